@@ -733,9 +733,36 @@ impl ModelArgs {
         self.load_on(devices, cancel)
     }
 
+    /// The same flags for another file.
+    pub fn with_file(&self, path: PathBuf) -> Self {
+        let mut args = self.clone();
+        args.model = Some(path);
+        #[cfg(feature = "hub")]
+        args.hub.forget();
+        args
+    }
+
+    /// Nine tenths of the bytes that are free now: of the host, and of devices with memory of their own.
+    pub fn free_memory(&self, cpu: &CpuArgs) -> Outcome<u64> {
+        let devices = self.chosen_devices(cpu)?;
+        let free = |device: &Arc<dyn Device>| device.memory().free.unwrap_or(0) as u64;
+        let of = |kind: DeviceKind| devices.iter().filter(move |device| device.kind() == kind);
+        let host = of(DeviceKind::Cpu).map(free).max().unwrap_or(0);
+        let own: u64 = of(DeviceKind::Gpu).map(free).sum();
+        match host + own {
+            // Some systems do not say.
+            0 => Ok(u64::MAX),
+            bytes => Ok(bytes / 10 * 9),
+        }
+    }
+
     /// Whether the model is the one that is part of the program.
     pub fn is_embedded(&self) -> bool {
-        self.model.is_none()
+        #[cfg(feature = "hub")]
+        let is_named = self.hub.is_named();
+        #[cfg(not(feature = "hub"))]
+        let is_named = false;
+        self.model.is_none() && !is_named
     }
 
     /// Loads the model twice, once for each of two devices, which are named and keep the order of operations.

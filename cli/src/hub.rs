@@ -58,6 +58,17 @@ impl AccessArgs {
 }
 
 impl HubArgs {
+    /// Whether a model is named.
+    pub fn is_named(&self) -> bool {
+        self.hf_repo.is_some()
+    }
+
+    /// Names none any more.
+    pub fn forget(&mut self) {
+        self.hf_repo = None;
+        self.found = OnceLock::new();
+    }
+
     /// The file of the model: `file`, or that of the model that is named, which is downloaded first.
     pub fn path<'a>(&'a self, file: &'a Option<PathBuf>) -> Outcome<Option<&'a Path>> {
         let Some(repository) = &self.hf_repo else {

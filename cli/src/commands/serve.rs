@@ -1,8 +1,11 @@
 //! `samite serve`: a model over HTTP.
 
 mod aliases;
+mod source;
 
 pub use aliases::translate;
+
+use source::ModelSource;
 
 use super::chat::{STORIES, reasoning_format};
 use super::embed::PoolingArg;
@@ -16,11 +19,11 @@ use crate::{interrupt, log};
 use clap::{ArgAction, Args};
 use samite::CancelToken;
 use samite::chat::ReasoningFormat;
-use samite::llm::arch::spec::Pooling;
-use samite::llm::{Context, ContextOptions, Model, Normalization, fit_to, sampler_params};
+use samite::llm::arch::spec::{Pooling, Spec};
+use samite::llm::{Context, ContextOptions, Model, Normalization, fit_to};
 use samite::requests::{Engine, EngineOptions, Handle, drive, drive_sleeping};
-use samite::serve::{App, Embedder, ServeOptions, serve};
-use samite::text::{Generator, Sampler, SamplerParams};
+use samite::serve::{Embedder, Hub, HubLimits, ServeOptions, TlsFiles, serve};
+use samite::text::{Sampler, SamplerParams};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -35,6 +38,7 @@ use std::time::Duration;
 Examples:
   samite serve
   samite serve -m model.gguf -c 16384 --parallel 8 --port 8000
+  samite serve -m small.gguf -m large.gguf
   samite serve -hf owner/name --api-key-file keys.txt --host 0.0.0.0"
 )]
 pub struct ServeArgs {
@@ -43,6 +47,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     cpu: CpuArgs,
+
+    #[command(flatten)]
+    models: ModelsArgs,
 
     #[command(flatten)]
     http: HttpArgs,
@@ -55,6 +62,50 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+}
+
+/// Several models.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Several models")]
+struct ModelsArgs {
+    /// Folder of GGUF files, each of which is served under its name; they are loaded when requests name them
+    #[arg(long, value_name = "FOLDER")]
+    models_dir: Option<PathBuf>,
+    /// Further files: what -m means when it is given again
+    #[arg(long, value_name = "FILE", hide = true)]
+    also_model: Vec<PathBuf>,
+    /// Most models in memory at a time; 0 for as many as fit
+    #[arg(long, value_name = "N", default_value = "4")]
+    models_max: usize,
+    /// MiB that all models in memory may take, by their plans [default: nine tenths of the memory that is free at the start]
+    #[arg(long, value_name = "MIB")]
+    models_memory: Option<u64>,
+    /// Load a model only when POST /models/load asks for it
+    #[arg(long, overrides_with = "models_autoload")]
+    no_models_autoload: bool,
+    /// Load a model when a request names it, the default
+    #[arg(long, overrides_with = "no_models_autoload")]
+    models_autoload: bool,
+}
+
+impl ModelsArgs {
+    /// The files beside that of `-m`.
+    fn files(&self) -> Outcome<Vec<PathBuf>> {
+        let mut files = self.also_model.clone();
+        if let Some(folder) = &self.models_dir {
+            let found = source::folder(folder).map_err(|error| {
+                Failure::usage(format_args!("--models-dir: {}: {error}", folder.display()))
+            })?;
+            if found.is_empty() {
+                return Err(Failure::usage(format_args!(
+                    "--models-dir: there is no GGUF file in {}",
+                    folder.display()
+                )));
+            }
+            files.extend(found);
+        }
+        Ok(files)
+    }
 }
 
 /// Where it listens, and who may ask.
@@ -73,6 +124,12 @@ struct HttpArgs {
     /// The same from a file, a key a line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Encrypt connections (TLS): a certificate, and those that vouch for it, as PEM
+    #[arg(long, value_name = "FILE", requires = "ssl_key_file")]
+    ssl_cert_file: Option<PathBuf>,
+    /// The key of the certificate, as PEM
+    #[arg(long, value_name = "FILE", requires = "ssl_cert_file")]
+    ssl_key_file: Option<PathBuf>,
     /// Origins whose pages may read answers, separated by `,`: `*` for all, `localhost` for this machine's
     #[arg(
         long,
@@ -271,58 +328,88 @@ fn batch(text: &str) -> Result<usize, String> {
 
 pub fn run(args: ServeArgs) -> Outcome {
     let stop = interrupt::token();
-    let mut options = args.options()?;
+    let options = args.options()?;
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
-    let model = args.model.load(&args.cpu, &stop)?;
-    // Seeds mean what they mean to llama-server.
-    let defaults = SamplerParams {
-        generator: Generator::Mersenne,
-        ..sampler_params(model.metadata())?
+    let files = args.models.files()?;
+    let args = Arc::new(args);
+    let hub = match files.is_empty() {
+        true => {
+            let source = ModelSource::new(&args, args.model.clone(), options);
+            let loaded = source.loaded(&stop)?;
+            let options = loaded.app.options().clone();
+            let models = vec![source.served(loaded.app.model_id())];
+            let hub = Hub::new(options, models, HubLimits::default(), true);
+            let hub = hub.map_err(Failure::usage)?;
+            hub.put_first(loaded);
+            hub
+        }
+        false => several(&args, &options, files)?,
     };
-    options.sampling = args.sampling.params(defaults)?;
-    Sampler::new(options.sampling.clone()).map_err(Failure::usage)?;
-    options.seed = args
-        .sampling
-        .has_seed()
-        .then_some(options.sampling.seed & 0xffff_ffff);
-    let writes = model.spec().head.output.is_some()
-        && !model.spec().sees_later()
-        && !args.requests.reranking;
-    let mut engine = None;
-    if writes {
-        let (handle, thread) = args.engine(&model, &mut options)?;
-        engine = Some((handle, thread));
-    }
-    let embeds = args.requests.embeddings || args.requests.reranking || !writes;
-    let embedder = match embeds {
-        true => Some(args.embedder(&model)?),
-        false => None,
+    let hub = Arc::new(hub);
+    let prefix = hub.prefix().to_owned();
+    let scheme = if args.http.ssl_cert_file.is_some() {
+        "https"
+    } else {
+        "http"
     };
-    options.embeddings = embeds;
-    options.reranking = args.requests.reranking;
-    let handle = engine.as_ref().map(|(handle, _)| handle.clone());
-    let app = App::new(options, model, handle, embedder).map_err(Failure::usage)?;
-    let app = Arc::new(app);
-    let prefix = args.http.api_prefix.clone();
-    let name = app.model_id();
-    let served = serve(app, &stop, |addresses| {
+    let name = match hub.count() {
+        1 => hub.first_name().to_owned(),
+        count => format!("{count} models"),
+    };
+    let served = serve(Arc::clone(&hub), &stop, |addresses| {
         for address in addresses {
             say(format_args!(
-                "{} is served at http://{address}{prefix}",
-                escaped(&name)
+                "{} {} served at {scheme}://{address}{prefix}{}",
+                escaped(&name),
+                if hub.count() == 1 { "is" } else { "are" },
+                if prefix.is_empty() { "" } else { "/" },
             ));
         }
     });
-    if let Some((handle, thread)) = engine {
-        handle.end();
-        let _ = thread.join();
-    }
+    hub.end();
     served.map_err(Failure::error)?;
     match stop.is_cancelled() && interrupt::exit_code() == interrupt::INTERRUPTED {
         // Ctrl-C is how a server ends that somebody looks at.
         true => Err(Failure::Interrupted),
         false => Ok(()),
     }
+}
+
+/// Several models. Those that are named by their files must fit; what else is in a folder is found out when it is asked for.
+fn several(args: &Arc<ServeArgs>, options: &ServeOptions, files: Vec<PathBuf>) -> Outcome<Hub> {
+    if !options.aliases.is_empty() {
+        return Err(Failure::usage(
+            "--alias: several models are called by the names of their files",
+        ));
+    }
+    let mut models = Vec::new();
+    let is_named = !args.model.is_embedded();
+    if is_named && let Some(path) = args.model.file()? {
+        let source = ModelSource::new(args, args.model.clone(), options.clone());
+        models.push(source.served_file(path));
+    }
+    let named = models.len() + args.models.also_model.len();
+    for path in files {
+        let model = args.model.with_file(path.clone());
+        models.push(ModelSource::new(args, model, options.clone()).served_file(&path));
+    }
+    let limits = HubLimits {
+        models: match args.models.models_max {
+            0 => usize::MAX,
+            count => count,
+        },
+        bytes: match args.models.models_memory {
+            Some(mib) => mib << 20,
+            None => args
+                .model
+                .with_file(models[0].path.clone())
+                .free_memory(&args.cpu)?,
+        },
+        loads: !args.models.no_models_autoload,
+    };
+    let hub = Hub::new(options.clone(), models, limits, false).map_err(Failure::usage)?;
+    hub.check(named).map_err(Failure::error)?;
+    Ok(hub)
 }
 
 impl ServeArgs {
@@ -400,7 +487,16 @@ impl ServeArgs {
             template_kwargs: kwargs,
             prefill: !self.talk.no_prefill_assistant,
             verbose: log::is_verbose(),
-            prefix: self.http.api_prefix.clone(),
+            tls: self
+                .http
+                .ssl_cert_file
+                .clone()
+                .zip(self.http.ssl_key_file.clone())
+                .map(|(certificate, key)| TlsFiles { certificate, key }),
+            prefix: match self.http.api_prefix.trim_matches('/') {
+                "" => String::new(),
+                prefix => format!("/{prefix}"),
+            },
             body_limit: (self.http.body_limit as usize) << 20,
             ping_seconds: u64::try_from(self.http.sse_ping_interval).unwrap_or(0),
             drain_seconds: u64::from(self.http.drain),
@@ -410,23 +506,16 @@ impl ServeArgs {
     }
 
     /// Options of contexts. Signals do not stop them in the middle: what is there is answered.
-    fn context_options(&self) -> Outcome<ContextOptions> {
-        let mut options = self.model.context_options(&CancelToken::new())?;
+    fn context_options(&self, flags: &ModelArgs) -> Outcome<ContextOptions> {
+        let mut options = flags.context_options(&CancelToken::new())?;
         self.cpu.apply(&mut options);
         Ok(options)
     }
 
-    /// What writes, in a thread of its own.
-    fn engine(
-        &self,
-        model: &Arc<Model>,
-        options: &mut ServeOptions,
-    ) -> Outcome<(Handle, JoinHandle<()>)> {
+    fn engine_options(&self) -> EngineOptions {
         let requests = &self.requests;
         let slots = requests.parallel.unwrap_or(4);
-        let is_unified =
-            requests.kv_unified || requests.parallel.is_none() && !requests.no_kv_unified;
-        let mut engine = EngineOptions {
+        EngineOptions {
             slots,
             context: None,
             kept: requests.keep.unwrap_or(slots * 2),
@@ -434,26 +523,61 @@ impl ServeArgs {
             budget: requests.batch_size,
             swap_bytes: usize::try_from(requests.cache_ram).map_or(usize::MAX, |mib| mib << 20),
             draft: requests.draft,
-        };
-        let mut context = self.context_options()?;
-        context.n_batch = requests.batch_size;
+        }
+    }
+
+    /// Options of the context of an engine.
+    fn writing_context(
+        &self,
+        flags: &ModelArgs,
+        engine: &EngineOptions,
+    ) -> Outcome<ContextOptions> {
+        let mut context = self.context_options(flags)?;
+        context.n_batch = engine.budget;
         context.n_seq = engine.n_seq();
-        context.n_logits = Some((slots * (1 + requests.draft)).clamp(16, 256));
-        let context = self.model.context(Arc::clone(model), context)?;
+        context.n_logits = Some((engine.slots * (1 + engine.draft)).clamp(16, 256));
+        Ok(context)
+    }
+
+    /// What writes, in a thread of its own.
+    fn engine(
+        &self,
+        flags: &ModelArgs,
+        model: &Arc<Model>,
+        options: &mut ServeOptions,
+        disk_name: Option<&str>,
+    ) -> Outcome<(Handle, JoinHandle<()>)> {
+        let requests = &self.requests;
+        let mut engine = self.engine_options();
+        let slots = engine.slots;
+        let is_unified =
+            requests.kv_unified || requests.parallel.is_none() && !requests.no_kv_unified;
+        let context = self.writing_context(flags, &engine)?;
+        let context = flags.context(Arc::clone(model), context)?;
         let again = context.options().clone();
         if !is_unified {
-            engine.context = Some((context.n_ctx() / slots).max(1));
+            let share = (context.n_ctx() / slots).max(1);
+            engine.context = Some(share);
+            if share < model.spec().n_ctx_train.min(4096) {
+                tracing::warn!(
+                    "a request may have {share} tokens: the context of {} is divided among --parallel {slots}; --ctx-size makes it larger, --kv-unified has requests share it",
+                    context.n_ctx()
+                );
+            }
         }
         options.plan = samite::serve::plan(&context)?;
         let adapters = &context.options().adapters;
-        let (named, control) = adapters.split_at(self.model.n_loras().min(adapters.len()));
+        let (named, control) = adapters.split_at(flags.n_loras().min(adapters.len()));
         let named = named
             .iter()
             .map(|scaled| (Arc::clone(&scaled.adapter), scaled.share));
         options.adapters = named.collect();
         options.control = control.to_vec();
         let options = engine.clone();
-        let disk = requests.cache_disk.clone();
+        let disk = requests.cache_disk.as_ref().map(|folder| match disk_name {
+            Some(name) => folder.join(name),
+            None => folder.clone(),
+        });
         let disk_bytes = requests.cache_disk_limit.saturating_mul(1 << 20);
         let begin = move |context: Context| {
             let mut engine = Engine::new(context, options.clone())?;
@@ -475,10 +599,13 @@ impl ServeArgs {
         driven.map_err(|error| Failure::error(format_args!("no thread: {error}")))
     }
 
-    /// What computes embeddings.
-    fn embedder(&self, model: &Arc<Model>) -> Outcome<Embedder> {
+    /// What embeddings are made of, and the context that computes them.
+    fn embedding_context(
+        &self,
+        flags: &ModelArgs,
+        spec: &Spec,
+    ) -> Outcome<(Pooling, ContextOptions)> {
         const LONGEST: usize = 8192;
-        let spec = model.spec();
         let pooling = match (self.requests.reranking, self.requests.pooling) {
             (true, _) => Pooling::Rank,
             (false, Some(pooling)) => pooling.pooling(),
@@ -488,12 +615,18 @@ impl ServeArgs {
                 None => Pooling::None,
             }),
         };
-        let mut options = self.context_options()?;
+        let mut options = self.context_options(flags)?;
         let longest = options.n_ctx.unwrap_or(spec.n_ctx_train.min(LONGEST));
         let mut lengths = vec![1; 16];
         lengths[0] = longest;
         fit_to(&mut options, spec, pooling, &lengths);
-        let context = self.model.context(Arc::clone(model), options)?;
+        Ok((pooling, options))
+    }
+
+    /// What computes embeddings.
+    fn embedder(&self, flags: &ModelArgs, model: &Arc<Model>) -> Outcome<Embedder> {
+        let (pooling, options) = self.embedding_context(flags, model.spec())?;
+        let context = flags.context(Arc::clone(model), options)?;
         let normalization = match (self.requests.embd_normalize, pooling) {
             (Some(number), _) => Normalization::from_number(number).ok_or_else(|| {
                 Failure::usage("--embd-normalize: must be a whole number of at least -1")

@@ -1,11 +1,11 @@
 //! Who may ask: keys, and pages of other origins.
 
-use crate::app::App;
+use crate::options::ServeOptions;
 use axum::http::{HeaderMap, HeaderValue, header};
 
 /// Whether the headers have one of the keys. The time it takes does not depend on how much of a key is right.
-pub fn has_key(app: &App, headers: &HeaderMap) -> bool {
-    if app.options.api_keys.is_empty() {
+pub fn has_key(options: &ServeOptions, headers: &HeaderMap) -> bool {
+    if options.api_keys.is_empty() {
         return true;
     }
     let text = |name: header::HeaderName| headers.get(name)?.to_str().ok();
@@ -15,7 +15,7 @@ pub fn has_key(app: &App, headers: &HeaderMap) -> bool {
         return false;
     };
     let given = blake3::hash(given.trim().as_bytes());
-    let known = app.options.api_keys.iter();
+    let known = options.api_keys.iter();
     // All are compared, and hashes in constant time.
     known.fold(false, |found, key| {
         found | (blake3::hash(key.as_bytes()) == given)
@@ -24,13 +24,13 @@ pub fn has_key(app: &App, headers: &HeaderMap) -> bool {
 
 /// Whether the request is for a name of this server. Without keys, a page elsewhere could have its own name lead here, and read answers as if they were its
 /// own (DNS rebinding). Numeric addresses cannot be made to do so.
-pub fn is_own_host(app: &App, headers: &HeaderMap) -> bool {
+pub fn is_own_host(options: &ServeOptions, headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST) else {
         return true;
     };
     let is_local = |name: &str| matches!(name, "localhost" | "127.0.0.1" | "::1");
-    let only_local = app.options.hosts.iter().all(|name| is_local(name.trim()));
-    if !app.options.api_keys.is_empty() || !only_local {
+    let only_local = options.hosts.iter().all(|name| is_local(name.trim()));
+    if !options.api_keys.is_empty() || !only_local {
         return true;
     }
     let Ok(host) = host.to_str() else {
@@ -48,9 +48,33 @@ pub fn is_own_host(app: &App, headers: &HeaderMap) -> bool {
         || name.parse::<std::net::IpAddr>().is_ok()
 }
 
+/// Whether a page elsewhere asks that nobody allowed. Browsers say where a page is from when it sends something. Programs that show pages of their own have
+/// other schemes, which no page elsewhere can have.
+pub fn is_foreign(options: &ServeOptions, headers: &HeaderMap) -> bool {
+    let Some(origin) = headers.get(header::ORIGIN) else {
+        return false;
+    };
+    if !options.api_keys.is_empty() {
+        return false;
+    }
+    let Ok(origin) = origin.to_str() else {
+        return true;
+    };
+    let Some((scheme, name)) = origin.split_once("://") else {
+        // "null" is the origin of pages that may be anybody's.
+        return !is_allowed(options, origin);
+    };
+    let is_web = scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https");
+    let host = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok());
+    let is_own = host.is_some_and(|host| host.eq_ignore_ascii_case(name));
+    is_web && !is_own && !is_allowed(options, origin)
+}
+
 /// Whether pages of this origin may read answers. Where a key is needed, and no list says otherwise, all may: a page that does not know the key reads nothing.
-fn is_allowed(app: &App, origin: &str) -> bool {
-    let list = &app.options.cors_origins;
+fn is_allowed(options: &ServeOptions, origin: &str) -> bool {
+    let list = &options.cors_origins;
     let is_local = || {
         let rest = origin.split_once("://").map_or("", |(_, rest)| rest);
         let host = match rest.rsplit_once(':') {
@@ -60,7 +84,7 @@ fn is_allowed(app: &App, origin: &str) -> bool {
         ["localhost", "127.0.0.1", "[::1]"].contains(&host)
     };
     match list.is_empty() {
-        true => !app.options.api_keys.is_empty() || is_local(),
+        true => !options.api_keys.is_empty() || is_local(),
         false => list.iter().any(|allowed| match allowed.as_str() {
             "*" => true,
             "localhost" => is_local(),
@@ -70,12 +94,20 @@ fn is_allowed(app: &App, origin: &str) -> bool {
 }
 
 /// Adds what browsers want to know about other origins.
-pub fn add_cors(app: &App, asked: &HeaderMap, answer: &mut HeaderMap, is_preflight: bool) {
+pub fn add_cors(
+    options: &ServeOptions,
+    asked: &HeaderMap,
+    answer: &mut HeaderMap,
+    is_preflight: bool,
+) {
     let Some(origin) = asked.get(header::ORIGIN) else {
         return;
     };
     answer.insert(header::VARY, HeaderValue::from_static("Origin"));
-    if !origin.to_str().is_ok_and(|origin| is_allowed(app, origin)) {
+    if !origin
+        .to_str()
+        .is_ok_and(|origin| is_allowed(options, origin))
+    {
         return;
     }
     answer.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());

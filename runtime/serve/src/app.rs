@@ -10,7 +10,7 @@ use samite_requests::{Handle, Totals};
 use samite_text::Tokenizer;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Semaphore;
 
@@ -36,7 +36,6 @@ pub struct App {
     /// Requests for embeddings are computed one after the other, and so many may wait.
     pub(crate) embedding_turn: Semaphore,
     pub(crate) embedding_queue: Semaphore,
-    pub(crate) is_draining: AtomicBool,
     /// Seconds since 1970.
     pub(crate) started: u64,
 }
@@ -140,10 +139,14 @@ impl App {
             compiling: Turns::default(),
             embedding_turn: Semaphore::new(1),
             embedding_queue: Semaphore::new(1024),
-            is_draining: AtomicBool::new(false),
             started: crate::chance::seconds(),
             options,
         })
+    }
+
+    /// How it is set up.
+    pub fn options(&self) -> &ServeOptions {
+        &self.options
     }
 
     pub(crate) fn guard(&self, has_tools: bool) -> &Guard {

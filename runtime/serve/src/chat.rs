@@ -267,9 +267,18 @@ fn calls(conversation: &Conversation, tools: &[Tool], format: &Format) -> Result
     }
 }
 
+/// Refuses `echo` where an answer is not told behind its prompt.
+pub fn no_echo(fields: &Fields<'_>) -> Result<()> {
+    match fields.boolean(&["echo"], false)? {
+        true => Err(ApiError::field("echo", "POST /v1/completions has it only")),
+        false => Ok(()),
+    }
+}
+
 /// The job of a conversation in OpenAI's words.
 pub fn job(app: &App, body: &Value) -> Result<Job> {
     let fields = Fields::new(body)?;
+    no_echo(&fields)?;
     let conversation = Conversation::read(app, &fields)?;
     let reasoning = reasoning_format(app, &fields)?;
     let (prompt, tokens) = conversation.tokens(app)?;

@@ -37,6 +37,14 @@ impl ApiError {
         }
     }
 
+    /// A path that has other methods only.
+    pub fn method(method: &str, path: &str, allowed: &'static str) -> Self {
+        let message = format!("{path} answers to {allowed}, and not to {method}");
+        let mut error = ApiError::new(405, message);
+        error.more.insert("allow".to_owned(), allowed.into());
+        error
+    }
+
     /// A field that is wrong.
     pub fn field(field: impl Into<String>, what: impl std::fmt::Display) -> Self {
         let field = field.into();

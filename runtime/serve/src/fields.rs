@@ -111,6 +111,32 @@ impl<'a> Fields<'a> {
         Ok(count.and_then(|count| usize::try_from(count).ok()))
     }
 
+    /// A seed: 64 bits, negative numbers as their complement. `None` where any will do.
+    pub fn seed(&self, name: &str) -> Result<Option<u64>> {
+        let Some((_, value)) = self.get(&[name]) else {
+            return Ok(None);
+        };
+        let exact = match value {
+            Value::Number(number) => number.as_u64().or(number.as_i64().map(i64::cast_unsigned)),
+            _ => None,
+        };
+        let whole = value
+            .as_f64()
+            .filter(|number| number.fract() == 0.0 && number.abs() < 9e15);
+        exact
+            .or(whole.map(|number| (number as i64).cast_unsigned()))
+            .map(Some)
+            .ok_or_else(|| {
+                let message = match value {
+                    Value::Number(number) => {
+                        format!("must be a whole number of 64 bits, and is {number}")
+                    }
+                    other => format!("must be a whole number, and is {}", kind(other)),
+                };
+                ApiError::field(name, message)
+            })
+    }
+
     pub fn text(&self, names: &[&str]) -> Result<Option<&'a str>> {
         match self.get(names) {
             None => Ok(None),
@@ -164,24 +190,43 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// How deep brackets are nested, outside of strings.
-pub fn depth(body: &[u8]) -> usize {
-    let (mut depth, mut most) = (0usize, 0);
-    let (mut is_text, mut is_escaped) = (false, false);
-    for &byte in body {
-        match byte {
-            _ if is_escaped => is_escaped = false,
-            b'\\' if is_text => is_escaped = true,
-            b'"' => is_text = !is_text,
-            b'{' | b'[' if !is_text => {
-                depth += 1;
-                most = most.max(depth);
+/// What a body of JSON takes before it is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// How deep brackets are nested.
+    pub depth: usize,
+    /// At most so many values are in it.
+    pub values: usize,
+    pub objects: usize,
+}
+
+impl Extent {
+    /// That of a body, by what stands outside of strings.
+    pub fn of(body: &[u8]) -> Self {
+        let mut extent = Extent {
+            values: 1,
+            ..Extent::default()
+        };
+        let mut depth = 0usize;
+        let (mut is_text, mut is_escaped) = (false, false);
+        for &byte in body {
+            match byte {
+                _ if is_escaped => is_escaped = false,
+                b'\\' if is_text => is_escaped = true,
+                b'"' => is_text = !is_text,
+                b'{' | b'[' if !is_text => {
+                    depth += 1;
+                    extent.depth = extent.depth.max(depth);
+                    extent.values += 1;
+                    extent.objects += usize::from(byte == b'{');
+                }
+                b'}' | b']' if !is_text => depth = depth.saturating_sub(1),
+                b',' if !is_text => extent.values += 1,
+                _ => {}
             }
-            b'}' | b']' if !is_text => depth = depth.saturating_sub(1),
-            _ => {}
         }
+        extent
     }
-    most
 }
 
 /// How an interface writes a text as a list of items.
@@ -257,8 +302,28 @@ mod tests {
     }
 
     #[test]
-    fn depth_counts_brackets_outside_of_strings() {
-        assert_eq!(depth(br#"{"a": [1, {"b": "[[[\"["}]}"#), 3);
-        assert_eq!(depth(&[b'['; 100]), 100);
+    fn an_extent_is_that_outside_of_strings() {
+        let extent = Extent::of(br#"{"a": [1, {"b": "[[[\"{,["}]}"#);
+        assert_eq!((extent.depth, extent.values, extent.objects), (3, 5, 2));
+        assert_eq!(Extent::of(&[b'['; 100]).depth, 100);
+    }
+
+    #[test]
+    fn seeds_have_64_bits() {
+        let seed = |value: Value| Fields::new(&json!({"seed": value})).unwrap().seed("seed");
+        assert_eq!(seed(json!(null)), Ok(None));
+        assert_eq!(seed(json!(u64::MAX)), Ok(Some(u64::MAX)));
+        assert_eq!(seed(json!(-1)), Ok(Some(u64::MAX)));
+        assert_eq!(seed(json!(5_000_000_000_u64)), Ok(Some(5_000_000_000)));
+        assert_eq!(seed(json!(3.0)), Ok(Some(3)));
+        for value in [json!(1.5), json!(1e30), json!("1"), json!([])] {
+            assert!(
+                seed(value.clone())
+                    .unwrap_err()
+                    .message
+                    .starts_with("\"seed\""),
+                "{value}"
+            );
+        }
     }
 }

@@ -41,6 +41,8 @@ pub struct Job {
     pub n_probs: usize,
     pub response_fields: Vec<String>,
     pub stops: Vec<String>,
+    /// What completions begin with: the texts of their prompts, if they are wanted.
+    pub echo: Vec<String>,
     pub ping_seconds: u64,
     /// The model's name, as answers have it.
     pub model: String,
@@ -223,10 +225,11 @@ fn sampling(app: &App, fields: &Fields<'_>) -> Result<SamplerParams> {
         mirostat_eta: float(&["mirostat_eta"], 0.0, ANY, defaults.mirostat_eta)?,
         adaptive_target: float(&["adaptive_target"], -ANY, 1.0, defaults.adaptive_target)?,
         adaptive_decay: float(&["adaptive_decay"], 0.0, 0.99, defaults.adaptive_decay)?,
-        seed: match fields.integer(&["seed"], -1, i64::from(u32::MAX))? {
+        seed: match fields.seed("seed")? {
             None => app.options.seed.unwrap_or_else(chance::seed),
-            Some(-1 | 0xffff_ffff) => chance::seed(),
-            Some(seed) => seed.cast_unsigned(),
+            // -1 is any seed, also as 32 bits.
+            Some(u64::MAX | 0xffff_ffff) => chance::seed(),
+            Some(seed) => seed,
         },
         ..defaults.clone()
     };
@@ -374,12 +377,20 @@ impl Job {
             None => app.options.max_tokens,
             Some(count) => usize::try_from(count).ok(),
         };
+        refuse_unknown_shapes(fields)?;
         let choices = match fields.get(&["n_cmpl", "n"]) {
             None => 1,
             Some((name, _)) => fields
                 .integer(&[name], 1, limits.slots as i64)?
                 .map_or(1, |count| count as usize),
         };
+        // Candidates that are not told would have to be compared: there are none.
+        if let Some(best) = fields.integer(&["best_of"], 1, most)?
+            && best as usize != choices
+        {
+            let message = format!("must be \"n\", here {choices}: all texts are told");
+            return Err(ApiError::field("best_of", message));
+        }
         let keep = fields.integer(&["n_keep"], -1, most)?;
         let discard = fields.count(&["n_discard"], most as usize)?;
         let shift = app.options.shift.map(|keep| Shift {
@@ -489,6 +500,7 @@ impl Job {
             n_probs: n_probs.unwrap_or(0),
             response_fields: fields.texts("response_fields", 256)?,
             stops,
+            echo: Vec::new(),
             ping_seconds: match ping {
                 None => app.options.ping_seconds,
                 Some(seconds) => u64::try_from(seconds).unwrap_or(0),
@@ -496,6 +508,47 @@ impl Job {
             model: app.model_id(),
         })
     }
+}
+
+/// Fields by which other servers give a text its form. Left unread, the text would have another one than was asked for.
+fn refuse_unknown_shapes(fields: &Fields<'_>) -> Result<()> {
+    const KNOWN: [(&str, &str); 12] = [
+        ("functions", "use \"tools\""),
+        ("function_call", "use \"tool_choice\""),
+        ("guided_json", "use \"json_schema\""),
+        ("guided_grammar", "use \"grammar\""),
+        ("guided_regex", "use \"grammar\""),
+        ("guided_choice", "use \"grammar\""),
+        ("structured_outputs", "use \"json_schema\" or \"grammar\""),
+        ("suffix", "use POST /infill"),
+        ("min_tokens", "use \"ignore_eos\" or \"grammar\""),
+        ("use_beam_search", "texts are drawn"),
+        ("audio", "texts are written only"),
+        ("web_search_options", "nothing is fetched"),
+    ];
+    for (name, instead) in KNOWN {
+        match fields.get(&[name]) {
+            None | Some((_, Value::Bool(false))) => {}
+            Some((_, Value::String(text))) if text.is_empty() => {}
+            Some((_, Value::Array(list))) if list.is_empty() => {}
+            Some((_, Value::Number(number))) if number.as_f64() == Some(0.0) => {}
+            Some(_) => {
+                return Err(ApiError::field(
+                    name,
+                    format!("is not supported here: {instead}"),
+                ));
+            }
+        }
+    }
+    if let Some(kinds) = fields.list("modalities")?
+        && kinds.iter().any(|kind| kind != "text")
+    {
+        return Err(ApiError::field(
+            "modalities",
+            "only \"text\" is supported here",
+        ));
+    }
+    Ok(())
 }
 
 /// How many probabilities are wanted, and whether those that tokens are drawn by.

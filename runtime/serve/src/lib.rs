@@ -1,6 +1,6 @@
 //! A language model over HTTP, for the clients that there are: OpenAI's, Anthropic's, ollama's and llama-server's interfaces, and a page.
 //!
-//! [`App`] has the model, its template and a [`Handle`](samite_requests::Handle) of the engine; [`serve`] listens. Each interface reads a request into
+//! [`App`] has a model, its template and a [`Handle`](samite_requests::Handle) of its engine; a [`Hub`] has one or several of them; [`serve`] listens. Each interface reads a request into
 //! the same `Job` (`job.rs`), and tells the same events in its own words. Checks come before headers: a request that is refused has the status that says so,
 //! and an error object that names the field. Then the answer, or a stream of it; whoever leaves cancels the request.
 //!
@@ -14,8 +14,10 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `options.rs`, `app.rs` | how a server is set up; what all requests share |
-//! | `server.rs` | listens, and leads each request to its interface; drains at the end |
+//! | `options.rs`, `app.rs` | how a server is set up; what the requests of a model share |
+//! | `hub.rs` | several models: which are in memory, and which make room |
+//! | `server.rs`, `connections.rs`, `tls.rs` | listens, and drains at the end; connections that make room; encryption |
+//! | `paths.rs`, `route.rs`, `body.rs` | leads each request to its interface; reads bodies within limits |
 //! | `access.rs`, `page.rs` | keys and origins; files of the page |
 //! | `fields.rs`, `error.rs` | reads fields; errors with their objects |
 //! | `job.rs`, `chat.rs` | the one translation into requests of the engine; conversations |
@@ -29,19 +31,26 @@ mod access;
 mod answer;
 mod api;
 mod app;
+mod body;
 mod chance;
 mod chat;
+mod connections;
 mod embedder;
 mod error;
 mod fields;
+mod hub;
 mod job;
 mod options;
 mod page;
+mod paths;
+mod route;
 mod server;
 mod stream;
+mod tls;
 
 pub use api::plan::plan;
 pub use app::App;
 pub use embedder::Embedder;
-pub use options::ServeOptions;
+pub use hub::{Hub, HubLimits, Loaded, ServedModel, Source};
+pub use options::{ServeOptions, TlsFiles};
 pub use server::serve;

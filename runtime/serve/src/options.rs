@@ -7,6 +7,15 @@ use serde_json::{Map, Value};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// Files of a certificate, as PEM.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// The certificate, and those that vouch for it.
+    pub certificate: PathBuf,
+    /// The key of the first one.
+    pub key: PathBuf,
+}
+
 /// How a server is set up.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
@@ -62,7 +71,9 @@ pub struct ServeOptions {
     pub control: Vec<ScaledAdapter>,
     /// Whether answers tell how they came about.
     pub verbose: bool,
-    /// A prefix of all paths.
+    /// Files of a certificate, with which connections are encrypted.
+    pub tls: Option<TlsFiles>,
+    /// A prefix of all paths, with a `/` before it and none behind.
     pub prefix: String,
     /// Most bytes of a body.
     pub body_limit: usize,
@@ -107,6 +118,7 @@ impl Default for ServeOptions {
             adapters: Vec::new(),
             control: Vec::new(),
             verbose: false,
+            tls: None,
             prefix: String::new(),
             body_limit: 64 << 20,
             ping_seconds: 15,

@@ -180,14 +180,21 @@ pub async fn answer(app: Arc<App>, mut job: Job, mut teller: impl Teller) -> Res
         let choices = running.all().await?;
         return Ok(json_response(200, &teller.whole(&choices)));
     }
-    Ok(streamed(running, job.ping_seconds, teller))
+    Ok(streamed(app, running, job.ping_seconds, teller))
 }
 
 /// A stream of an answer. Its headers are sent at once.
-fn streamed(mut running: Running, ping_seconds: u64, mut teller: impl Teller) -> Response {
+fn streamed(
+    app: Arc<App>,
+    mut running: Running,
+    ping_seconds: u64,
+    mut teller: impl Teller,
+) -> Response {
     let is_lines = teller.is_lines();
     let (sender, receiver) = mpsc::channel::<Bytes>(16);
     tokio::spawn(async move {
+        // The model stays in memory while it writes.
+        let _app = app;
         let mut out = Frames::default();
         let ping = Duration::from_secs(if ping_seconds == 0 {
             3600

@@ -2,164 +2,13 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
-use samite_core::CancelToken;
-use samite_cpu::{CpuDevice, CpuOptions};
-use samite_gguf::GgufFile;
-use samite_llm::{Context, ContextOptions, Model, ModelOptions};
-use samite_requests::{Engine, EngineOptions, drive};
-use samite_serve::{App, ServeOptions, serve};
+mod common;
+
+use common::{CONTEXT, Server};
+use samite_requests::EngineOptions;
+use samite_serve::ServeOptions;
 use serde_json::{Value, json};
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::sync::{Arc, OnceLock, mpsc};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-
-const CONTEXT: usize = 1024;
-
-fn model() -> &'static Arc<Model> {
-    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
-    MODEL.get_or_init(|| {
-        let file = GgufFile::from_static("stories", samite_stories::MODEL).unwrap();
-        let mut options = CpuOptions::default();
-        options.threads = Some(1);
-        let device = CpuDevice::new(options);
-        Model::from_gguf(&file, &ModelOptions::new(vec![device])).unwrap()
-    })
-}
-
-/// A server that ends with this value.
-struct Server {
-    address: String,
-    stop: CancelToken,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Server {
-    fn start(options: ServeOptions, engine: EngineOptions) -> Self {
-        let engine = EngineOptions {
-            context: Some(CONTEXT),
-            ..engine
-        };
-        let context = ContextOptions {
-            n_ctx: Some(CONTEXT * engine.slots),
-            n_seq: engine.n_seq(),
-            ..ContextOptions::default()
-        };
-        let context = Context::new(Arc::clone(model()), context).unwrap();
-        let (handle, driver) = drive(Engine::new(context, engine).unwrap()).unwrap();
-        let options = ServeOptions {
-            port: 0,
-            template: Some("chatml".to_owned()),
-            seed: Some(1),
-            metrics: true,
-            ..options
-        };
-        let app = App::new(options, Arc::clone(model()), Some(handle), None).unwrap();
-        let stop = CancelToken::new();
-        let (sender, receiver) = mpsc::channel();
-        let stopped = stop.clone();
-        let server = std::thread::spawn(move || {
-            serve(Arc::new(app), &stopped, |addresses| {
-                sender.send(addresses[0].clone()).unwrap();
-            })
-            .unwrap();
-        });
-        Server {
-            address: receiver.recv().unwrap(),
-            stop,
-            threads: vec![server, driver],
-        }
-    }
-
-    fn simple() -> Self {
-        Server::start(ServeOptions::default(), EngineOptions::default())
-    }
-
-    fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
-        let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
-        )
-        .unwrap();
-        stream
-    }
-
-    /// The status, the headers and the body.
-    fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String, String) {
-        let mut text = String::new();
-        self.send(method, path, headers, body)
-            .read_to_string(&mut text)
-            .unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let body = match head.to_lowercase().contains("transfer-encoding: chunked") {
-            true => unchunked(body),
-            false => body.to_owned(),
-        };
-        (status, head.to_owned(), body)
-    }
-
-    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        let (status, _, body) = self.ask("POST", path, "", &body.to_string());
-        (
-            status,
-            serde_json::from_str(&body).unwrap_or(Value::String(body)),
-        )
-    }
-
-    fn get(&self, path: &str) -> (u16, Value) {
-        let (status, _, body) = self.ask("GET", path, "", "");
-        (
-            status,
-            serde_json::from_str(&body).unwrap_or(Value::String(body)),
-        )
-    }
-
-    /// Waits until some slot is at work, or none.
-    fn wait_until(&self, is_busy: bool) {
-        let start = Instant::now();
-        loop {
-            let (_, slots) = self.get("/slots");
-            let mut slots = slots.as_array().unwrap().iter();
-            if slots.any(|slot| slot["is_processing"] == json!(true)) == is_busy {
-                return;
-            }
-            assert!(
-                start.elapsed() < Duration::from_secs(30),
-                "a slot hangs, or none begins"
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop.cancel();
-        for thread in self.threads.drain(..) {
-            let result = thread.join();
-            if !std::thread::panicking() {
-                result.unwrap();
-            }
-        }
-    }
-}
-
-fn unchunked(mut body: &str) -> String {
-    let mut text = String::new();
-    while let Some((size, rest)) = body.split_once("\r\n") {
-        let size = usize::from_str_radix(size, 16).unwrap();
-        text.push_str(&rest[..size]);
-        body = rest[size..].trim_start_matches("\r\n");
-    }
-    text
-}
+use std::io::Read;
 
 /// The data of events.
 fn events(body: &str) -> Vec<Value> {
@@ -612,5 +461,231 @@ fn the_server_drains() {
     assert!(
         rest.contains("\"stop\":true") && rest.contains("\"tokens_predicted\":150"),
         "{rest}"
+    );
+}
+
+#[test]
+fn a_wrong_method_is_told_which_ones_there_are() {
+    let server = Server::simple();
+    for (method, path, allowed) in [
+        ("POST", "/health", "GET, HEAD"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/models/stories", "GET, HEAD"),
+        ("GET", "/v1/chat/completions", "POST"),
+        ("PUT", "/completion", "POST"),
+        ("GET", "/slots/0?action=save", "POST"),
+        ("GET", "/v1/messages", "POST"),
+        ("GET", "/api/chat", "POST"),
+        ("POST", "/api/tags", "GET, HEAD"),
+        ("PATCH", "/props", "GET, HEAD, POST"),
+        ("POST", "/", "GET, HEAD"),
+    ] {
+        let (status, head, body) = server.ask(method, path, "", "");
+        assert_eq!(status, 405, "{method} {path}: {body}");
+        assert!(head.contains(&format!("Allow: {allowed}\r\n")), "{head}");
+        let body: Value = serde_json::from_str(&body).unwrap();
+        assert!(!body["error"].is_null(), "{body}");
+    }
+    assert_eq!(server.ask("POST", "/nothing", "", "").0, 404);
+}
+
+#[test]
+fn a_model_is_told_by_its_id() {
+    let server = Server::simple();
+    let (_, list) = server.get("/v1/models");
+    let id = list["data"][0]["id"].as_str().unwrap();
+    let (status, one) = server.get(&format!("/v1/models/{id}"));
+    assert_eq!((status, &one), (200, &list["data"][0]));
+    let (status, none) = server.get("/v1/models/another");
+    assert_eq!(
+        (status, &none["error"]["param"]),
+        (404, &json!("model")),
+        "{none}"
+    );
+}
+
+#[test]
+fn seeds_have_64_bits_and_the_same_one_draws_the_same_text() {
+    let server = Server::simple();
+    let text = |seed: Value| {
+        let body = json!({"prompt": "Once", "n_predict": 12, "temperature": 2.0, "top_k": 0, "seed": seed});
+        let (status, answer) = server.post("/completion", &body);
+        assert_eq!(status, 200, "{answer}");
+        (
+            answer["content"].clone(),
+            answer["generation_settings"]["seed"].clone(),
+        )
+    };
+    let large = json!(6_000_000_000_u64);
+    assert_eq!(text(large.clone()), text(large.clone()));
+    assert_eq!(text(large.clone()).1, large);
+    assert_ne!(text(json!(1)).0, text(json!(2)).0);
+    assert_eq!(text(json!(-7)).1, json!(u64::MAX - 6));
+    assert!(text(json!(-1)).1.as_u64().unwrap() < 1 << 31);
+}
+
+#[test]
+fn a_completion_begins_with_its_prompt_where_that_is_wanted() {
+    let server = Server::simple();
+    let body = |more: Value| {
+        let mut body =
+            json!({"prompt": ["Once upon", "A cat"], "max_tokens": 4, "temperature": 0.0});
+        for (name, value) in more.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        server.post("/v1/completions", &body)
+    };
+    let (_, plain) = body(json!({}));
+    let (status, echoed) = body(json!({"echo": true, "best_of": 1}));
+    assert_eq!(status, 200, "{echoed}");
+    for (at, prompt) in ["Once upon", "A cat"].into_iter().enumerate() {
+        let text = plain["choices"][at]["text"].as_str().unwrap();
+        assert_eq!(echoed["choices"][at]["text"], format!("{prompt}{text}"));
+    }
+    let stream = json!({"prompt": "Once upon", "max_tokens": 4, "temperature": 0.0, "stream": true, "echo": true});
+    let (_, _, stream) = server.ask("POST", "/v1/completions", "", &stream.to_string());
+    let parts = events(&stream);
+    let parts = parts
+        .iter()
+        .filter_map(|event| event["choices"][0]["text"].as_str());
+    assert_eq!(parts.collect::<String>(), echoed["choices"][0]["text"]);
+    for (more, name) in [
+        (json!({"echo": true, "logprobs": 2}), "echo"),
+        (json!({"best_of": 3}), "best_of"),
+        (json!({"n": 2, "best_of": 3}), "best_of"),
+        (json!({"suffix": "end"}), "suffix"),
+        (json!({"guided_json": {}}), "guided_json"),
+        (json!({"min_tokens": 3}), "min_tokens"),
+    ] {
+        let (status, answer) = body(more);
+        assert_eq!(
+            (status, &answer["error"]["param"]),
+            (400, &json!(name)),
+            "{answer}"
+        );
+    }
+    let (status, _) = server.post("/v1/chat/completions", &chat(json!({"echo": true})));
+    assert_eq!(status, 400);
+}
+
+#[test]
+fn a_page_elsewhere_cannot_have_the_model_work() {
+    let server = Server::simple();
+    let body = json!({"prompt": "a", "n_predict": 1}).to_string();
+    let status =
+        |server: &Server, headers: &str| server.ask("POST", "/completion", headers, &body).0;
+    for (origin, wanted) in [
+        ("http://evil.com", 403),
+        ("https://evil.com:8080", 403),
+        ("http://localhost.evil.com", 403),
+        ("null", 403),
+        // The host that the request names, a page of this machine, and a program's own page.
+        ("http://localhost", 200),
+        ("http://127.0.0.1:3000", 200),
+        ("vscode-webview://abc", 200),
+    ] {
+        assert_eq!(
+            status(&server, &format!("Origin: {origin}\r\n")),
+            wanted,
+            "{origin}"
+        );
+    }
+    assert_eq!(status(&server, ""), 200);
+    let named = ServeOptions {
+        cors_origins: vec!["https://mine.org".to_owned()],
+        ..ServeOptions::default()
+    };
+    let server = Server::start(named, EngineOptions::default());
+    assert_eq!(status(&server, "Origin: https://mine.org\r\n"), 200);
+    assert_eq!(status(&server, "Origin: https://other.org\r\n"), 403);
+    let keyed = ServeOptions {
+        api_keys: vec!["key".to_owned()],
+        ..ServeOptions::default()
+    };
+    let server = Server::start(keyed, EngineOptions::default());
+    assert_eq!(
+        status(&server, "Origin: https://other.org\r\nX-Api-Key: key\r\n"),
+        200
+    );
+}
+
+#[test]
+fn paths_have_a_prefix() {
+    let options = ServeOptions {
+        prefix: "/llm".to_owned(),
+        ..ServeOptions::default()
+    };
+    let server = Server::start(options, EngineOptions::default());
+    assert_eq!(server.ask("GET", "/llm/health", "", "").0, 200);
+    assert!(
+        server
+            .ask("GET", "/llm/", "", "")
+            .2
+            .contains("<!doctype html>")
+    );
+    let (status, head, _) = server.ask("GET", "/llm", "", "");
+    assert!(
+        status == 308 && head.contains("Location: /llm/\r\n"),
+        "{head}"
+    );
+    for path in ["/health", "/", "/llmhealth", "/other"] {
+        assert_eq!(server.ask("GET", path, "", "").0, 404, "{path}");
+    }
+}
+
+#[test]
+fn streams_say_that_the_server_ends_them() {
+    let options = ServeOptions {
+        drain_seconds: 0,
+        ..ServeOptions::default()
+    };
+    let server = Server::start(options, EngineOptions::default());
+    let endless = json!({"ignore_eos": true, "stream": true, "max_tokens": 1_000_000});
+    let mut streams: Vec<_> = [
+        (
+            "/v1/chat/completions",
+            chat(endless.clone()),
+            "data: {\"error\"",
+        ),
+        (
+            "/v1/messages",
+            chat(endless.clone()),
+            "event: error\ndata: ",
+        ),
+        (
+            "/api/chat",
+            chat(json!({"options": {"num_predict": -1, "ignore_eos": true}})),
+            "{\"error\"",
+        ),
+    ]
+    .into_iter()
+    .map(|(path, body, last)| (server.send("POST", path, "", &body.to_string()), last))
+    .collect();
+    for (stream, _) in &mut streams {
+        stream.read_exact(&mut [0; 400]).unwrap();
+    }
+    server.stop.cancel();
+    for (stream, last) in &mut streams {
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).unwrap();
+        let (_, end) = rest
+            .rsplit_once(*last)
+            .unwrap_or_else(|| panic!("{last}: {rest}"));
+        assert!(end.contains("ended") || end.contains("end"), "{end}");
+        assert!(rest.ends_with("\r\n0\r\n\r\n"), "{rest}");
+    }
+}
+
+#[test]
+fn bodies_that_would_grow_in_memory_are_refused() {
+    let server = Server::simple();
+    let many = format!(
+        "{{\"prompt\": \"a\", \"x\": [{}{{}}]}}",
+        "{},".repeat(1 << 17)
+    );
+    let (status, _, answer) = server.ask("POST", "/completion", "", &many);
+    assert!(
+        status == 413 && answer.contains("objects"),
+        "{status} {answer}"
     );
 }

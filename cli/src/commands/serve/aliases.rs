@@ -40,8 +40,6 @@ const NEEDLESS: &[&str] = &[
     "-bs",
     "--cache-idle-slots",
     "--no-cache-idle-slots",
-    "--models-autoload",
-    "--no-models-autoload",
     "--no-mmproj",
     "--no-mmproj-auto",
     "--mmproj-auto",
@@ -115,6 +113,10 @@ const VARIABLES: &[(&str, &str, bool)] = &[
     ("SWA_FULL", "--swa-full", false),
     ("API_KEY", "--api-key", true),
     ("API_KEY_FILE", "--api-key-file", true),
+    ("SSL_KEY_FILE", "--ssl-key-file", true),
+    ("SSL_CERT_FILE", "--ssl-cert-file", true),
+    ("MODELS_DIR", "--models-dir", true),
+    ("MODELS_MAX", "--models-max", true),
 ];
 
 /// Arguments of `samite serve` with llama-server's spellings replaced, and its variables in front of them, so that flags win. Others stay as they are.
@@ -133,8 +135,31 @@ pub fn translate(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsStr
     }
     let rest = arguments.split_off(at + 2);
     let variables = variables(|name| std::env::var(name).ok());
+    let rest = several_models(rest);
     arguments.extend(flags(variables.into_iter().chain(rest))?);
     Ok(arguments)
+}
+
+/// A model that is named again is served, too.
+fn several_models(mut rest: Vec<OsString>) -> Vec<OsString> {
+    let mut count = 0;
+    for word in &mut rest {
+        let text = word.to_string_lossy();
+        let value = ["--model=", "-m="]
+            .iter()
+            .find_map(|flag| text.strip_prefix(flag));
+        if !["-m", "--model"].contains(&&*text) && value.is_none() {
+            continue;
+        }
+        count += 1;
+        if count > 1 {
+            *word = match value {
+                Some(value) => format!("--also-model={value}").into(),
+                None => "--also-model".into(),
+            };
+        }
+    }
+    rest
 }
 
 /// What variables say, as flags.
@@ -244,6 +269,16 @@ mod tests {
         assert_eq!(line("-c 512"), "--ctx-size 512");
         assert!(flags(["-fa", "maybe"].map(OsString::from).into_iter()).is_err());
         assert!(flags(["--timeout"].map(OsString::from).into_iter()).is_err());
+    }
+
+    #[test]
+    fn a_model_that_is_named_again_is_served_too() {
+        let line = "-m a.gguf -c 64 --model=b.gguf -m c.gguf";
+        let line = line.split(' ').map(OsString::from).collect();
+        assert_eq!(
+            words(&several_models(line)),
+            "-m a.gguf -c 64 --also-model=b.gguf --also-model c.gguf"
+        );
     }
 
     #[test]

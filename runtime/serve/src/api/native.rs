@@ -139,6 +139,43 @@ pub fn job(app: &App, body: &Value) -> Result<(Job, bool)> {
     Ok((job, is_list))
 }
 
+/// The job of OpenAI's completions, which may begin with their prompts.
+pub fn openai_job(app: &App, body: &Value) -> Result<Job> {
+    let (mut job, _) = job(app, body)?;
+    let fields = Fields::new(body)?;
+    if !fields.boolean(&["echo"], false)? {
+        return Ok(job);
+    }
+    if job.n_probs > 0 {
+        let message = "probabilities are those of written tokens, and not of the prompt";
+        return Err(ApiError::field("echo", message));
+    }
+    let texts: Vec<String> = match fields.get(&["prompt"]) {
+        Some((_, Value::String(text))) => vec![text.clone()],
+        Some((_, Value::Array(list))) if list.iter().all(Value::is_string) => {
+            let texts = list.iter().filter_map(Value::as_str);
+            texts.map(str::to_owned).collect()
+        }
+        _ => Vec::new(),
+    };
+    // The choices of a prompt stand together.
+    let count = texts.len().max(1);
+    let each = (job.requests.len() / count).max(1);
+    job.echo = match texts.is_empty() {
+        false => texts
+            .iter()
+            .flat_map(|text| std::iter::repeat_n(text.clone(), each))
+            .collect(),
+        true => {
+            let prompts = job.requests.iter();
+            prompts
+                .map(|request| app.text_of(&request.prompt))
+                .collect()
+        }
+    };
+    Ok(job)
+}
+
 /// The job of an infill.
 pub fn infill(app: &App, body: &Value) -> Result<(Job, bool)> {
     let fields = Fields::new(body)?;

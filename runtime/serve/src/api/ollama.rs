@@ -7,10 +7,12 @@ use crate::chance;
 use crate::chat;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
+use crate::hub::{Entry, Hub, Status};
 use crate::job::{ChatExtras, Job};
 use crate::stream::{Frames, Teller};
 use samite_chat::Event as Parsed;
 use serde_json::{Map, Value, json};
+use std::time::Duration;
 
 /// The version whose interface this is.
 const VERSION: &str = "0.12.0";
@@ -21,7 +23,10 @@ pub fn version() -> Value {
 
 /// The time of day, as RFC 3339 has it.
 fn time() -> String {
-    let since = chance::since_epoch();
+    time_at(chance::since_epoch())
+}
+
+fn time_at(since: Duration) -> String {
     let now = samite_chat::DateTime::new(since.as_secs().cast_signed(), 0);
     format!(
         "{}.{:06}Z",
@@ -64,20 +69,146 @@ fn entry(app: &App) -> Map<String, Value> {
         .collect()
 }
 
-pub fn tags(app: &App) -> Value {
-    json!({"models": [entry(app)]})
+/// All models. Of those that are not in memory, little more than the name is known.
+pub fn tags(hub: &Hub) -> Value {
+    let models = hub.entries().iter().map(|model| match model.status() {
+        Status::Loaded(app) => Value::Object(entry(&app)),
+        _ => {
+            let bytes = std::fs::metadata(&model.path).map_or(0, |metadata| metadata.len());
+            let digest = blake3::hash(model.id().as_bytes()).to_hex().to_string();
+            json!({
+                "name": model.id(),
+                "model": model.id(),
+                "modified_at": time(),
+                "size": bytes,
+                "digest": digest,
+                "details": {"format": "gguf"},
+            })
+        }
+    });
+    json!({"models": models.collect::<Vec<_>>()})
 }
 
-pub fn ps(app: &App) -> Value {
-    let mut entry = entry(app);
-    entry.insert("expires_at".to_owned(), "2318-01-01T00:00:00Z".into());
-    entry.insert("size_vram".to_owned(), 0.into());
-    let context = app
-        .handle
-        .as_ref()
-        .map_or(0, |handle| handle.limits().context);
-    entry.insert("context_length".to_owned(), context.into());
-    json!({"models": [entry]})
+/// The models in memory.
+pub fn ps(hub: &Hub) -> Value {
+    let models = hub.entries().iter().filter_map(|model| {
+        let Status::Loaded(app) = model.status() else {
+            return None;
+        };
+        let mut shown = entry(&app);
+        let end = model.leaves_in().map_or_else(
+            || "2318-01-01T00:00:00Z".to_owned(),
+            |stays| time_at(chance::since_epoch() + stays),
+        );
+        shown.insert("expires_at".to_owned(), end.into());
+        shown.insert("size_vram".to_owned(), 0.into());
+        let limits = app.handle.as_ref().map(|handle| handle.limits());
+        let context = limits.map_or(0, |limits| limits.context);
+        shown.insert("context_length".to_owned(), context.into());
+        Some(Value::Object(shown))
+    });
+    json!({"models": models.collect::<Vec<_>>()})
+}
+
+/// How long a model stays in memory once nobody uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stay {
+    /// As long as there is room.
+    Always,
+    For(Duration),
+    /// It leaves when the request is answered.
+    Leaves,
+}
+
+impl Stay {
+    pub fn time(self) -> Option<Duration> {
+        match self {
+            Stay::Always => None,
+            Stay::For(time) => Some(time),
+            Stay::Leaves => Some(Duration::ZERO),
+        }
+    }
+}
+
+/// Reads `keep_alive`: seconds, or a text such as "10m" or "1h30m"; below zero for as long as there is room.
+pub fn keep_alive(body: &Value) -> Result<Option<Stay>> {
+    let seconds = match &body["keep_alive"] {
+        Value::Null => return Ok(None),
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => duration(text.trim()),
+        _ => None,
+    };
+    match seconds {
+        Some(seconds) if seconds < 0.0 => Ok(Some(Stay::Always)),
+        Some(0.0) => Ok(Some(Stay::Leaves)),
+        Some(seconds) if seconds.is_finite() => {
+            let time = Duration::try_from_secs_f64(seconds).ok();
+            Ok(Some(time.map_or(Stay::Always, Stay::For)))
+        }
+        _ => Err(ApiError::field(
+            "keep_alive",
+            "must be a number of seconds, or a time such as \"10m\"",
+        )),
+    }
+}
+
+/// The seconds of a text such as "1h30m", "90" or "-1".
+fn duration(text: &str) -> Option<f64> {
+    if let Ok(seconds) = text.parse::<f64>() {
+        return Some(seconds);
+    }
+    let (sign, mut rest) = match text.strip_prefix('-') {
+        Some(rest) => (-1.0, rest),
+        None => (1.0, text),
+    };
+    let mut sum = 0.0;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let letters = rest
+            .find(|c: char| c.is_ascii_digit())
+            .unwrap_or(rest.len());
+        sum += number
+            * match &rest[..letters] {
+                "h" => 3600.0,
+                "m" => 60.0,
+                "s" => 1.0,
+                "ms" => 1e-3,
+                "us" | "µs" => 1e-6,
+                "ns" => 1e-9,
+                _ => return None,
+            };
+        rest = &rest[letters..];
+    }
+    (!text.is_empty()).then_some(sign * sum)
+}
+
+/// Whether a request asks for no text.
+pub fn is_empty(body: &Value, is_chat: bool) -> bool {
+    match &body[if is_chat { "messages" } else { "prompt" }] {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        _ => false,
+    }
+}
+
+/// What is said when a model was loaded, or given up, and nothing else was asked for.
+fn done(id: &str, is_chat: bool, reason: &str) -> Value {
+    let mut value = json!({"model": id, "created_at": time()});
+    match is_chat {
+        true => value["message"] = json!({"role": "assistant", "content": ""}),
+        false => value["response"] = "".into(),
+    }
+    value["done"] = true.into();
+    value["done_reason"] = reason.into();
+    value
+}
+
+/// What is said when a model was given up.
+pub fn unloaded(model: &Entry, is_chat: bool) -> Value {
+    done(model.id(), is_chat, "unload")
 }
 
 pub fn show(app: &App, body: &Value) -> Result<Value> {
@@ -249,25 +380,12 @@ pub fn job(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
         started: std::time::Instant::now(),
         call: None,
     };
-    let loaded = |key: &str, empty: Value| {
-        json!({
-            "model": app.model_id(),
-            "created_at": time(),
-            key: empty,
-            "done": true,
-            "done_reason": match body["keep_alive"] == json!(0) {
-                true => "unload",
-                false => "load",
-            },
-        })
-    };
     let mut request = Map::new();
     common(&fields, &mut request)?;
     let job = if is_chat {
         let messages = messages(&fields)?;
         if messages.is_empty() {
-            let empty = json!({"role": "assistant", "content": ""});
-            return Ok(Asked::Nothing(loaded("message", empty)));
+            return Ok(Asked::Nothing(done(&app.model_id(), true, "load")));
         }
         request.insert("messages".to_owned(), messages.into());
         if let Some(tools) = fields.list("tools")? {
@@ -277,7 +395,7 @@ pub fn job(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
     } else {
         let prompt = fields.text(&["prompt"])?.unwrap_or_default();
         if prompt.is_empty() {
-            return Ok(Asked::Nothing(loaded("response", json!(""))));
+            return Ok(Asked::Nothing(done(&app.model_id(), false, "load")));
         }
         if fields
             .list("images")?
@@ -457,5 +575,36 @@ impl Teller for OllamaTeller {
 
     fn is_lines(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_to_stay_are_read() {
+        let read = |value: Value| keep_alive(&json!({"keep_alive": value}));
+        let seconds = |count: f64| Ok(Some(Stay::For(Duration::from_secs_f64(count))));
+        assert_eq!(read(json!(null)), Ok(None));
+        assert_eq!(read(json!(0)), Ok(Some(Stay::Leaves)));
+        assert_eq!(read(json!("0s")), Ok(Some(Stay::Leaves)));
+        assert_eq!(read(json!(-1)), Ok(Some(Stay::Always)));
+        assert_eq!(read(json!("-1m")), Ok(Some(Stay::Always)));
+        assert_eq!(read(json!(2.5)), seconds(2.5));
+        assert_eq!(read(json!("1h30m")), seconds(5400.0));
+        assert_eq!(read(json!("300ms")), seconds(0.3));
+        assert_eq!(read(json!(1e300)), Ok(Some(Stay::Always)));
+        for value in [
+            json!("soon"),
+            json!(""),
+            json!("5x"),
+            json!([]),
+            json!("1.2.3s"),
+            json!("NaN"),
+        ] {
+            let error = read(value.clone()).unwrap_err();
+            assert!(error.message.starts_with("\"keep_alive\""), "{value}");
+        }
     }
 }

@@ -27,6 +27,11 @@ impl CompletionTeller {
         }
     }
 
+    /// What a text begins with.
+    fn prompt(&self, choice: &Choice) -> &str {
+        self.job.echo.get(choice.index).map_or("", String::as_str)
+    }
+
     fn logprobs(&self, choice: &Choice, tokens: &[TokenInfo]) -> Value {
         let tokens = tokens.iter().filter(|token| !choice.is_end_token(token.id));
         let found: Vec<Value> = tokens
@@ -67,6 +72,9 @@ impl CompletionTeller {
 impl Teller for CompletionTeller {
     fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
         match update {
+            Update::Started(_) if !self.prompt(choice).is_empty() => {
+                self.part(choice, self.prompt(choice), Value::Null, out);
+            }
             Update::Progress(progress) => {
                 let entry = json!({"text": "", "index": choice.index, "logprobs": null, "finish_reason": null});
                 let mut chunk = self.body(json!([entry]));
@@ -109,8 +117,9 @@ impl Teller for CompletionTeller {
 
     fn whole(&mut self, choices: &[Choice]) -> Value {
         let list = choices.iter().map(|choice| {
+            let text = [self.prompt(choice), &choice.text].concat();
             json!({
-                "text": choice.text,
+                "text": text,
                 "index": choice.index,
                 "logprobs": self.logprobs(choice, &choice.tokens),
                 "finish_reason": choice.finish_reason(),

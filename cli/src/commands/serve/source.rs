@@ -1,0 +1,203 @@
+//! Models of a server, loaded when they are asked for.
+
+use super::ServeArgs;
+use crate::args::ModelArgs;
+use crate::failure::{Failure, Outcome};
+use samite::CancelToken;
+use samite::llm::arch::spec::Spec;
+use samite::llm::{MemoryUse, sampler_params};
+use samite::serve::{App, Loaded, ServeOptions, ServedModel, Source};
+use samite::text::{Generator, Sampler, SamplerParams};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A model, and how it is to be served.
+pub struct ModelSource {
+    args: Arc<ServeArgs>,
+    flags: ModelArgs,
+    options: ServeOptions,
+    /// Where its texts are kept in the folder of the disk cache, if other models have theirs there, too.
+    disk_name: Option<String>,
+}
+
+impl ModelSource {
+    pub fn new(args: &Arc<ServeArgs>, flags: ModelArgs, options: ServeOptions) -> Self {
+        ModelSource {
+            args: Arc::clone(args),
+            flags,
+            options,
+            disk_name: None,
+        }
+    }
+
+    /// The one model of a server, under this name.
+    pub fn served(self, name: String) -> ServedModel {
+        let path = match self.flags.file() {
+            Ok(Some(path)) => path.to_owned(),
+            _ => PathBuf::new(),
+        };
+        ServedModel {
+            names: vec![name],
+            path,
+            source: Box::new(self),
+        }
+    }
+
+    /// One of several models, under the name of its file.
+    pub fn served_file(mut self, path: &Path) -> ServedModel {
+        let name = name_of(path);
+        let file = path.file_name().unwrap_or(path.as_os_str());
+        let mut names = vec![name.clone(), file.to_string_lossy().into_owned()];
+        names.dedup();
+        self.options.aliases = vec![name.clone()];
+        self.options.is_embedded = false;
+        self.disk_name = Some(name);
+        ServedModel {
+            names,
+            path: path.to_owned(),
+            source: Box::new(self),
+        }
+    }
+
+    fn writes(&self, spec: &Spec) -> bool {
+        spec.head.output.is_some() && !spec.sees_later() && !self.args.requests.reranking
+    }
+
+    fn embeds(&self, writes: bool) -> bool {
+        self.args.requests.embeddings || self.args.requests.reranking || !writes
+    }
+
+    fn planned(&self) -> Outcome<u64> {
+        let (args, flags) = (&self.args, &self.flags);
+        let model = flags.load_header(&args.cpu, &CancelToken::new())?;
+        let writes = self.writes(model.spec());
+        let mut bytes = 0;
+        let mut add = |uses: Vec<MemoryUse>| {
+            let context: usize = uses.iter().map(|row| row.kv + row.compute).sum();
+            let weights: usize = uses.iter().map(|row| row.weights).sum();
+            // Contexts share the weights.
+            bytes = (if bytes == 0 { weights } else { bytes }) + context;
+        };
+        if writes {
+            let options = args.writing_context(flags, &args.engine_options())?;
+            add(flags.context_plan(Arc::clone(&model), options)?.memory()?);
+        }
+        if self.embeds(writes) {
+            let (_, options) = args.embedding_context(flags, model.spec())?;
+            add(flags.context_plan(Arc::clone(&model), options)?.memory()?);
+        }
+        Ok(bytes as u64)
+    }
+
+    /// Loads it.
+    pub fn loaded(&self, stop: &CancelToken) -> Outcome<Loaded> {
+        let args = &self.args;
+        let model = self.flags.load(&args.cpu, stop)?;
+        let mut options = self.options.clone();
+        // Seeds mean what they mean to llama-server.
+        let defaults = SamplerParams {
+            generator: Generator::Mersenne,
+            ..sampler_params(model.metadata())?
+        };
+        options.sampling = args.sampling.params(defaults)?;
+        Sampler::new(options.sampling.clone()).map_err(Failure::usage)?;
+        options.seed = args
+            .sampling
+            .has_seed()
+            .then_some(options.sampling.seed & 0xffff_ffff);
+        let writes = self.writes(model.spec());
+        let embeds = self.embeds(writes);
+        options.embeddings = embeds;
+        options.reranking = args.requests.reranking;
+        let (mut handle, mut thread) = (None, None);
+        if writes {
+            let name = self.disk_name.as_deref();
+            let (new, driver) = args.engine(&self.flags, &model, &mut options, name)?;
+            (handle, thread) = (Some(new), Some(driver));
+        }
+        let embedder = match embeds {
+            true => Some(args.embedder(&self.flags, &model)?),
+            false => None,
+        };
+        let app = App::new(options, model, handle, embedder).map_err(Failure::usage)?;
+        Ok(Loaded { app, thread })
+    }
+}
+
+impl Source for ModelSource {
+    fn plan(&self) -> Result<u64, String> {
+        self.planned().map_err(|failure| failure.text())
+    }
+
+    fn load(&self) -> Result<Loaded, String> {
+        // Signals do not stop it in the middle: who waits for it is told.
+        self.loaded(&CancelToken::new())
+            .map_err(|failure| failure.text())
+    }
+}
+
+/// What a file is called: without its ending, and without what parts of a model have at their ends.
+fn name_of(path: &Path) -> String {
+    let name = path.file_stem().unwrap_or(path.as_os_str());
+    let name = name.to_string_lossy();
+    match part(&name) {
+        Some((model, _)) => model.to_owned(),
+        None => name.into_owned(),
+    }
+}
+
+/// The model and the number of a part, such as `model-00001-of-00003`.
+fn part(name: &str) -> Option<(&str, u32)> {
+    let (before, count) = name.rsplit_once("-of-")?;
+    let (model, number) = before.rsplit_once('-')?;
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+    let number = Some(number).filter(|_| is_number(number) && is_number(count))?;
+    Some((model, number.parse().ok()?))
+}
+
+/// The models of a folder, in order: its GGUF files, of those in parts the first ones.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub fn folder(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let is_gguf = path
+            .extension()
+            .is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        // What turns pictures into embeddings is no model by itself.
+        let is_model = !stem.starts_with("mmproj") && part(&stem).is_none_or(|(_, n)| n == 1);
+        if is_gguf && is_model && path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_has_models_by_name() {
+        let folder_of_models = tempfile::tempdir().unwrap();
+        for name in [
+            "b.gguf",
+            "a.GGUF",
+            "c-00001-of-00002.gguf",
+            "c-00002-of-00002.gguf",
+            "mmproj-b.gguf",
+            "notes.txt",
+        ] {
+            std::fs::write(folder_of_models.path().join(name), "").unwrap();
+        }
+        let files = folder(folder_of_models.path()).unwrap();
+        let names: Vec<String> = files.iter().map(|path| name_of(path)).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+        assert_eq!(part("c-1-of-2"), None);
+    }
+}

@@ -1,0 +1,566 @@
+//! The models of a server: which there are, which are in memory, and which one makes room for another.
+//!
+//! A model is loaded when a request names it. What it takes is planned before anything is loaded. If it does not fit beside the others, those make room that were
+//! not used for the longest time and are not at work; while one waits for that, requests for all models wait in order behind it, so that nobody waits for ever.
+
+use crate::app::{App, lock};
+use crate::body::Bodies;
+use crate::error::{ApiError, Result};
+use crate::options::ServeOptions;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::OwnedMutexGuard;
+
+/// Where a model comes from.
+pub trait Source: Send + Sync + 'static {
+    /// Bytes that it takes once it is loaded: weights, context and results in between. Nothing is loaded for it.
+    ///
+    /// # Errors
+    /// Why it cannot be loaded.
+    fn plan(&self) -> Result<u64, String>;
+
+    /// Loads it.
+    ///
+    /// # Errors
+    /// Why it cannot be loaded.
+    fn load(&self) -> Result<Loaded, String>;
+}
+
+/// A model in memory.
+pub struct Loaded {
+    /// What is served.
+    pub app: App,
+    /// The thread of its engine, which ends with [`Handle::end`](samite_requests::Handle::end).
+    pub thread: Option<JoinHandle<()>>,
+}
+
+/// A model that can be served.
+pub struct ServedModel {
+    /// What requests call it; the first one is its id.
+    pub names: Vec<String>,
+    /// Its file.
+    pub path: PathBuf,
+    /// What loads it.
+    pub source: Box<dyn Source>,
+}
+
+/// How several models share a machine.
+#[derive(Clone, Copy, Debug)]
+pub struct HubLimits {
+    /// Most models in memory.
+    pub models: usize,
+    /// Most bytes that all of them take, by their plans.
+    pub bytes: u64,
+    /// Whether a model is loaded when a request names it.
+    pub loads: bool,
+}
+
+impl Default for HubLimits {
+    fn default() -> Self {
+        HubLimits {
+            models: usize::MAX,
+            bytes: u64::MAX,
+            loads: true,
+        }
+    }
+}
+
+/// The models of a server, and what all of them share.
+pub struct Hub {
+    pub(crate) options: ServeOptions,
+    pub(crate) bodies: Bodies,
+    pub(crate) is_draining: AtomicBool,
+    /// Seconds since 1970.
+    pub(crate) started: u64,
+    entries: Vec<Entry>,
+    limits: HubLimits,
+    /// Whether the one model answers to every name.
+    is_single: bool,
+    /// Held while models come and go.
+    changing: Arc<tokio::sync::Mutex<()>>,
+    /// Requests that wait for it.
+    waiting: AtomicUsize,
+    uses: AtomicU64,
+}
+
+/// A model.
+pub(crate) struct Entry {
+    pub names: Vec<String>,
+    pub path: PathBuf,
+    source: Option<Box<dyn Source>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    app: Option<Arc<App>>,
+    thread: Option<JoinHandle<()>>,
+    is_loading: bool,
+    /// Why it could not be loaded the last time.
+    failure: Option<String>,
+    /// What it takes.
+    bytes: u64,
+    /// When it was asked for last, as a count.
+    last_use: u64,
+    /// Since when nobody uses it, and how long it stays then.
+    idle_since: Option<Instant>,
+    stays: Option<Duration>,
+}
+
+/// What a model is at.
+pub(crate) enum Status {
+    Unloaded(Option<String>),
+    Loading,
+    Loaded(Arc<App>),
+}
+
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hub")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One more that waits, until it is dropped.
+struct Waits<'h>(&'h AtomicUsize);
+
+impl<'h> Waits<'h> {
+    fn new(count: &'h AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Waits(count)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Hub {
+    /// One model that is there already and stays.
+    pub fn single(app: App) -> Self {
+        let options = app.options.clone();
+        let entry = Entry {
+            names: vec![app.model_id()],
+            path: app.model.path().to_owned(),
+            source: None,
+            state: Mutex::new(State {
+                app: Some(Arc::new(app)),
+                ..State::default()
+            }),
+        };
+        Self::with(options, vec![entry], HubLimits::default(), true)
+    }
+
+    /// Several models, of which none is loaded yet. If `is_single`, it is one that answers to every name. `options` are those of the server as such.
+    ///
+    /// # Errors
+    /// If two models have the same name, or there is none.
+    pub fn new(
+        options: ServeOptions,
+        models: Vec<ServedModel>,
+        limits: HubLimits,
+        is_single: bool,
+    ) -> Result<Self, String> {
+        if models.is_empty() {
+            return Err("there is no model".to_owned());
+        }
+        let mut seen: Vec<(&str, &PathBuf)> = Vec::new();
+        for model in &models {
+            for name in &model.names {
+                if let Some((_, other)) = seen.iter().find(|(known, _)| known == name) {
+                    return Err(format!(
+                        "{} and {} would have the same name, {name}: give one of the files another name",
+                        other.display(),
+                        model.path.display()
+                    ));
+                }
+                seen.push((name, &model.path));
+            }
+        }
+        let entries = models.into_iter().map(|model| Entry {
+            names: model.names,
+            path: model.path,
+            source: Some(model.source),
+            state: Mutex::default(),
+        });
+        Ok(Self::with(options, entries.collect(), limits, is_single))
+    }
+
+    fn with(
+        options: ServeOptions,
+        entries: Vec<Entry>,
+        limits: HubLimits,
+        is_single: bool,
+    ) -> Self {
+        Hub {
+            bodies: Bodies::new(options.body_limit),
+            is_draining: AtomicBool::new(false),
+            started: crate::chance::seconds(),
+            options,
+            entries,
+            limits,
+            is_single,
+            changing: Arc::default(),
+            waiting: AtomicUsize::new(0),
+            uses: AtomicU64::new(0),
+        }
+    }
+
+    /// The first model's id.
+    pub fn first_name(&self) -> &str {
+        self.entries
+            .first()
+            .and_then(|entry| entry.names.first())
+            .map_or("", String::as_str)
+    }
+
+    /// How many models there are.
+    pub fn count(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Plans the memory of the first `count` models.
+    ///
+    /// # Errors
+    /// For the first one that cannot be loaded, or that needs more than there is.
+    pub fn check(&self, count: usize) -> Result<(), String> {
+        for entry in self.entries.iter().take(count) {
+            if let Some(source) = &entry.source {
+                let wrong = |error| format!("{}: {error}", entry.path.display());
+                let bytes = source.plan().map_err(wrong)?;
+                self.check_size(entry, bytes).map_err(wrong)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_size(&self, entry: &Entry, bytes: u64) -> Result<(), String> {
+        let most = self.limits.bytes;
+        match bytes > most {
+            false => Ok(()),
+            true => Err(format!(
+                "{} needs {} MiB (weights, context and results in between), and all models may have {} MiB: see --models-memory and --ctx-size",
+                entry.id(),
+                bytes >> 20,
+                most >> 20
+            )),
+        }
+    }
+
+    /// Has the first model in memory, before the server begins.
+    pub fn put_first(&self, loaded: Loaded) {
+        if let Some(entry) = self.entries.first() {
+            entry.put(loaded);
+        }
+    }
+
+    /// A prefix of all paths.
+    pub fn prefix(&self) -> &str {
+        &self.options.prefix
+    }
+
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The model that a request is for; without a name, the first one.
+    pub(crate) fn find(&self, name: Option<&str>) -> Result<usize> {
+        match name.filter(|_| !self.is_single) {
+            Some(name) => self.find_named(name),
+            None => Ok(0),
+        }
+    }
+
+    /// The model of this name.
+    pub(crate) fn find_named(&self, name: &str) -> Result<usize> {
+        let plain = name.strip_suffix(":latest").unwrap_or(name);
+        let known = |entry: &Entry| {
+            entry
+                .names
+                .iter()
+                .any(|known| known == name || known == plain)
+        };
+        self.entries.iter().position(known).ok_or_else(|| {
+            let names = self.entries.iter().map(Entry::id).collect::<Vec<_>>();
+            let message = format!(
+                "\"model\": there is no \"{}\"; there are {}",
+                name.chars().take(200).collect::<String>(),
+                names.join(", ")
+            );
+            let mut error = ApiError::new(404, message);
+            error.more.insert("param".to_owned(), "model".into());
+            error
+        })
+    }
+
+    /// A model that is in memory, for what only tells about it.
+    pub(crate) fn look(&self, name: Option<&str>) -> Result<Arc<App>> {
+        let entry = &self.entries[self.find(name)?];
+        match entry.status() {
+            Status::Loaded(app) => Ok(app),
+            _ => Err(ApiError::invalid(format!(
+                "\"model\": {} is not loaded",
+                entry.id()
+            ))),
+        }
+    }
+
+    /// A model for a request. It stays in memory while the request has it. `loads` says whether it is loaded if it is not there, otherwise the limits do.
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        at: usize,
+        loads: Option<bool>,
+    ) -> Result<Arc<App>> {
+        let entry = &self.entries[at];
+        if self.waiting.load(Ordering::SeqCst) == 0
+            && let Some(app) = entry.using(self)
+        {
+            return Ok(app);
+        }
+        let _waits = Waits::new(&self.waiting);
+        let turn = Arc::clone(&self.changing).lock_owned().await;
+        if let Some(app) = entry.using(self) {
+            return Ok(app);
+        }
+        if !loads.unwrap_or(self.limits.loads) {
+            return Err(ApiError::invalid(format!(
+                "\"model\": {} is not loaded: POST /models/load loads it",
+                entry.id()
+            )));
+        }
+        self.load(at, turn).await
+    }
+
+    /// Loads a model, once there is room for it.
+    async fn load(self: &Arc<Self>, at: usize, turn: OwnedMutexGuard<()>) -> Result<Arc<App>> {
+        let hub = Arc::clone(self);
+        let planned = tokio::task::spawn_blocking(move || match &hub.entries[at].source {
+            Some(source) => source.plan(),
+            None => Err("it was given up".to_owned()),
+        });
+        let failed = |error: String| {
+            let id = self.entries[at].id();
+            ApiError::new(500, format!("{id} cannot be loaded: {error}"))
+        };
+        let planned = planned.await.map_err(|error| error.to_string());
+        let bytes = planned.and_then(|planned| planned).map_err(failed)?;
+        self.check_size(&self.entries[at], bytes).map_err(|error| {
+            let mut error = ApiError::new(400, error);
+            error.more.insert("param".to_owned(), "model".into());
+            error
+        })?;
+        self.make_room(bytes).await;
+        // Whoever asked may leave: the model is loaded nevertheless, and its state is right.
+        let hub = Arc::clone(self);
+        let loading = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            let entry = &hub.entries[at];
+            entry.load()?;
+            lock(&entry.state).bytes = bytes;
+            entry
+                .using(&hub)
+                .ok_or_else(|| "it was given up".to_owned())
+        });
+        let loaded = loading.await.map_err(|error| error.to_string());
+        loaded.and_then(|loaded| loaded).map_err(failed)
+    }
+
+    /// Waits until there are so many bytes for one more model. Models that were not used for the longest time are given up.
+    async fn make_room(&self, needed: u64) {
+        loop {
+            let loaded = self.entries.iter().filter_map(|entry| {
+                let state = lock(&entry.state);
+                state.app.as_ref().map(|_| state.bytes)
+            });
+            let (count, bytes) = loaded.fold((0, 0u64), |(count, sum), bytes| {
+                (count + 1, sum.saturating_add(bytes))
+            });
+            if count < self.limits.models && bytes.saturating_add(needed) <= self.limits.bytes {
+                return;
+            }
+            let idle = self.entries.iter().filter(|entry| entry.is_idle());
+            match idle.min_by_key(|entry| lock(&entry.state).last_use) {
+                Some(entry) => drop(entry.unload().await),
+                None => tokio::time::sleep(Duration::from_millis(5)).await,
+            };
+        }
+    }
+
+    /// Gives a model up, when its requests are answered.
+    pub(crate) async fn unload(&self, at: usize) -> Result<()> {
+        let entry = &self.entries[at];
+        if entry.source.is_none() {
+            let message = "\"model\": this one stays as long as the server";
+            return Err(ApiError::not_supported(message));
+        }
+        let _waits = Waits::new(&self.waiting);
+        let _turn = self.changing.lock().await;
+        if lock(&entry.state).app.is_none() {
+            let message = format!("\"model\": {} is not loaded", entry.id());
+            return Err(ApiError::invalid(message));
+        }
+        while !entry.unload().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+
+    /// How long a model stays when nobody uses it; `None` for as long as there is room.
+    pub(crate) fn set_stay(&self, at: usize, stays: Option<Duration>) {
+        lock(&self.entries[at].state).stays = stays;
+    }
+
+    /// Gives up the models that stayed for their time. To be called again and again.
+    pub(crate) async fn tend(&self) {
+        for entry in &self.entries {
+            if entry.source.is_some() && entry.is_over_time() {
+                let Ok(_turn) = self.changing.try_lock() else {
+                    return;
+                };
+                entry.unload().await;
+            }
+        }
+    }
+
+    /// All models in memory.
+    pub(crate) fn loaded(&self) -> impl Iterator<Item = Arc<App>> + '_ {
+        let app = |entry: &Entry| lock(&entry.state).app.clone();
+        self.entries.iter().filter_map(app)
+    }
+
+    /// Whether an engine is gone though nobody ended it.
+    pub(crate) fn is_broken(&self) -> bool {
+        !self.is_draining.load(Ordering::SeqCst)
+            && self
+                .loaded()
+                .filter_map(|app| app.handle.clone())
+                .any(|handle| handle.is_over())
+    }
+
+    /// Ends all engines, and waits for them. What they were at is lost.
+    pub fn end(&self) {
+        for entry in &self.entries {
+            let mut state = lock(&entry.state);
+            let (app, thread) = (state.app.take(), state.thread.take());
+            drop(state);
+            if let Some(handle) = app.and_then(|app| app.handle.clone()) {
+                handle.end();
+            }
+            if let Some(thread) = thread {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Entry {
+    pub fn id(&self) -> &str {
+        self.names.first().map_or("", String::as_str)
+    }
+
+    pub fn is_loaded(&self) -> bool {
+        lock(&self.state).app.is_some()
+    }
+
+    pub fn status(&self) -> Status {
+        let state = lock(&self.state);
+        match &state.app {
+            Some(app) => Status::Loaded(Arc::clone(app)),
+            None if state.is_loading => Status::Loading,
+            None => Status::Unloaded(state.failure.clone()),
+        }
+    }
+
+    /// When it is given up if nobody asks for it: in so much time.
+    pub fn leaves_in(&self) -> Option<Duration> {
+        lock(&self.state).stays
+    }
+
+    /// The model, if it is there, as one that was used just now.
+    fn using(&self, hub: &Hub) -> Option<Arc<App>> {
+        let mut state = lock(&self.state);
+        let app = state.app.clone()?;
+        state.last_use = hub.uses.fetch_add(1, Ordering::Relaxed) + 1;
+        state.idle_since = None;
+        Some(app)
+    }
+
+    fn load(&self) -> Result<(), String> {
+        let Some(source) = &self.source else {
+            return Ok(());
+        };
+        lock(&self.state).is_loading = true;
+        let loaded = source.load();
+        lock(&self.state).is_loading = false;
+        match loaded {
+            Ok(loaded) => {
+                self.put(loaded);
+                Ok(())
+            }
+            Err(error) => {
+                lock(&self.state).failure = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    fn put(&self, loaded: Loaded) {
+        let mut state = lock(&self.state);
+        state.app = Some(Arc::new(loaded.app));
+        state.thread = loaded.thread;
+        state.failure = None;
+        state.idle_since = None;
+    }
+
+    /// Whether it is in memory and no request has it.
+    fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        let app = state.app.as_ref().filter(|_| self.source.is_some());
+        app.is_some_and(|app| Arc::strong_count(app) == 1)
+    }
+
+    /// Whether nobody used it for the time that it stays.
+    fn is_over_time(&self) -> bool {
+        let is_idle = self.is_idle();
+        let mut state = lock(&self.state);
+        let Some(stays) = state.stays.filter(|_| is_idle) else {
+            state.idle_since = None;
+            return false;
+        };
+        let since = *state.idle_since.get_or_insert_with(Instant::now);
+        since.elapsed() >= stays
+    }
+
+    /// Takes it out, unless a request has it.
+    fn take_idle(&self) -> Option<(Arc<App>, Option<JoinHandle<()>>)> {
+        let mut state = lock(&self.state);
+        let app = state.app.take_if(|app| Arc::strong_count(app) == 1)?;
+        state.stays = None;
+        state.bytes = 0;
+        Some((app, state.thread.take()))
+    }
+
+    /// Gives it up, unless a request has it.
+    async fn unload(&self) -> bool {
+        let Some((app, thread)) = self.take_idle() else {
+            return false;
+        };
+        let ended = tokio::task::spawn_blocking(move || {
+            if let Some(handle) = &app.handle {
+                handle.end();
+            }
+            if let Some(thread) = thread {
+                let _ = thread.join();
+            }
+            drop(app);
+        });
+        let _ = ended.await;
+        true
+    }
+}

@@ -1,0 +1,145 @@
+//! Which paths there are, and what they answer to.
+
+use crate::options::ServeOptions;
+use crate::page;
+
+/// What GET asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Get {
+    Health,
+    Models,
+    Props,
+    Metrics,
+    Plan,
+    Slots,
+    Adapters,
+    OllamaVersion,
+    OllamaTags,
+    OllamaPs,
+    File,
+}
+
+/// What POST asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Post {
+    Load,
+    Unload,
+    Props,
+    Slot,
+    Adapters,
+    Tokenize,
+    Detokenize,
+    ApplyTemplate,
+    CountChat,
+    Native,
+    Infill,
+    Completion,
+    Chat,
+    Response,
+    CountResponse,
+    Message,
+    CountMessage,
+    Embeddings,
+    NativeEmbeddings,
+    Rerank,
+    OllamaShow,
+    OllamaEmbed,
+    OllamaEmbeddings,
+    OllamaChat,
+    OllamaGenerate,
+    OllamaOther,
+    Predict,
+}
+
+/// The methods of a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Methods {
+    pub get: Option<Get>,
+    pub post: Option<Post>,
+}
+
+impl Methods {
+    fn get(get: Get) -> Self {
+        Methods {
+            get: Some(get),
+            post: None,
+        }
+    }
+
+    fn post(post: Post) -> Self {
+        Methods {
+            get: None,
+            post: Some(post),
+        }
+    }
+
+    fn both(get: Get, post: Post) -> Self {
+        Methods {
+            get: Some(get),
+            post: Some(post),
+        }
+    }
+
+    /// What a wrong method is told of.
+    pub fn names(self) -> &'static str {
+        match (self.get, self.post) {
+            (Some(_), Some(_)) => "GET, HEAD, POST",
+            (Some(_), None) => "GET, HEAD",
+            _ => "POST",
+        }
+    }
+
+    /// Those of a path; `None` if there is nothing.
+    pub fn of(options: &ServeOptions, path: &str) -> Option<Self> {
+        Some(match path {
+            "/health" | "/v1/health" | "/ready" => Methods::get(Get::Health),
+            "/v1/models" | "/models" => Methods::get(Get::Models),
+            "/models/load" => Methods::post(Post::Load),
+            "/models/unload" => Methods::post(Post::Unload),
+            "/props" => Methods::both(Get::Props, Post::Props),
+            "/metrics" => Methods::get(Get::Metrics),
+            "/plan" => Methods::get(Get::Plan),
+            "/slots" => Methods::get(Get::Slots),
+            "/lora-adapters" => Methods::both(Get::Adapters, Post::Adapters),
+            "/tokenize" => Methods::post(Post::Tokenize),
+            "/detokenize" => Methods::post(Post::Detokenize),
+            "/apply-template" => Methods::post(Post::ApplyTemplate),
+            "/chat/completions/input_tokens" | "/v1/chat/completions/input_tokens" => {
+                Methods::post(Post::CountChat)
+            }
+            "/completion" | "/completions" => Methods::post(Post::Native),
+            "/infill" => Methods::post(Post::Infill),
+            "/v1/completions" => Methods::post(Post::Completion),
+            "/chat/completions" | "/v1/chat/completions" => Methods::post(Post::Chat),
+            "/responses" | "/v1/responses" => Methods::post(Post::Response),
+            "/responses/input_tokens" | "/v1/responses/input_tokens" => {
+                Methods::post(Post::CountResponse)
+            }
+            "/v1/messages" => Methods::post(Post::Message),
+            "/v1/messages/count_tokens" => Methods::post(Post::CountMessage),
+            "/v1/embeddings" => Methods::post(Post::Embeddings),
+            "/embedding" | "/embeddings" => Methods::post(Post::NativeEmbeddings),
+            "/rerank" | "/reranking" | "/v1/rerank" | "/v1/reranking" => {
+                Methods::post(Post::Rerank)
+            }
+            "/api/version" => Methods::get(Get::OllamaVersion),
+            "/api/tags" => Methods::get(Get::OllamaTags),
+            "/api/ps" => Methods::get(Get::OllamaPs),
+            "/api/show" => Methods::post(Post::OllamaShow),
+            "/api/embed" => Methods::post(Post::OllamaEmbed),
+            "/api/embeddings" => Methods::post(Post::OllamaEmbeddings),
+            "/api/chat" => Methods::post(Post::OllamaChat),
+            "/api/generate" => Methods::post(Post::OllamaGenerate),
+            "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete" => {
+                Methods::post(Post::OllamaOther)
+            }
+            _ if path.starts_with("/v1/models/") || path.starts_with("/models/") => {
+                Methods::get(Get::Models)
+            }
+            _ if path.starts_with("/slots/") => Methods::post(Post::Slot),
+            _ if options.predict_path.as_deref() == Some(path) => Methods::post(Post::Predict),
+            _ if options.page && page::is_file(path) => Methods::get(Get::File),
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,188 @@
+//! A server with a small model on the CPU, and a client of it, for tests.
+
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub, missing_docs)] // Helpers of tests are tests, and none uses all of them.
+
+use samite_core::CancelToken;
+use samite_cpu::{CpuDevice, CpuOptions};
+use samite_gguf::GgufFile;
+use samite_llm::{Context, ContextOptions, Model, ModelOptions};
+use samite_requests::{Engine, EngineOptions, drive};
+use samite_serve::{App, Hub, ServeOptions, serve};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub const CONTEXT: usize = 1024;
+
+pub fn model() -> &'static Arc<Model> {
+    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
+    MODEL.get_or_init(|| {
+        let file = GgufFile::from_static("stories", samite_stories::MODEL).unwrap();
+        let mut options = CpuOptions::default();
+        options.threads = Some(1);
+        let device = CpuDevice::new(options);
+        Model::from_gguf(&file, &ModelOptions::new(vec![device])).unwrap()
+    })
+}
+
+/// A model that is served, and the thread of its engine.
+pub fn app(options: ServeOptions, engine: EngineOptions) -> (App, JoinHandle<()>) {
+    let engine = EngineOptions {
+        context: Some(CONTEXT),
+        ..engine
+    };
+    let context = ContextOptions {
+        n_ctx: Some(CONTEXT * engine.slots),
+        n_seq: engine.n_seq(),
+        ..ContextOptions::default()
+    };
+    let context = Context::new(Arc::clone(model()), context).unwrap();
+    let (handle, driver) = drive(Engine::new(context, engine).unwrap()).unwrap();
+    let options = served(options);
+    let app = App::new(options, Arc::clone(model()), Some(handle), None).unwrap();
+    (app, driver)
+}
+
+/// Options of all servers here.
+pub fn served(options: ServeOptions) -> ServeOptions {
+    ServeOptions {
+        port: 0,
+        template: Some("chatml".to_owned()),
+        seed: Some(1),
+        metrics: true,
+        ..options
+    }
+}
+
+/// A server that ends with this value.
+pub struct Server {
+    pub address: String,
+    pub stop: CancelToken,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    pub fn start(options: ServeOptions, engine: EngineOptions) -> Self {
+        let (app, driver) = app(options, engine);
+        let mut server = Server::of(Hub::single(app));
+        server.threads.push(driver);
+        server
+    }
+
+    /// One of these models.
+    pub fn of(hub: Hub) -> Self {
+        let stop = CancelToken::new();
+        let (sender, receiver) = mpsc::channel();
+        let stopped = stop.clone();
+        let hub = Arc::new(hub);
+        let server = std::thread::spawn(move || {
+            serve(Arc::clone(&hub), &stopped, |addresses| {
+                sender.send(addresses[0].clone()).unwrap();
+            })
+            .unwrap();
+            hub.end();
+        });
+        Server {
+            address: receiver.recv().unwrap(),
+            stop,
+            threads: vec![server],
+        }
+    }
+
+    pub fn simple() -> Self {
+        Server::start(ServeOptions::default(), EngineOptions::default())
+    }
+
+    pub fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        )
+        .unwrap();
+        stream
+    }
+
+    /// The status, the headers and the body.
+    pub fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &str,
+        body: &str,
+    ) -> (u16, String, String) {
+        let mut text = String::new();
+        self.send(method, path, headers, body)
+            .read_to_string(&mut text)
+            .unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let body = match head.to_lowercase().contains("transfer-encoding: chunked") {
+            true => unchunked(body),
+            false => body.to_owned(),
+        };
+        (status, head.to_owned(), body)
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let (status, _, body) = self.ask("POST", path, "", &body.to_string());
+        (
+            status,
+            serde_json::from_str(&body).unwrap_or(Value::String(body)),
+        )
+    }
+
+    pub fn get(&self, path: &str) -> (u16, Value) {
+        let (status, _, body) = self.ask("GET", path, "", "");
+        (
+            status,
+            serde_json::from_str(&body).unwrap_or(Value::String(body)),
+        )
+    }
+
+    /// Waits until some slot is at work, or none.
+    pub fn wait_until(&self, is_busy: bool) {
+        let start = Instant::now();
+        loop {
+            let (_, slots) = self.get("/slots");
+            let mut slots = slots.as_array().unwrap().iter();
+            if slots.any(|slot| slot["is_processing"] == json!(true)) == is_busy {
+                return;
+            }
+            assert!(
+                start.elapsed() < Duration::from_secs(30),
+                "a slot hangs, or none begins"
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        for thread in self.threads.drain(..) {
+            let result = thread.join();
+            if !std::thread::panicking() {
+                result.unwrap();
+            }
+        }
+    }
+}
+
+pub fn unchunked(mut body: &str) -> String {
+    let mut text = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        text.push_str(&rest[..size]);
+        body = rest[size..].trim_start_matches("\r\n");
+    }
+    text
+}

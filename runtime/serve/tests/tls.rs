@@ -1,0 +1,141 @@
+//! Encrypted connections, with a certificate that signs itself.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+mod common;
+
+use common::Server;
+use samite_requests::EngineOptions;
+use samite_serve::{ServeOptions, TlsFiles};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+/// Writes a certificate for this machine and its key.
+fn files(folder: &Path) -> (TlsFiles, CertificateDer<'static>) {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let files = TlsFiles {
+        certificate: folder.join("certificate.pem"),
+        key: folder.join("key.pem"),
+    };
+    std::fs::write(&files.certificate, made.cert.pem()).unwrap();
+    std::fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
+    (files, made.cert.der().clone())
+}
+
+fn start(files: TlsFiles) -> Server {
+    let options = ServeOptions {
+        tls: Some(files),
+        ..ServeOptions::default()
+    };
+    Server::start(options, EngineOptions::default())
+}
+
+#[test]
+fn connections_are_encrypted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (files, certificate) = files(folder.path());
+    let server = start(files);
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(
+        tokio_rustls::rustls::crypto::ring::default_provider(),
+    ))
+    .with_safe_default_protocol_versions()
+    .unwrap()
+    .with_root_certificates(roots)
+    .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let client = ClientConnection::new(Arc::new(config), name).unwrap();
+    let socket = TcpStream::connect(&server.address).unwrap();
+    let mut stream = StreamOwned::new(client, socket);
+    let body = r#"{"prompt": "Once", "n_predict": 3, "stream": true}"#;
+    write!(
+        stream,
+        "POST /completion HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let mut text = String::new();
+    let _ = stream.read_to_string(&mut text);
+    assert!(
+        text.starts_with("HTTP/1.1 200") && text.contains("\"stop\":true"),
+        "{text}"
+    );
+}
+
+#[test]
+fn whoever_does_not_encrypt_is_turned_away_and_others_are_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let (files, _) = files(folder.path());
+    let server = start(files);
+    // One that says nothing holds up nobody.
+    let _silent = TcpStream::connect(&server.address).unwrap();
+    let mut plain = TcpStream::connect(&server.address).unwrap();
+    plain
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    plain
+        .write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        .unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(
+        !String::from_utf8_lossy(&answer).contains("ok"),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn a_certificate_that_cannot_be_used_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (good, _) = files(folder.path());
+    let broken = folder.path().join("broken.pem");
+    std::fs::write(&broken, "no").unwrap();
+    for (files, part) in [
+        (
+            TlsFiles {
+                certificate: broken.clone(),
+                key: good.key.clone(),
+            },
+            "--ssl-cert-file",
+        ),
+        (
+            TlsFiles {
+                certificate: good.certificate.clone(),
+                key: broken.clone(),
+            },
+            "--ssl-key-file",
+        ),
+        (
+            TlsFiles {
+                certificate: folder.path().join("none"),
+                key: good.key.clone(),
+            },
+            "--ssl-cert-file",
+        ),
+        (
+            TlsFiles {
+                certificate: good.certificate.clone(),
+                key: good.certificate.clone(),
+            },
+            "--ssl-key-file",
+        ),
+    ] {
+        let options = ServeOptions {
+            tls: Some(files),
+            ..common::served(ServeOptions::default())
+        };
+        let (app, driver) = common::app(options, EngineOptions::default());
+        let hub = Arc::new(samite_serve::Hub::single(app));
+        let error = samite_serve::serve(Arc::clone(&hub), &samite_core::CancelToken::new(), |_| {});
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+        hub.end();
+        driver.join().unwrap();
+    }
+}
