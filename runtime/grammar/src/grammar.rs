@@ -113,7 +113,9 @@ impl Grammar {
             Form::Regex(text) => TopLevelGrammar::from_regex(text),
             Form::Gbnf(gbnf) => {
                 let tokenizer = vocabulary.map(|vocabulary| &**vocabulary.tokenizer());
-                TopLevelGrammar::from_lark(gbnf.to_lark(tokenizer)?)
+                // Without it, a text that can go on in one way only is written to its end at once, and a few rules stand for texts of any length.
+                let forces_nothing = "%llguidance {\"no_forcing\": true}\n";
+                TopLevelGrammar::from_lark(forces_nothing.to_owned() + &gbnf.to_lark(tokenizer)?)
             }
             Form::Parts(part) => {
                 let controls = vocabulary.map_or(&[][..], |found| &found.shared().controls);

@@ -53,6 +53,15 @@ impl ApiError {
         error
     }
 
+    /// The same about a field that is called otherwise where the request came from.
+    pub fn renamed(mut self, from: &str, to: &str) -> Self {
+        if self.more.get("param").and_then(Value::as_str) == Some(from) {
+            self.message = self.message.replacen(from, to, 1);
+            self.more.insert("param".to_owned(), to.into());
+        }
+        self
+    }
+
     /// A picture, which no model here can see.
     pub fn image(field: impl Into<String>) -> Self {
         ApiError::field(field, "image input is not supported by this model")

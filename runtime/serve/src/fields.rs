@@ -4,9 +4,11 @@ use crate::error::{ApiError, Result};
 use serde_json::{Map, Value};
 
 /// An object of a request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Fields<'a> {
     object: &'a Map<String, Value>,
+    /// Where it stands in the request; empty for the request itself.
+    place: String,
 }
 
 /// What a value is, in words.
@@ -24,7 +26,10 @@ pub fn kind(value: &Value) -> &'static str {
 impl<'a> Fields<'a> {
     pub fn new(value: &'a Value) -> Result<Self> {
         match value {
-            Value::Object(object) => Ok(Fields { object }),
+            Value::Object(object) => Ok(Fields {
+                object,
+                place: String::new(),
+            }),
             other => Err(ApiError::invalid(format!(
                 "the body must be a JSON object, and is {}",
                 kind(other)
@@ -35,12 +40,27 @@ impl<'a> Fields<'a> {
     /// The object at `place`.
     pub fn of(place: &str, value: &'a Value) -> Result<Self> {
         match value {
-            Value::Object(object) => Ok(Fields { object }),
+            Value::Object(object) => Ok(Fields {
+                object,
+                place: place.to_owned(),
+            }),
             other => Err(ApiError::field(
                 place,
                 format!("must be an object, and is {}", kind(other)),
             )),
         }
+    }
+
+    /// Where a field of it stands.
+    fn place(&self, name: &str) -> String {
+        match self.place.is_empty() {
+            true => name.to_owned(),
+            false => format!("{}.{name}", self.place),
+        }
+    }
+
+    fn wrong(&self, name: &str, what: impl std::fmt::Display) -> ApiError {
+        ApiError::field(self.place(name), what)
     }
 
     pub fn object(&self) -> &'a Map<String, Value> {
@@ -61,7 +81,7 @@ impl<'a> Fields<'a> {
         match self.get(names) {
             None => Ok(default),
             Some((_, Value::Bool(value))) => Ok(*value),
-            Some((name, other)) => Err(ApiError::field(
+            Some((name, other)) => Err(self.wrong(
                 name,
                 format!("must be true or false, and is {}", kind(other)),
             )),
@@ -74,14 +94,11 @@ impl<'a> Fields<'a> {
         };
         match value.as_f64() {
             Some(number) if (least..=most).contains(&number) => Ok(Some(number)),
-            Some(number) => Err(ApiError::field(
+            Some(number) => Err(self.wrong(
                 name,
                 format!("must be from {least} to {most}, and is {number}"),
             )),
-            None => Err(ApiError::field(
-                name,
-                format!("must be a number, and is {}", kind(value)),
-            )),
+            None => Err(self.wrong(name, format!("must be a number, and is {}", kind(value)))),
         }
     }
 
@@ -89,7 +106,7 @@ impl<'a> Fields<'a> {
         let Some((name, value)) = self.get(names) else {
             return Ok(None);
         };
-        let wrong = |what: String| Err(ApiError::field(name, what));
+        let wrong = |what: String| Err(self.wrong(name, what));
         let Value::Number(number) = value else {
             return wrong(format!("must be a whole number, and is {}", kind(value)));
         };
@@ -133,7 +150,7 @@ impl<'a> Fields<'a> {
                     }
                     other => format!("must be a whole number, and is {}", kind(other)),
                 };
-                ApiError::field(name, message)
+                self.wrong(name, message)
             })
     }
 
@@ -141,10 +158,9 @@ impl<'a> Fields<'a> {
         match self.get(names) {
             None => Ok(None),
             Some((_, Value::String(text))) => Ok(Some(text)),
-            Some((name, other)) => Err(ApiError::field(
-                name,
-                format!("must be a string, and is {}", kind(other)),
-            )),
+            Some((name, other)) => {
+                Err(self.wrong(name, format!("must be a string, and is {}", kind(other))))
+            }
         }
     }
 
@@ -152,10 +168,9 @@ impl<'a> Fields<'a> {
         match self.get(&[name]) {
             None => Ok(None),
             Some((_, Value::Array(list))) => Ok(Some(list)),
-            Some((_, other)) => Err(ApiError::field(
-                name,
-                format!("must be a list, and is {}", kind(other)),
-            )),
+            Some((_, other)) => {
+                Err(self.wrong(name, format!("must be a list, and is {}", kind(other))))
+            }
         }
     }
 
@@ -167,15 +182,12 @@ impl<'a> Fields<'a> {
             Some(_) => self.list(name)?.unwrap_or_default(),
         };
         if list.len() > most {
-            return Err(ApiError::field(
-                name,
-                format!("{} entries; {most} are allowed", list.len()),
-            ));
+            return Err(self.wrong(name, format!("{} entries; {most} are allowed", list.len())));
         }
         let texts = list.iter().enumerate().map(|(i, text)| match text {
             Value::String(text) => Ok(text.clone()),
-            other => Err(ApiError::field(
-                format!("{name}[{i}]"),
+            other => Err(self.wrong(
+                &format!("{name}[{i}]"),
                 format!("must be a string, and is {}", kind(other)),
             )),
         });
@@ -185,7 +197,7 @@ impl<'a> Fields<'a> {
     pub fn fields(&self, name: &str) -> Result<Option<Fields<'a>>> {
         match self.get(&[name]) {
             None => Ok(None),
-            Some((name, value)) => Fields::of(name, value).map(Some),
+            Some((name, value)) => Fields::of(&self.place(name), value).map(Some),
         }
     }
 }

@@ -152,9 +152,13 @@ fn constraint(
     grammar
         .check()
         .map_err(|error| grammar_error(field, &error))?;
-    let constraint = grammar
+    let mut constraint = grammar
         .constraint(app.vocabulary()?)
         .map_err(|error| grammar_error(field, &error))?;
+    // So is what is too large to be followed.
+    constraint
+        .mask()
+        .map_err(|error| ApiError::field(field, error))?;
     let lazy = match form {
         Form::Calls { triggers, .. } if !triggers.is_empty() => {
             let lazy = Lazy::new(constraint, triggers);

@@ -70,7 +70,7 @@ const TEXT: &[Field] = &[
 const OPEN: &[Field] = &[
     ("n", r#"0 -1 999 "x" 1.5"#),
     ("best_of", r#"0 2 "x""#),
-    ("max_tokens", r#"-2 1.5 "x" [] {}"#),
+    ("n_predict", r#"-2 1.5 "x" [] {}"#),
     ("stream_options", r#"5 [] "x" {"include_usage":1}"#),
     ("return_progress", r#"1 "x""#),
     ("return_tokens", r#"1 "x""#),
@@ -113,6 +113,8 @@ const CHAT: &[Field] = &[
         r#"5 "x" [] "required" {} {"function":{"name":"nothing"}} {"function":5}"#,
     ),
     ("parallel_tool_calls", r#"5 "x""#),
+    ("max_tokens", r#"-2 1.5 "x" [] {}"#),
+    ("max_completion_tokens", r#"-2 1.5 "x" [] {}"#),
     ("chat_template_kwargs", r#"5 [] "x" {"enable_thinking":5}"#),
     ("enable_thinking", r#"5 "x""#),
     ("reasoning_effort", "5 []"),
@@ -521,6 +523,7 @@ fn expected(path: &str, name: &'static str, value: &'static str) -> &'static str
     match (path, name) {
         // What `options` has is told by its own name.
         ("/api/chat" | "/api/generate", "options") if value.starts_with('{') => "\"",
+        (_, "prompt") if value.contains("multimodal_data") => "multimodal_data",
         _ => name,
     }
 }

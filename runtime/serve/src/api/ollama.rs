@@ -370,6 +370,10 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
 }
 
 pub fn job(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
+    read(app, body, is_chat).map_err(|error| error.renamed("json_schema", "format"))
+}
+
+fn read(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
     let fields = Fields::new(body)?;
     fields.text(&["model"])?;
     let teller = |job: &Job| OllamaTeller {

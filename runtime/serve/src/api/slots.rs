@@ -90,6 +90,7 @@ fn path(app: &App, body: &Value) -> Result<(String, PathBuf)> {
 
 /// Saves, restores or erases what a slot has left.
 pub async fn act(app: &App, slot: &str, action: &str, body: &Value) -> Result<Value> {
+    Fields::new(body)?;
     let count = app.handle()?.limits().slots;
     let slot: usize = slot
         .parse()
