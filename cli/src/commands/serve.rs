@@ -167,6 +167,9 @@ struct HttpArgs {
     /// Tell metrics at /metrics
     #[arg(long)]
     metrics: bool,
+    /// What stands before the colon in the names of metrics that are not llama.cpp's, such as vllm for what watches vLLM
+    #[arg(long, value_name = "NAME", default_value = "samite", value_parser = metrics_name)]
+    metrics_names: String,
     /// Allow settings to be asked for at /props
     #[arg(long)]
     props: bool,
@@ -309,6 +312,14 @@ struct TalkArgs {
     /// A last message of the assistant is the beginning of the answer, the default
     #[arg(long, overrides_with = "no_prefill_assistant", action = ArgAction::SetTrue)]
     prefill_assistant: bool,
+}
+
+fn metrics_name(text: &str) -> Result<String, String> {
+    let is_letter = |c: char| c.is_ascii_alphabetic() || c == '_';
+    match !text.is_empty() && text.chars().all(is_letter) {
+        true => Ok(text.to_owned()),
+        false => Err("must be letters".to_owned()),
+    }
 }
 
 fn slot_count(text: &str) -> Result<usize, String> {
@@ -471,6 +482,7 @@ impl ServeArgs {
             cors_origins: list(&self.http.cors_origins),
             slots: !self.http.no_slots,
             metrics: self.http.metrics,
+            metrics_names: self.http.metrics_names.clone(),
             props: self.http.props,
             page: !self.http.no_ui,
             is_embedded: self.model.is_embedded(),

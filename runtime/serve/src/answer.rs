@@ -1,7 +1,9 @@
 //! The answer to one request as it comes: the engine's events become text, thoughts and calls.
 
+use crate::app::App;
 use crate::error::ApiError;
 use crate::job::{Job, Parsing};
+use crate::latency::Latencies;
 use samite_chat::{Answer, AnswerParser, Event as Parsed};
 use samite_requests::{
     CacheMiss, Counts, Event, MissCause, Probabilities, PromptProgress, Reason, Started,
@@ -56,8 +58,11 @@ pub struct Choice {
     pub error: Option<ApiError>,
     /// The part of the text that came with the end.
     rest: String,
+    latencies: Arc<Latencies>,
+    asked: Instant,
     started: Option<Instant>,
     first_token: Option<Instant>,
+    last_token: Option<Instant>,
 }
 
 /// The clock of answers that are still coming.
@@ -66,7 +71,7 @@ fn now() -> Instant {
 }
 
 impl Choice {
-    pub fn new(index: usize, prompt: Vec<u32>, job: &Job, tokenizer: &Arc<Tokenizer>) -> Self {
+    pub fn new(index: usize, prompt: Vec<u32>, job: &Job, app: &App) -> Self {
         let parser = job.parsing.as_ref().map(
             |Parsing {
                  format,
@@ -77,7 +82,7 @@ impl Choice {
         Choice {
             index,
             parser,
-            tokenizer: Arc::clone(tokenizer),
+            tokenizer: Arc::clone(&app.tokenizer),
             counts: Counts {
                 prompt: prompt.len(),
                 ..Counts::default()
@@ -91,8 +96,11 @@ impl Choice {
             reason: None,
             error: None,
             rest: String::new(),
+            latencies: Arc::clone(&app.latencies),
+            asked: now(),
             started: None,
             first_token: None,
+            last_token: None,
         }
     }
 
@@ -109,7 +117,12 @@ impl Choice {
             }
             Event::Progress(progress) => updates.push(Update::Progress(progress)),
             Event::Token(token) => {
-                self.first_token.get_or_insert_with(now);
+                let time = now();
+                match self.last_token.replace(time) {
+                    Some(last) => self.latencies.next_token.observe(time - last),
+                    None => self.latencies.first_token.observe(time - self.asked),
+                }
+                self.first_token.get_or_insert(time);
                 self.counts.written += 1;
                 let info = TokenInfo {
                     id: token.id,
@@ -125,6 +138,7 @@ impl Choice {
             }
             Event::Finished(finished) => {
                 self.counts = finished.counts;
+                self.latencies.whole.observe(self.asked.elapsed());
                 self.reason = Some(finished.reason);
                 self.text.push_str(&finished.rest);
                 self.rest.clone_from(&finished.rest);

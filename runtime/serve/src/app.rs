@@ -2,6 +2,7 @@
 
 use crate::embedder::Embedder;
 use crate::error::{ApiError, Result};
+use crate::latency::Latencies;
 use crate::options::ServeOptions;
 use samite_chat::{ChatTemplate, Guard};
 use samite_grammar::GrammarVocabulary;
@@ -32,6 +33,7 @@ pub struct App {
     /// The engine's sums when its metrics were asked for last.
     scraped: Mutex<Totals>,
     next_tag: AtomicU64,
+    pub(crate) latencies: Arc<Latencies>,
     pub(crate) compiling: Turns,
     /// Requests for embeddings are computed one after the other, and so many may wait.
     pub(crate) embedding_turn: Semaphore,
@@ -136,6 +138,7 @@ impl App {
             settings: Mutex::default(),
             scraped: Mutex::default(),
             next_tag: AtomicU64::new(1),
+            latencies: Arc::default(),
             compiling: Turns::default(),
             embedding_turn: Semaphore::new(1),
             embedding_queue: Semaphore::new(1024),

@@ -155,7 +155,7 @@ fn constraint(
     let mut constraint = grammar
         .constraint(app.vocabulary()?)
         .map_err(|error| grammar_error(field, &error))?;
-    // So is what is too large to be followed.
+    // So is what is too large to be followed at once.
     constraint
         .mask()
         .map_err(|error| ApiError::field(field, error))?;

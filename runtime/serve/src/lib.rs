@@ -23,6 +23,7 @@
 //! | `job.rs`, `chat.rs` | the one translation into requests of the engine; conversations |
 //! | `answer.rs`, `stream.rs` | an answer as it comes; whole or as a stream |
 //! | `api/` | one file for each interface |
+//! | `latency.rs` | how long answers take, for metrics |
 //! | `embedder.rs` | a context for embeddings |
 //! | `chance.rs` | ids, seeds and the time of day |
 #![forbid(unsafe_code)]
@@ -40,6 +41,7 @@ mod error;
 mod fields;
 mod hub;
 mod job;
+mod latency;
 mod options;
 mod page;
 mod paths;

@@ -35,6 +35,8 @@ pub struct ServeOptions {
     pub slots: bool,
     /// Whether `GET /metrics` answers.
     pub metrics: bool,
+    /// What stands before the colon in the names of metrics that llama.cpp has not, such as `samite` or `vllm`.
+    pub metrics_names: String,
     /// Whether `POST /props` answers.
     pub props: bool,
     /// Whether there is a page to talk on.
@@ -100,6 +102,7 @@ impl Default for ServeOptions {
             cors_origins: Vec::new(),
             slots: true,
             metrics: false,
+            metrics_names: "samite".to_owned(),
             props: false,
             page: true,
             is_embedded: false,

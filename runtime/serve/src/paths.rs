@@ -7,6 +7,7 @@ use crate::page;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Get {
     Health,
+    Ready,
     Models,
     Props,
     Metrics,
@@ -92,7 +93,8 @@ impl Methods {
     /// Those of a path; `None` if there is nothing.
     pub fn of(options: &ServeOptions, path: &str) -> Option<Self> {
         Some(match path {
-            "/health" | "/v1/health" | "/ready" => Methods::get(Get::Health),
+            "/health" | "/v1/health" => Methods::get(Get::Health),
+            "/ready" => Methods::get(Get::Ready),
             "/v1/models" | "/models" => Methods::get(Get::Models),
             "/models/load" => Methods::post(Post::Load),
             "/models/unload" => Methods::post(Post::Unload),

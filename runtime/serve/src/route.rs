@@ -2,7 +2,7 @@
 
 use crate::access;
 use crate::api::{
-    anthropic, embeddings, models, native, ollama, openai_chat, openai_completions, props,
+    anthropic, embeddings, metrics, models, native, ollama, openai_chat, openai_completions, props,
     responses, slots, tokens,
 };
 use crate::app::App;
@@ -93,7 +93,7 @@ pub async fn handle(hub: Arc<Hub>, request: hyper::Request<Incoming>) -> Respons
         return refused("a page of another origin asks: name it with --cors-origins, or set keys");
     }
     let is_public = methods.is_some_and(|methods| {
-        matches!(methods.get, Some(Get::Health | Get::File)) && methods.post.is_none()
+        matches!(methods.get, Some(Get::Health | Get::Ready | Get::File)) && methods.post.is_none()
     });
     let result = if !is_public && !access::has_key(options, &parts.headers) {
         Err(ApiError::new(
@@ -240,20 +240,21 @@ fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn health(hub: &Hub) -> Result<Response> {
+/// Whether new requests are taken.
+fn ready(hub: &Hub) -> Result<Response> {
     match hub.is_draining.load(Ordering::SeqCst) {
         true => Err(ApiError::new(503, "the server is about to end")),
         false => Ok(json_response(200, &json!({"status": "ok"}))),
     }
 }
 
-fn metrics(app: &App) -> Result<Response> {
+fn told_metrics(app: &App) -> Result<Response> {
     if !app.options.metrics {
         return Err(ApiError::not_supported(
             "this server tells no metrics: start it with --metrics",
         ));
     }
-    let mut response = Body::from(props::metrics(app)?).into_response();
+    let mut response = Body::from(metrics::text(app)).into_response();
     let headers = response.headers_mut();
     let kind = HeaderValue::from_static("text/plain; version=0.0.4");
     headers.insert(header::CONTENT_TYPE, kind);
@@ -298,8 +299,9 @@ impl Asked<'_> {
     fn get(&self, get: Get) -> Result<Response> {
         let hub = self.hub;
         let value = match get {
-            Get::Health => return health(hub),
-            Get::Metrics => return metrics(&*self.look()?),
+            Get::Health => json!({"status": "ok"}),
+            Get::Ready => return ready(hub),
+            Get::Metrics => return told_metrics(&*self.look()?),
             Get::File => {
                 let none = || ApiError::new(404, "there is no such file");
                 return page::file(self.path).ok_or_else(none);

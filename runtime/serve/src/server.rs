@@ -110,19 +110,25 @@ async fn join(tasks: &mut Vec<JoinHandle<()>>) {
     }
 }
 
-/// Takes connections until the server is told to end, and then waits for what they still answer.
+/// Takes connections. Once the server is told to end, it waits for what is still answered, and meanwhile says so to whoever asks.
 async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     let mut tasks = JoinSet::new();
     let mut end = shared.stopped.clone();
     let mut told = pin!(async move {
         let _ = end.wait_for(|stopped| *stopped).await;
     });
-    loop {
+    let mut is_late = false;
+    while !(is_late && tasks.is_empty()) {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     let _ = stream.set_nodelay(true);
-                    tasks.spawn(taken(stream, Arc::clone(&shared)));
+                    let shared = Arc::clone(&shared);
+                    match is_late {
+                        false => drop(tasks.spawn(taken(stream, shared, false))),
+                        // Nobody waits for these.
+                        true => drop(tokio::spawn(taken(stream, shared, true))),
+                    }
                 }
                 // Too many files are open, for example: connections that wait for a request make room.
                 Err(error) => {
@@ -131,27 +137,29 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             },
-            () = told.as_mut() => break,
+            () = told.as_mut(), if !is_late => is_late = true,
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
         }
     }
-    drop(listener);
-    while tasks.join_next().await.is_some() {}
 }
 
 /// Answers what comes over a connection, encrypted if that is wanted.
-async fn taken(stream: TcpStream, shared: Arc<Shared>) {
+async fn taken(stream: TcpStream, shared: Arc<Shared>, is_late: bool) {
     match &shared.tls {
-        None => connection(stream, &shared).await,
+        None => connection(stream, &shared, is_late).await,
         Some(tls) => match tls.accept(stream).await {
-            Ok(stream) => connection(stream, &shared).await,
+            Ok(stream) => connection(stream, &shared, is_late).await,
             Err(error) => tracing::debug!(%error, "a connection was not encrypted as it should be"),
         },
     }
 }
 
 /// Answers what comes over a connection.
-async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, shared: &Arc<Shared>) {
+async fn connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    shared: &Arc<Shared>,
+    is_late: bool,
+) {
     let place = Arc::new(shared.connections.add());
     let hub = Arc::clone(&shared.hub);
     let working = Arc::clone(&place);
@@ -170,12 +178,13 @@ async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, shared: &Arc<Sh
     builder.title_case_headers(true);
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIME);
+        .header_read_timeout(HEADER_TIME)
+        .keep_alive(!is_late);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut stopped = shared.stopped.clone();
     let told = async move {
         tokio::select! {
-            _ = stopped.wait_for(|stopped| *stopped) => {}
+            _ = stopped.wait_for(|stopped| *stopped), if !is_late => {}
             () = place.leave.notified() => {}
         }
     };

@@ -86,12 +86,7 @@ impl Running {
         let mut readers = Vec::with_capacity(job.requests.len());
         let mut choices = Vec::with_capacity(job.requests.len());
         for (index, request) in std::mem::take(&mut job.requests).into_iter().enumerate() {
-            choices.push(Choice::new(
-                index,
-                request.prompt.clone(),
-                job,
-                &app.tokenizer,
-            ));
+            choices.push(Choice::new(index, request.prompt.clone(), job, app));
             readers.push(Some(handle.submit(request)?));
         }
         Ok(Running {

@@ -451,15 +451,23 @@ fn slots_are_saved_and_restored() {
 #[test]
 fn the_server_drains() {
     let server = Server::simple();
-    let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true, "n_predict": 150});
+    let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true, "n_predict": 900});
     let mut stream = server.send("POST", "/completion", "", &body.to_string());
     let mut some = [0; 200];
     stream.read_exact(&mut some).unwrap();
     server.stop.cancel();
+    // Whoever asks meanwhile is told.
+    let start = std::time::Instant::now();
+    while server.get("/ready").0 != 503 {
+        assert!(start.elapsed().as_secs() < 20);
+    }
+    assert_eq!(server.get("/health").0, 200);
+    let (status, head, _) = server.ask("POST", "/completion", "", "{\"prompt\": \"a\"}");
+    assert!(status == 503 && head.contains("Retry-After"), "{head}");
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
     assert!(
-        rest.contains("\"stop\":true") && rest.contains("\"tokens_predicted\":150"),
+        rest.contains("\"stop\":true") && rest.contains("\"tokens_predicted\":900"),
         "{rest}"
     );
 }
@@ -688,4 +696,54 @@ fn bodies_that_would_grow_in_memory_are_refused() {
         status == 413 && answer.contains("objects"),
         "{status} {answer}"
     );
+}
+
+#[test]
+fn metrics_have_one_series_of_each_name() {
+    let options = ServeOptions {
+        metrics_names: "vllm".to_owned(),
+        ..ServeOptions::default()
+    };
+    let server = Server::start(options, EngineOptions::default());
+    for _ in 0..2 {
+        server.post(
+            "/completion",
+            &json!({"prompt": "Once upon a time", "n_predict": 5}),
+        );
+    }
+    server.wait_until(false);
+    let (_, text) = server.get("/metrics");
+    let text = text.as_str().unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        let name = series.split('{').next().unwrap();
+        assert!(value.parse::<f64>().is_ok(), "{line}");
+        assert!(name.ends_with("_bucket") || seen.insert(name), "{line}");
+        let base = ["_bucket", "_sum", "_count"]
+            .iter()
+            .find_map(|end| name.strip_suffix(end));
+        let has_type = |name: &str| text.contains(&format!("# TYPE {name} "));
+        assert!(has_type(name) || base.is_some_and(has_type), "{line}");
+    }
+    for line in [
+        "vllm:num_requests_running 0",
+        "vllm:num_requests_waiting 0",
+        "vllm:generation_tokens_total 10",
+        "vllm:request_success_total 2",
+        "vllm:time_to_first_token_seconds_count 2",
+        "vllm:inter_token_latency_seconds_count 8",
+        "vllm:e2e_request_latency_seconds_bucket{le=\"+Inf\"} 2",
+        "llamacpp:tokens_predicted_total 10",
+        "samite:requests_failed_total 0",
+    ] {
+        assert!(
+            text.lines().any(|found| found == line),
+            "{line} is not in {text}"
+        );
+    }
+    let hits = text
+        .lines()
+        .find_map(|line| line.strip_prefix("vllm:prefix_cache_hits_total "));
+    assert!(hits.unwrap().parse::<u64>().unwrap() >= 4, "{text}");
 }

@@ -1,0 +1,252 @@
+//! Metrics, as Prometheus' text. Names of llama.cpp stand as they are; the others are vLLM's behind a prefix, so that what watches it can watch this server. Each
+//! name has one series.
+
+use crate::app::App;
+use crate::latency::{ENDS, Histogram};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The text so far.
+struct Told<'p> {
+    text: String,
+    /// What stands before the colon of names that are not llama.cpp's.
+    prefix: &'p str,
+}
+
+impl Told<'_> {
+    fn head(&mut self, name: &str, kind: &str, help: &str) -> String {
+        let name = match name.contains(':') {
+            true => name.to_owned(),
+            false => format!("{}:{name}", self.prefix),
+        };
+        self.text
+            .push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+        name
+    }
+
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
+        let name = self.head(name, kind, help);
+        self.text.push_str(&format!("{name} {value}\n"));
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.one(name, "counter", help, value as f64);
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.one(name, "gauge", help, value);
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        let name = self.head(name, "histogram", help);
+        let (counts, sum) = histogram.sums();
+        let ends = ENDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+        for (end, count) in ends.zip(counts) {
+            self.text
+                .push_str(&format!("{name}_bucket{{le=\"{end}\"}} {count}\n"));
+        }
+        let all = counts[ENDS.len()];
+        self.text
+            .push_str(&format!("{name}_sum {sum}\n{name}_count {all}\n"));
+    }
+}
+
+fn rate(tokens: u64, time: Duration) -> f64 {
+    let seconds = time.as_secs_f64();
+    if seconds > 0.0 {
+        tokens as f64 / seconds
+    } else {
+        0.0
+    }
+}
+
+/// Those of a model.
+pub fn text(app: &App) -> String {
+    let view = app
+        .handle
+        .as_ref()
+        .map_or_else(Arc::default, |handle| handle.view());
+    let embedder = app.embedder.as_ref();
+    let embedded = embedder.map_or((0, 0), |embedder| embedder.totals());
+    let totals = &view.totals;
+    let slots = view.slots.iter();
+    let busy = slots.filter(|slot| slot.request.is_some()).count() as f64;
+    // Rates are those since the last time that somebody asked.
+    let before = app.last_scrape(*totals);
+    let part = |part: f64, all: f64| if all > 0.0 { part / all } else { 0.0 };
+    let mut told = Told {
+        text: String::new(),
+        prefix: &app.options.metrics_names,
+    };
+    let prompt_tokens = totals.prompt_tokens + embedded.0;
+    told.counter(
+        "llamacpp:prompt_tokens_total",
+        "Tokens of prompts that were computed.",
+        prompt_tokens,
+    );
+    told.counter(
+        "llamacpp:prompt_tokens_cached_total",
+        "Tokens of prompts that were known.",
+        totals.cached_tokens,
+    );
+    let reading = totals.prompt_time.as_secs_f64();
+    told.one(
+        "llamacpp:prompt_seconds_total",
+        "counter",
+        "Time of steps that computed prompts.",
+        reading,
+    );
+    told.counter(
+        "llamacpp:tokens_predicted_total",
+        "Tokens that were written.",
+        totals.written_tokens,
+    );
+    let writing = totals.writing_time.as_secs_f64();
+    told.one(
+        "llamacpp:tokens_predicted_seconds_total",
+        "counter",
+        "Time of steps that wrote tokens only.",
+        writing,
+    );
+    told.counter(
+        "llamacpp:n_decode_total",
+        "Steps.",
+        totals.steps + embedded.1,
+    );
+    told.counter("llamacpp:n_tokens_max", "The longest text.", totals.longest);
+    told.counter(
+        "llamacpp:spec_decode_num_draft_tokens_total",
+        "Tokens that were drafted.",
+        totals.drafted_tokens,
+    );
+    told.counter(
+        "llamacpp:spec_decode_num_accepted_tokens_total",
+        "Drafted tokens that were taken.",
+        totals.accepted_tokens,
+    );
+    told.counter(
+        "llamacpp:spec_decode_num_drafts_total",
+        "Drafts.",
+        totals.drafts,
+    );
+    let read_lately = totals.prompt_tokens.saturating_sub(before.prompt_tokens);
+    let reading_lately = totals.prompt_time.saturating_sub(before.prompt_time);
+    told.gauge(
+        "llamacpp:prompt_tokens_seconds",
+        "Tokens of prompts per second.",
+        rate(read_lately, reading_lately),
+    );
+    let wrote_lately = totals.written_tokens.saturating_sub(before.written_tokens);
+    let writing_lately = totals.writing_time.saturating_sub(before.writing_time);
+    told.gauge(
+        "llamacpp:predicted_tokens_seconds",
+        "Tokens written per second.",
+        rate(wrote_lately, writing_lately),
+    );
+    told.gauge(
+        "llamacpp:requests_processing",
+        "Requests that have a slot.",
+        busy,
+    );
+    told.gauge(
+        "llamacpp:requests_deferred",
+        "Requests that wait for a slot.",
+        view.queued as f64,
+    );
+    let per_step = part(totals.busy_slots as f64, totals.steps as f64);
+    told.gauge(
+        "llamacpp:n_busy_slots_per_decode",
+        "Slots at work in a step, on average.",
+        per_step,
+    );
+
+    told.gauge("num_requests_running", "Requests that have a slot.", busy);
+    told.gauge(
+        "num_requests_waiting",
+        "Requests that wait for a slot.",
+        view.queued as f64,
+    );
+    let used = part(view.used_cells as f64, view.cells as f64);
+    told.gauge(
+        "kv_cache_usage_perc",
+        "The part of the cache that is used, from 0 to 1, kept texts included.",
+        used,
+    );
+    let name = told.head(
+        "cache_config_info",
+        "gauge",
+        "The cache: a block is one token.",
+    );
+    told.text.push_str(&format!(
+        "{name}{{block_size=\"1\",num_gpu_blocks=\"{}\"}} 1\n",
+        view.cells
+    ));
+    told.counter(
+        "prompt_tokens_total",
+        "Tokens of prompts, whether they were known or not.",
+        totals.asked_tokens,
+    );
+    told.counter(
+        "generation_tokens_total",
+        "Tokens that were written.",
+        totals.written_tokens,
+    );
+    told.counter(
+        "prefix_cache_queries_total",
+        "Tokens of prompts that were looked for.",
+        totals.asked_tokens,
+    );
+    told.counter(
+        "prefix_cache_hits_total",
+        "Those of them that were known.",
+        totals.cached_tokens,
+    );
+    told.counter(
+        "num_preemptions_total",
+        "How often a request made room for others.",
+        totals.preempted,
+    );
+    told.counter(
+        "request_success_total",
+        "Requests that were answered.",
+        totals.finished,
+    );
+    let latencies = &app.latencies;
+    told.histogram(
+        "time_to_first_token_seconds",
+        "From a request to its first token.",
+        &latencies.first_token,
+    );
+    told.histogram(
+        "inter_token_latency_seconds",
+        "Between one token and the next.",
+        &latencies.next_token,
+    );
+    told.histogram(
+        "e2e_request_latency_seconds",
+        "From a request to the end of its answer.",
+        &latencies.whole,
+    );
+
+    told.counter(
+        "samite:requests_failed_total",
+        "Requests that failed.",
+        totals.failed,
+    );
+    told.counter(
+        "samite:requests_cancelled_total",
+        "Requests that were cancelled, or whose reader left.",
+        totals.cancelled,
+    );
+    told.counter(
+        "samite:prefix_evictions_total",
+        "Kept texts that were given up.",
+        totals.evicted,
+    );
+    told.gauge(
+        "samite:prefixes_kept",
+        "Texts that are kept.",
+        view.kept as f64,
+    );
+    told.text
+}

@@ -1,0 +1,67 @@
+//! How long answers take, counted as Prometheus has histograms.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Ends of the first buckets in seconds; the last one has no end.
+pub const ENDS: [f64; 15] = [
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+];
+
+/// Times, counted in buckets. Nobody waits for anybody else.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    counts: [AtomicU64; ENDS.len() + 1],
+    microseconds: AtomicU64,
+}
+
+impl Histogram {
+    pub fn observe(&self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        let bucket = ENDS.iter().position(|&end| seconds <= end);
+        self.counts[bucket.unwrap_or(ENDS.len())].fetch_add(1, Ordering::Relaxed);
+        let microseconds = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.microseconds.fetch_add(microseconds, Ordering::Relaxed);
+    }
+
+    /// How many times were at most as long as each end, then all; and their sum in seconds.
+    pub fn sums(&self) -> ([u64; ENDS.len() + 1], f64) {
+        let mut sum = 0;
+        let counts = self.counts.each_ref().map(|count| {
+            sum += count.load(Ordering::Relaxed);
+            sum
+        });
+        (
+            counts,
+            self.microseconds.load(Ordering::Relaxed) as f64 / 1e6,
+        )
+    }
+}
+
+/// Times of answers.
+#[derive(Debug, Default)]
+pub struct Latencies {
+    /// From a request to its first token.
+    pub first_token: Histogram,
+    /// Between one token and the next.
+    pub next_token: Histogram,
+    /// From a request to the end of its answer.
+    pub whole: Histogram,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_have_all_up_to_their_ends() {
+        let histogram = Histogram::default();
+        for milliseconds in [0, 1, 3, 100, 400_000] {
+            histogram.observe(Duration::from_millis(milliseconds));
+        }
+        let (counts, sum) = histogram.sums();
+        assert_eq!((counts[0], counts[1], counts[5]), (2, 3, 4));
+        assert_eq!((counts[14], counts[15]), (4, 5));
+        assert!((sum - 400.104).abs() < 1e-9);
+    }
+}
