@@ -1,7 +1,7 @@
 // The page: conversations, their messages, and the box for the next one.
 
 import * as store from "./store.js";
-import { answer, get } from "./client.js";
+import { answer, get, ofModel } from "./client.js";
 import { blocks } from "./markdown.js";
 import { open as openMachine } from "./machine.js";
 
@@ -224,6 +224,7 @@ function request() {
   });
   if (settings.system?.trim()) messages.unshift({ role: "system", content: settings.system });
   const body = { messages };
+  if (which.value) body.model = which.value;
   for (const name of ["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "max_tokens"]) {
     if (settings[name] !== undefined && settings[name] !== "") body[name] = Number(settings[name]);
   }
@@ -443,11 +444,30 @@ find("export").addEventListener("click", () => {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 });
 
+// Where there are several models, one is chosen, also for the page about the machine.
+
+const which = find("which");
+
+async function listModels() {
+  const { data } = await get("v1/models");
+  if (data.length < 2 || which.options.length) return;
+  for (const { id } of data) which.append(element("option", { value: id }, id));
+  which.hidden = false;
+  find("model").hidden = true;
+}
+
+which.addEventListener("change", begin);
+
 // The beginning.
 
 async function begin() {
   try {
-    const props = await get("props");
+    await listModels();
+    const props = await get(`props${ofModel()}`).catch((error) => {
+      // Of a model that is not loaded, only the name is known.
+      if (error.status === 400 && which.value) return { model_alias: which.value };
+      throw error;
+    });
     const name = props.model_alias || props.model_path || "samite";
     find("model").textContent = name;
     document.title = `${name} · samite`;

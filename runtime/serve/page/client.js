@@ -26,6 +26,12 @@ export async function get(path) {
   return response.json();
 }
 
+/** What a path has behind it for the chosen model, where there are several. */
+export function ofModel() {
+  const { value } = document.getElementById("which");
+  return value ? `?model=${encodeURIComponent(value)}` : "";
+}
+
 /**
  * Asks for an answer, and gives the objects of its stream as they come.
  * @param {object} body as OpenAI's chat completions have it

@@ -1,6 +1,6 @@
 // What the server does at the moment: its model, where the model's parts run, the memory for that, and the slots.
 
-import { get } from "./client.js";
+import { get, ofModel } from "./client.js";
 
 const dialog = document.getElementById("machine");
 const body = document.getElementById("machine-body");
@@ -58,7 +58,7 @@ const optional = (path) => get(path).catch(() => null);
 async function refresh() {
   let shown;
   try {
-    const [props, slots, plan] = await Promise.all([get("props"), optional("slots"), optional("plan")]);
+    const [props, slots, plan] = await Promise.all([get(`props${ofModel()}`), optional(`slots${ofModel()}`), optional(`plan${ofModel()}`)]);
     shown = [...model(props), ...(plan ? where(plan) : []), ...(slots ? work(slots) : [])];
   } catch (error) {
     const message = document.createElement("p");

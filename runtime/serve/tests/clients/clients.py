@@ -1,9 +1,11 @@
 """Real clients talk to `samite serve` with the model that is part of the program.
 
-Usage: clients.py PROGRAM. Needs the packages openai, anthropic and ollama.
+Usage: clients.py PROGRAM [FOLDER]. Needs the packages openai, anthropic, ollama, langchain-openai and llm. FOLDER has node_modules with Node's openai, which is
+tried, too.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -132,6 +134,62 @@ def with_ollama(base, text):
         assert error.status_code == 400
 
 
+def with_langchain(base, text):
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_openai import ChatOpenAI
+    from pydantic import BaseModel, Field
+
+    class Mood(BaseModel):
+        """A mood."""
+
+        mood: str = Field(pattern="^(good|bad)$")
+
+    model = ChatOpenAI(model="x", base_url=base + "/v1", api_key=KEY, max_retries=0, temperature=0, max_tokens=12)
+    ask = [HumanMessage("Once upon a time")]
+    assert model.invoke(ask).content == text
+    parts = list(model.stream(ask, stream_usage=True))
+    assert "".join(part.content for part in parts) == text and parts[-1].usage_metadata["output_tokens"] == 12
+    long = model.model_copy(update={"max_tokens": 256})
+    called = long.bind_tools([{"type": "function", "function": TOOL}], tool_choice="pick", parallel_tool_calls=False).invoke(ask)
+    call = called.tool_calls[0]
+    assert call["name"] == "pick" and 1 <= call["args"]["n"] <= 9, called
+    after = model.bind_tools([{"type": "function", "function": TOOL}]).invoke([*ask, called, ToolMessage("7", tool_call_id=call["id"])])
+    assert after.response_metadata["finish_reason"] in ("stop", "length", "tool_calls")
+    for method in ("json_schema", "function_calling"):
+        shaped = long.with_structured_output(Mood, method=method).invoke(ask)
+        assert shaped.mood in ("good", "bad"), shaped
+    assert len(model.batch([ask] * 6)) == 6
+    try:
+        model.bind(temperature=-1).invoke(ask)
+        raise AssertionError("temperature -1 was taken")
+    except openai.BadRequestError as error:
+        assert "temperature" in str(error)
+
+
+def with_llm(base, text):
+    import llm
+    from llm.default_plugins.openai_models import Chat
+
+    model = Chat("x", model_name="x", api_base=base + "/v1", supports_tools=True, supports_schema=True)
+    model.key = KEY
+    options = {"temperature": 0, "max_tokens": 12}
+    assert model.prompt("Once upon a time", stream=False, **options).text() == text
+    assert "".join(model.prompt("Once upon a time", stream=True, **options)) == text
+    shaped = model.prompt("Once upon a time", schema=SCHEMA, stream=False, max_tokens=64)
+    assert json.loads(shaped.text())["mood"] in ("good", "bad")
+    try:
+        model.prompt("Once upon a time", stream=False, temperature=0, max_tokens=-5).text()
+        raise AssertionError("max_tokens -5 was taken")
+    except Exception as error:
+        assert "max_tokens" in str(error), error
+
+
+def with_node(base, folder, text):
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "clients.mjs")
+    environment = {**os.environ, "BASE": base, "KEY": KEY, "TEXT": text}
+    subprocess.run(["node", script], cwd=folder, env=environment, check=True, timeout=120)
+
+
 def main():
     program = sys.argv[1]
     flags = ["serve", "--port", "0", "--api-key", KEY, "--embeddings", "-c", "2048", "--parallel", "4", "--chat-template", "chatml"]
@@ -146,11 +204,15 @@ def main():
         text = with_openai(base)
         with_anthropic(base, text)
         with_ollama(base, text)
+        with_langchain(base, text)
+        with_llm(base, text)
+        if len(sys.argv) > 2:
+            with_node(base, sys.argv[2], text)
         assert json.load(urllib.request.urlopen(base + "/health"))["status"] == "ok"
         server.terminate()
         start = time.time()
         assert server.wait(timeout=20) == 0, server.returncode
-        print(f"openai {openai.__version__}, anthropic {anthropic.__version__} and ollama are served; the end took {time.time() - start:.1f} s")
+        print(f"openai {openai.__version__}, anthropic {anthropic.__version__}, ollama, LangChain and llm are served; the end took {time.time() - start:.1f} s")
     finally:
         server.kill()
 
