@@ -5,13 +5,14 @@
 
 use crate::app::{App, lock};
 use crate::body::Bodies;
+use crate::entry::{Entry, State, Status};
 use crate::error::{ApiError, Result};
 use crate::options::ServeOptions;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::OwnedMutexGuard;
 
 /// Where a model comes from.
@@ -84,37 +85,6 @@ pub struct Hub {
     /// Requests that wait for it.
     waiting: AtomicUsize,
     uses: AtomicU64,
-}
-
-/// A model.
-pub(crate) struct Entry {
-    pub names: Vec<String>,
-    pub path: PathBuf,
-    source: Option<Box<dyn Source>>,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    app: Option<Arc<App>>,
-    thread: Option<JoinHandle<()>>,
-    is_loading: bool,
-    /// Why it could not be loaded the last time.
-    failure: Option<String>,
-    /// What it takes.
-    bytes: u64,
-    /// When it was asked for last, as a count.
-    last_use: u64,
-    /// Since when nobody uses it, and how long it stays then.
-    idle_since: Option<Instant>,
-    stays: Option<Duration>,
-}
-
-/// What a model is at.
-pub(crate) enum Status {
-    Unloaded(Option<String>),
-    Loading,
-    Loaded(Arc<App>),
 }
 
 impl std::fmt::Debug for Hub {
@@ -265,6 +235,11 @@ impl Hub {
         &self.options.prefix
     }
 
+    /// The number of one more use.
+    fn next_use(&self) -> u64 {
+        self.uses.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     pub(crate) fn entries(&self) -> &[Entry] {
         &self.entries
     }
@@ -319,13 +294,13 @@ impl Hub {
     ) -> Result<Arc<App>> {
         let entry = &self.entries[at];
         if self.waiting.load(Ordering::SeqCst) == 0
-            && let Some(app) = entry.using(self)
+            && let Some(app) = entry.using(|| self.next_use())
         {
             return Ok(app);
         }
         let _waits = Waits::new(&self.waiting);
         let turn = Arc::clone(&self.changing).lock_owned().await;
-        if let Some(app) = entry.using(self) {
+        if let Some(app) = entry.using(|| self.next_use()) {
             return Ok(app);
         }
         if !loads.unwrap_or(self.limits.loads) {
@@ -364,7 +339,7 @@ impl Hub {
             entry.load()?;
             lock(&entry.state).bytes = bytes;
             entry
-                .using(&hub)
+                .using(|| hub.next_use())
                 .ok_or_else(|| "it was given up".to_owned())
         });
         let loaded = loading.await.map_err(|error| error.to_string());
@@ -456,111 +431,5 @@ impl Hub {
                 let _ = thread.join();
             }
         }
-    }
-}
-
-impl Entry {
-    pub fn id(&self) -> &str {
-        self.names.first().map_or("", String::as_str)
-    }
-
-    pub fn is_loaded(&self) -> bool {
-        lock(&self.state).app.is_some()
-    }
-
-    pub fn status(&self) -> Status {
-        let state = lock(&self.state);
-        match &state.app {
-            Some(app) => Status::Loaded(Arc::clone(app)),
-            None if state.is_loading => Status::Loading,
-            None => Status::Unloaded(state.failure.clone()),
-        }
-    }
-
-    /// When it is given up if nobody asks for it: in so much time.
-    pub fn leaves_in(&self) -> Option<Duration> {
-        lock(&self.state).stays
-    }
-
-    /// The model, if it is there, as one that was used just now.
-    fn using(&self, hub: &Hub) -> Option<Arc<App>> {
-        let mut state = lock(&self.state);
-        let app = state.app.clone()?;
-        state.last_use = hub.uses.fetch_add(1, Ordering::Relaxed) + 1;
-        state.idle_since = None;
-        Some(app)
-    }
-
-    fn load(&self) -> Result<(), String> {
-        let Some(source) = &self.source else {
-            return Ok(());
-        };
-        lock(&self.state).is_loading = true;
-        let loaded = source.load();
-        lock(&self.state).is_loading = false;
-        match loaded {
-            Ok(loaded) => {
-                self.put(loaded);
-                Ok(())
-            }
-            Err(error) => {
-                lock(&self.state).failure = Some(error.clone());
-                Err(error)
-            }
-        }
-    }
-
-    fn put(&self, loaded: Loaded) {
-        let mut state = lock(&self.state);
-        state.app = Some(Arc::new(loaded.app));
-        state.thread = loaded.thread;
-        state.failure = None;
-        state.idle_since = None;
-    }
-
-    /// Whether it is in memory and no request has it.
-    fn is_idle(&self) -> bool {
-        let state = lock(&self.state);
-        let app = state.app.as_ref().filter(|_| self.source.is_some());
-        app.is_some_and(|app| Arc::strong_count(app) == 1)
-    }
-
-    /// Whether nobody used it for the time that it stays.
-    fn is_over_time(&self) -> bool {
-        let is_idle = self.is_idle();
-        let mut state = lock(&self.state);
-        let Some(stays) = state.stays.filter(|_| is_idle) else {
-            state.idle_since = None;
-            return false;
-        };
-        let since = *state.idle_since.get_or_insert_with(Instant::now);
-        since.elapsed() >= stays
-    }
-
-    /// Takes it out, unless a request has it.
-    fn take_idle(&self) -> Option<(Arc<App>, Option<JoinHandle<()>>)> {
-        let mut state = lock(&self.state);
-        let app = state.app.take_if(|app| Arc::strong_count(app) == 1)?;
-        state.stays = None;
-        state.bytes = 0;
-        Some((app, state.thread.take()))
-    }
-
-    /// Gives it up, unless a request has it.
-    async fn unload(&self) -> bool {
-        let Some((app, thread)) = self.take_idle() else {
-            return false;
-        };
-        let ended = tokio::task::spawn_blocking(move || {
-            if let Some(handle) = &app.handle {
-                handle.end();
-            }
-            if let Some(thread) = thread {
-                let _ = thread.join();
-            }
-            drop(app);
-        });
-        let _ = ended.await;
-        true
     }
 }

@@ -15,7 +15,7 @@
 //! | file | what |
 //! |---|---|
 //! | `options.rs`, `app.rs` | how a server is set up; what the requests of a model share |
-//! | `hub.rs` | several models: which are in memory, and which make room |
+//! | `hub.rs`, `entry.rs` | several models: which are in memory, and which make room |
 //! | `server.rs`, `connections.rs`, `tls.rs` | listens, and drains at the end; connections that make room; encryption |
 //! | `paths.rs`, `route.rs`, `body.rs` | leads each request to its interface; reads bodies within limits |
 //! | `access.rs`, `page.rs` | keys and origins; files of the page |
@@ -37,6 +37,7 @@ mod chance;
 mod chat;
 mod connections;
 mod embedder;
+mod entry;
 mod error;
 mod fields;
 mod hub;

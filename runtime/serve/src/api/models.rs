@@ -1,8 +1,9 @@
 //! Which models there are.
 
 use crate::app::App;
+use crate::entry::{Entry, Status};
 use crate::error::Result;
-use crate::hub::{Entry, Hub, Status};
+use crate::hub::Hub;
 use serde_json::{Value, json};
 
 /// The list for OpenAI's clients, and for others that read `models`.

@@ -142,13 +142,16 @@ def with_langchain(base, text):
     class Mood(BaseModel):
         """A mood."""
 
+        # A model that tells stories would write further members for ever.
+        model_config = {"extra": "forbid"}
         mood: str = Field(pattern="^(good|bad)$")
 
     model = ChatOpenAI(model="x", base_url=base + "/v1", api_key=KEY, max_retries=0, temperature=0, max_tokens=12)
     ask = [HumanMessage("Once upon a time")]
     assert model.invoke(ask).content == text
     parts = list(model.stream(ask, stream_usage=True))
-    assert "".join(part.content for part in parts) == text and parts[-1].usage_metadata["output_tokens"] == 12
+    usage = [part.usage_metadata for part in parts if part.usage_metadata]
+    assert "".join(part.content for part in parts) == text and usage[-1]["output_tokens"] == 12
     long = model.model_copy(update={"max_tokens": 256})
     called = long.bind_tools([{"type": "function", "function": TOOL}], tool_choice="pick", parallel_tool_calls=False).invoke(ask)
     call = called.tool_calls[0]

@@ -1,0 +1,148 @@
+//! One of a server's models: in memory, or not.
+
+use crate::app::{App, lock};
+use crate::hub::{Loaded, Source};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A model.
+pub struct Entry {
+    pub names: Vec<String>,
+    pub path: PathBuf,
+    pub source: Option<Box<dyn Source>>,
+    pub state: Mutex<State>,
+}
+
+/// How a model is in memory.
+#[derive(Default)]
+pub struct State {
+    pub app: Option<Arc<App>>,
+    pub thread: Option<JoinHandle<()>>,
+    pub is_loading: bool,
+    /// Why it could not be loaded the last time.
+    pub failure: Option<String>,
+    /// What it takes.
+    pub bytes: u64,
+    /// When it was asked for last, as a count.
+    pub last_use: u64,
+    /// Since when nobody uses it, and how long it stays then.
+    pub idle_since: Option<Instant>,
+    pub stays: Option<Duration>,
+}
+
+/// What a model is at.
+pub enum Status {
+    Unloaded(Option<String>),
+    Loading,
+    Loaded(Arc<App>),
+}
+
+impl Entry {
+    pub fn id(&self) -> &str {
+        self.names.first().map_or("", String::as_str)
+    }
+
+    pub fn is_loaded(&self) -> bool {
+        lock(&self.state).app.is_some()
+    }
+
+    pub fn status(&self) -> Status {
+        let state = lock(&self.state);
+        match &state.app {
+            Some(app) => Status::Loaded(Arc::clone(app)),
+            None if state.is_loading => Status::Loading,
+            None => Status::Unloaded(state.failure.clone()),
+        }
+    }
+
+    /// When it is given up if nobody asks for it: in so much time.
+    pub fn leaves_in(&self) -> Option<Duration> {
+        lock(&self.state).stays
+    }
+
+    /// The model, if it is there, as one that was used just now.
+    pub fn using(&self, use_number: impl FnOnce() -> u64) -> Option<Arc<App>> {
+        let mut state = lock(&self.state);
+        let app = state.app.clone()?;
+        state.last_use = use_number();
+        state.idle_since = None;
+        Some(app)
+    }
+
+    /// Loads it.
+    pub fn load(&self) -> Result<(), String> {
+        let Some(source) = &self.source else {
+            return Ok(());
+        };
+        lock(&self.state).is_loading = true;
+        let loaded = source.load();
+        lock(&self.state).is_loading = false;
+        match loaded {
+            Ok(loaded) => {
+                self.put(loaded);
+                Ok(())
+            }
+            Err(error) => {
+                lock(&self.state).failure = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// It is in memory from now on.
+    pub fn put(&self, loaded: Loaded) {
+        let mut state = lock(&self.state);
+        state.app = Some(Arc::new(loaded.app));
+        state.thread = loaded.thread;
+        state.failure = None;
+        state.idle_since = None;
+    }
+
+    /// Whether it is in memory and no request has it.
+    pub fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        let app = state.app.as_ref().filter(|_| self.source.is_some());
+        app.is_some_and(|app| Arc::strong_count(app) == 1)
+    }
+
+    /// Whether nobody used it for the time that it stays.
+    pub fn is_over_time(&self) -> bool {
+        let is_idle = self.is_idle();
+        let mut state = lock(&self.state);
+        let Some(stays) = state.stays.filter(|_| is_idle) else {
+            state.idle_since = None;
+            return false;
+        };
+        let since = *state.idle_since.get_or_insert_with(Instant::now);
+        since.elapsed() >= stays
+    }
+
+    /// Takes it out, unless a request has it.
+    fn take_idle(&self) -> Option<(Arc<App>, Option<JoinHandle<()>>)> {
+        let mut state = lock(&self.state);
+        let app = state.app.take_if(|app| Arc::strong_count(app) == 1)?;
+        state.stays = None;
+        state.bytes = 0;
+        Some((app, state.thread.take()))
+    }
+
+    /// Gives it up, unless a request has it.
+    pub async fn unload(&self) -> bool {
+        let Some((app, thread)) = self.take_idle() else {
+            return false;
+        };
+        let ended = tokio::task::spawn_blocking(move || {
+            if let Some(handle) = &app.handle {
+                handle.end();
+            }
+            if let Some(thread) = thread {
+                let _ = thread.join();
+            }
+            drop(app);
+        });
+        let _ = ended.await;
+        true
+    }
+}
