@@ -320,8 +320,9 @@ impl Hub {
             None => Err("it was given up".to_owned()),
         });
         let failed = |error: String| {
-            let id = self.entries[at].id();
-            ApiError::new(500, format!("{id} cannot be loaded: {error}"))
+            let entry = &self.entries[at];
+            lock(&entry.state).failure = Some(error.clone());
+            ApiError::new(500, format!("{} cannot be loaded: {error}", entry.id()))
         };
         let planned = planned.await.map_err(|error| error.to_string());
         let bytes = planned.and_then(|planned| planned).map_err(failed)?;

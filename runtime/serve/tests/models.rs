@@ -24,7 +24,10 @@ struct Planned {
 
 impl Source for Planned {
     fn plan(&self) -> Result<u64, String> {
-        Ok(self.bytes)
+        match self.name {
+            "worse" => Err("its header is damaged".to_owned()),
+            _ => Ok(self.bytes),
+        }
     }
 
     fn load(&self) -> Result<Loaded, String> {
@@ -47,7 +50,14 @@ impl Source for Planned {
 /// A server of models `a`, `b` and `c` that take 60, 40 and 50 of 100 bytes, one that never fits, and one that is damaged; and how often they were loaded.
 fn start(limits: HubLimits) -> (Server, Arc<AtomicUsize>) {
     let loads = Arc::new(AtomicUsize::new(0));
-    let models = [("a", 60), ("b", 40), ("c", 50), ("huge", 101), ("bad", 1)];
+    let models = [
+        ("a", 60),
+        ("b", 40),
+        ("c", 50),
+        ("huge", 101),
+        ("bad", 1),
+        ("worse", 1),
+    ];
     let models = models.map(|(name, bytes)| ServedModel {
         names: vec![name.to_owned(), format!("{name}.gguf")],
         path: PathBuf::from(format!("{name}.gguf")),
@@ -104,7 +114,7 @@ fn a_request_picks_its_model_and_the_one_not_used_for_longest_makes_room() {
     }
     assert_eq!(loads.load(Ordering::SeqCst), 4);
     let (_, list) = server.get("/v1/models");
-    assert_eq!(list["data"].as_array().unwrap().len(), 5);
+    assert_eq!(list["data"].as_array().unwrap().len(), 6);
     assert_eq!(list["data"][0]["status"]["value"], "unloaded");
     assert_eq!(server.get("/v1/models/b").1["meta"]["n_embd"], 128);
 }
@@ -119,7 +129,7 @@ fn what_cannot_be_loaded_says_why() {
         (404, &json!("not_found_error"))
     );
     assert!(
-        message.contains("other") && message.contains("a, b, c, huge, bad"),
+        message.contains("other") && message.contains("a, b, c, huge, bad, worse"),
         "{message}"
     );
     let (status, answer) = ask(&server, Some("huge"));
@@ -137,8 +147,15 @@ fn what_cannot_be_loaded_says_why() {
                 .contains("damaged"),
         "{answer}"
     );
-    let (_, bad) = server.get("/v1/models/bad");
-    assert_eq!(bad["status"]["failed"], true);
+    assert_eq!(ask(&server, Some("worse")).0, 500);
+    for name in ["bad", "worse"] {
+        let (_, model) = server.get(&format!("/v1/models/{name}"));
+        let error = model["status"]["error"].as_str().unwrap();
+        assert!(
+            model["status"]["failed"] == true && error.contains("damaged"),
+            "{model}"
+        );
+    }
     let (status, answer) = server.post("/completion", &json!({"model": 5, "prompt": "a"}));
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("model")));
     // Others are served.
