@@ -262,7 +262,7 @@ fn ollamas_keep_alive_says_how_long_a_model_stays() {
             .as_array()
             .unwrap()
             .len(),
-        5
+        6
     );
     let (status, answer) = server.post("/api/generate", &json!({"model": "a", "keep_alive": 0}));
     assert_eq!(
