@@ -5,8 +5,8 @@ Usage: chaos.py PROGRAM [--seconds N] [--clients N] [--seed N] [--model FILE] [-
 Clients leave in the middle, do not read, send broken JSON, prompts that are too long, schemas that explode, halves of requests, and hold connections open. The
 server is stopped and continued (SIGSTOP, SIGCONT), may have 256 open files, and files of its cache on disk cannot become longer than some kilobytes, as on a
 full disk. At the end no slot may be at work, no request may have failed, memory may not have grown, the quiet run's answers must come again, and SIGTERM must
-end it. The reference device computes, by default: on others, a text that is drawn can differ by what else is in a batch, as their sums are rounded in another
-order. Needs Linux and Python's own library only.
+end it. With --device reference, texts that are drawn are compared, too: on other devices they can differ by what else is in a batch, as sums are rounded in
+another order. Needs Linux and Python's own library only.
 """
 
 import argparse
@@ -110,8 +110,12 @@ class Chaos:
     def good(self, chance):
         prompt, seed = chance.choice(PROMPTS), chance.randrange(2)
         text = self.quiet(prompt, seed, chance.random() < 0.5)
-        if text != self.expected[prompt, seed]:
+        if self.is_wrong(prompt, seed, text):
             self.wrong.append(f"{prompt!r}, seed {seed}: {text!r} instead of {self.expected[prompt, seed]!r}")
+
+    def is_wrong(self, prompt, seed, text):
+        is_exact = seed == 0 or self.arguments.device == "reference"
+        return text != self.expected[prompt, seed] if is_exact else not text
 
     def leave(self, chance):
         stream = self.raw({"prompt": chance.choice(PROMPTS), "n_predict": 400, "stream": chance.random() < 0.7, "ignore_eos": True})
@@ -217,8 +221,8 @@ class Chaos:
                     thread.join()
                 self.wait_until_idle()
                 after = self.memory()
-                for (prompt, seed), text in self.expected.items():
-                    if self.quiet(prompt, seed) != text:
+                for prompt, seed in self.expected:
+                    if self.is_wrong(prompt, seed, self.quiet(prompt, seed)):
                         self.wrong.append(f"after all: {prompt!r}, seed {seed}: another text")
                 metrics = self.ask("GET", "/metrics")[1].decode()
                 told = {line.split()[0]: float(line.split()[1]) for line in metrics.splitlines() if not line.startswith("#")}
@@ -254,7 +258,7 @@ def main():
     parser.add_argument("--clients", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model")
-    parser.add_argument("--device", default="reference")
+    parser.add_argument("--device", default="cpu")
     sys.exit(Chaos(parser.parse_args()).run())
 
 
