@@ -75,7 +75,7 @@ impl ContextPlan {
 
     fn source(&self) -> GraphSource<'_> {
         self.model
-            .graph_source(&self.layers, &self.kv.choices, &self.options, &self.sizes)
+            .graph_source(&self.layers, &self.kv.choices, &self.options, &[], &self.sizes)
     }
 }
 
