@@ -356,7 +356,6 @@ pub struct ScaledAdapter {
     pub share: f32,
 }
 
-
 /// Checks that adapters can be used with `model`.
 pub(crate) fn check(model: &Arc<Model>, adapters: &[ScaledAdapter]) -> Result<()> {
     for ScaledAdapter { adapter, share } in adapters {

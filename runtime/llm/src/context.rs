@@ -187,9 +187,15 @@ impl Context {
     /// Takes the memory for the largest graph and for single tokens.
     fn reserve_all(&mut self) -> Result<()> {
         let mixed = Some(self.adapters.all()).filter(|_| self.adapters.any());
-        for all in [None, mixed].into_iter().take(1 + usize::from(mixed.is_some())) {
+        for all in [None, mixed]
+            .into_iter()
+            .take(1 + usize::from(mixed.is_some()))
+        {
             for shape in self.sizes.reserved() {
-                let shape = GraphShape { mixed: all, ..shape };
+                let shape = GraphShape {
+                    mixed: all,
+                    ..shape
+                };
                 let built = self.source().build(shape)?;
                 self.scheduler.reserve(&built.graph, &built.assignments)?;
             }
@@ -201,8 +207,13 @@ impl Context {
         let KvCache {
             layers, choices, ..
         } = &self.cache;
-        self.model
-            .graph_source(layers, choices, &self.options, self.adapters.known(), &self.sizes)
+        self.model.graph_source(
+            layers,
+            choices,
+            &self.options,
+            self.adapters.known(),
+            &self.sizes,
+        )
     }
 
     /// The model.

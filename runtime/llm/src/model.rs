@@ -18,8 +18,8 @@ use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata};
 use samite_sched::{DeviceSet, Fallback};
 use samite_text::Tokenizer;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Is told the bytes that are loaded and the bytes in all; from any thread, by one at a time.

@@ -233,6 +233,11 @@ impl SavedSequence {
             .all(|(i, &position)| i == position)
     }
 
+    /// What it was computed with, as [`Context::identity_with`] says.
+    pub fn identity(&self) -> [u64; 2] {
+        [self.fingerprint, self.adapters]
+    }
+
     /// Bytes of what layers keep.
     pub fn bytes(&self) -> usize {
         self.tensors.iter().map(|rows| rows.bytes.len()).sum()

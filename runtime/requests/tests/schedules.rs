@@ -6,7 +6,10 @@
 
 use samite_core::environment::Clock;
 use samite_core::{DType, Environment};
-use samite_llm::{Context, ContextOptions, Model, ModelOptions, SyntheticModel};
+use samite_llm::{
+    Adapter, Context, ContextOptions, Model, ModelOptions, ScaledAdapter, SyntheticAdapter,
+    SyntheticModel,
+};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
     CacheWish, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request, Totals,
@@ -22,8 +25,11 @@ use std::time::{Duration, Instant};
 /// Attention alone, layers with a window, states beside attention.
 const ARCHITECTURES: [&str; 3] = ["llama", "gemma3", "lfm2"];
 
-fn model(architecture: usize) -> &'static Arc<Model> {
-    static MODELS: [OnceLock<Arc<Model>>; 3] = [const { OnceLock::new() }; 3];
+/// A model and two adapters of it.
+type Loaded = (Arc<Model>, [Arc<Adapter>; 2]);
+
+fn loaded(architecture: usize) -> &'static Loaded {
+    static MODELS: [OnceLock<Loaded>; 3] = [const { OnceLock::new() }; 3];
     MODELS[architecture].get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
@@ -40,7 +46,18 @@ fn model(architecture: usize) -> &'static Arc<Model> {
         .write(&path)
         .unwrap();
         let device = ReferenceDevice::new(ReferenceOptions::named("alone"));
-        Model::load(&path, &ModelOptions::new(vec![device])).unwrap()
+        let model = Model::load(&path, &ModelOptions::new(vec![device])).unwrap();
+        let adapters = [2, 3].map(|rank| {
+            let adapter_path = folder.path().join(format!("{rank}.gguf"));
+            let synthetic = SyntheticAdapter { rank, alpha: 4.0 };
+            let mut rng = Rng::new(rank as u64);
+            let next = || rng.below(1000) as f32 / 1000.0 - 0.5;
+            synthetic
+                .write(&path, &adapter_path, |_| true, next)
+                .unwrap();
+            Adapter::load(&adapter_path, &model).unwrap()
+        });
+        (model, adapters)
     })
 }
 
@@ -165,8 +182,20 @@ fn prompt(rng: &mut Rng) -> Vec<u32> {
     tokens
 }
 
-fn request(rng: &mut Rng) -> Request {
+fn request(rng: &mut Rng, adapters: &[Arc<Adapter>; 2]) -> Request {
     Request {
+        adapters: match rng.below(8) {
+            0 => Some(Vec::new()),
+            number @ 1..4 => {
+                let used = (0..2).filter(|place| number >> place & 1 == 1);
+                let used = used.map(|place| ScaledAdapter {
+                    adapter: Arc::clone(&adapters[place]),
+                    share: rng.pick(&[1.0, -0.5]),
+                });
+                Some(used.collect())
+            }
+            _ => None,
+        },
         max_tokens: match rng.below(5) {
             0 => None,
             1 => Some(0),
@@ -195,10 +224,20 @@ fn request(rng: &mut Rng) -> Request {
     }
 }
 
+/// The adapters of a request, by the ranks of their files, and their shares.
+fn shares(request: &Request) -> Option<Vec<(String, f32)>> {
+    let named =
+        |scaled: &ScaledAdapter| (scaled.adapter.path().display().to_string(), scaled.share);
+    request
+        .adapters
+        .as_ref()
+        .map(|adapters| adapters.iter().map(named).collect())
+}
+
 /// One schedule; the number of tokens that were found in the cache, and the sums of the engine.
 fn schedule(seed: u64) -> (usize, Totals) {
     let mut rng = Rng::new(seed);
-    let model = model((seed % 3) as usize);
+    let (model, adapters) = loaded((seed % 3) as usize);
     let options = EngineOptions {
         slots: 1 + rng.below(4),
         context: Some(CONTEXT),
@@ -218,7 +257,9 @@ fn schedule(seed: u64) -> (usize, Totals) {
             .keep_on_disk(folder((seed % 3) as usize), bytes)
             .unwrap();
     }
-    let mut waiting: Vec<Request> = (0..3 + rng.below(8)).map(|_| request(&mut rng)).collect();
+    let mut waiting: Vec<Request> = (0..3 + rng.below(8))
+        .map(|_| request(&mut rng, adapters))
+        .collect();
     let mut answers: Vec<(u64, Request, Answer, bool)> = Vec::new();
     let mut steps = 0;
     loop {
@@ -259,7 +300,8 @@ fn schedule(seed: u64) -> (usize, Totals) {
                 &request.sampling,
                 request.max_tokens,
                 &request.stop,
-                request.ignore_end
+                request.ignore_end,
+                shares(request),
             )
         );
         let (tokens, reason) = known.entry(name).or_insert_with(|| alone(model, request));

@@ -87,7 +87,8 @@ impl SequenceAdapters {
             )));
         }
         let others_went = self.known.len() < before;
-        self.known.extend(new.iter().map(|&adapter| Arc::clone(adapter)));
+        self.known
+            .extend(new.iter().map(|&adapter| Arc::clone(adapter)));
         Ok((new.len(), others_went))
     }
 

@@ -18,7 +18,7 @@ pub(super) struct Part {
 }
 
 impl Engine {
-    /// Before the end of a prompt, so many tokens from it, a state is kept: what a template writes to have the model answer is shorter.
+    /// Before the end of a prompt, so many tokens from it, a beginning is kept where texts cannot be cut: what a template writes to have the model answer is shorter.
     const BEFORE_THE_END: usize = 24;
     /// And one every so many tokens.
     const STATE_EVERY: usize = 4096;
@@ -110,9 +110,9 @@ impl Engine {
         planned
     }
 
-    /// Where states are kept, a part of a prompt ends where one is to be kept.
+    /// Where texts cannot be cut, a part of a prompt ends where its beginning is to be kept.
     fn up_to_mark(&self, at: usize, count: usize) -> usize {
-        if !self.context.keeps_states() {
+        if self.context.can_take_back() {
             return count;
         }
         let active = &self.active[at];
@@ -123,7 +123,7 @@ impl Engine {
         }
     }
 
-    /// The place where the state of a request is kept next.
+    /// The place where the beginning of a request is kept next.
     fn next_mark(&self, active: &Active) -> Option<usize> {
         let end = active.running.n_prompt.saturating_sub(Self::BEFORE_THE_END);
         let regular = (active.decoded / Self::STATE_EVERY + 1) * Self::STATE_EVERY;
@@ -224,13 +224,13 @@ impl Engine {
         tracing::trace!(computed, read, "step");
     }
 
-    /// Keeps the state of a request where that is wanted.
+    /// Keeps the beginning of a request where texts cannot be cut and it is wanted: with its state, or what layers with a window have there.
     fn keep_state(&mut self, at: usize) {
         let active = &self.active[at];
         let (place, prompt) = (active.decoded, active.running.n_prompt);
         let end = prompt.saturating_sub(Self::BEFORE_THE_END);
         let is_mark = place > 0 && (place == end || place.is_multiple_of(Self::STATE_EVERY));
-        if !self.context.keeps_states()
+        if self.context.can_take_back()
             || !is_mark
             || place >= prompt
             || !active.running.request.cache.keep
@@ -252,8 +252,10 @@ impl Engine {
         let Some(to) = self.free_sequences.pop() else {
             return;
         };
-        if let Err(error) = self.context.copy(sequence, to, ..) {
-            tracing::warn!(%error, "a state cannot be kept");
+        let adapted = self.adapt(to, key.0);
+        let copied = adapted.and_then(|()| self.context.copy(sequence, to, ..));
+        if let Err(error) = copied {
+            tracing::warn!(%error, "a beginning cannot be kept");
             self.free(to);
             return;
         }
