@@ -2,10 +2,12 @@
 
 mod admission;
 mod batch;
+mod drafts;
 mod room;
 
 use crate::disk::DiskTexts;
-use crate::draft::Costs;
+use crate::draft::{Account, Costs, Luck};
+use crate::drafter::Drafter;
 use crate::event::{FailureKind, Reason};
 use crate::kept::{Kept, KeptTexts, Key};
 use crate::outbox::{Bell, Reader, outbox};
@@ -34,8 +36,8 @@ pub struct EngineOptions {
     pub budget: usize,
     /// Bytes of host memory for what makes room for others. Beyond, it is computed again.
     pub swap_bytes: usize,
-    /// Most tokens of a text that are guessed from what it had before and computed together; what is measured decides how many are. 0 for none. The
-    /// text is the same. Models with states or windows have none.
+    /// Most tokens of a text that are guessed, from what it had before or by a [draft model](Engine::set_drafter), and computed together; what is
+    /// measured decides how many are. 0 for none. The text is the same. Models with states or windows have none.
     pub draft: usize,
 }
 
@@ -120,6 +122,15 @@ pub struct Engine {
     batch: Batch,
     /// What steps cost.
     costs: Costs,
+    /// What those without drafts cost, by the number of requests that write.
+    plain: Costs,
+    /// Whether drafts pay.
+    account: Account,
+    drafter: Option<Drafter>,
+    /// How often tokens of the draft model stand, over all requests.
+    model_luck: Luck,
+    /// Time that the draft model took for this step.
+    draft_time: Option<Duration>,
     /// Which request's turn with its prompt comes first.
     turn: usize,
     next_id: u64,
@@ -179,6 +190,11 @@ impl Engine {
             fingerprints: vec![None],
             batch: Batch::new(),
             costs: Costs::new(),
+            plain: Costs::new(),
+            account: Account::default(),
+            drafter: None,
+            model_luck: Luck::default(),
+            draft_time: None,
             turn: 0,
             next_id: 1,
             is_closing: false,
@@ -528,6 +544,9 @@ impl Engine {
     fn free(&mut self, sequence: usize) {
         if let Err(error) = self.context.remove(sequence, ..) {
             tracing::error!(%error, sequence, "a sequence cannot be forgotten");
+        }
+        if let Some(drafter) = &mut self.drafter {
+            drafter.forget(sequence);
         }
         if let Err(error) = self.adapt(sequence, 0) {
             tracing::error!(%error, sequence, "its adapters cannot be forgotten");

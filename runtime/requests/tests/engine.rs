@@ -10,8 +10,8 @@ use samite_llm::{
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
-    CacheMiss, CacheWish, Engine, EngineOptions, Event, FailureKind, Finished, MissCause, Reader,
-    Reason, Refusal, Request, Shift, Started, Step, drive, drive_sleeping,
+    CacheMiss, CacheWish, Drafter, Engine, EngineOptions, Event, FailureKind, Finished, MissCause,
+    Reader, Reason, Refusal, Request, Shift, Started, Step, drive, drive_sleeping,
 };
 use samite_text::SamplerParams;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -73,7 +73,7 @@ fn options(slots: usize) -> EngineOptions {
     }
 }
 
-fn engine_with(options: EngineOptions, clock: Arc<Hand>) -> Engine {
+fn engine_with(options: EngineOptions, clock: Arc<dyn Clock>) -> Engine {
     let context = ContextOptions {
         n_ctx: Some(64 * options.slots),
         n_batch: 16,
@@ -223,7 +223,7 @@ fn a_long_prompt_does_not_hold_up_those_who_write() {
 #[test]
 fn who_does_not_read_is_paused_alone_and_leaves_the_slot() {
     let clock = Hand::new();
-    let mut engine = engine_with(options(1), Arc::clone(&clock));
+    let mut engine = engine_with(options(1), clock.clone());
     let slow = Request {
         outbox: 4,
         ..request(10..20, 20)
@@ -299,7 +299,7 @@ fn who_does_not_read_gives_up_memory_that_others_need() {
 #[test]
 fn time_that_is_over_ends_a_request_wherever_it_is() {
     let clock = Hand::new();
-    let mut engine = engine_with(options(1), Arc::clone(&clock));
+    let mut engine = engine_with(options(1), clock.clone());
     let timed = |request| Request {
         deadline: Some(Duration::from_secs(5)),
         ..request
@@ -854,5 +854,95 @@ fn long_prefixes_are_known_where_texts_cannot_be_cut() {
         check(&mut engine, 90, &expected[1], 126, cause);
         check(&mut engine, 90, &expected[1], 126, cause);
         check(&mut engine, 20, &expected[0], 126, cause);
+    }
+}
+
+/// A draft model for `model()`, which is the model itself, or one of another vocabulary or architecture.
+fn drafter(synthetic: &SyntheticModel, least: f32) -> samite_llm::Result<Drafter> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("draft.gguf");
+    synthetic.write(&path).unwrap();
+    let device = ReferenceDevice::new(ReferenceOptions::named("draft"));
+    let draft = Model::load(&path, &ModelOptions::new(vec![device])).unwrap();
+    let context = ContextOptions {
+        n_ctx: Some(256),
+        n_seq: options(2).n_seq(),
+        kv_types: [DType::F32; 2],
+        environment: Environment {
+            clock: Arc::new(Ticking(Hand::new(), Duration::from_micros(1))),
+            ..Environment::system()
+        },
+        ..ContextOptions::default()
+    };
+    Drafter::new(Context::new(draft, context).unwrap(), model(), least)
+}
+
+#[test]
+fn a_draft_model_of_the_same_family_drafts_and_others_are_refused() {
+    let refused = |synthetic: &SyntheticModel| drafter(synthetic, 0.0).unwrap_err().to_string();
+    let error = refused(&SyntheticModel {
+        n_vocab: 600,
+        ..synthetic()
+    });
+    assert!(error.contains("its vocabulary has 600 tokens"), "{error}");
+    for architecture in ["lfm2", "mamba"] {
+        let error = refused(&SyntheticModel {
+            n_vocab: 264,
+            ..SyntheticModel::tiny(architecture)
+        });
+        assert!(error.contains("cannot be taken back"), "{error}");
+    }
+    let error = of_architecture("qwen3next")
+        .set_drafter(drafter(&synthetic(), 0.0).unwrap())
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("takes no draft model"),
+        "{error}"
+    );
+
+    // Each look at the clock of the engine takes a while, and little at that of the draft model: drafts pay.
+    let long = || request([3, 70, 9, 120], 56);
+    let expected = {
+        let mut engine = engine(1);
+        let mut reader = submit(&mut engine, long());
+        run(&mut engine);
+        ids(&events(&mut reader))
+    };
+    let engine_options = EngineOptions {
+        draft: 8,
+        ..options(2)
+    };
+    let mut engine = engine_with(
+        engine_options,
+        Arc::new(Ticking(Hand::new(), Duration::from_millis(1))),
+    );
+    engine
+        .set_drafter(drafter(&synthetic(), 0.0).unwrap())
+        .unwrap();
+    let mut reader = submit(&mut engine, long());
+    run(&mut engine);
+    assert_eq!(ids(&events(&mut reader)), expected);
+    let totals = engine.view().totals;
+    let drafted = engine.drafter().unwrap().drafted();
+    assert!(drafted > 10 && totals.steps < 40, "{drafted}, {totals:?}");
+    // All of them are its own: they stand, unless the text was over.
+    assert!(
+        totals.accepted_tokens + 8 >= totals.drafted_tokens,
+        "{totals:?}"
+    );
+}
+
+/// A clock that moves on whenever somebody looks at it.
+#[derive(Debug)]
+struct Ticking(Arc<Hand>, Duration);
+
+impl Clock for Ticking {
+    fn now(&self) -> Instant {
+        self.0.sleep(self.1);
+        self.0.now()
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.0.sleep(time);
     }
 }

@@ -12,7 +12,7 @@ use samite_llm::{
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
-    CacheWish, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request, Totals,
+    CacheWish, Drafter, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request, Totals,
 };
 use samite_testing::Rng;
 use samite_text::SamplerParams;
@@ -61,16 +61,45 @@ fn loaded(architecture: usize) -> &'static Loaded {
     })
 }
 
+/// Models that draft for the first one: itself, and another one whose guesses are mostly wrong.
+fn draft_model(number: usize) -> Arc<Model> {
+    static OTHER: OnceLock<Arc<Model>> = OnceLock::new();
+    let other = || {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("draft.gguf");
+        SyntheticModel {
+            n_layer: 1,
+            n_embd: 16,
+            n_head: 1,
+            n_head_kv: 1,
+            head_dim: 16,
+            n_ff: 16,
+            n_vocab: 264,
+            ..SyntheticModel::tiny("llama")
+        }
+        .write(&path)
+        .unwrap();
+        let device = ReferenceDevice::new(ReferenceOptions::named("draft"));
+        Model::load(&path, &ModelOptions::new(vec![device])).unwrap()
+    };
+    match number {
+        0 => Arc::clone(&loaded(0).0),
+        _ => Arc::clone(OTHER.get_or_init(other)),
+    }
+}
+
 /// A clock that moves on whenever somebody looks at it: what depends on time is the same in each run.
 #[derive(Debug)]
 struct Ticking {
+    tick: Duration,
     start: Instant,
     ticks: AtomicU64,
 }
 
 impl Ticking {
-    fn new() -> Self {
+    fn new(tick: Duration) -> Self {
         Ticking {
+            tick,
             start: Instant::now(),
             ticks: AtomicU64::new(0),
         }
@@ -79,7 +108,8 @@ impl Ticking {
 
 impl Clock for Ticking {
     fn now(&self) -> Instant {
-        self.start + Duration::from_millis(self.ticks.fetch_add(1, Ordering::Relaxed))
+        let ticks = self.ticks.fetch_add(1, Ordering::Relaxed);
+        self.start + self.tick * u32::try_from(ticks).unwrap()
     }
 
     fn sleep(&self, _time: Duration) {}
@@ -94,7 +124,7 @@ fn engine(model: &Arc<Model>, n_ctx: usize, options: EngineOptions) -> Engine {
         n_logits: Some(8),
         kv_types: [DType::F32; 2],
         environment: Environment {
-            clock: Arc::new(Ticking::new()),
+            clock: Arc::new(Ticking::new(Duration::from_millis(1))),
             ..Environment::system()
         },
         ..ContextOptions::default()
@@ -234,8 +264,8 @@ fn shares(request: &Request) -> Option<Vec<(String, f32)>> {
         .map(|adapters| adapters.iter().map(named).collect())
 }
 
-/// One schedule; the number of tokens that were found in the cache, and the sums of the engine.
-fn schedule(seed: u64) -> (usize, Totals) {
+/// One schedule; the number of tokens that were found in the cache, those that a draft model gave, and the sums of the engine.
+fn schedule(seed: u64) -> (usize, u64, Totals) {
     let mut rng = Rng::new(seed);
     let (model, adapters) = loaded((seed % 3) as usize);
     let options = EngineOptions {
@@ -250,6 +280,24 @@ fn schedule(seed: u64) -> (usize, Totals) {
     // From no room but for one text to plenty.
     let n_ctx = CONTEXT + rng.below(4) * 64;
     let mut engine = engine(model, n_ctx, options.clone());
+    if seed % 3 == 0 && options.draft > 0 && !rng.one_in(3) {
+        let draft = draft_model(rng.below(2));
+        let context = ContextOptions {
+            n_ctx: Some(n_ctx + 64),
+            n_batch: 32,
+            n_seq: options.n_seq(),
+            kv_types: [DType::F32; 2],
+            environment: Environment {
+                clock: Arc::new(Ticking::new(Duration::from_micros(1))),
+                ..Environment::system()
+            },
+            ..ContextOptions::default()
+        };
+        let context = Context::new(draft, context).unwrap();
+        let least = rng.pick(&[0.0, 0.5]);
+        let drafter = Drafter::new(context, model, least).unwrap();
+        engine.set_drafter(drafter).unwrap();
+    }
     // Some have a folder with what earlier schedules left.
     if rng.one_in(2) {
         let bytes = [60_000, u64::MAX][rng.below(2)];
@@ -338,7 +386,8 @@ fn schedule(seed: u64) -> (usize, Totals) {
             "seed {seed}"
         );
     }
-    (cached, view.totals)
+    let by_model = engine.drafter().map_or(0, Drafter::drafted);
+    (cached, by_model, view.totals)
 }
 
 #[test]
@@ -353,9 +402,11 @@ fn each_request_gets_the_tokens_that_it_gets_alone() {
         return;
     }
     let seeds = number("SAMITE_SCHEDULES").unwrap_or(90);
-    let (mut cached, mut preempted, mut stood, mut fell) = ([0; 3], 0, 0, 0);
+    let (mut cached, mut by_models, mut preempted) = ([0; 3], 0, 0);
+    let (mut stood, mut fell) = (0, 0);
     for seed in 0..seeds {
-        let (found, totals) = schedule(seed);
+        let (found, by_model, totals) = schedule(seed);
+        by_models += by_model;
         cached[(seed % 3) as usize] += found;
         preempted += totals.preempted;
         stood += totals.accepted_tokens;
@@ -364,6 +415,7 @@ fn each_request_gets_the_tokens_that_it_gets_alone() {
     // The schedules do try what they are for.
     assert!(cached.iter().all(|&count| count > 100), "{cached:?}");
     assert!(preempted > 5, "{preempted}");
+    assert!(by_models > 100, "{by_models}");
     assert!(
         stood > 20 && fell > 20,
         "drafted tokens: {stood} stood, {fell} fell"

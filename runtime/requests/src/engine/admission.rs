@@ -301,8 +301,13 @@ impl Engine {
             true => self.context.copy(from, to, ..),
             false => self.context.copy(from, to, 0..end),
         };
-        if shared.is_err() {
-            self.free(to);
+        match &shared {
+            Ok(()) => {
+                if let Some(drafter) = &mut self.drafter {
+                    drafter.copy(from, to, common);
+                }
+            }
+            Err(_) => self.free(to),
         }
         shared
     }
