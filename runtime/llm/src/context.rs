@@ -262,6 +262,9 @@ impl Context {
         let (new, others_went) = self.adapters.learn(own, &self.options.adapters)?;
         if others_went {
             self.graphs.clear();
+        }
+        if new > 0 {
+            // Reserving unloads what is loaded.
             self.loaded = None;
         }
         let before = self.adapters.of(sequence).map(<[_]>::to_vec);

@@ -13,9 +13,7 @@ use samite_core::{CancelToken, DType, Environment};
 use samite_llm::{
     Adapter, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule, ScaledAdapter,
 };
-use samite_requests::{
-    CacheWish, Drafter, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request,
-};
+use samite_requests::{CacheWish, Drafter, Engine, EngineOptions, Event, Reader, Reason, Request};
 use samite_testing::Rng;
 use samite_text::SamplerParams;
 use std::collections::BTreeMap;
@@ -109,7 +107,7 @@ struct Answer {
     wish: Wish,
     reader: Option<Reader>,
     tokens: Vec<u32>,
-    end: Option<Result<Reason, FailureKind>>,
+    end: Option<Result<Reason, String>>,
     /// Why it may fail.
     is_excused: bool,
 }
@@ -134,7 +132,9 @@ impl Answer {
                 Event::Started(_) | Event::Progress(_) => {}
                 Event::Token(token) => self.tokens.push(token.id),
                 Event::Finished(finished) => self.end = Some(Ok(finished.reason)),
-                Event::Failed(failed) => self.end = Some(Err(failed.kind)),
+                Event::Failed(failed) => {
+                    self.end = Some(Err(format!("{:?}: {}", failed.kind, failed.message)));
+                }
             }
         }
         Ok(())
@@ -415,8 +415,8 @@ fn compare(known: &KnownForRequests, answers: &[Answer]) -> Result<(), String> {
             continue;
         };
         let id = answer.id;
-        let is_right = match answer.end {
-            Some(Ok(found)) => (&answer.tokens, found) == (tokens, *reason),
+        let is_right = match &answer.end {
+            Some(Ok(found)) => (&answer.tokens, found) == (tokens, reason),
             _ => tokens.starts_with(&answer.tokens),
         };
         if !is_right {

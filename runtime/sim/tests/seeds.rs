@@ -106,7 +106,10 @@ fn every_workload_meets_faults_of_its_own() {
             ..Search::new(0..300)
         };
         let summary = search.run(&|_| {});
-        let failures = summary.failures.iter().map(|failure| format!("{failure:?}"));
+        let failures = summary
+            .failures
+            .iter()
+            .map(|failure| format!("{failure:?}"));
         assert_eq!(failures.collect::<Vec<_>>(), [""; 0], "{workload:?}");
         assert!(summary.faults.contains_key(&fault), "{summary:?}");
     }

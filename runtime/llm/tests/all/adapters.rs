@@ -542,6 +542,9 @@ fn sequences_without_adapters_are_computed_by_the_graph_without() {
     let mut plain = context(&model, options.clone());
     decode(&mut plain, &tokens(8), 0, 0);
     let mut running = context(&model, options);
+    decode(&mut running, &tokens(8), 0, 1);
+    running.clear().unwrap();
+    // A graph that was loaded before is loaded again.
     running
         .set_sequence_adapters(0, Some(adapters.clone()))
         .unwrap();
