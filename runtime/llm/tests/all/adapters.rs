@@ -507,7 +507,7 @@ fn sequences_have_adapters_of_their_own_in_one_batch() {
                     let expected = &alone[sequence][position];
                     assert!(found == expected, "{name}: {sequence}, {position}");
                     let other = &alone[(sequence + 1) % 4][position];
-                    let error = nmse(&[found.to_vec()], &[other.clone()]);
+                    let error = nmse(&[found.to_vec()], std::slice::from_ref(other));
                     assert!(error > 1e-6, "{name}: {sequence}, {position}: {error}");
                 }
             }
