@@ -280,7 +280,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
     // From no room but for one text to plenty.
     let n_ctx = CONTEXT + rng.below(4) * 64;
     let mut engine = engine(model, n_ctx, options.clone());
-    if seed % 3 == 0 && options.draft > 0 && !rng.one_in(3) {
+    if seed.is_multiple_of(3) && options.draft > 0 && !rng.one_in(3) {
         let draft = draft_model(rng.below(2));
         let context = ContextOptions {
             n_ctx: Some(n_ctx + 64),
