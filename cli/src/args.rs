@@ -793,6 +793,22 @@ impl ModelArgs {
         })
     }
 
+    /// Loads a second model on the devices of the first one.
+    #[cfg(feature = "serve")]
+    pub fn load_beside(
+        &self,
+        path: &Path,
+        model: &Arc<Model>,
+        cancel: &CancelToken,
+    ) -> Outcome<Arc<Model>> {
+        let devices = model.devices().iter().cloned().collect();
+        let options = ModelOptions {
+            rules: Vec::new(),
+            ..self.model_options(devices, cancel)?
+        };
+        Ok(Model::load(path, &options)?)
+    }
+
     /// The model as the header of its file describes it, for plans.
     pub fn load_header(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
         let options = self.model_options(self.chosen_devices(cpu)?, cancel)?;

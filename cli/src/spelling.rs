@@ -38,7 +38,8 @@ const NO_DOWNLOADS: &str =
 const ADDRESSES: &str = "models are named by their repository, with -hf: or get the GGUF file yourself and name it with -m";
 const CHAT: &str =
     "`samite chat` holds a conversation, and `samite run --chat` answers one message";
-const NO_DRAFTS: &str = "samite has no speculative decoding yet: leave the draft model out";
+const NO_DRAFTS: &str =
+    "only `samite serve` has draft models, on the devices of the model: leave this out";
 const FLASH: &str = "flash attention is on unless --no-flash turns it off: leave this out";
 const SPLITS: &str = "layers are divided over devices with --place or -ts: leave this out";
 
@@ -65,7 +66,6 @@ const UNKNOWN_WORDS: &[(&str, &str)] = &[
     ("-md", NO_DRAFTS),
     ("-ngld", NO_DRAFTS),
     ("-devd", NO_DRAFTS),
-    ("--model-draft", NO_DRAFTS),
     ("-fa", FLASH),
     ("--flash-attn", FLASH),
     ("-mg", SPLITS),
@@ -166,7 +166,7 @@ mod tests {
             ("run -cnv", "-cnv: `samite chat`"),
             (
                 "run -md draft.gguf",
-                "-md: samite has no speculative decoding",
+                "-md: only `samite serve` has draft models",
             ),
         ] {
             match translate(line.split(' ').map(OsString::from)) {

@@ -21,7 +21,7 @@ use samite::CancelToken;
 use samite::chat::ReasoningFormat;
 use samite::llm::arch::spec::{Pooling, Spec};
 use samite::llm::{Context, ContextOptions, Model, Normalization, fit_to};
-use samite::requests::{Engine, EngineOptions, Handle, drive, drive_sleeping};
+use samite::requests::{Drafter, Engine, EngineOptions, Handle, drive, drive_sleeping};
 use samite::serve::{Embedder, Hub, HubLimits, ServeOptions, TlsFiles, serve};
 use samite::text::{Sampler, SamplerParams};
 use std::path::PathBuf;
@@ -245,9 +245,16 @@ struct RequestArgs {
     /// Most tokens of an answer, where a request says nothing [also: -n, --predict]
     #[arg(short = 'n', long, visible_alias = "predict", value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
     n_predict: Option<usize>,
-    /// Most tokens of a text that are guessed from what it had before, and computed together where that is faster; the text is the same
-    #[arg(long, visible_alias = "draft-max", value_name = "N", default_value = "0", value_parser = draft)]
-    draft: usize,
+    /// Most tokens of a text that are guessed, from what it had before or by a draft model, and computed together where that is faster; the text is the
+    /// same. The default is 16 with a draft model, and 0 without
+    #[arg(long, visible_alias = "draft-max", value_name = "N", value_parser = draft)]
+    draft: Option<usize>,
+    /// A smaller model with the same vocabulary, which says what texts may go on with [also: -md]
+    #[arg(long, value_name = "FILE")]
+    model_draft: Option<PathBuf>,
+    /// The draft model goes on as long as it finds its tokens so probable
+    #[arg(long, value_name = "SHARE", default_value = "0.75", value_parser = share)]
+    draft_p_min: f32,
     /// A text that is as long as its context goes on: a part is forgotten
     #[arg(long, overrides_with = "no_context_shift")]
     context_shift: bool,
@@ -327,6 +334,23 @@ fn slot_count(text: &str) -> Result<usize, String> {
         "-1" => Ok(4),
         text => number(text, 1, 256),
     }
+}
+
+impl RequestArgs {
+    /// Most tokens of a draft.
+    fn most_drafted(&self) -> usize {
+        self.draft.unwrap_or(match self.model_draft {
+            Some(_) => 16,
+            None => 0,
+        })
+    }
+}
+
+fn share(text: &str) -> Result<f32, String> {
+    let share = text.parse::<f32>().ok();
+    share
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| "must be a number from 0 to 1".to_owned())
 }
 
 fn draft(text: &str) -> Result<usize, String> {
@@ -534,7 +558,7 @@ impl ServeArgs {
             queue: requests.queue,
             budget: requests.batch_size,
             swap_bytes: usize::try_from(requests.cache_ram).map_or(usize::MAX, |mib| mib << 20),
-            draft: requests.draft,
+            draft: requests.most_drafted(),
         }
     }
 
@@ -567,6 +591,7 @@ impl ServeArgs {
         let context = self.writing_context(flags, &engine)?;
         let context = flags.context(Arc::clone(model), context)?;
         let again = context.options().clone();
+        let cells = context.n_ctx();
         if !is_unified {
             let share = (context.n_ctx() / slots).max(1);
             engine.context = Some(share);
@@ -591,8 +616,21 @@ impl ServeArgs {
             None => folder.clone(),
         });
         let disk_bytes = requests.cache_disk_limit.saturating_mul(1 << 20);
+        let cells = cells.saturating_add(engine.n_seq() * engine.draft);
+        let draft = self.draft_model(flags, model, &again, cells, slots)?;
+        let least = requests.draft_p_min;
         let begin = move |context: Context| {
+            let drafter = match &draft {
+                Some((draft, options)) => {
+                    let draft = Context::new(Arc::clone(draft), options.clone())?;
+                    Some(Drafter::new(draft, context.model(), least)?)
+                }
+                None => None,
+            };
             let mut engine = Engine::new(context, options.clone())?;
+            if let Some(drafter) = drafter {
+                engine.set_drafter(drafter)?;
+            }
             if let Some(folder) = &disk {
                 engine.keep_on_disk(folder, disk_bytes)?;
             }
@@ -609,6 +647,31 @@ impl ServeArgs {
             }
         };
         driven.map_err(|error| Failure::error(format_args!("no thread: {error}")))
+    }
+
+    /// The draft model, if there is one, and what its context is like beside that of the model.
+    fn draft_model(
+        &self,
+        flags: &ModelArgs,
+        model: &Arc<Model>,
+        beside: &ContextOptions,
+        cells: usize,
+        slots: usize,
+    ) -> Outcome<Option<(Arc<Model>, ContextOptions)>> {
+        let Some(path) = &self.requests.model_draft else {
+            return Ok(None);
+        };
+        let draft = flags
+            .load_beside(path, model, &beside.cancel)
+            .map_err(|error| Failure::error(format_args!("--model-draft: {}", error.text())))?;
+        let options = ContextOptions {
+            n_ctx: Some(cells),
+            n_batch: beside.n_batch.min(beside.n_ubatch),
+            n_logits: Some(slots.max(16)),
+            adapters: Vec::new(),
+            ..beside.clone()
+        };
+        Ok(Some((draft, options)))
     }
 
     /// What embeddings are made of, and the context that computes them.

@@ -113,7 +113,7 @@ fn values_out_of_range() {
         ("-cnv", "samite chat"),
         ("-st", "run --chat"),
         ("-sys text", "--chat"),
-        ("-md draft.gguf", "speculative"),
+        ("-md draft.gguf", "`samite serve` has draft models"),
         ("-fa on", "--no-flash"),
         ("-f text -q again", "cannot be used with"),
     ] {

@@ -203,7 +203,7 @@ pub(crate) struct Pair {
     pub b: Arc<StoredTensor>,
     pub is_embedding: bool,
     /// What the product is multiplied with for share 1.
-    factor: f32,
+    pub factor: f32,
 }
 
 /// An adapter, or a control vector, in the memory of its model's devices. Contexts share it.
@@ -212,6 +212,8 @@ pub struct Adapter {
     path: PathBuf,
     metadata: Metadata,
     model: Arc<Model>,
+    /// Greater than those of adapters of the model that were loaded before. Graphs apply adapters in this order.
+    number: u64,
     pairs: BTreeMap<String, Pair>,
     /// What is added to what layers give, by their numbers: `[width]`.
     directions: BTreeMap<usize, Arc<StoredTensor>>,
@@ -283,10 +285,32 @@ impl Adapter {
             path: path.to_owned(),
             metadata: known.file.metadata().clone(),
             model: Arc::clone(model),
+            number: model.next_adapter(),
             pairs,
             directions: BTreeMap::new(),
             bytes,
         }))
+    }
+
+    /// The pair of the weight whose data is called `name`.
+    pub(crate) fn pair(&self, name: &str) -> Option<&Pair> {
+        self.pairs.get(name)
+    }
+
+    /// All that is added to what layers give, by their numbers.
+    pub(crate) fn directions(&self) -> impl Iterator<Item = (usize, &Arc<StoredTensor>)> {
+        let directions = self.directions.iter();
+        directions.map(|(&layer, direction)| (layer, direction))
+    }
+
+    /// What is added to what the layer with this number gives.
+    pub(crate) fn direction(&self, layer: usize) -> Option<&Arc<StoredTensor>> {
+        self.directions.get(&layer)
+    }
+
+    /// Where it comes among the adapters of its model, see [`number`](Self::number).
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// The file.
@@ -330,26 +354,6 @@ pub struct ScaledAdapter {
     pub adapter: Arc<Adapter>,
     /// 1 for what was learnt, 0 for nothing, below 0 for the opposite.
     pub share: f32,
-}
-
-impl ScaledAdapter {
-    /// The pair of the weight whose data is called `name`, and the factor of its product, if there is something to add.
-    pub(crate) fn pair(&self, name: &str) -> Option<(&Pair, f32)> {
-        let pair = self.adapter.pairs.get(name)?;
-        (self.share != 0.0).then_some((pair, self.share * pair.factor))
-    }
-
-    /// What is added to what layers give, times the share, by their numbers.
-    pub(crate) fn directions(&self) -> impl Iterator<Item = (usize, &Arc<StoredTensor>)> {
-        let directions = self.adapter.directions.iter();
-        directions.map(|(&layer, direction)| (layer, direction))
-    }
-
-    /// What is added to what the layer with this number gives, times the share, if it is something.
-    pub(crate) fn direction(&self, layer: usize) -> Option<&Arc<StoredTensor>> {
-        let direction = self.adapter.directions.get(&layer)?;
-        (self.share != 0.0).then_some(direction)
-    }
 }
 
 /// Checks that adapters can be used with `model`.

@@ -1,5 +1,6 @@
 //! Contexts: a model at work, with its KV cache, its graphs and its memory.
 
+mod adapters;
 mod compare;
 mod memory;
 mod micro_batches;
@@ -15,14 +16,15 @@ pub use plan::ContextPlan;
 pub(crate) use plan::compute_bytes;
 pub use watch::{NodeNames, Seen, Watcher};
 
-use crate::adapter::{self, ScaledAdapter};
+use crate::adapter::{self, Adapter, ScaledAdapter};
 use crate::arch::spec::Pooling;
-use crate::arch::{GraphInputs, GraphShape, Output};
+use crate::arch::{GraphInputs, GraphShape, Input, Output};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_resize};
 use crate::graphs::{GraphCache, GraphSource};
 use crate::kv::{Cells, KvCache, Rotation};
 use crate::model::Model;
+use adapters::SequenceAdapters;
 use memory::MemoryReport;
 use micro_batches::{MicroBatches, Room};
 use samite_sched::{Plan, Scheduler};
@@ -59,6 +61,7 @@ pub struct Context {
     /// The sequences of the last batch, each with its row, if they have embeddings as a whole.
     pooled: Vec<(u32, usize)>,
     watcher: Option<Watcher>,
+    adapters: SequenceAdapters,
 }
 
 impl std::fmt::Debug for Context {
@@ -103,6 +106,7 @@ impl Context {
             rows: Vec::new(),
             pooled: Vec::new(),
             watcher: None,
+            adapters: SequenceAdapters::new(options.n_seq),
             options: ContextOptions {
                 n_ubatch,
                 ..options
@@ -154,6 +158,9 @@ impl Context {
         if (output, n_logits) == (before.0, before.1) {
             return Ok(());
         }
+        if self.adapters.any() {
+            self.check_mixing(output)?;
+        }
         let options = ContextOptions {
             output,
             n_logits,
@@ -179,9 +186,19 @@ impl Context {
 
     /// Takes the memory for the largest graph and for single tokens.
     fn reserve_all(&mut self) -> Result<()> {
-        for shape in self.sizes.reserved() {
-            let built = self.source().build(shape)?;
-            self.scheduler.reserve(&built.graph, &built.assignments)?;
+        let mixed = Some(self.adapters.all()).filter(|_| self.adapters.any());
+        for all in [None, mixed]
+            .into_iter()
+            .take(1 + usize::from(mixed.is_some()))
+        {
+            for shape in self.sizes.reserved() {
+                let shape = GraphShape {
+                    mixed: all,
+                    ..shape
+                };
+                let built = self.source().build(shape)?;
+                self.scheduler.reserve(&built.graph, &built.assignments)?;
+            }
         }
         Ok(())
     }
@@ -190,8 +207,13 @@ impl Context {
         let KvCache {
             layers, choices, ..
         } = &self.cache;
-        self.model
-            .graph_source(layers, choices, &self.options, &self.sizes)
+        self.model.graph_source(
+            layers,
+            choices,
+            &self.options,
+            self.adapters.known(),
+            &self.sizes,
+        )
     }
 
     /// The model.
@@ -199,20 +221,78 @@ impl Context {
         &self.model
     }
 
-    /// Has other adapters, or the same ones in other shares, change the model from the next token on. What is in the cache
-    /// stays as it is.
+    /// Has other adapters, or the same ones in other shares, change the model from the next token on, for all sequences without
+    /// [adapters of their own](Self::set_sequence_adapters). What is in the cache stays as it is.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an adapter of another model or a share that is no number; if there is not enough memory.
     /// Then the adapters are those from before.
     pub fn set_adapters(&mut self, adapters: Vec<ScaledAdapter>) -> Result<()> {
         adapter::check(&self.model, &adapters)?;
+        if self.adapters.any() {
+            self.adapters.learn(&adapters, &[])?;
+        }
         self.graphs.clear();
         self.loaded = None;
         let before = std::mem::replace(&mut self.options.adapters, adapters);
         self.reserve_all().inspect_err(|_| {
             self.options.adapters = before;
         })
+    }
+
+    /// Has these adapters change the model for the tokens of `sequence` from the next one on, instead of those of the context; with `None`, those of the
+    /// context do. Sequences with different ones can be in one batch, and none changes another's results. A token of several sequences is computed with
+    /// the adapters of the first. What is in the cache stays as it is; what is copied from a sequence or restored does not bring adapters along.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an adapter of another model, a share that is no number, a sequence that does not exist, a context for embeddings of
+    /// whole texts, or more than 64 different adapters at a time; if there is not enough memory. Then the adapters are those from before.
+    pub fn set_sequence_adapters(
+        &mut self,
+        sequence: usize,
+        adapters: Option<Vec<ScaledAdapter>>,
+    ) -> Result<()> {
+        self.cache.cells.check(sequence)?;
+        let Some(own) = &adapters else {
+            self.adapters.set(sequence, None);
+            return Ok(());
+        };
+        adapter::check(&self.model, own)?;
+        self.check_mixing(self.options.output)?;
+        let (new, others_went) = self.adapters.learn(own, &self.options.adapters)?;
+        if others_went {
+            self.graphs.clear();
+        }
+        if new > 0 {
+            // Reserving unloads what is loaded.
+            self.loaded = None;
+        }
+        let before = self.adapters.of(sequence).map(<[_]>::to_vec);
+        self.adapters.set(sequence, adapters);
+        if new > 0
+            && let Err(error) = self.reserve_all()
+        {
+            self.adapters.set(sequence, before);
+            self.adapters.unlearn(new);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// The adapters that the tokens of a sequence are computed with.
+    pub fn adapters_of(&self, sequence: usize) -> &[ScaledAdapter] {
+        let own = self.adapters.of(sequence);
+        own.unwrap_or(&self.options.adapters)
+    }
+
+    /// Checks that each token's adapters are known where a graph needs them.
+    fn check_mixing(&self, output: Output) -> Result<()> {
+        match output {
+            Output::Logits | Output::Both => Ok(()),
+            Output::Embeddings(_) => Err(Error::invalid(
+                "sequences cannot have adapters of their own where embeddings are computed: set those of the context",
+            )),
+        }
     }
 
     /// The options, with `n_ubatch` limited to what can occur.
@@ -278,8 +358,14 @@ impl Context {
     pub fn memory(&self) -> Vec<MemoryUse> {
         let mut report = MemoryReport::default();
         report.add(self.model.weights().bytes(), MemoryReport::WEIGHTS);
-        for scaled in &self.options.adapters {
-            report.add(scaled.adapter.bytes(), MemoryReport::WEIGHTS);
+        let of_all = self.options.adapters.iter().map(|scaled| &scaled.adapter);
+        let is_own = |adapter: &&Arc<Adapter>| {
+            let mut of_all = self.options.adapters.iter();
+            !of_all.any(|scaled| Arc::ptr_eq(&scaled.adapter, adapter))
+        };
+        let own = self.adapters.known().iter().filter(is_own);
+        for adapter in of_all.chain(own) {
+            report.add(adapter.bytes(), MemoryReport::WEIGHTS);
         }
         report.add(self.cache.bytes(), MemoryReport::KV);
         report.add(self.scheduler.buffer_sizes(), MemoryReport::COMPUTE);
@@ -722,9 +808,23 @@ impl Context {
         room: Room,
     ) -> Result<(GraphShape, Arc<GraphInputs>)> {
         let shape = self.staging.place(batch, part, &mut self.cache, room)?;
+        let shape = GraphShape {
+            mixed: self.adapters.mixed(batch, part, &self.options.adapters),
+            ..shape
+        };
         let inputs = self.load(shape)?;
         for (input, id) in &inputs.list {
-            let bytes = self.staging.fill(input, shape, batch, part, &self.cache)?;
+            let bytes = match *input {
+                Input::Shares { adapter, factor } => {
+                    let shares = part.iter().map(|token| {
+                        let sequence = batch.sequences(token).first().copied();
+                        let context = &self.options.adapters;
+                        self.adapters.share(adapter, factor, sequence, context)
+                    });
+                    self.staging.floats(shares)
+                }
+                _ => self.staging.fill(input, shape, batch, part, &self.cache)?,
+            };
             let tensor = self.scheduler.current_plan()?.graph().tensor(*id);
             check_filled(&tensor.name, tensor.layout.bytes(), bytes.len())?;
             self.scheduler.write(*id, 0, bytes)?;

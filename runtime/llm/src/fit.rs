@@ -159,6 +159,7 @@ impl Fitter<'_> {
             layers: &[],
             kv: &weights.kv,
             adapters: &[],
+            mixed: &[],
             flash: context.flash,
             n_ctx: sizes.n_cells,
             output: context.output,

@@ -1,6 +1,6 @@
 //! Builds the graphs of a model, and keeps those whose shapes come back.
 
-use crate::adapter::ScaledAdapter;
+use crate::adapter::{Adapter, ScaledAdapter};
 use crate::arch::graph::{self, Parts};
 use crate::arch::{GraphInputs, GraphShape, LayerCache, Output, Spec};
 use crate::assign::{assign, layer_of};
@@ -23,6 +23,8 @@ pub(crate) struct GraphSource<'a> {
     /// The device of each layer's cache.
     pub kv: &'a [Choice],
     pub adapters: &'a [ScaledAdapter],
+    /// Those that sequences have for themselves.
+    pub mixed: &'a [Arc<Adapter>],
     pub flash: bool,
     /// Tokens that the context has room for.
     pub n_ctx: usize,
@@ -38,6 +40,7 @@ impl GraphSource<'_> {
             weights: self.weights,
             cache: self.layers,
             adapters: self.adapters,
+            mixed: self.mixed,
             flash: self.flash,
             n_ctx: self.n_ctx,
             output: self.output,
@@ -174,6 +177,7 @@ mod tests {
                 n_seqs: 1,
                 n_means: 0,
                 is_embedded: false,
+                mixed: None,
             },
             graph: Graph::new(),
             inputs: Arc::default(),

@@ -1,5 +1,6 @@
 //! Models: from a file to weights on devices.
 
+use crate::adapter::Adapter;
 use crate::arch::{self, Architecture, LayerCache, Spec};
 use crate::context::{ContextOptions, Sizes};
 use crate::cost::TokenCost;
@@ -18,6 +19,7 @@ use samite_sched::{DeviceSet, Fallback};
 use samite_text::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Is told the bytes that are loaded and the bytes in all; from any thread, by one at a time.
@@ -186,6 +188,8 @@ pub struct Model {
     token_cost: TokenCost,
     file_bytes: u64,
     load_time: Duration,
+    /// Adapters that were loaded for it.
+    n_adapters: AtomicU64,
 }
 
 impl Model {
@@ -259,7 +263,13 @@ impl Model {
             elements: file.tensors().total_elements(),
             file_bytes: file.file_bytes(),
             load_time: Duration::ZERO,
+            n_adapters: AtomicU64::new(0),
         }
+    }
+
+    /// A number for a further adapter, greater than those before.
+    pub(crate) fn next_adapter(&self) -> u64 {
+        self.n_adapters.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The file.
@@ -323,18 +333,19 @@ impl Model {
 
     /// Which memory the KV cache of a context needs. Says which layers' caches do not lie where they belong.
     pub(crate) fn plan_kv(&self, sizes: &Sizes, options: &ContextOptions) -> Result<KvPlan> {
-        let source = self.graph_source(&[], &self.kv, options, sizes);
+        let source = self.graph_source(&[], &self.kv, options, &[], sizes);
         let plan = KvPlan::willing(&source, sizes, options.kv_types)?;
         displaced::report(&plan.displaced, options.fallback)?;
         Ok(plan)
     }
 
-    /// What its graphs are made of, with caches and options of a context.
+    /// What its graphs are made of, with caches and options of a context, and the adapters that sequences have for themselves.
     pub(crate) fn graph_source<'a>(
         &'a self,
         layers: &'a [LayerCache],
         kv: &'a [Choice],
         options: &'a ContextOptions,
+        mixed: &'a [Arc<Adapter>],
         sizes: &Sizes,
     ) -> GraphSource<'a> {
         GraphSource {
@@ -344,6 +355,7 @@ impl Model {
             layers,
             kv,
             adapters: &options.adapters,
+            mixed,
             flash: options.flash,
             n_ctx: sizes.n_cells,
             output: options.output,

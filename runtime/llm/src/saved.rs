@@ -103,12 +103,12 @@ fn fingerprint_of_adapters(adapters: &[ScaledAdapter]) -> Result<u64> {
     for scaled in adapters {
         fingerprint.add(&scaled.share.to_le_bytes());
         for name in scaled.adapter.targets() {
-            if let Some((pair, _)) = scaled.pair(name) {
+            if let Some(pair) = scaled.adapter.pair(name).filter(|_| scaled.share != 0.0) {
                 fingerprint.add_tensor(name, &pair.a)?;
                 fingerprint.add_tensor(name, &pair.b)?;
             }
         }
-        for (layer, direction) in scaled.directions() {
+        for (layer, direction) in scaled.adapter.directions() {
             fingerprint.add(&layer.to_le_bytes());
             fingerprint.add_tensor(direction.name(), direction)?;
         }
@@ -231,6 +231,11 @@ impl SavedSequence {
         (0..)
             .zip(&self.positions)
             .all(|(i, &position)| i == position)
+    }
+
+    /// What it was computed with, as [`Context::identity_with`] says.
+    pub fn identity(&self) -> [u64; 2] {
+        [self.fingerprint, self.adapters]
     }
 
     /// Bytes of what layers keep.
@@ -429,7 +434,15 @@ impl Context {
     /// # Errors
     /// If a device cannot be read.
     pub fn saved_identity(&self) -> Result<[u64; 2]> {
-        let adapters = fingerprint_of_adapters(&self.options().adapters)?;
+        self.identity_with(&self.options().adapters)
+    }
+
+    /// The same of sequences that are computed with these adapters.
+    ///
+    /// # Errors
+    /// If a device cannot be read.
+    pub fn identity_with(&self, adapters: &[ScaledAdapter]) -> Result<[u64; 2]> {
+        let adapters = fingerprint_of_adapters(adapters)?;
         Ok([self.model().fingerprint()?, adapters])
     }
 
@@ -459,7 +472,7 @@ impl Context {
             application: String::new(),
             stopped: None,
             fingerprint: self.model().fingerprint()?,
-            adapters: fingerprint_of_adapters(&self.options().adapters)?,
+            adapters: fingerprint_of_adapters(self.adapters_of(sequence))?,
             positions,
             window,
             tensors,
@@ -492,7 +505,7 @@ impl Context {
                 self.model().name()
             ));
         }
-        if saved.adapters != fingerprint_of_adapters(&self.options().adapters)? {
+        if saved.adapters != fingerprint_of_adapters(self.adapters_of(sequence))? {
             return wrong(
                 "the saved sequence was computed with other adapters or control vectors (--lora, --control-vector)"
                     .to_owned(),

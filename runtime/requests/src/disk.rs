@@ -3,6 +3,7 @@
 //! Each text is a file of its own, a [`SavedSequence`], which is read whole and checked before anything of it is used. Files of other models, other adapters
 //! or older versions are left alone until room is needed.
 
+use crate::event::{CacheMiss, MissCause};
 use crate::kept::common;
 use samite_llm::{SavedHeader, SavedSequence};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,8 @@ const EXTENSION: &str = "samite-text";
 #[derive(Debug)]
 struct Entry {
     path: PathBuf,
+    /// The adapters that it was computed with.
+    adapters: u64,
     /// Its tokens; none for a file that is of no use here.
     tokens: Vec<u32>,
     bytes: u64,
@@ -22,7 +25,8 @@ struct Entry {
 #[derive(Debug)]
 pub(crate) struct DiskTexts {
     folder: PathBuf,
-    identity: [u64; 2],
+    /// The model.
+    model: u64,
     most_bytes: u64,
     /// Those used last come last.
     entries: Vec<Entry>,
@@ -32,11 +36,11 @@ impl DiskTexts {
     /// Fewer tokens are not worth a file.
     pub const LEAST: usize = 64;
 
-    /// The texts in `folder`, which is made if it is not there. Those of this identity can be used. Files beyond `most_bytes` are deleted, the oldest first.
+    /// The texts in `folder`, which is made if it is not there. Those of this model can be used. Files beyond `most_bytes` are deleted, the oldest first.
     ///
     /// # Errors
     /// If the folder cannot be made or read.
-    pub fn open(folder: &Path, identity: [u64; 2], most_bytes: u64) -> std::io::Result<Self> {
+    pub fn open(folder: &Path, model: u64, most_bytes: u64) -> std::io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let mut found = Vec::new();
         for file in std::fs::read_dir(folder)? {
@@ -48,9 +52,9 @@ impl DiskTexts {
             if path.extension().is_none_or(|found| found != EXTENSION) {
                 continue;
             }
-            let tokens = match SavedHeader::read(&path) {
-                Ok(header) if header.identity == identity => header.tokens,
-                _ => Vec::new(),
+            let (adapters, tokens) = match SavedHeader::read(&path) {
+                Ok(header) if header.identity[0] == model => (header.identity[1], header.tokens),
+                _ => (0, Vec::new()),
             };
             let modified = metadata.modified().ok();
             let bytes = metadata.len();
@@ -58,6 +62,7 @@ impl DiskTexts {
                 modified,
                 Entry {
                     path,
+                    adapters,
                     tokens,
                     bytes,
                 },
@@ -66,7 +71,7 @@ impl DiskTexts {
         found.sort_by(|a, b| (a.0, &a.1.path).cmp(&(b.0, &b.1.path)));
         let mut texts = DiskTexts {
             folder: folder.to_owned(),
-            identity,
+            model,
             most_bytes,
             entries: found.into_iter().map(|(_, entry)| entry).collect(),
         };
@@ -74,23 +79,51 @@ impl DiskTexts {
         Ok(texts)
     }
 
-    /// The text that begins most like `prompt`: its number, how many tokens they have in common, and how many it has.
-    pub fn longest(&self, prompt: &[u32]) -> Option<(usize, usize, usize)> {
+    /// The text with these adapters that begins most like `prompt`, as far as it can be gone on from: its number, and how many tokens of it. Where texts
+    /// cannot be cut, that is the longest one that `prompt` goes on with.
+    pub fn longest(&self, prompt: &[u32], adapters: u64, can_cut: bool) -> Option<(usize, usize)> {
         let entries = self.entries.iter().enumerate();
+        let entries = entries.filter(|(_, entry)| entry.adapters == adapters);
         let alike = entries.map(|(number, entry)| {
             let same = common(&entry.tokens, prompt);
-            (number, same, entry.tokens.len())
+            let is_usable = can_cut || same == entry.tokens.len();
+            (number, if is_usable { same } else { 0 })
         });
         alike
-            .filter(|(_, same, _)| *same > 0)
-            .max_by_key(|(_, same, _)| *same)
+            .filter(|(_, same)| *same > 0)
+            .max_by_key(|(_, same)| *same)
+    }
+
+    /// The longest beginning of `prompt` that a text with these adapters has, whether it can be gone on from or not, and what ends it; `cannot` says why a
+    /// text cannot be cut.
+    pub fn miss(&self, prompt: &[u32], adapters: u64, cannot: Option<MissCause>) -> CacheMiss {
+        let entries = self.entries.iter();
+        let alike = entries
+            .filter(|entry| entry.adapters == adapters)
+            .map(|entry| {
+                let same = common(&entry.tokens, prompt);
+                let cause = match (same < entry.tokens.len(), cannot) {
+                    (true, Some(cannot)) => cannot,
+                    (true, None) => MissCause::Differs,
+                    (false, _) => MissCause::Ends,
+                };
+                (same, cause)
+            });
+        let (at_token, cause) = alike
+            .max_by_key(|(same, _)| *same)
+            .unwrap_or((0, MissCause::Ends));
+        CacheMiss { at_token, cause }
     }
 
     /// Reads a text. One that is damaged is deleted.
     pub fn read(&mut self, number: usize) -> Option<SavedSequence> {
         let entry = self.entries.remove(number);
         match SavedSequence::read(&entry.path) {
-            Ok(saved) if saved.tokens == entry.tokens && saved.len() == entry.tokens.len() => {
+            Ok(saved)
+                if saved.tokens == entry.tokens
+                    && saved.len() == entry.tokens.len()
+                    && saved.identity() == [self.model, entry.adapters] =>
+            {
                 self.entries.push(entry);
                 Some(saved)
             }
@@ -114,9 +147,10 @@ impl DiskTexts {
         }
     }
 
-    /// Whether a text is worth a file: much of it is in none.
-    pub fn wants(&self, tokens: &[u32]) -> bool {
-        let known = self.longest(tokens).map_or(0, |(_, same, _)| same);
+    /// Whether a text is worth a file: much of it is in none that can be gone on from.
+    pub fn wants(&self, tokens: &[u32], adapters: u64, can_cut: bool) -> bool {
+        let known = self.longest(tokens, adapters, can_cut);
+        let known = known.map_or(0, |(_, same)| same);
         tokens.len() >= known + Self::LEAST
     }
 
@@ -127,7 +161,8 @@ impl DiskTexts {
             return;
         }
         self.make_room(bytes);
-        let path = self.folder.join(self.name(&saved.tokens));
+        let [_, adapters] = saved.identity();
+        let path = self.folder.join(self.name(&saved.tokens, adapters));
         if let Err(error) = saved.write(&path) {
             tracing::warn!(path = %path.display(), %error, "a text cannot be kept on disk");
             return;
@@ -135,8 +170,10 @@ impl DiskTexts {
         let bytes = std::fs::metadata(&path).map_or(bytes, |metadata| metadata.len());
         let tokens = saved.tokens.clone();
         let is_covered = |entry: &Entry| {
-            let is_beginning =
-                can_cut && !entry.tokens.is_empty() && tokens.starts_with(&entry.tokens);
+            let is_beginning = can_cut
+                && entry.adapters == adapters
+                && !entry.tokens.is_empty()
+                && tokens.starts_with(&entry.tokens);
             entry.path == path || is_beginning
         };
         let (covered, others) = std::mem::take(&mut self.entries)
@@ -149,6 +186,7 @@ impl DiskTexts {
         }
         self.entries.push(Entry {
             path,
+            adapters,
             tokens,
             bytes,
         });
@@ -166,12 +204,12 @@ impl DiskTexts {
     }
 
     /// A name that follows from the model and the tokens, by FNV-1a.
-    fn name(&self, tokens: &[u32]) -> String {
+    fn name(&self, tokens: &[u32], adapters: u64) -> String {
         let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());
         let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
-        let [model, adapters] = self.identity;
+        let model = self.model;
         format!(
             "{:016x}-{hash:016x}-{}.{EXTENSION}",
             model ^ adapters.rotate_left(32),

@@ -57,7 +57,7 @@ impl Luck {
     }
 
     /// Tokens of a draft of this length that will stand.
-    fn expected(&self, length: usize) -> f64 {
+    pub fn expected(&self, length: usize) -> f64 {
         (1..=length).map(|count| self.0.powi(count as i32)).sum()
     }
 }
@@ -93,7 +93,7 @@ impl Costs {
     }
 
     /// Seconds of a step with so many tokens, by those that were seen; `None` where nothing was.
-    fn of(&self, tokens: usize) -> Option<f64> {
+    pub fn of(&self, tokens: usize) -> Option<f64> {
         /// A further token costs so much of the first one, where nothing is known. It is soon.
         const FURTHER: f64 = 0.15;
         let seen = |tokens: &usize| self.seconds[*tokens] > 0.0;
@@ -116,16 +116,90 @@ impl Costs {
         }
     }
 
-    /// How long a draft is worth a try, of at most `most` tokens, in a step that has `others` tokens beside it.
-    pub fn best_length(&self, luck: &Luck, others: usize, most: usize) -> usize {
-        let rate = |length: usize| {
-            let time = self.of(others + 1 + length).unwrap_or(1.0);
-            (others as f64 + 1.0 + luck.expected(length)) / time.max(f64::MIN_POSITIVE)
-        };
-        let lengths = LENGTHS.iter().copied().filter(|&length| length <= most);
+    /// Whether a step with just so many tokens was seen.
+    pub fn has(&self, tokens: usize) -> bool {
+        self.seconds.get(tokens).is_some_and(|&known| known > 0.0)
+    }
+
+    /// Tokens that are written in a second with a draft of this length; the rest as for [`best_length`](Self::best_length).
+    pub fn rate(&self, luck: &Luck, beside: Beside, length: usize, each: f64) -> f64 {
+        let time = self.of(beside.tokens + 1 + length).unwrap_or(1.0);
+        let time = time + beside.seconds + each * length as f64;
+        (beside.expected + 1.0 + luck.expected(length)) / time.max(f64::MIN_POSITIVE)
+    }
+
+    /// How long a draft is worth a try, of at most `most` tokens, in a step that has other tokens beside it. `each` is what it takes to draft a token.
+    pub fn best_length(&self, luck: &Luck, beside: Beside, most: usize, each: f64) -> usize {
+        let rate = |length: usize| self.rate(luck, beside, length, each);
+        let least = rate(0) * LEAST_GAIN;
+        let lengths = LENGTHS.iter().copied();
+        let lengths = lengths.filter(|&length| length <= most && rate(length) > least);
         // Of equal ones, the shortest.
         let best = lengths.max_by(|&a, &b| rate(a).total_cmp(&rate(b)).then(b.cmp(&a)));
         best.unwrap_or(0)
+    }
+}
+
+/// A draft has to promise so many times as many tokens in the same time.
+const LEAST_GAIN: f64 = 1.03;
+
+/// What a step has beside a draft and the token before it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Beside {
+    pub tokens: usize,
+    /// Tokens that will be written.
+    pub expected: f64,
+    /// Seconds for other drafts.
+    pub seconds: f64,
+}
+
+/// Whether drafts paid, in seconds: what they cost is never more than a small share of all time, whatever was expected of them.
+///
+/// Steps without drafts earn a little, which steps with drafts may lose. A step with drafts wins or loses the difference to what its tokens would have taken
+/// without.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Account {
+    seconds: f64,
+}
+
+impl Default for Account {
+    fn default() -> Self {
+        Account {
+            seconds: Self::AT_FIRST,
+        }
+    }
+}
+
+impl Account {
+    /// What may be lost before anything was earned.
+    const AT_FIRST: f64 = 0.1;
+    /// The share of all time that may be lost.
+    const SHARE: f64 = 0.005;
+    /// More is not saved up for worse times.
+    const MOST: f64 = 0.5;
+
+    /// A step without drafts.
+    pub fn earn(&mut self, time: Duration) {
+        self.add(Self::SHARE * time.as_secs_f64());
+    }
+
+    /// A step with drafts, that took `time` for what would have taken `without`.
+    pub fn settle(&mut self, time: Duration, without: f64) {
+        self.add(without - time.as_secs_f64() * (1.0 - Self::SHARE));
+    }
+
+    fn add(&mut self, seconds: f64) {
+        self.seconds = (self.seconds + seconds).min(Self::MOST);
+    }
+
+    /// Whether drafts may be tried.
+    pub fn allows(&self) -> bool {
+        self.seconds > 0.0
+    }
+
+    /// Whether so much may be spent.
+    pub fn affords(&self, seconds: f64) -> bool {
+        self.seconds > seconds
     }
 }
 
@@ -153,19 +227,23 @@ mod tests {
         costs.learn(17, time(20));
         let mut luck = Luck::default();
         (0..100).for_each(|_| luck.learn(8, 8));
-        assert_eq!(costs.best_length(&luck, 0, 16), 16);
-        assert_eq!(costs.best_length(&luck, 0, 5), 4);
+        assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.0), 16);
+        assert_eq!(costs.best_length(&luck, Beside::default(), 5, 0.0), 4);
         (0..100).for_each(|_| luck.learn(8, 0));
-        assert_eq!(costs.best_length(&luck, 0, 16), 0);
+        assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.0), 0);
         // Hope comes back where drafts are there and not tried.
         (0..2000).for_each(|_| luck.hope());
-        assert!(costs.best_length(&luck, 0, 16) > 0);
+        assert!(costs.best_length(&luck, Beside::default(), 16, 0.0) > 0);
+        // One that takes long to draft is not worth it.
+        (0..100).for_each(|_| luck.learn(8, 8));
+        assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.02), 0);
+        assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.0005), 16);
         // Where each token costs as much as the first, nothing is won.
         let mut costs = Costs::new();
         for count in 1..=32 {
             costs.learn(count, time(10 * count as u64));
         }
-        assert_eq!(costs.best_length(&luck, 0, 16), 0);
+        assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.0), 0);
     }
 
     #[test]
@@ -185,5 +263,31 @@ mod tests {
         // A step that was held up is not the rule.
         costs.learn(2, Duration::from_secs(60));
         assert!(costs.of(2).unwrap() < 0.02);
+    }
+
+    #[test]
+    fn drafts_lose_no_more_than_a_small_share_of_the_time() {
+        let step = Duration::from_millis(10);
+        let mut account = Account::default();
+        let (mut plain, mut lost) = (0.0, 0.0);
+        for _ in 0..10_000 {
+            if account.allows() {
+                // Nothing stands, and the step takes half as long again.
+                account.settle(step * 3 / 2, step.as_secs_f64());
+                lost += 0.005;
+            } else {
+                account.earn(step);
+            }
+            plain += 0.010;
+        }
+        assert!(lost > 0.15 && lost < 0.008 * plain, "{lost} of {plain}");
+        // After a long time of good luck, bad luck ends as soon.
+        (0..10_000).for_each(|_| account.settle(step, 2.0 * step.as_secs_f64()));
+        let mut tries = 0;
+        while account.allows() {
+            account.settle(step * 3 / 2, step.as_secs_f64());
+            tries += 1;
+        }
+        assert!(tries <= 110, "{tries}");
     }
 }

@@ -2,10 +2,12 @@
 
 mod admission;
 mod batch;
+mod drafts;
 mod room;
 
 use crate::disk::DiskTexts;
-use crate::draft::Costs;
+use crate::draft::{Account, Costs, Luck};
+use crate::drafter::Drafter;
 use crate::event::{FailureKind, Reason};
 use crate::kept::{Kept, KeptTexts, Key};
 use crate::outbox::{Bell, Reader, outbox};
@@ -34,8 +36,8 @@ pub struct EngineOptions {
     pub budget: usize,
     /// Bytes of host memory for what makes room for others. Beyond, it is computed again.
     pub swap_bytes: usize,
-    /// Most tokens of a text that are guessed from what it had before and computed together; what is measured decides how many are. 0 for none. The
-    /// text is the same. Models with states or windows have none.
+    /// Most tokens of a text that are guessed, from what it had before or by a [draft model](Engine::set_drafter), and computed together; what is
+    /// measured decides how many are. 0 for none. The text is the same. Models with states or windows have none.
     pub draft: usize,
 }
 
@@ -113,13 +115,22 @@ pub struct Engine {
     free_sequences: Vec<usize>,
     /// All sets of adapters that were asked for; the first one is the one that the context came with.
     adapters: Vec<Vec<ScaledAdapter>>,
+    /// By set: the number that stands for it in what is saved, once it was asked for.
+    fingerprints: Vec<Option<u64>>,
     /// The set of requests that name none.
     default_adapters: usize,
-    /// The set that the context has.
-    adapters_in_use: usize,
     batch: Batch,
     /// What steps cost.
     costs: Costs,
+    /// What those without drafts cost, by the number of requests that write.
+    plain: Costs,
+    /// Whether drafts pay.
+    account: Account,
+    drafter: Option<Drafter>,
+    /// How often tokens of the draft model stand, over all requests.
+    model_luck: Luck,
+    /// Time that the draft model took for this step.
+    draft_time: Option<Duration>,
     /// Which request's turn with its prompt comes first.
     turn: usize,
     next_id: u64,
@@ -176,9 +187,14 @@ impl Engine {
             free_sequences: (0..options.n_seq()).rev().collect(),
             adapters: vec![context.options().adapters.clone()],
             default_adapters: 0,
-            adapters_in_use: 0,
+            fingerprints: vec![None],
             batch: Batch::new(),
             costs: Costs::new(),
+            plain: Costs::new(),
+            account: Account::default(),
+            drafter: None,
+            model_luck: Luck::default(),
+            draft_time: None,
             turn: 0,
             next_id: 1,
             is_closing: false,
@@ -190,14 +206,14 @@ impl Engine {
         })
     }
 
-    /// Keeps texts in files of this folder, too, up to so many bytes: they are found again by a later engine of the same model. Texts with adapters that a
-    /// request asked for, and those of requests with a salt, are not written.
+    /// Keeps texts in files of this folder, too, up to so many bytes: they are found again by a later engine of the same model, for requests
+    /// with the same adapters. Those of requests with a salt are not written.
     ///
     /// # Errors
     /// If the folder cannot be made or read, or a device fails.
     pub fn keep_on_disk(&mut self, folder: &Path, most_bytes: u64) -> Result<()> {
-        let identity = self.context.saved_identity()?;
-        let texts = DiskTexts::open(folder, identity, most_bytes).map_err(|error| {
+        let [model, _] = self.context.saved_identity()?;
+        let texts = DiskTexts::open(folder, model, most_bytes).map_err(|error| {
             Error::InvalidArgument(format!("{}: {error}", folder.display()).into())
         })?;
         self.disk = Some(texts);
@@ -206,16 +222,28 @@ impl Engine {
 
     /// Writes what is in the cache of a sequence to disk, if that is worth a file.
     fn write_to_disk(&mut self, sequence: usize, tokens: &[u32], key: Key) {
-        let Some(disk) = self.disk.as_mut().filter(|_| key == (0, 0)) else {
+        let (set, salt) = key;
+        if self.disk.is_none() || salt != 0 {
+            return;
+        }
+        let adapters = match self.fingerprint(set) {
+            Ok(adapters) => adapters,
+            Err(error) => {
+                tracing::warn!(%error, "a text cannot be kept on disk");
+                return;
+            }
+        };
+        let can_cut = self.context.can_take_back();
+        let Some(disk) = self.disk.as_mut() else {
             return;
         };
-        if !disk.wants(tokens) {
+        if !disk.wants(tokens, adapters, can_cut) {
             return;
         }
         match self.context.save(sequence) {
             Ok(mut saved) if saved.len() == tokens.len() => {
                 saved.tokens = tokens.to_vec();
-                disk.write(&saved, self.context.can_take_back());
+                disk.write(&saved, can_cut);
             }
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "a text cannot be kept on disk"),
@@ -345,7 +373,7 @@ impl Engine {
             .map(|one| one.key.0)
             .chain(active)
             .collect();
-        used.extend([0, self.default_adapters, self.adapters_in_use]);
+        used.extend([0, self.default_adapters]);
         let unused = (0..self.adapters.len()).find(|number| !used.contains(number));
         match unused.filter(|_| self.adapters.len() >= Self::MOST_SETS) {
             // What was computed with the set that had the number is of no use any more.
@@ -353,13 +381,44 @@ impl Engine {
                 let gone = self.kept.forget_adapters(number);
                 gone.into_iter().for_each(|sequence| self.free(sequence));
                 self.adapters[number] = wanted.to_vec();
+                self.fingerprints[number] = None;
                 number
             }
             None => {
                 self.adapters.push(wanted.to_vec());
+                self.fingerprints.push(None);
                 self.adapters.len() - 1
             }
         }
+    }
+
+    /// What stands for a set of adapters in what is saved.
+    fn fingerprint(&mut self, set: usize) -> Result<u64> {
+        if let Some(known) = self.fingerprints[set] {
+            return Ok(known);
+        }
+        let [_, adapters] = self.context.identity_with(&self.adapters[set])?;
+        self.fingerprints[set] = Some(adapters);
+        Ok(adapters)
+    }
+
+    /// The set of adapters that something saved was computed with, if requests have asked for it.
+    fn set_of(&mut self, saved: &SavedSequence) -> Result<Option<usize>> {
+        let [_, adapters] = saved.identity();
+        // That of requests that name none comes first.
+        let sets = std::iter::once(self.default_adapters).chain(0..self.adapters.len());
+        for set in sets {
+            if self.fingerprint(set)? == adapters {
+                return Ok(Some(set));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Has a sequence be computed with a set of adapters.
+    fn adapt(&mut self, sequence: usize, set: usize) -> Result<()> {
+        let own = (set > 0).then(|| self.adapters[set].clone());
+        self.context.set_sequence_adapters(sequence, own)
     }
 
     /// How many sets of adapters are told apart.
@@ -473,7 +532,7 @@ impl Engine {
         let mut tokens = running.tokens;
         tokens.truncate(decoded);
         self.write_to_disk(sequence, &tokens, running.key);
-        let can_cut = !self.context.keeps_states();
+        let can_cut = self.context.can_take_back();
         let freed = self.kept.add(sequence, tokens, running.key, slot, can_cut);
         freed.into_iter().for_each(|sequence| self.free(sequence));
         while self.kept.len() > self.options.kept {
@@ -485,6 +544,12 @@ impl Engine {
     fn free(&mut self, sequence: usize) {
         if let Err(error) = self.context.remove(sequence, ..) {
             tracing::error!(%error, sequence, "a sequence cannot be forgotten");
+        }
+        if let Some(drafter) = &mut self.drafter {
+            drafter.forget(sequence);
+        }
+        if let Err(error) = self.adapt(sequence, 0) {
+            tracing::error!(%error, sequence, "its adapters cannot be forgotten");
         }
         self.free_sequences.push(sequence);
     }
@@ -579,7 +644,7 @@ impl Engine {
     /// Keeps a text that was saved, as if the slot had left it.
     ///
     /// # Errors
-    /// If it is of another model, contradicts itself, or does not fit. Nothing is lost then, but texts that made room.
+    /// If it is of another model, of adapters that no request asked for, contradicts itself, or does not fit. Nothing is lost then, but texts that made room.
     pub fn restore_slot(&mut self, slot: usize, saved: &SavedSequence) -> Result<usize> {
         let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
         if !is_text
@@ -593,17 +658,20 @@ impl Engine {
                     .into(),
             ));
         }
+        let set = self.set_of(saved)?.unwrap_or(self.default_adapters);
         while self.context.cells().free() < saved.len() && self.evict(None) {}
         while self.kept.len() >= self.options.kept && self.evict(None) {}
         let Some(sequence) = self.free_sequences.pop() else {
             return Err(Error::InvalidArgument("no sequence is free".into()));
         };
-        if let Err(error) = self.context.restore(sequence, saved) {
+        let adapted = self.adapt(sequence, set);
+        let restored = adapted.and_then(|()| self.context.restore(sequence, saved));
+        if let Err(error) = restored {
             self.free(sequence);
             return Err(error);
         }
-        let can_cut = !self.context.keeps_states();
-        let key = (self.adapters_in_use, 0);
+        let can_cut = self.context.can_take_back();
+        let key = (set, 0);
         let freed = self
             .kept
             .add(sequence, saved.tokens.clone(), key, slot, can_cut);

@@ -165,7 +165,7 @@ impl KeptTexts {
     }
 
     /// The longest beginning of `prompt` that can be gone on from, among what is kept and `running` texts (sequence, tokens in the cache), and
-    /// why it is not longer. The last token of a prompt is always computed. With a `slot`, only what this slot has left counts.
+    /// the longest one that is there at all, with what ends it. The last token of a prompt is always computed. With a `slot`, only what this slot has left counts.
     pub fn find<'a>(
         &self,
         context: &Context,
@@ -173,7 +173,7 @@ impl KeptTexts {
         key: Key,
         slot: Option<usize>,
         running: impl Iterator<Item = (usize, &'a [u32])>,
-    ) -> (Option<Found>, Option<CacheMiss>) {
+    ) -> (Option<Found>, CacheMiss) {
         let most = prompt.len().saturating_sub(1);
         let kept = self.texts.iter().enumerate();
         let kept = kept
@@ -201,10 +201,6 @@ impl KeptTexts {
                 });
             }
         }
-        let cached = best.map_or(0, |found| found.common);
-        if cached >= most {
-            return (best, None);
-        }
         let (at, cause) = miss;
         let evicted = self.evicted.iter().filter(|(known, _)| *known == key);
         let evicted = evicted.map(|(_, tokens)| common(tokens, prompt)).max();
@@ -213,9 +209,9 @@ impl KeptTexts {
             _ => cause,
         };
         let miss = CacheMiss {
-            at_token: cached,
+            at_token: at,
             cause,
         };
-        (best, Some(miss))
+        (best, miss)
     }
 }

@@ -26,10 +26,11 @@
 //! | `request.rs` | [`Request`], its limits, and why one is refused |
 //! | `event.rs` | [`Event`]: what a request is told |
 //! | `outbox.rs` | the queue between the engine and a [`Reader`] |
-//! | `engine.rs` | [`Engine`]: `admission.rs` gives slots, `batch.rs` plans and computes, `room.rs` makes room |
+//! | `engine.rs` | [`Engine`]: `admission.rs` gives slots, `batch.rs` plans and computes, `drafts.rs` drafts, `room.rs` makes room |
 //! | `running.rs` | one request on its way |
 //! | `disk.rs` | texts that are kept on disk, too |
 //! | `draft.rs` | tokens that a text may go on with, and how many of them are worth a try |
+//! | `drafter.rs` | [`Drafter`]: a smaller model that says what they are |
 //! | `kept.rs` | texts that are kept, and which of them a prompt can go on from |
 //! | `driver.rs` | the thread |
 //! | `view.rs` | [`View`]: what can be seen from outside |
@@ -37,6 +38,7 @@
 
 mod disk;
 mod draft;
+mod drafter;
 mod driver;
 mod engine;
 mod event;
@@ -46,6 +48,7 @@ mod request;
 mod running;
 mod view;
 
+pub use drafter::Drafter;
 pub use driver::{Handle, drive, drive_sleeping};
 pub use engine::{Engine, EngineOptions, Step};
 pub use event::{

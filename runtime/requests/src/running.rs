@@ -34,7 +34,12 @@ pub(crate) struct Running {
     pub is_cancelled: bool,
     /// What the tokens may go on with: computed in this step, and not chosen yet.
     pub draft: Vec<u32>,
+    /// Whether the draft model made it.
+    pub is_drafted_by_model: bool,
+    /// How often guesses from the text itself stand.
     pub luck: Luck,
+    /// The same of the draft model, once it was asked.
+    pub model_luck: Option<Luck>,
     sampler: Sampler,
     stop: StopSequences,
     text: Utf8Stream,
@@ -63,7 +68,9 @@ impl Running {
             swapped: None,
             is_cancelled: false,
             draft: Vec::new(),
+            is_drafted_by_model: false,
             luck: Luck::default(),
+            model_luck: None,
             sampler,
             stop,
             text: Utf8Stream::new(),

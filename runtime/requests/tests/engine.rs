@@ -10,8 +10,8 @@ use samite_llm::{
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
-    CacheMiss, CacheWish, Engine, EngineOptions, Event, FailureKind, Finished, MissCause, Reader,
-    Reason, Refusal, Request, Shift, Started, Step, drive, drive_sleeping,
+    CacheMiss, CacheWish, Drafter, Engine, EngineOptions, Event, FailureKind, Finished, MissCause,
+    Reader, Reason, Refusal, Request, Shift, Started, Step, drive, drive_sleeping,
 };
 use samite_text::SamplerParams;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -73,7 +73,7 @@ fn options(slots: usize) -> EngineOptions {
     }
 }
 
-fn engine_with(options: EngineOptions, clock: Arc<Hand>) -> Engine {
+fn engine_with(options: EngineOptions, clock: Arc<dyn Clock>) -> Engine {
     let context = ContextOptions {
         n_ctx: Some(64 * options.slots),
         n_batch: 16,
@@ -223,7 +223,7 @@ fn a_long_prompt_does_not_hold_up_those_who_write() {
 #[test]
 fn who_does_not_read_is_paused_alone_and_leaves_the_slot() {
     let clock = Hand::new();
-    let mut engine = engine_with(options(1), Arc::clone(&clock));
+    let mut engine = engine_with(options(1), clock.clone());
     let slow = Request {
         outbox: 4,
         ..request(10..20, 20)
@@ -299,7 +299,7 @@ fn who_does_not_read_gives_up_memory_that_others_need() {
 #[test]
 fn time_that_is_over_ends_a_request_wherever_it_is() {
     let clock = Hand::new();
-    let mut engine = engine_with(options(1), Arc::clone(&clock));
+    let mut engine = engine_with(options(1), clock.clone());
     let timed = |request| Request {
         deadline: Some(Duration::from_secs(5)),
         ..request
@@ -630,4 +630,319 @@ fn texts_on_disk_are_known_after_a_restart() {
     assert_eq!(files().count(), 1);
     let (started, _) = answer(&mut engine, long());
     assert_eq!((started.cached, files().count()), (0, 1));
+}
+
+/// Two adapters of a model in a file, which is `model()`'s.
+fn adapters() -> &'static [Arc<Adapter>; 2] {
+    static ADAPTERS: OnceLock<[Arc<Adapter>; 2]> = OnceLock::new();
+    ADAPTERS.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let model_path = folder.path().join("model.gguf");
+        synthetic().write(&model_path).unwrap();
+        [2, 5].map(|rank| {
+            let path = folder.path().join(format!("{rank}.gguf"));
+            let mut number = rank as f32;
+            let next = || {
+                number += 1.0;
+                number.sin()
+            };
+            let synthetic = SyntheticAdapter { rank, alpha: 0.0 };
+            synthetic.write(&model_path, &path, |_| true, next).unwrap();
+            Adapter::load(&path, model()).unwrap()
+        })
+    })
+}
+
+fn with_adapters(shares: &[(usize, f32)], request: Request) -> Request {
+    let adapters = shares.iter().map(|&(number, share)| ScaledAdapter {
+        adapter: Arc::clone(&adapters()[number]),
+        share,
+    });
+    Request {
+        adapters: Some(adapters.collect()),
+        ..request
+    }
+}
+
+fn ids(events: &[Event]) -> Vec<u32> {
+    let ids = events.iter().filter_map(|event| match event {
+        Event::Token(token) => Some(token.id),
+        _ => None,
+    });
+    ids.collect()
+}
+
+#[test]
+fn requests_with_different_adapters_are_computed_together_and_none_changes_another() {
+    let sets: [&[(usize, f32)]; 5] = [
+        &[],
+        &[(0, 1.0)],
+        &[(1, 1.0)],
+        &[(0, 0.5), (1, -1.0)],
+        &[(0, -1.0)],
+    ];
+    let asked = |number: usize| with_adapters(sets[number], request(5..20, 12));
+    let alone: Vec<Vec<u32>> = (0..sets.len())
+        .map(|number| {
+            let mut engine = engine(1);
+            let mut reader = submit(&mut engine, asked(number));
+            run(&mut engine);
+            ids(&events(&mut reader))
+        })
+        .collect();
+    for (number, text) in alone.iter().enumerate() {
+        assert_eq!(text.len(), 12);
+        assert!(!alone[..number].contains(text), "{number}: {alone:?}");
+    }
+    let mut engine = engine(sets.len());
+    let mut readers: Vec<Reader> = (0..sets.len())
+        .map(|number| submit(&mut engine, asked(number)))
+        .collect();
+    // All are at work at once, and share nothing of a prompt that all have.
+    for _ in 0..8 {
+        engine.step();
+    }
+    let busy = engine
+        .view()
+        .slots
+        .iter()
+        .filter(|s| s.request.is_some())
+        .count();
+    assert_eq!(busy, sets.len());
+    run(&mut engine);
+    for (reader, expected) in readers.iter_mut().zip(&alone) {
+        let events = events(reader);
+        assert!(matches!(events[0], Event::Started(started) if started.cached == 0));
+        assert_eq!(&ids(&events), expected);
+    }
+    // One after the other: what a set has computed is there for this set.
+    for (number, expected) in alone.iter().enumerate() {
+        let mut reader = submit(&mut engine, asked(number));
+        run(&mut engine);
+        let events = events(&mut reader);
+        assert_eq!(&ids(&events), expected);
+    }
+}
+
+#[test]
+fn slots_and_texts_on_disk_belong_to_their_adapters() {
+    let folder = tempfile::tempdir().unwrap();
+    let asked = |shares: &[(usize, f32)]| with_adapters(shares, request(5..155, 6));
+    let mut engine = on_disk(folder.path(), u64::MAX);
+    let mut reader = submit(&mut engine, asked(&[(0, 1.0)]));
+    run(&mut engine);
+    let expected = ids(&events(&mut reader));
+    let saved = engine.save_slot(0).unwrap().unwrap();
+    drop(engine);
+    let mut engine = on_disk(folder.path(), u64::MAX);
+    for other in [&[][..], &[(0, 0.5)], &[(1, 1.0)]] {
+        assert_eq!(answer(&mut engine, asked(other)).0.cached, 0, "{other:?}");
+    }
+    let mut reader = submit(&mut engine, asked(&[(0, 1.0)]));
+    run(&mut engine);
+    let found = events(&mut reader);
+    assert!(matches!(found[0], Event::Started(started) if started.cached == 149));
+    assert_eq!(ids(&found), expected);
+    // A saved slot comes back with the adapters that it had, and to nobody else.
+    engine.forget_kept();
+    assert_eq!(engine.restore_slot(2, &saved).unwrap(), 155);
+    let slotted = |shares| Request {
+        slot: Some(2),
+        ..asked(shares)
+    };
+    assert_eq!(answer(&mut engine, slotted(&[(0, 1.0)])).0.cached, 149);
+    assert_eq!(answer(&mut engine, slotted(&[(1, 1.0)])).0.cached, 0);
+    // Of adapters that nobody asked for yet, it cannot.
+    let mut engine = on_disk(&folder.path().join("other"), 0);
+    let error = engine.restore_slot(2, &saved).unwrap_err().to_string();
+    assert!(error.contains("other adapters"), "{error}");
+}
+
+/// An engine of a small model of an architecture whose texts cannot be cut anywhere.
+fn of_architecture(architecture: &'static str) -> Engine {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let tiny = SyntheticModel::tiny(architecture);
+    tiny.write(&path).unwrap();
+    let device = ReferenceDevice::new(ReferenceOptions::named("alone"));
+    let model = Model::load(&path, &ModelOptions::new(vec![device])).unwrap();
+    let options = EngineOptions {
+        context: Some(256),
+        budget: 64,
+        kept: 12,
+        ..options(2)
+    };
+    let context = ContextOptions {
+        n_ctx: Some(4096),
+        n_batch: 64,
+        n_seq: options.n_seq(),
+        kv_types: [DType::F32; 2],
+        ..ContextOptions::default()
+    };
+    let context = Context::new(model, context).unwrap();
+    assert!(!context.can_take_back(), "{architecture}");
+    Engine::new(context, options).unwrap()
+}
+
+/// A gated delta net beside attention, a convolution beside attention, windows beside whole attention.
+#[test]
+fn long_prefixes_are_known_where_texts_cannot_be_cut() {
+    for architecture in ["qwen3next", "lfm2", "gemma3"] {
+        let folder = tempfile::tempdir().unwrap();
+        let prompt = |end: u32| {
+            request(
+                (0..140)
+                    .map(|i| 3 + (i * 7 + i * i) % 250)
+                    .chain(end..end + 10),
+                60,
+            )
+        };
+        let mut cold = of_architecture(architecture);
+        let mut expected = Vec::new();
+        for end in [20, 90] {
+            let mut reader = submit(
+                &mut cold,
+                Request {
+                    cache: CacheWish {
+                        reuse: false,
+                        keep: false,
+                        salt: 0,
+                    },
+                    ..prompt(end)
+                },
+            );
+            run(&mut cold);
+            expected.push(ids(&events(&mut reader)));
+        }
+        let check = |engine: &mut Engine, end: u32, expected: &[u32], cached: usize, cause| {
+            // Others make layers with a window forget.
+            for first in [200, 100] {
+                answer(engine, request((0..150).map(|i| 3 + (i + first) % 250), 90));
+            }
+            let mut reader = submit(engine, prompt(end));
+            run(engine);
+            let events = events(&mut reader);
+            let Event::Started(started) = events[0] else {
+                panic!("{events:?}");
+            };
+            assert_eq!(ids(&events), expected, "{architecture}, {end}");
+            let miss = CacheMiss {
+                at_token: cached,
+                cause,
+            };
+            assert_eq!(
+                (started.cached, started.miss),
+                (cached, Some(miss)),
+                "{architecture}, {end}"
+            );
+        };
+        let mut engine = of_architecture(architecture);
+        engine.keep_on_disk(folder.path(), u64::MAX).unwrap();
+        check(&mut engine, 20, &expected[0], 0, MissCause::Ends);
+        let cause = match architecture {
+            "gemma3" => MissCause::Window,
+            _ => MissCause::NoState,
+        };
+        // Again and again, and with another end.
+        for _ in 0..3 {
+            check(&mut engine, 20, &expected[0], 126, cause);
+        }
+        check(&mut engine, 90, &expected[1], 126, cause);
+        drop(engine);
+        let mut engine = of_architecture(architecture);
+        engine.keep_on_disk(folder.path(), u64::MAX).unwrap();
+        check(&mut engine, 90, &expected[1], 126, cause);
+        check(&mut engine, 90, &expected[1], 126, cause);
+        check(&mut engine, 20, &expected[0], 126, cause);
+    }
+}
+
+/// A draft model for `model()`, which is the model itself, or one of another vocabulary or architecture.
+fn drafter(synthetic: &SyntheticModel, least: f32) -> samite_llm::Result<Drafter> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("draft.gguf");
+    synthetic.write(&path).unwrap();
+    let device = ReferenceDevice::new(ReferenceOptions::named("draft"));
+    let draft = Model::load(&path, &ModelOptions::new(vec![device])).unwrap();
+    let context = ContextOptions {
+        n_ctx: Some(256),
+        n_seq: options(2).n_seq(),
+        kv_types: [DType::F32; 2],
+        environment: Environment {
+            clock: Arc::new(Ticking(Hand::new(), Duration::from_micros(1))),
+            ..Environment::system()
+        },
+        ..ContextOptions::default()
+    };
+    Drafter::new(Context::new(draft, context).unwrap(), model(), least)
+}
+
+#[test]
+fn a_draft_model_of_the_same_family_drafts_and_others_are_refused() {
+    let refused = |synthetic: &SyntheticModel| drafter(synthetic, 0.0).unwrap_err().to_string();
+    let error = refused(&SyntheticModel {
+        n_vocab: 600,
+        ..synthetic()
+    });
+    assert!(error.contains("its vocabulary has 600 tokens"), "{error}");
+    for architecture in ["lfm2", "mamba"] {
+        let error = refused(&SyntheticModel {
+            n_vocab: 264,
+            ..SyntheticModel::tiny(architecture)
+        });
+        assert!(error.contains("cannot be taken back"), "{error}");
+    }
+    let error = of_architecture("qwen3next")
+        .set_drafter(drafter(&synthetic(), 0.0).unwrap())
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("takes no draft model"),
+        "{error}"
+    );
+
+    // Each look at the clock of the engine takes a while, and little at that of the draft model: drafts pay.
+    let long = || request([3, 70, 9, 120], 56);
+    let expected = {
+        let mut engine = engine(1);
+        let mut reader = submit(&mut engine, long());
+        run(&mut engine);
+        ids(&events(&mut reader))
+    };
+    let engine_options = EngineOptions {
+        draft: 8,
+        ..options(2)
+    };
+    let mut engine = engine_with(
+        engine_options,
+        Arc::new(Ticking(Hand::new(), Duration::from_millis(1))),
+    );
+    engine
+        .set_drafter(drafter(&synthetic(), 0.0).unwrap())
+        .unwrap();
+    let mut reader = submit(&mut engine, long());
+    run(&mut engine);
+    assert_eq!(ids(&events(&mut reader)), expected);
+    let totals = engine.view().totals;
+    let drafted = engine.drafter().unwrap().drafted();
+    assert!(drafted > 10 && totals.steps < 40, "{drafted}, {totals:?}");
+    // All of them are its own: they stand, unless the text was over.
+    assert!(
+        totals.accepted_tokens + 8 >= totals.drafted_tokens,
+        "{totals:?}"
+    );
+}
+
+/// A clock that moves on whenever somebody looks at it.
+#[derive(Debug)]
+struct Ticking(Arc<Hand>, Duration);
+
+impl Clock for Ticking {
+    fn now(&self) -> Instant {
+        self.0.sleep(self.1);
+        self.0.now()
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.0.sleep(time);
+    }
 }

@@ -6,10 +6,13 @@
 
 use samite_core::environment::Clock;
 use samite_core::{DType, Environment};
-use samite_llm::{Context, ContextOptions, Model, ModelOptions, SyntheticModel};
+use samite_llm::{
+    Adapter, Context, ContextOptions, Model, ModelOptions, ScaledAdapter, SyntheticAdapter,
+    SyntheticModel,
+};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
-    CacheWish, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request, Totals,
+    CacheWish, Drafter, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request, Totals,
 };
 use samite_testing::Rng;
 use samite_text::SamplerParams;
@@ -22,8 +25,11 @@ use std::time::{Duration, Instant};
 /// Attention alone, layers with a window, states beside attention.
 const ARCHITECTURES: [&str; 3] = ["llama", "gemma3", "lfm2"];
 
-fn model(architecture: usize) -> &'static Arc<Model> {
-    static MODELS: [OnceLock<Arc<Model>>; 3] = [const { OnceLock::new() }; 3];
+/// A model and two adapters of it.
+type Loaded = (Arc<Model>, [Arc<Adapter>; 2]);
+
+fn loaded(architecture: usize) -> &'static Loaded {
+    static MODELS: [OnceLock<Loaded>; 3] = [const { OnceLock::new() }; 3];
     MODELS[architecture].get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
@@ -40,20 +46,60 @@ fn model(architecture: usize) -> &'static Arc<Model> {
         .write(&path)
         .unwrap();
         let device = ReferenceDevice::new(ReferenceOptions::named("alone"));
-        Model::load(&path, &ModelOptions::new(vec![device])).unwrap()
+        let model = Model::load(&path, &ModelOptions::new(vec![device])).unwrap();
+        let adapters = [2, 3].map(|rank| {
+            let adapter_path = folder.path().join(format!("{rank}.gguf"));
+            let synthetic = SyntheticAdapter { rank, alpha: 4.0 };
+            let mut rng = Rng::new(rank as u64);
+            let next = || rng.below(1000) as f32 / 1000.0 - 0.5;
+            synthetic
+                .write(&path, &adapter_path, |_| true, next)
+                .unwrap();
+            Adapter::load(&adapter_path, &model).unwrap()
+        });
+        (model, adapters)
     })
+}
+
+/// Models that draft for the first one: itself, and another one whose guesses are mostly wrong.
+fn draft_model(number: usize) -> Arc<Model> {
+    static OTHER: OnceLock<Arc<Model>> = OnceLock::new();
+    let other = || {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("draft.gguf");
+        SyntheticModel {
+            n_layer: 1,
+            n_embd: 16,
+            n_head: 1,
+            n_head_kv: 1,
+            head_dim: 16,
+            n_ff: 16,
+            n_vocab: 264,
+            ..SyntheticModel::tiny("llama")
+        }
+        .write(&path)
+        .unwrap();
+        let device = ReferenceDevice::new(ReferenceOptions::named("draft"));
+        Model::load(&path, &ModelOptions::new(vec![device])).unwrap()
+    };
+    match number {
+        0 => Arc::clone(&loaded(0).0),
+        _ => Arc::clone(OTHER.get_or_init(other)),
+    }
 }
 
 /// A clock that moves on whenever somebody looks at it: what depends on time is the same in each run.
 #[derive(Debug)]
 struct Ticking {
+    tick: Duration,
     start: Instant,
     ticks: AtomicU64,
 }
 
 impl Ticking {
-    fn new() -> Self {
+    fn new(tick: Duration) -> Self {
         Ticking {
+            tick,
             start: Instant::now(),
             ticks: AtomicU64::new(0),
         }
@@ -62,7 +108,8 @@ impl Ticking {
 
 impl Clock for Ticking {
     fn now(&self) -> Instant {
-        self.start + Duration::from_millis(self.ticks.fetch_add(1, Ordering::Relaxed))
+        let ticks = self.ticks.fetch_add(1, Ordering::Relaxed);
+        self.start + self.tick * u32::try_from(ticks).unwrap()
     }
 
     fn sleep(&self, _time: Duration) {}
@@ -77,7 +124,7 @@ fn engine(model: &Arc<Model>, n_ctx: usize, options: EngineOptions) -> Engine {
         n_logits: Some(8),
         kv_types: [DType::F32; 2],
         environment: Environment {
-            clock: Arc::new(Ticking::new()),
+            clock: Arc::new(Ticking::new(Duration::from_millis(1))),
             ..Environment::system()
         },
         ..ContextOptions::default()
@@ -165,8 +212,20 @@ fn prompt(rng: &mut Rng) -> Vec<u32> {
     tokens
 }
 
-fn request(rng: &mut Rng) -> Request {
+fn request(rng: &mut Rng, adapters: &[Arc<Adapter>; 2]) -> Request {
     Request {
+        adapters: match rng.below(8) {
+            0 => Some(Vec::new()),
+            number @ 1..4 => {
+                let used = (0..2).filter(|place| number >> place & 1 == 1);
+                let used = used.map(|place| ScaledAdapter {
+                    adapter: Arc::clone(&adapters[place]),
+                    share: rng.pick(&[1.0, -0.5]),
+                });
+                Some(used.collect())
+            }
+            _ => None,
+        },
         max_tokens: match rng.below(5) {
             0 => None,
             1 => Some(0),
@@ -195,10 +254,20 @@ fn request(rng: &mut Rng) -> Request {
     }
 }
 
-/// One schedule; the number of tokens that were found in the cache, and the sums of the engine.
-fn schedule(seed: u64) -> (usize, Totals) {
+/// The adapters of a request, by the ranks of their files, and their shares.
+fn shares(request: &Request) -> Option<Vec<(String, f32)>> {
+    let named =
+        |scaled: &ScaledAdapter| (scaled.adapter.path().display().to_string(), scaled.share);
+    request
+        .adapters
+        .as_ref()
+        .map(|adapters| adapters.iter().map(named).collect())
+}
+
+/// One schedule; the number of tokens that were found in the cache, those that a draft model gave, and the sums of the engine.
+fn schedule(seed: u64) -> (usize, u64, Totals) {
     let mut rng = Rng::new(seed);
-    let model = model((seed % 3) as usize);
+    let (model, adapters) = loaded((seed % 3) as usize);
     let options = EngineOptions {
         slots: 1 + rng.below(4),
         context: Some(CONTEXT),
@@ -211,6 +280,24 @@ fn schedule(seed: u64) -> (usize, Totals) {
     // From no room but for one text to plenty.
     let n_ctx = CONTEXT + rng.below(4) * 64;
     let mut engine = engine(model, n_ctx, options.clone());
+    if seed.is_multiple_of(3) && options.draft > 0 && !rng.one_in(3) {
+        let draft = draft_model(rng.below(2));
+        let context = ContextOptions {
+            n_ctx: Some(n_ctx + 64),
+            n_batch: 32,
+            n_seq: options.n_seq(),
+            kv_types: [DType::F32; 2],
+            environment: Environment {
+                clock: Arc::new(Ticking::new(Duration::from_micros(1))),
+                ..Environment::system()
+            },
+            ..ContextOptions::default()
+        };
+        let context = Context::new(draft, context).unwrap();
+        let least = rng.pick(&[0.0, 0.5]);
+        let drafter = Drafter::new(context, model, least).unwrap();
+        engine.set_drafter(drafter).unwrap();
+    }
     // Some have a folder with what earlier schedules left.
     if rng.one_in(2) {
         let bytes = [60_000, u64::MAX][rng.below(2)];
@@ -218,7 +305,9 @@ fn schedule(seed: u64) -> (usize, Totals) {
             .keep_on_disk(folder((seed % 3) as usize), bytes)
             .unwrap();
     }
-    let mut waiting: Vec<Request> = (0..3 + rng.below(8)).map(|_| request(&mut rng)).collect();
+    let mut waiting: Vec<Request> = (0..3 + rng.below(8))
+        .map(|_| request(&mut rng, adapters))
+        .collect();
     let mut answers: Vec<(u64, Request, Answer, bool)> = Vec::new();
     let mut steps = 0;
     loop {
@@ -259,7 +348,8 @@ fn schedule(seed: u64) -> (usize, Totals) {
                 &request.sampling,
                 request.max_tokens,
                 &request.stop,
-                request.ignore_end
+                request.ignore_end,
+                shares(request),
             )
         );
         let (tokens, reason) = known.entry(name).or_insert_with(|| alone(model, request));
@@ -296,7 +386,8 @@ fn schedule(seed: u64) -> (usize, Totals) {
             "seed {seed}"
         );
     }
-    (cached, view.totals)
+    let by_model = engine.drafter().map_or(0, Drafter::drafted);
+    (cached, by_model, view.totals)
 }
 
 #[test]
@@ -311,9 +402,11 @@ fn each_request_gets_the_tokens_that_it_gets_alone() {
         return;
     }
     let seeds = number("SAMITE_SCHEDULES").unwrap_or(90);
-    let (mut cached, mut preempted, mut stood, mut fell) = ([0; 3], 0, 0, 0);
+    let (mut cached, mut by_models, mut preempted) = ([0; 3], 0, 0);
+    let (mut stood, mut fell) = (0, 0);
     for seed in 0..seeds {
-        let (found, totals) = schedule(seed);
+        let (found, by_model, totals) = schedule(seed);
+        by_models += by_model;
         cached[(seed % 3) as usize] += found;
         preempted += totals.preempted;
         stood += totals.accepted_tokens;
@@ -322,6 +415,7 @@ fn each_request_gets_the_tokens_that_it_gets_alone() {
     // The schedules do try what they are for.
     assert!(cached.iter().all(|&count| count > 100), "{cached:?}");
     assert!(preempted > 5, "{preempted}");
+    assert!(by_models > 100, "{by_models}");
     assert!(
         stood > 20 && fell > 20,
         "drafted tokens: {stood} stood, {fell} fell"

@@ -11,6 +11,8 @@ pub enum Workload {
     Graphs,
     /// Contexts of language models.
     Models,
+    /// Many requests in one context.
+    Requests,
 }
 
 impl Workload {
@@ -19,6 +21,7 @@ impl Workload {
         match self {
             Workload::Graphs => "graphs",
             Workload::Models => "models",
+            Workload::Requests => "requests",
         }
     }
 }
@@ -30,7 +33,8 @@ impl FromStr for Workload {
         match name {
             "graphs" => Ok(Workload::Graphs),
             "models" => Ok(Workload::Models),
-            _ => Err(format!("'{name}' is neither graphs nor models")),
+            "requests" => Ok(Workload::Requests),
+            _ => Err(format!("'{name}' is none of graphs, models and requests")),
         }
     }
 }
@@ -53,12 +57,13 @@ pub struct Case {
 }
 
 impl Case {
-    /// The whole case of a seed: graphs mostly, which are quick; every eighth seed has models.
+    /// The whole case of a seed: graphs mostly, which are quick; every eighth seed has models, every tenth one requests.
     pub fn new(seed: u64) -> Self {
         Case {
             seed,
-            workload: match seed % 8 {
-                7 => Workload::Models,
+            workload: match (seed % 10, seed % 8) {
+                (5, _) => Workload::Requests,
+                (_, 7) => Workload::Models,
                 _ => Workload::Graphs,
             },
             devices: 3,

@@ -37,6 +37,83 @@ pub(crate) fn known() -> Result<&'static [Known], String> {
     known.as_deref().map_err(Clone::clone)
 }
 
+/// What requests are for: a model that can be cut, one with windows, one with states; each with two adapters and a draft model.
+pub(crate) struct KnownForRequests {
+    pub files: BTreeMap<PathBuf, Arc<[u8]>>,
+    pub adapter_names: [PathBuf; 2],
+    pub alone: Arc<Model>,
+    pub adapters: Vec<Arc<Adapter>>,
+    /// On a device of its own.
+    pub draft: Arc<Model>,
+    /// Whether drafted tokens can be taken back.
+    pub takes_drafts: bool,
+}
+
+/// The models; made once.
+pub(crate) fn known_for_requests() -> Result<&'static [KnownForRequests], String> {
+    static KNOWN: OnceLock<Result<Vec<KnownForRequests>, String>> = OnceLock::new();
+    let known = KNOWN.get_or_init(|| {
+        let all = ["llama", "gemma3", "lfm2"].into_iter();
+        let known: Result<_, Box<dyn Error>> = all.map(KnownForRequests::new).collect();
+        known.map_err(|error| format!("a model for simulations: {error}"))
+    });
+    known.as_deref().map_err(Clone::clone)
+}
+
+/// A model that takes little to compute.
+fn small(architecture: &'static str, width: usize) -> SyntheticModel {
+    SyntheticModel {
+        n_layer: 2,
+        n_embd: width,
+        n_head: width / 16,
+        n_head_kv: 1,
+        head_dim: 16,
+        n_ff: width,
+        n_vocab: 264,
+        ..SyntheticModel::tiny(architecture)
+    }
+}
+
+impl KnownForRequests {
+    fn new(architecture: &'static str) -> Result<Self, Box<dyn Error>> {
+        let folder = tempfile::tempdir()?;
+        let path = |name: &str| folder.path().join(name);
+        small(architecture, 32).write(path(MODEL))?;
+        small("llama", 16).write(path("draft.gguf"))?;
+        let load = |name: &str| {
+            let device = ReferenceDevice::new(ReferenceOptions::named("alone"));
+            Model::load(path(name), &ModelOptions::new(vec![device]))
+        };
+        let alone = load(MODEL)?;
+        let mut adapters = Vec::new();
+        let mut names = vec![MODEL];
+        for (number, name) in ["first.gguf", "second.gguf"].into_iter().enumerate() {
+            let mut rng = Rng::new(7 + number as u64);
+            let next = || rng.uniform(-0.5, 0.5);
+            let adapter = SyntheticAdapter {
+                rank: 2 + number,
+                alpha: 4.0,
+            };
+            let changes = |name: &str| number == 0 || name.contains("ffn");
+            adapter.write(path(MODEL), path(name), changes, next)?;
+            adapters.push(Adapter::load(path(name), &alone)?);
+            names.push(name);
+        }
+        let files = names.iter().map(|name| {
+            let content = std::fs::read(path(name))?;
+            Ok::<_, std::io::Error>((PathBuf::from(name), content.into()))
+        });
+        Ok(KnownForRequests {
+            files: files.collect::<Result<_, _>>()?,
+            adapter_names: ["first.gguf", "second.gguf"].map(PathBuf::from),
+            draft: load("draft.gguf")?,
+            takes_drafts: architecture == "llama",
+            alone,
+            adapters,
+        })
+    }
+}
+
 impl Known {
     fn new(architecture: &'static str, dtype: DType) -> Result<Self, Box<dyn Error>> {
         let folder = tempfile::tempdir()?;

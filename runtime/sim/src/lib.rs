@@ -1,11 +1,11 @@
-//! The scheduler and language models in a test tube: simulated devices, memory, files and threads, with faults, replayed from a number.
+//! The scheduler, language models and the engine of many requests in a test tube: simulated devices, memory, files and threads, with faults, replayed from a number.
 //!
 //! What waits goes wrong rarely and cannot be repeated. Here the real code runs on a simulated machine: one thread, one seed, time that is a
 //! number. The seed decides how fast each device is, when work is felt, what fails and when; the same seed does the same again.
 //! `docs/simulation.md` tells how it works, with a failure followed step by step.
 //!
 //! - A [`Case`] is everything that a simulation depends on. [`run`] plays it and says what was wrong.
-//! - A [`Workload`] is what the application does: random graphs on a scheduler, or contexts of language models. Everything is also done on one plain
+//! - A [`Workload`] is what the application does: random graphs on a scheduler, contexts of language models, or many requests in one context. Everything is also done on one plain
 //!   reference device, and results must be equal bit by bit.
 //! - A [`Fault`] is something that goes wrong. What fails must say why, leave everything usable, and work when it is done again.
 //! - A [`Search`] runs many seeds; [`shrink`] makes a case that failed small.
@@ -34,6 +34,7 @@ mod machine;
 mod memory;
 mod models;
 mod player;
+mod requests;
 mod search;
 mod shadow;
 mod stream;
@@ -57,6 +58,7 @@ pub fn run(case: &Case, is_wanted: bool) -> Outcome {
     let play = AssertUnwindSafe(|| match case.workload {
         Workload::Graphs => graphs::play(case, &world, &mut outcome),
         Workload::Models => models::play(case, &world, &mut outcome),
+        Workload::Requests => requests::play(case, &world, &mut outcome),
     });
     // Warnings about simulated devices concern nobody.
     let play = || tracing::subscriber::with_default(NoSubscriber::new(), || catch_unwind(play));

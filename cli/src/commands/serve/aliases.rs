@@ -14,6 +14,11 @@ const NAMES: &[(&str, &str)] = &[
     ("--embd-normalize", "--embd-normalize"),
     ("--keep", "--n-keep"),
     ("--n-parallel", "--parallel"),
+    ("-md", "--model-draft"),
+    ("--spec-draft-model", "--model-draft"),
+    ("--draft-n", "--draft"),
+    ("--spec-draft-n-max", "--draft"),
+    ("--spec-draft-p-min", "--draft-p-min"),
 ];
 
 /// Flags that ask for what is done anyway, or that mean nothing here.
@@ -63,6 +68,14 @@ const NEEDLESS_VALUES: &[&str] = &[
     "--checkpoint-every-n-tokens",
     "--slot-prompt-similarity",
     "-sps",
+    // How much is drafted is measured, and a draft model has as long a context as the model.
+    "--draft-min",
+    "--draft-n-min",
+    "--spec-draft-n-min",
+    "--draft-p-split",
+    "--spec-draft-p-split",
+    "--ctx-size-draft",
+    "-cd",
     "--defrag-thold",
     "-dt",
 ];
@@ -111,6 +124,11 @@ const VARIABLES: &[(&str, &str, bool)] = &[
     ("SLOT_SAVE_PATH", "--slot-save-path", true),
     ("MLOCK", "--mlock", false),
     ("SWA_FULL", "--swa-full", false),
+    ("MODEL_DRAFT", "--model-draft", true),
+    ("DRAFT_MAX", "--draft", true),
+    ("SPEC_DRAFT_MODEL", "--model-draft", true),
+    ("SPEC_DRAFT_N_MAX", "--draft", true),
+    ("SPEC_DRAFT_P_MIN", "--draft-p-min", true),
     ("API_KEY", "--api-key", true),
     ("API_KEY_FILE", "--api-key-file", true),
     ("SSL_KEY_FILE", "--ssl-key-file", true),
@@ -266,6 +284,10 @@ mod tests {
             "--no-flash --n-keep=3"
         );
         assert_eq!(line("--hf-repo a/b --offline"), "--hf-repo a/b --offline");
+        assert_eq!(
+            line("-md d.gguf --draft-min 2 --draft-n 8"),
+            "--model-draft d.gguf --draft 8"
+        );
         assert_eq!(line("-c 512"), "--ctx-size 512");
         assert!(flags(["-fa", "maybe"].map(OsString::from).into_iter()).is_err());
         assert!(flags(["--timeout"].map(OsString::from).into_iter()).is_err());

@@ -171,6 +171,7 @@ impl Adapter {
             path: path.to_owned(),
             metadata,
             model: Arc::clone(model),
+            number: model.next_adapter(),
             pairs: BTreeMap::new(),
             directions,
             bytes,

@@ -2,6 +2,7 @@
 //!
 //! Nodes are named as in llama.cpp.
 
+mod adapted;
 mod attention;
 mod embeddings;
 mod feed_forward;
@@ -16,7 +17,7 @@ use super::spec::{
     Branch, Head, Layer, Linear, Mixer, Norm, NormKind, Part, PerLayer, Pooling, Presence, Spec,
 };
 use super::tensors::names;
-use crate::adapter::{Pair, ScaledAdapter};
+use crate::adapter::{Adapter, ScaledAdapter};
 use crate::weights::Weights;
 use samite_core::{DType, Error, Graph, Result, StoredTensor, TensorId, Unary};
 use std::collections::HashMap;
@@ -39,6 +40,8 @@ pub struct GraphShape {
     pub n_means: usize,
     /// Whether embeddings stand in the place of tokens.
     pub is_embedded: bool,
+    /// Where some sequences have adapters of their own: those that a token of the micro-batch has, as bits by their place among all that sequences have.
+    pub mixed: Option<u64>,
 }
 
 /// What a graph gives.
@@ -98,6 +101,8 @@ pub(crate) struct Parts<'a> {
     /// Tokens that the context has room for.
     pub n_ctx: usize,
     pub adapters: &'a [ScaledAdapter],
+    /// Those that sequences have for themselves, see [`GraphShape::mixed`].
+    pub mixed: &'a [Arc<Adapter>],
     /// One operation for the attention instead of several.
     pub flash: bool,
     /// What the graph is to give.
@@ -110,6 +115,8 @@ struct Builder<'a> {
     shape: GraphShape,
     graph: Graph,
     inputs: GraphInputs,
+    /// What changes weights, in the order in which it is applied.
+    changes: Vec<adapted::Change<'a>>,
     /// Leaves of stored tensors that are in the graph already.
     leaves: HashMap<*const StoredTensor, TensorId>,
     /// The number of the layer.
@@ -130,6 +137,7 @@ struct Builder<'a> {
 /// If operands do not fit; not for a model whose tensors were checked.
 pub(crate) fn build(parts: Parts<'_>, shape: GraphShape) -> Result<(Graph, GraphInputs)> {
     let mut builder = Builder {
+        changes: adapted::changes(&parts, shape),
         parts,
         shape,
         graph: Graph::new(),
@@ -226,36 +234,11 @@ impl Builder<'_> {
         })
     }
 
-    /// `y`, the result of an operation with the weight called `name`, and what adapters add to it. `change` appends the product
-    /// with the two matrices of a pair.
-    fn adapted(
-        &mut self,
-        mut y: TensorId,
-        name: &str,
-        change: impl Fn(&mut Self, &Pair, [TensorId; 2]) -> Result<TensorId>,
-    ) -> Result<TensorId> {
-        let Parts {
-            adapters, weights, ..
-        } = self.parts;
-        let name = format!("{}{name}", self.prefix);
-        let name = weights.data_name(&name).unwrap_or(&name);
-        for adapter in adapters {
-            let Some((pair, scale)) = adapter.pair(name) else {
-                continue;
-            };
-            let matrices = [self.stored(&pair.a)?, self.stored(&pair.b)?];
-            let change = change(self, pair, matrices)?;
-            let change = self.graph.scale(change, scale)?;
-            y = self.graph.add(y, change)?;
-        }
-        Ok(y)
-    }
-
     /// The product of the matrix called `name`, as adapters change it, and `x`.
     fn product(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
         let matrix = self.weight(name)?;
         let y = self.graph.mul_mat(matrix, x)?;
-        self.adapted(y, name, |builder, pair, [a, b]| {
+        self.adapted(y, name, None, |builder, pair, [a, b]| {
             // The pair of an embedding is the other way round.
             let [first, second] = if pair.is_embedding {
                 let turned = builder.graph.transpose(b)?;
@@ -278,7 +261,7 @@ impl Builder<'_> {
             let tokens = self.per_token(Input::Tokens, DType::I32)?;
             let table = self.weight(names::EMBEDDING)?;
             let x = self.graph.get_rows(table, tokens)?;
-            let x = self.adapted(x, names::EMBEDDING, |builder, _, [a, b]| {
+            let x = self.adapted(x, names::EMBEDDING, None, |builder, _, [a, b]| {
                 let rows = builder.graph.get_rows(a, tokens)?;
                 builder.graph.mul_mat(b, rows)
             })?;
@@ -447,14 +430,7 @@ impl Builder<'_> {
             x = self.graph.add(x, skipped)?;
             self.named(x, "l_out");
         }
-        for adapter in self.parts.adapters {
-            if let Some(direction) = adapter.direction(self.il) {
-                let direction = self.stored(direction)?;
-                let direction = self.graph.scale(direction, adapter.share)?;
-                x = self.graph.add(x, direction)?;
-                self.named(x, "l_out");
-            }
-        }
+        x = self.directed(x)?;
         if layer.norm_again {
             let prefix = std::mem::take(&mut self.prefix);
             x = self.maybe_norm(x, &self.parts.spec.head.norm)?;

@@ -135,6 +135,7 @@ impl Sizes {
                 false => 0,
             },
             is_embedded: false,
+            mixed: None,
         }
     }
 }

@@ -74,8 +74,13 @@ impl ContextPlan {
     }
 
     fn source(&self) -> GraphSource<'_> {
-        self.model
-            .graph_source(&self.layers, &self.kv.choices, &self.options, &self.sizes)
+        self.model.graph_source(
+            &self.layers,
+            &self.kv.choices,
+            &self.options,
+            &[],
+            &self.sizes,
+        )
     }
 }
 

@@ -126,6 +126,7 @@ impl Staging {
             n_seqs,
             n_means: self.means.as_ref().map_or(0, Vec::len),
             is_embedded: batch.is_embedded(),
+            mixed: None,
         })
     }
 
@@ -151,10 +152,13 @@ impl Staging {
             Input::StateWrite => return Ok(bytemuck::cast_slice(&self.write)),
             Input::Outputs => return Ok(bytemuck::cast_slice(&self.outputs)),
             Input::Temperature(temperature) => {
-                self.floats.clear();
                 let scales = part.iter().map(|token| temperature.at(token.position));
-                self.floats.extend(scales);
-                return Ok(bytemuck::cast_slice(&self.floats));
+                return Ok(self.floats(scales));
+            }
+            Input::Shares { .. } => {
+                return Err(Error::invalid(
+                    "shares of adapters are not known here: this is a mistake in samite",
+                ));
             }
             Input::Means => {
                 let sequences = self.means.as_deref().unwrap_or_default();
@@ -206,6 +210,13 @@ impl Staging {
             }
         }
         Ok(bytemuck::cast_slice(&self.integers))
+    }
+
+    /// Numbers of an input.
+    pub fn floats(&mut self, values: impl Iterator<Item = f32>) -> &[u8] {
+        self.floats.clear();
+        self.floats.extend(values);
+        bytemuck::cast_slice(&self.floats)
     }
 
     fn set_integers(&mut self, values: impl Iterator<Item = i32>) {

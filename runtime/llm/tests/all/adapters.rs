@@ -417,3 +417,150 @@ fn what_is_no_control_vector_of_the_model_is_refused() {
     refused(&write(&[(2, &good)]), "no direction for layers 1 to 1");
     refused(&write(&[]), "no direction");
 }
+
+/// Sequences with adapters of their own in one batch: each gets what a context of these adapters computes for it alone.
+#[test]
+fn sequences_have_adapters_of_their_own_in_one_batch() {
+    let experts = SyntheticModel {
+        experts: Some([5, 2]),
+        ..SyntheticModel::tiny("llama")
+    };
+    let models = [
+        ("llama", SyntheticModel::tiny("llama")),
+        ("experts", experts),
+        (
+            "tied",
+            SyntheticModel {
+                tied: true,
+                ..SyntheticModel::tiny("gemma3")
+            },
+        ),
+        ("states", SyntheticModel::tiny("lfm2")),
+        ("mamba", SyntheticModel::tiny("mamba")),
+        ("delta net", SyntheticModel::tiny("qwen3next")),
+        ("streams", SyntheticModel::tiny("gemma3n")),
+        ("latent", SyntheticModel::tiny("deepseek2")),
+    ];
+    for (name, synthetic) in models {
+        let file = TestModel::write(&synthetic);
+        for number in 0..2 {
+            write_adapter(&file.path, number, |_| true).unwrap();
+        }
+        let model = load(&file.path, reference("alone"));
+        let both = scaled(&model, &file.path, &[1.0, -0.5]);
+        let sets = [
+            Vec::new(),
+            vec![both[0].clone()],
+            vec![both[1].clone()],
+            both.clone(),
+        ];
+        let text = |sequence: usize| -> Vec<u32> {
+            tokens(24).into_iter().skip(2 * sequence).take(9).collect()
+        };
+        let alone: Vec<_> = sets
+            .iter()
+            .enumerate()
+            .map(|(sequence, set)| {
+                let options = ContextOptions {
+                    adapters: set.clone(),
+                    ..precise()
+                };
+                // In the same parts: a state is rounded between them.
+                let (mut alone, text) = (context(&model, options), text(sequence));
+                let mut rows = decode(&mut alone, &text[..5], 0, 0);
+                for position in 5..text.len() {
+                    let part = &text[position..=position];
+                    rows.extend(decode(&mut alone, part, position as i32, 0));
+                }
+                rows
+            })
+            .collect();
+        let options = ContextOptions {
+            n_seq: sets.len(),
+            // One sequence has what the context has.
+            adapters: sets[3].clone(),
+            ..precise()
+        };
+        let mut mixed = context(&model, options);
+        for (sequence, set) in sets.iter().enumerate().take(3) {
+            mixed
+                .set_sequence_adapters(sequence, Some(set.clone()))
+                .unwrap();
+        }
+        // Tokens of all sequences, first several of each and then one of each, not all of them wanted.
+        let mut batch = samite_llm::Batch::new();
+        for (positions, wanted) in [(0..5, 2), (5..6, 5), (6..7, 6), (7..8, 7), (8..9, 8)] {
+            batch.clear();
+            let mut rows = Vec::new();
+            for sequence in 0..sets.len() {
+                for position in positions.clone() {
+                    let wants = position >= wanted;
+                    let token = text(sequence)[position];
+                    batch.add(token, position as i32, &[sequence as u32], wants);
+                    rows.push((sequence, position, wants));
+                }
+            }
+            mixed.decode(&batch).unwrap();
+            for (row, (sequence, position, wants)) in rows.into_iter().enumerate() {
+                if wants {
+                    let found = mixed.logits(row).unwrap();
+                    let expected = &alone[sequence][position];
+                    assert!(found == expected, "{name}: {sequence}, {position}");
+                    let other = &alone[(sequence + 1) % 4][position];
+                    let error = nmse(&[found.to_vec()], std::slice::from_ref(other));
+                    assert!(error > 1e-6, "{name}: {sequence}, {position}: {error}");
+                }
+            }
+        }
+        // What was computed with adapters of its own is restored with these only.
+        let saved = mixed.save(1).unwrap();
+        let error = mixed.restore(2, &saved).unwrap_err().to_string();
+        assert!(error.contains("other adapters"), "{name}: {error}");
+        mixed
+            .set_sequence_adapters(2, Some(sets[1].clone()))
+            .unwrap();
+        mixed.restore(2, &saved).unwrap();
+        // Without, the graph is the one that it is in a context without.
+        mixed.set_sequence_adapters(3, Some(Vec::new())).unwrap();
+    }
+}
+
+#[test]
+fn sequences_without_adapters_are_computed_by_the_graph_without() {
+    let file = TestModel::tiny("llama");
+    write_adapter(&file.path, 0, |_| true).unwrap();
+    let model = load(&file.path, cpu());
+    let adapters = scaled(&model, &file.path, &[1.0]);
+    let options = ContextOptions {
+        n_seq: 2,
+        ..precise()
+    };
+    let nodes = |context: &samite_llm::Context| {
+        let plan = context.scheduler().current_plan().unwrap();
+        plan.graph().ids().count()
+    };
+    let mut plain = context(&model, options.clone());
+    decode(&mut plain, &tokens(8), 0, 0);
+    let mut running = context(&model, options);
+    decode(&mut running, &tokens(8), 0, 1);
+    running.clear().unwrap();
+    // A graph that was loaded before is loaded again.
+    running
+        .set_sequence_adapters(0, Some(adapters.clone()))
+        .unwrap();
+    decode(&mut running, &tokens(8), 0, 1);
+    assert_eq!(nodes(&running), nodes(&plain));
+    decode(&mut running, &tokens(8), 0, 0);
+    assert!(nodes(&running) > nodes(&plain));
+    // Wrong ones change nothing.
+    let other = load(&file.path, cpu());
+    let wrong = scaled(&other, &file.path, &[1.0]);
+    let error = running.set_sequence_adapters(1, Some(wrong)).unwrap_err();
+    assert!(error.to_string().contains("another model"), "{error}");
+    let error = running.set_sequence_adapters(2, None).unwrap_err();
+    assert!(error.to_string().contains("sequence 2"), "{error}");
+    running.set_sequence_adapters(0, None).unwrap();
+    running.clear().unwrap();
+    decode(&mut running, &tokens(8), 0, 0);
+    assert_eq!(nodes(&running), nodes(&plain));
+}

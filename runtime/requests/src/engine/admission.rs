@@ -78,18 +78,8 @@ impl Engine {
         slots.max_by_key(|slot| (likeness(slot), std::cmp::Reverse(*slot)))
     }
 
-    /// Whether it can be at work beside those that are.
-    fn fits(&self, running: &Running) -> bool {
-        self.fits_adapters(running) && self.fits_memory(running)
-    }
-
-    /// All requests at work use the same adapters.
-    fn fits_adapters(&self, running: &Running) -> bool {
-        self.active.is_empty() || running.key.0 == self.adapters_in_use
-    }
-
     /// Whether there are cells for all its tokens, beside those of requests at work.
-    fn fits_memory(&self, running: &Running) -> bool {
+    fn fits(&self, running: &Running) -> bool {
         let used: usize = self
             .active
             .iter()
@@ -119,7 +109,7 @@ impl Engine {
     }
 
     fn start(&mut self, mut running: Running, slot: usize, now: Instant) {
-        match self.place(&mut running) {
+        match self.place(&mut running, slot) {
             Ok((sequence, decoded, miss)) => {
                 let is_first = running.started.is_none();
                 running.start(
@@ -153,16 +143,16 @@ impl Engine {
     }
 
     /// A sequence for a request, with as many of its tokens as are there.
-    fn place(&mut self, running: &mut Running) -> Result<(usize, usize, Option<CacheMiss>)> {
-        if running.key.0 != self.adapters_in_use {
-            self.context
-                .set_adapters(self.adapters[running.key.0].clone())?;
-            self.adapters_in_use = running.key.0;
-        }
+    fn place(
+        &mut self,
+        running: &mut Running,
+        slot: usize,
+    ) -> Result<(usize, usize, Option<CacheMiss>)> {
+        let set = running.key.0;
         if let Some(saved) = running.swapped.take() {
             self.swapped_bytes = self.swapped_bytes.saturating_sub(saved.bytes());
             while self.context.cells().free() < saved.len() && self.evict(None) {}
-            let sequence = self.sequence(None)?;
+            let sequence = self.sequence(None, set)?;
             match self.context.restore(sequence, &saved) {
                 Ok(()) => return Ok((sequence, saved.len(), None)),
                 Err(error) => {
@@ -176,7 +166,7 @@ impl Engine {
                 at_token: 0,
                 cause: MissCause::Off,
             };
-            return Ok((self.sequence(None)?, 0, Some(off)));
+            return Ok((self.sequence(None, set)?, 0, Some(off)));
         }
         let at_work = self
             .active
@@ -193,56 +183,74 @@ impl Engine {
             at_work,
         );
         let known = found.map_or(0, |found| found.common);
-        if let Some((sequence, common)) = self.place_from_disk(running, known)? {
-            let is_all = common + 1 >= running.tokens.len();
-            let miss = (!is_all).then_some(CacheMiss {
-                at_token: common,
-                cause: MissCause::Differs,
-            });
-            return Ok((sequence, common, miss));
-        }
-        let Some(Found { place, common }) = found else {
-            return Ok((self.sequence(None)?, 0, miss));
-        };
-        let sequence = match place {
-            Place::Kept(number) => self.go_on_from(number, common)?,
-            Place::Running(other) => {
-                let sequence = self.sequence(None)?;
-                self.share(other, sequence, common)?;
-                sequence
+        let (placed, miss) = self.place_from_disk(running, known, miss, slot)?;
+        let (sequence, common) = match (placed, found) {
+            (Some(placed), _) => placed,
+            (None, None) => (self.sequence(None, set)?, 0),
+            (None, Some(Found { place, common })) => {
+                let sequence = match place {
+                    Place::Kept(number) => self.go_on_from(number, common, set)?,
+                    Place::Running(other) => {
+                        let sequence = self.sequence(None, set)?;
+                        self.share(other, sequence, common)?;
+                        sequence
+                    }
+                };
+                (sequence, common)
             }
         };
+        let is_all = common + 1 >= running.tokens.len();
+        let miss = (!is_all).then_some(CacheMiss {
+            at_token: common,
+            cause: miss.cause,
+        });
         Ok((sequence, common, miss))
     }
 
-    /// A sequence with what a text on disk has in common with the request, if that is much more than `known` tokens.
+    /// A sequence with what a text on disk has in common with the request, if that is much more than `known` tokens; and which of the texts here and there
+    /// begins most like it, where `miss` is that of those here.
     fn place_from_disk(
         &mut self,
         running: &Running,
         known: usize,
-    ) -> Result<Option<(usize, usize)>> {
+        miss: CacheMiss,
+        slot: usize,
+    ) -> Result<(Option<(usize, usize)>, CacheMiss)> {
         let can_cut = self.context.can_take_back();
-        let is_wanted = running.key == (0, 0) && running.request.slot.is_none();
-        let Some(disk) = self.disk.as_mut().filter(|_| is_wanted) else {
-            return Ok(None);
+        let (set, salt) = running.key;
+        if self.disk.is_none() || salt != 0 || running.request.slot.is_some() {
+            return Ok((None, miss));
+        }
+        let adapters = self.fingerprint(set)?;
+        let Some(disk) = self.disk.as_mut() else {
+            return Ok((None, miss));
         };
-        let Some((number, same, length)) = disk.longest(&running.tokens) else {
-            return Ok(None);
+        let cannot = match self.context.keeps_states() {
+            true => MissCause::NoState,
+            false => MissCause::Window,
+        };
+        let on_disk = disk.miss(&running.tokens, adapters, (!can_cut).then_some(cannot));
+        // What is here says more than a copy of it there.
+        let miss = match on_disk.at_token > miss.at_token {
+            true => on_disk,
+            false => miss,
         };
         // The last token of a prompt is always computed.
-        let common = same.min(running.tokens.len() - 1);
-        let is_usable = can_cut || common == length;
-        if !is_usable || common < known + DiskTexts::LEAST {
-            return Ok(None);
+        let wanted = &running.tokens[..running.tokens.len() - 1];
+        let Some((number, common)) = disk.longest(wanted, adapters, can_cut) else {
+            return Ok((None, miss));
+        };
+        if common < known + DiskTexts::LEAST {
+            return Ok((None, miss));
         }
         let Some(saved) = disk.read(number) else {
-            return Ok(None);
+            return Ok((None, miss));
         };
         while self.context.cells().free() < saved.len() && self.evict(None) {}
         if self.context.cells().free() < saved.len() {
-            return Ok(None);
+            return Ok((None, miss));
         }
-        let sequence = self.sequence(None)?;
+        let sequence = self.sequence(None, set)?;
         let restored = self.context.restore(sequence, &saved).and_then(|()| {
             let end = i32::try_from(common).unwrap_or(i32::MAX);
             match common < saved.len() {
@@ -256,19 +264,34 @@ impl Engine {
             if let Some(disk) = &mut self.disk {
                 disk.forget(&saved.tokens);
             }
-            return Ok(None);
+            return Ok((None, miss));
         }
-        Ok(Some((sequence, common)))
+        if can_cut {
+            return Ok((Some((sequence, common)), miss));
+        }
+        // What cannot be cut stays here for the next one who begins so.
+        while self.kept.len() >= self.options.kept && self.evict(None) {}
+        let freed = self
+            .kept
+            .add(sequence, saved.tokens, running.key, slot, false);
+        freed.into_iter().for_each(|sequence| self.free(sequence));
+        let sequence = self.go_on_from(self.kept.len() - 1, common, set)?;
+        Ok((Some((sequence, common)), miss))
     }
 
-    /// A sequence without tokens.
-    fn sequence(&mut self, spared: Option<usize>) -> Result<usize> {
+    /// A sequence without tokens, for a set of adapters.
+    fn sequence(&mut self, spared: Option<usize>, set: usize) -> Result<usize> {
         if self.free_sequences.is_empty() {
             self.evict(spared);
         }
-        self.free_sequences.pop().ok_or_else(|| {
+        let sequence = self.free_sequences.pop().ok_or_else(|| {
             samite_llm::Error::InvalidArgument("no sequence of the context is free".into())
-        })
+        })?;
+        if let Err(error) = self.adapt(sequence, set) {
+            self.free(sequence);
+            return Err(error);
+        }
+        Ok(sequence)
     }
 
     /// Lets `to` begin with the first `common` tokens of `from`.
@@ -278,29 +301,36 @@ impl Engine {
             true => self.context.copy(from, to, ..),
             false => self.context.copy(from, to, 0..end),
         };
-        if shared.is_err() {
-            self.free(to);
+        match &shared {
+            Ok(()) => {
+                if let Some(drafter) = &mut self.drafter {
+                    drafter.copy(from, to, common);
+                }
+            }
+            Err(_) => self.free(to),
         }
         shared
     }
 
     /// A sequence with the first `common` tokens of a kept text, which stays as it is if that can be.
-    fn go_on_from(&mut self, number: usize, common: usize) -> Result<usize> {
+    fn go_on_from(&mut self, number: usize, common: usize, set: usize) -> Result<usize> {
         self.kept.touch(number);
         let Some((from, length)) = self.kept.get(number).map(|t| (t.sequence, t.tokens.len()))
         else {
-            return self.sequence(None);
+            return self.sequence(None, set);
         };
         let keeps_states = self.context.keeps_states();
+        let can_cut = self.context.can_take_back();
         let is_whole = common == length;
         let is_alone = self.free_sequences.is_empty() && self.kept.len() == 1;
-        // Of a text with a state, a part can be had only by giving up the rest.
-        let takes_over = is_alone || (is_whole && !keeps_states) || (keeps_states && !is_whole);
+        // Of a text with a state, a part can be had only by giving up the rest. What cannot be cut stays for the next one who begins so.
+        let takes_over = is_alone || (is_whole && can_cut) || (keeps_states && !is_whole);
         if !takes_over {
             if self.free_sequences.is_empty() {
                 self.evict(Some(number));
             }
-            if let Some(to) = self.free_sequences.pop() {
+            if !self.free_sequences.is_empty() {
+                let to = self.sequence(None, set)?;
                 self.share(from, to, common)?;
                 return Ok(to);
             }

@@ -1,7 +1,6 @@
 //! One batch: which tokens of which requests, and what comes of them.
 
 use super::{Active, Engine};
-use crate::draft;
 use crate::event::{FailureKind, Reason};
 use crate::request::Shift;
 use samite_llm::Error;
@@ -18,12 +17,12 @@ pub(super) struct Part {
 }
 
 impl Engine {
-    /// Before the end of a prompt, so many tokens from it, a state is kept: what a template writes to have the model answer is shorter.
+    /// Before the end of a prompt, so many tokens from it, a beginning is kept where texts cannot be cut: what a template writes to have the model answer is shorter.
     const BEFORE_THE_END: usize = 24;
     /// And one every so many tokens.
     const STATE_EVERY: usize = 4096;
 
-    fn find(&self, id: u64) -> Option<usize> {
+    pub(super) fn find(&self, id: u64) -> Option<usize> {
         self.active
             .iter()
             .position(|active| active.running.id == id)
@@ -58,11 +57,12 @@ impl Engine {
         }
         let mut planned: Vec<Part> = Vec::new();
         let nobody_reads = !self.active.iter().filter(can_go_on).any(Active::is_reading);
-        for (number, &id) in writing.iter().enumerate() {
+        if nobody_reads {
+            self.make_drafts(&writing);
+        }
+        for &id in &writing {
             self.add_part(&mut planned, id, 1);
-            if nobody_reads {
-                self.add_draft(id, writing.len() - number - 1);
-            }
+            self.add_draft(id);
         }
         let reading = self
             .active
@@ -110,9 +110,9 @@ impl Engine {
         planned
     }
 
-    /// Where states are kept, a part of a prompt ends where one is to be kept.
+    /// Where texts cannot be cut, a part of a prompt ends where its beginning is to be kept.
     fn up_to_mark(&self, at: usize, count: usize) -> usize {
-        if !self.context.keeps_states() {
+        if self.context.can_take_back() {
             return count;
         }
         let active = &self.active[at];
@@ -123,7 +123,7 @@ impl Engine {
         }
     }
 
-    /// The place where the state of a request is kept next.
+    /// The place where the beginning of a request is kept next.
     fn next_mark(&self, active: &Active) -> Option<usize> {
         let end = active.running.n_prompt.saturating_sub(Self::BEFORE_THE_END);
         let regular = (active.decoded / Self::STATE_EVERY + 1) * Self::STATE_EVERY;
@@ -153,42 +153,6 @@ impl Engine {
         });
     }
 
-    /// Adds what a text may go on with behind its last token, if that is worth a try; `further` requests have their tokens added after it.
-    fn add_draft(&mut self, id: u64, further: usize) {
-        let Some(at) = self.find(id) else { return };
-        let taken = self.batch.len() + further;
-        let rows = self.context.options().n_logits.unwrap_or(usize::MAX);
-        let room = [self.context.cells().free(), self.options.budget, rows];
-        let room = room.into_iter().min().unwrap_or(0).saturating_sub(taken);
-        let sequence = self.active[at].sequence as u32;
-        let running = &mut self.active[at].running;
-        running.draft.clear();
-        let to_write = running.request.max_tokens.unwrap_or(usize::MAX);
-        let most = [
-            self.options.draft,
-            room,
-            // The last of them is written without being computed.
-            to_write.saturating_sub(running.counts.written + 1),
-            self.limits.context.saturating_sub(running.tokens.len() + 1),
-        ];
-        let most = most.into_iter().min().unwrap_or(0);
-        if most == 0 || !self.context.can_take_back() {
-            return;
-        }
-        let guessed = draft::guess(&running.tokens, most);
-        let length = self
-            .costs
-            .best_length(&running.luck, taken - 1, guessed.len());
-        if length == 0 && !guessed.is_empty() {
-            running.luck.hope();
-        }
-        running.draft = guessed[..length].to_vec();
-        for (place, &token) in (running.tokens.len()..).zip(&running.draft) {
-            let position = i32::try_from(place).unwrap_or(i32::MAX);
-            self.batch.add(token, position, &[sequence], true);
-        }
-    }
-
     /// Computes the batch, and writes the tokens that follow.
     pub(super) fn run_batch(&mut self, planned: Vec<Part>) {
         let start = self.clock.now();
@@ -201,6 +165,7 @@ impl Engine {
             at.is_some_and(|at| !self.active[at].is_writing())
         });
         let read: usize = read.map(|part| part.count).sum();
+        let (writers, written_before) = (planned.len(), self.totals.written_tokens);
         self.totals.steps += 1;
         self.totals.busy_slots += self.active.len() as u64;
         self.totals.prompt_tokens += read as u64;
@@ -214,23 +179,33 @@ impl Engine {
             self.finish_part(part);
         }
         let time = self.clock.now().saturating_duration_since(start);
+        let drafting = self.draft_time.take();
         match read {
             0 => {
-                self.totals.writing_time += time;
+                let whole = time + drafting.unwrap_or_default();
+                self.totals.writing_time += whole;
                 self.costs.learn(computed, time);
+                if computed == writers && drafting.is_none() {
+                    self.plain.learn(writers, time);
+                    self.account.earn(time);
+                } else if let Some(step) = self.plain.of(writers) {
+                    let written = self.totals.written_tokens - written_before;
+                    let without = step * written as f64 / writers.max(1) as f64;
+                    self.account.settle(whole, without);
+                }
             }
             _ => self.totals.prompt_time += time,
         }
         tracing::trace!(computed, read, "step");
     }
 
-    /// Keeps the state of a request where that is wanted.
+    /// Keeps the beginning of a request where texts cannot be cut and it is wanted: with its state, or what layers with a window have there.
     fn keep_state(&mut self, at: usize) {
         let active = &self.active[at];
         let (place, prompt) = (active.decoded, active.running.n_prompt);
         let end = prompt.saturating_sub(Self::BEFORE_THE_END);
         let is_mark = place > 0 && (place == end || place.is_multiple_of(Self::STATE_EVERY));
-        if !self.context.keeps_states()
+        if self.context.can_take_back()
             || !is_mark
             || place >= prompt
             || !active.running.request.cache.keep
@@ -252,8 +227,10 @@ impl Engine {
         let Some(to) = self.free_sequences.pop() else {
             return;
         };
-        if let Err(error) = self.context.copy(sequence, to, ..) {
-            tracing::warn!(%error, "a state cannot be kept");
+        let adapted = self.adapt(to, key.0);
+        let copied = adapted.and_then(|()| self.context.copy(sequence, to, ..));
+        if let Err(error) = copied {
+            tracing::warn!(%error, "a beginning cannot be kept");
             self.free(to);
             return;
         }
@@ -303,23 +280,6 @@ impl Engine {
                 self.context_is_full(at, now);
             }
             Ok(None) => {}
-        }
-    }
-
-    /// Takes back what was drafted and does not stand.
-    fn settle_draft(&mut self, at: usize, drafted: usize, accepted: usize) {
-        let active = &mut self.active[at];
-        active.running.luck.learn(drafted, accepted);
-        active.running.counts.drafted += drafted;
-        active.running.counts.accepted += accepted;
-        self.totals.drafts += 1;
-        self.totals.drafted_tokens += drafted as u64;
-        self.totals.accepted_tokens += accepted as u64;
-        if accepted < drafted {
-            let end = i32::try_from(active.decoded).unwrap_or(i32::MAX);
-            if let Err(error) = self.context.remove(active.sequence, end..) {
-                tracing::error!(%error, "drafted tokens cannot be taken back");
-            }
         }
     }
 

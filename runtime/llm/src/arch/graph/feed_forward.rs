@@ -96,10 +96,16 @@ impl Builder<'_> {
         let weight = format!("{}.weight", linear.name);
         let experts = self.weight(&weight)?;
         let y = self.graph.mul_mat_id(experts, x, chosen)?;
-        let y = self.adapted(y, &weight, |builder, _, [a, b]| {
-            let inner = builder.graph.mul_mat_id(a, x, chosen)?;
-            builder.graph.mul_mat_id(b, inner, chosen)
-        })?;
+        let n_tokens = self.extents(chosen)[1];
+        let y = self.adapted(
+            y,
+            &weight,
+            Some([1, 1, n_tokens, 1]),
+            |builder, _, [a, b]| {
+                let inner = builder.graph.mul_mat_id(a, x, chosen)?;
+                builder.graph.mul_mat_id(b, inner, chosen)
+            },
+        )?;
         self.named(y, name);
         let y = self.scaled_by_expert(y, &format!("{}.scale", linear.name), chosen)?;
         match self.optional_weight(&format!("{}.bias", linear.name))? {

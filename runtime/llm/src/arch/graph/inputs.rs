@@ -37,6 +37,13 @@ pub enum Input {
     StateWrite,
     /// Which tokens' logits or embeddings are wanted: i32 `[outputs]`. Absent if all are, or none.
     Outputs,
+    /// The share in which an adapter counts for each token, times a factor: f32 `[1, tokens]`.
+    Shares {
+        /// The adapter's place among those that sequences have for themselves.
+        adapter: usize,
+        /// What shares are multiplied with.
+        factor: f32,
+    },
     /// The share of each token in the mean over each sequence: f32 `[tokens, sequences]`.
     Means,
 }
@@ -58,6 +65,7 @@ impl Input {
             Input::StateRead => "inp_state_read",
             Input::StateWrite => "inp_state_write",
             Input::Outputs => "inp_out_ids",
+            Input::Shares { .. } => "inp_adapter_share",
             Input::Means => "inp_mean",
         }
     }

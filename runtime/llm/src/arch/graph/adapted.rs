@@ -1,0 +1,138 @@
+//! What adapters add to results of weights and of layers.
+//!
+//! Where all tokens of a micro-batch have the same adapters, shares are constants of the graph. Where sequences have adapters of their own, the graph
+//! computes the changes of every adapter that one of them has, and an input says in which share it counts for each token: 0 for those that do not have
+//! it. So shares change without another graph, pairs of all ranks and types mix, and none is copied. Both forms round alike: a token's result does not
+//! depend on what the others have.
+
+use super::{Builder, GraphShape, Input, Parts};
+use crate::adapter::{Adapter, Pair};
+use samite_core::{DType, Result, TensorId};
+
+/// In which share an adapter counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Share {
+    /// The same for all tokens.
+    OfAll(f32),
+    /// For each token its own; the place of the adapter among those that sequences have.
+    OfEach(usize),
+}
+
+/// An adapter of a graph.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change<'a> {
+    adapter: &'a Adapter,
+    share: Share,
+}
+
+/// The adapters of a graph, in the order in which they are applied.
+pub(super) fn changes<'a>(parts: &Parts<'a>, shape: GraphShape) -> Vec<Change<'a>> {
+    let mut changes: Vec<Change<'a>> = match shape.mixed {
+        None => {
+            let used = parts.adapters.iter().filter(|scaled| scaled.share != 0.0);
+            let used = used.map(|scaled| Change {
+                adapter: &scaled.adapter,
+                share: Share::OfAll(scaled.share),
+            });
+            used.collect()
+        }
+        Some(bits) => {
+            let all = parts.mixed.iter().enumerate();
+            let used = all.filter(|(place, _)| *place < 64 && bits >> place & 1 == 1);
+            let used = used.map(|(place, adapter)| Change {
+                adapter,
+                share: Share::OfEach(place),
+            });
+            used.collect()
+        }
+    };
+    changes.sort_by_key(|change| change.adapter.number());
+    changes
+}
+
+impl Builder<'_> {
+    /// `y`, the result of an operation with the weight called `name`, and what adapters add to it. `change` appends the product
+    /// with the two matrices of a pair. `tokens` is the shape that a number for each token has to have; by default, the tokens are
+    /// the columns of `y`.
+    pub(super) fn adapted(
+        &mut self,
+        mut y: TensorId,
+        name: &str,
+        tokens: Option<[usize; 4]>,
+        change: impl Fn(&mut Self, &Pair, [TensorId; 2]) -> Result<TensorId>,
+    ) -> Result<TensorId> {
+        if self.changes.is_empty() {
+            return Ok(y);
+        }
+        let weights = self.parts.weights;
+        let name = format!("{}{name}", self.prefix);
+        let name = weights.data_name(&name).unwrap_or(&name);
+        for at in 0..self.changes.len() {
+            let Change { adapter, share } = self.changes[at];
+            let Some(pair) = adapter.pair(name) else {
+                continue;
+            };
+            let matrices = [self.stored(&pair.a)?, self.stored(&pair.b)?];
+            let change = change(self, pair, matrices)?;
+            let change = match share {
+                Share::OfAll(share) => self.graph.scale(change, share * pair.factor)?,
+                Share::OfEach(place) => {
+                    let [_, n1, n2, _] = self.extents(y);
+                    let by_sequence = n2 == self.shape.n_seqs && n1 * n2 == self.shape.n_tokens;
+                    let columns = match by_sequence {
+                        true => [1, n1, n2, 1],
+                        false => [1, n1, 1, 1],
+                    };
+                    let columns = tokens.unwrap_or(columns);
+                    let shares = self.shares(place, pair.factor, columns)?;
+                    self.graph.mul(change, shares)?
+                }
+            };
+            y = self.graph.add(y, change)?;
+        }
+        Ok(y)
+    }
+
+    /// What a layer gave, and the directions that control vectors add to it.
+    pub(super) fn directed(&mut self, mut x: TensorId) -> Result<TensorId> {
+        for at in 0..self.changes.len() {
+            let Change { adapter, share } = self.changes[at];
+            let Some(direction) = adapter.direction(self.il) else {
+                continue;
+            };
+            let direction = self.stored(direction)?;
+            let direction = match share {
+                Share::OfAll(share) => self.graph.scale(direction, share)?,
+                Share::OfEach(place) => {
+                    let shape = self.extents(x);
+                    let each = self.graph.repeat(direction, shape)?;
+                    let shares = self.shares(place, 1.0, [1, shape[1], 1, 1])?;
+                    self.graph.mul(each, shares)?
+                }
+            };
+            x = self.graph.add(x, direction)?;
+            self.named(x, "l_out");
+        }
+        Ok(x)
+    }
+
+    /// The share of an adapter for each token, or for each whose logits are wanted, in a shape with as many elements.
+    fn shares(&mut self, adapter: usize, factor: f32, shape: [usize; 4]) -> Result<TensorId> {
+        let GraphShape {
+            n_tokens,
+            n_outputs,
+            ..
+        } = self.shape;
+        let input = Input::Shares { adapter, factor };
+        let mut shares = self.input(input, DType::F32, [1, n_tokens, 1, 1])?;
+        let count: usize = shape.iter().product();
+        if count != n_tokens {
+            let rows = self.input(Input::Outputs, DType::I32, [n_outputs, 1, 1, 1])?;
+            shares = self.graph.get_rows(shares, rows)?;
+        }
+        match self.extents(shares) == shape {
+            true => Ok(shares),
+            false => self.graph.reshape(shares, shape),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Adapters of single sequences: different ones in one batch.
+
+use crate::adapter::{Adapter, ScaledAdapter};
+use crate::batch::{Batch, BatchToken};
+use crate::error::{Error, Result};
+use std::sync::Arc;
+
+/// The adapters that sequences have for themselves, in the place of the context's.
+#[derive(Debug, Default)]
+pub(crate) struct SequenceAdapters {
+    /// By sequence.
+    own: Vec<Option<Vec<ScaledAdapter>>>,
+    /// All that a graph can have; bits of [`GraphShape::mixed`](crate::arch::GraphShape) stand for them.
+    known: Vec<Arc<Adapter>>,
+}
+
+impl SequenceAdapters {
+    /// As many as there are bits.
+    const MOST: usize = 64;
+
+    pub fn new(n_seq: usize) -> Self {
+        SequenceAdapters {
+            own: vec![None; n_seq],
+            known: Vec::new(),
+        }
+    }
+
+    /// All adapters that graphs can have.
+    pub fn known(&self) -> &[Arc<Adapter>] {
+        &self.known
+    }
+
+    /// Whether a sequence has some of its own, or none where the context has some.
+    pub fn any(&self) -> bool {
+        self.own.iter().any(Option::is_some)
+    }
+
+    pub fn of(&self, sequence: usize) -> Option<&[ScaledAdapter]> {
+        self.own.get(sequence)?.as_deref()
+    }
+
+    pub fn set(&mut self, sequence: usize, adapters: Option<Vec<ScaledAdapter>>) {
+        if let Some(own) = self.own.get_mut(sequence) {
+            *own = adapters;
+        }
+    }
+
+    fn place(&self, adapter: &Arc<Adapter>) -> Option<usize> {
+        let mut known = self.known.iter();
+        known.position(|known| Arc::ptr_eq(known, adapter))
+    }
+
+    /// Takes note of the adapters that `further` and `context` name. How many are new; the second is whether others were given up for them, so that bits
+    /// stand for something else.
+    pub fn learn(
+        &mut self,
+        further: &[ScaledAdapter],
+        context: &[ScaledAdapter],
+    ) -> Result<(usize, bool)> {
+        let wanted = |scaled: &&ScaledAdapter| scaled.share != 0.0;
+        let all = further.iter().chain(context).filter(wanted);
+        let mut new: Vec<&Arc<Adapter>> = Vec::new();
+        for scaled in all {
+            let adapter = &scaled.adapter;
+            if self.place(adapter).is_none() && !new.iter().any(|known| Arc::ptr_eq(known, adapter))
+            {
+                new.push(adapter);
+            }
+        }
+        if new.is_empty() {
+            return Ok((0, false));
+        }
+        let before = self.known.len();
+        if before + new.len() > Self::MOST {
+            let sequences = self.own.iter().flatten().flatten();
+            let used: Vec<&ScaledAdapter> = sequences.chain(further).chain(context).collect();
+            let is_used = |known: &Arc<Adapter>| {
+                let mut used = used.iter();
+                used.any(|scaled| Arc::ptr_eq(&scaled.adapter, known))
+            };
+            self.known.retain(is_used);
+        }
+        if self.known.len() + new.len() > Self::MOST {
+            return Err(Error::invalid(format!(
+                "sequences have more than {} different adapters at the same time: use fewer",
+                Self::MOST
+            )));
+        }
+        let others_went = self.known.len() < before;
+        self.known
+            .extend(new.iter().map(|&adapter| Arc::clone(adapter)));
+        Ok((new.len(), others_went))
+    }
+
+    /// Forgets the last adapters that were [learnt](Self::learn).
+    pub fn unlearn(&mut self, count: usize) {
+        self.known.truncate(self.known.len().saturating_sub(count));
+    }
+
+    /// Bits for all adapters.
+    pub fn all(&self) -> u64 {
+        self.known
+            .iter()
+            .enumerate()
+            .fold(0, |bits, (place, _)| bits | 1 << place)
+    }
+
+    /// The adapters that tokens of a micro-batch have, as bits; `None` if all have those of the context.
+    pub fn mixed(
+        &self,
+        batch: &Batch,
+        part: &[BatchToken],
+        context: &[ScaledAdapter],
+    ) -> Option<u64> {
+        if !self.any() {
+            return None;
+        }
+        let (mut bits, mut is_mixed, mut before) = (0, false, None);
+        for token in part {
+            let sequence = batch.sequences(token).first().copied();
+            if before == Some(sequence) {
+                continue;
+            }
+            before = Some(sequence);
+            let own = sequence.and_then(|sequence| self.of(sequence as usize));
+            is_mixed |= own.is_some();
+            for scaled in own.unwrap_or(context) {
+                if scaled.share != 0.0
+                    && let Some(place) = self.place(&scaled.adapter)
+                {
+                    bits |= 1 << place;
+                }
+            }
+        }
+        // Without adapters, the graph is that of a context without.
+        let is_plain = bits == 0 && context.iter().all(|scaled| scaled.share == 0.0);
+        (is_mixed && !is_plain).then_some(bits)
+    }
+
+    /// The share of the adapter at `place` for a token, times `factor`.
+    pub fn share(
+        &self,
+        place: usize,
+        factor: f32,
+        sequence: Option<u32>,
+        context: &[ScaledAdapter],
+    ) -> f32 {
+        let Some(adapter) = self.known.get(place) else {
+            return 0.0;
+        };
+        let own = sequence.and_then(|sequence| self.of(sequence as usize));
+        let scaled = own.unwrap_or(context).iter();
+        let scaled = scaled.filter(|scaled| Arc::ptr_eq(&scaled.adapter, adapter));
+        scaled.map(|scaled| scaled.share * factor).sum()
+    }
+}

@@ -1,0 +1,265 @@
+//! Drafts: what texts may go on with, computed together with the tokens before it.
+
+use super::{Active, Engine};
+use crate::draft::{self, Beside, Luck};
+use crate::drafter::{Drafter, Wanted};
+use samite_llm::{Error, Result};
+
+/// A sequence whose draft the draft model is asked for.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    id: u64,
+    count: usize,
+}
+
+impl Engine {
+    /// A text that the draft model knows but for so many tokens is drafted at once.
+    const NEAR: usize = 16;
+    /// Tokens of a text that the draft model reads in one step.
+    const READS: usize = 256;
+    /// What is expected of a request that does not say how much it writes.
+    const ANSWER: usize = 256;
+    /// Reading a text has to save so many times what it takes.
+    const LEAST_RETURN: f64 = 2.0;
+
+    /// Has a smaller model draft, where a text itself gives nothing to go by. [`EngineOptions::draft`](crate::EngineOptions::draft) is the longest draft.
+    ///
+    /// # Errors
+    /// If the model of the engine keeps a state, or layers look through a window, so that tokens cannot be taken back; if the drafter has too few sequences.
+    pub fn set_drafter(&mut self, drafter: Drafter) -> Result<()> {
+        let invalid = |message: &str| Err(Error::InvalidArgument(message.into()));
+        if !self.context.can_take_back() {
+            return invalid(
+                "this model keeps a state, or layers of it look through a window: drafted tokens could not be taken back, so it takes no draft model",
+            );
+        }
+        let options = drafter.context().options();
+        let rows = options.n_logits.unwrap_or(options.n_seq);
+        if options.n_seq < self.context.options().n_seq || rows < self.options.slots {
+            return invalid(
+                "the draft model's context has fewer sequences (n_seq), or rows of logits (n_logits), than the engine needs",
+            );
+        }
+        self.drafter = Some(drafter);
+        Ok(())
+    }
+
+    /// The draft model.
+    pub fn drafter(&self) -> Option<&Drafter> {
+        self.drafter.as_ref()
+    }
+
+    /// How long a draft of a request can be at most, if there is room for so many tokens.
+    fn most_drafted(&self, active: &Active, room: usize) -> usize {
+        let running = &active.running;
+        let to_write = running.request.max_tokens.unwrap_or(usize::MAX);
+        let most = [
+            self.options.draft,
+            room,
+            // The last of them is written without being computed.
+            to_write.saturating_sub(running.counts.written + 1),
+            self.limits.context.saturating_sub(running.tokens.len() + 1),
+        ];
+        most.into_iter().min().unwrap_or(0)
+    }
+
+    /// Drafts for requests that write, as far as that is worth a try.
+    pub(super) fn make_drafts(&mut self, writing: &[u64]) {
+        if self.options.draft == 0 || !self.context.can_take_back() || writing.is_empty() {
+            return;
+        }
+        // What a step takes without has to be known.
+        if !self.plain.has(writing.len()) {
+            return;
+        }
+        let start = self.clock.now();
+        let rows = self.context.options().n_logits.unwrap_or(usize::MAX);
+        let room = [self.context.cells().free(), self.options.budget, rows];
+        let room = room.into_iter().min().unwrap_or(0);
+        let mut room = room.saturating_sub(writing.len());
+        let is_allowed = self.account.allows();
+        let mut beside = Beside {
+            tokens: writing.len() - 1,
+            expected: (writing.len() - 1) as f64,
+            seconds: 0.0,
+        };
+        let each = self.seconds_each(writing.len());
+        let mut asked: Vec<Asked> = Vec::new();
+        let mut is_read = false;
+        for &id in writing {
+            let Some(at) = self.find(id) else { continue };
+            let most = self.most_drafted(&self.active[at], room);
+            if most == 0 {
+                continue;
+            }
+            let running = &self.active[at].running;
+            let guessed = draft::guess(&running.tokens, most);
+            let is_guessed = !guessed.is_empty();
+            let luck = match is_guessed {
+                true => running.luck,
+                false => running.model_luck.unwrap_or(self.model_luck),
+            };
+            let most = if is_guessed { guessed.len() } else { most };
+            let each = if is_guessed { Some(0.0) } else { each };
+            let Some(each) = each else { continue };
+            if !is_guessed && !self.is_near(at) {
+                let gain = self.gain(&luck, beside, most, each);
+                is_read = is_read || self.read_for_drafts(at, gain, writing.len());
+                continue;
+            }
+            let length = self.costs.best_length(&luck, beside, most, each);
+            let length = if is_allowed { length } else { 0 };
+            let running = &mut self.active[at].running;
+            if length == 0 {
+                match is_guessed {
+                    true => running.luck.hope(),
+                    false => {
+                        self.model_luck.hope();
+                        running.model_luck.get_or_insert(self.model_luck).hope();
+                    }
+                }
+                continue;
+            }
+            beside.tokens += length;
+            beside.expected += luck.expected(length);
+            beside.seconds += each * length as f64;
+            room -= length;
+            running.is_drafted_by_model = !is_guessed;
+            match is_guessed {
+                true => running.draft = draft::guess(&running.tokens, length).to_vec(),
+                false => asked.push(Asked { id, count: length }),
+            }
+        }
+        self.ask(&asked);
+        if is_read || !asked.is_empty() {
+            let time = self.clock.now().saturating_duration_since(start);
+            self.draft_time = Some(time);
+        }
+    }
+
+    /// Seconds that the draft model takes for a token of one of so many requests; `None` without one.
+    fn seconds_each(&self, count: usize) -> Option<f64> {
+        let drafter = self.drafter.as_ref()?;
+        // As long as nothing was measured, steps take as long as weights are many.
+        let share = || {
+            let [draft, model] = [drafter.context(), &self.context].map(|c| c.model().n_params());
+            let step = self.plain.of(count)?;
+            Some(step * draft as f64 / (model as f64).max(1.0))
+        };
+        let step = drafter.seconds(count).or_else(share)?;
+        Some(step / count.max(1) as f64)
+    }
+
+    /// Whether the draft model knows a text but for a few tokens.
+    fn is_near(&self, at: usize) -> bool {
+        let active = &self.active[at];
+        let tokens = &active.running.tokens;
+        self.drafter.as_ref().is_some_and(|drafter| {
+            drafter.behind(active.sequence, tokens) <= Self::NEAR && drafter.knows(tokens)
+        })
+    }
+
+    /// Which share of the time drafts of this luck would save.
+    fn gain(&self, luck: &Luck, beside: Beside, most: usize, each: f64) -> f64 {
+        let length = self.costs.best_length(luck, beside, most, each);
+        let rate = |length: usize| self.costs.rate(luck, beside, length, each);
+        1.0 - rate(0) / rate(length).max(f64::MIN_POSITIVE)
+    }
+
+    /// Has the draft model read a part of a text if that pays, where drafts would save so large a share of the time.
+    fn read_for_drafts(&mut self, at: usize, gain: f64, writers: usize) -> bool {
+        let active = &self.active[at];
+        let (sequence, running) = (active.sequence, &active.running);
+        let Some(drafter) = self.drafter.as_mut().filter(|_| gain > 0.0) else {
+            return false;
+        };
+        if !drafter.knows(&running.tokens) {
+            return false;
+        }
+        let behind = drafter.behind(sequence, &running.tokens);
+        let to_write = running.request.max_tokens;
+        let to_write = to_write.map_or(Self::ANSWER, |most| most - running.counts.written);
+        let step = self.plain.of(writers).unwrap_or(0.0);
+        let saved = gain * step * to_write as f64 / writers.max(1) as f64;
+        let part = behind.min(Self::READS);
+        let reading = drafter.seconds(part).unwrap_or(step);
+        let all = reading * behind as f64 / part.max(1) as f64;
+        if saved < Self::LEAST_RETURN * all || !self.account.affords(reading) {
+            return false;
+        }
+        if let Err(error) = drafter.read(sequence, &running.tokens, part) {
+            tracing::warn!(%error, "the draft model cannot read");
+        }
+        true
+    }
+
+    /// Asks the draft model.
+    fn ask(&mut self, asked: &[Asked]) {
+        let Some(drafter) = self.drafter.as_mut().filter(|_| !asked.is_empty()) else {
+            return;
+        };
+        let places: Vec<usize> = asked
+            .iter()
+            .filter_map(|one| {
+                let mut active = self.active.iter();
+                active.position(|active| active.running.id == one.id)
+            })
+            .collect();
+        let wanted: Vec<Wanted<'_>> = asked
+            .iter()
+            .zip(&places)
+            .map(|(one, &at)| Wanted {
+                sequence: self.active[at].sequence,
+                tokens: &self.active[at].running.tokens,
+                count: one.count,
+            })
+            .collect();
+        match drafter.draft(&wanted) {
+            Ok(drafts) => {
+                let count = self.limits.vocabulary;
+                for (at, mut draft) in places.into_iter().zip(drafts) {
+                    let known = draft.iter().take_while(|&&token| (token as usize) < count);
+                    draft.truncate(known.count());
+                    self.active[at].running.draft = draft;
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the draft model cannot draft"),
+        }
+    }
+
+    /// Adds a request's draft to the batch, behind its last token.
+    pub(super) fn add_draft(&mut self, id: u64) {
+        let Some(at) = self.find(id) else { return };
+        let sequence = self.active[at].sequence as u32;
+        let running = &self.active[at].running;
+        for (place, &token) in (running.tokens.len()..).zip(&running.draft) {
+            let position = i32::try_from(place).unwrap_or(i32::MAX);
+            self.batch.add(token, position, &[sequence], true);
+        }
+    }
+
+    /// Takes back what was drafted and does not stand.
+    pub(super) fn settle_draft(&mut self, at: usize, drafted: usize, accepted: usize) {
+        let active = &mut self.active[at];
+        let running = &mut active.running;
+        match running.is_drafted_by_model {
+            true => {
+                let own = running.model_luck.get_or_insert(self.model_luck);
+                own.learn(drafted, accepted);
+                self.model_luck.learn(drafted, accepted);
+            }
+            false => running.luck.learn(drafted, accepted),
+        }
+        running.counts.drafted += drafted;
+        running.counts.accepted += accepted;
+        self.totals.drafts += 1;
+        self.totals.drafted_tokens += drafted as u64;
+        self.totals.accepted_tokens += accepted as u64;
+        if accepted < drafted {
+            let end = i32::try_from(active.decoded).unwrap_or(i32::MAX);
+            if let Err(error) = self.context.remove(active.sequence, end..) {
+                tracing::error!(%error, "drafted tokens cannot be taken back");
+            }
+        }
+    }
+}

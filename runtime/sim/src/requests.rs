@@ -1,0 +1,466 @@
+//! Requests on a simulated machine: they arrive, share beginnings, are cancelled, read late, run out of room, are drafted for, and have adapters.
+//!
+//! Whatever else is at work and whatever fails, a request that is answered has the tokens that it gets alone on a plain reference device; one that is not has a
+//! beginning of them, and a reason: somebody cancelled it, or a fault struck. In the end, nothing is left in the context.
+
+use crate::case::{Case, Outcome};
+use crate::device::SimOptions;
+use crate::known::{KnownForRequests, MODEL, known_for_requests};
+use crate::machine::Machine;
+use crate::player::{Player, close};
+use crate::world::World;
+use samite_core::{CancelToken, DType, Environment};
+use samite_llm::{
+    Adapter, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule, ScaledAdapter,
+};
+use samite_requests::{CacheWish, Drafter, Engine, EngineOptions, Event, Reader, Reason, Request};
+use samite_testing::Rng;
+use samite_text::SamplerParams;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Tokens of one text.
+const CONTEXT: usize = 96;
+/// An engine that does so many steps never ends.
+const MOST_STEPS: usize = 20_000;
+
+/// A request, and the adapters that it wants: their number, and the share.
+#[derive(Clone, Debug)]
+struct Wish {
+    request: Request,
+    adapters: Option<Vec<(usize, f32)>>,
+}
+
+impl Wish {
+    fn draw(rng: &mut Rng) -> Self {
+        let base = rng.below(3) as u32;
+        let shared = rng.below(75);
+        let own = 1 + rng.below(20);
+        let mut prompt: Vec<u32> = (0..shared as u32)
+            .map(|i| 3 + (i * 31 + base * 7) % 256)
+            .collect();
+        prompt.extend((0..own).map(|_| 3 + rng.below(256) as u32));
+        let adapters = match rng.below(8) {
+            0 => Some(Vec::new()),
+            number @ 1..4 => {
+                let used = (0..2).filter(|place| number >> place & 1 == 1);
+                Some(used.map(|place| (place, rng.pick(&[1.0, -0.5]))).collect())
+            }
+            _ => None,
+        };
+        let request = Request {
+            max_tokens: match rng.below(6) {
+                0 => None,
+                1 => Some(0),
+                _ => Some(1 + rng.below(24)),
+            },
+            sampling: SamplerParams {
+                seed: rng.below(4) as u64,
+                temperature: if rng.one_in(2) { 0.0 } else { 1.0 },
+                repeat_penalty: if rng.one_in(4) { 1.3 } else { 1.0 },
+                ..SamplerParams::default()
+            },
+            ignore_end: rng.one_in(2),
+            cache: CacheWish {
+                reuse: !rng.one_in(6),
+                keep: !rng.one_in(6),
+                salt: if rng.one_in(8) { 7 } else { 0 },
+            },
+            priority: i32::from(rng.one_in(6)),
+            outbox: 1 + rng.below(6),
+            ..Request::new(prompt)
+        };
+        Wish { request, adapters }
+    }
+
+    fn with(&self, adapters: &[Arc<Adapter>]) -> Request {
+        let scaled = |&(number, share): &(usize, f32)| ScaledAdapter {
+            adapter: Arc::clone(&adapters[number]),
+            share,
+        };
+        let named = self.adapters.as_ref();
+        Request {
+            adapters: named.map(|named| named.iter().map(scaled).collect()),
+            ..self.request.clone()
+        }
+    }
+
+    /// What decides its tokens.
+    fn name(&self) -> String {
+        let request = &self.request;
+        format!(
+            "{:?}",
+            (
+                &request.prompt,
+                &request.sampling,
+                request.max_tokens,
+                request.ignore_end,
+                &self.adapters
+            )
+        )
+    }
+}
+
+/// What became of a request.
+struct Answer {
+    id: u64,
+    wish: Wish,
+    reader: Option<Reader>,
+    tokens: Vec<u32>,
+    end: Option<Result<Reason, String>>,
+    /// Why it may fail.
+    is_excused: bool,
+}
+
+impl Answer {
+    fn is_over(&self) -> bool {
+        self.end.is_some() || self.reader.is_none()
+    }
+
+    fn read(&mut self, most: usize) -> Result<(), String> {
+        for _ in 0..most {
+            let Some(event) = self.reader.as_mut().and_then(Reader::try_next) else {
+                return Ok(());
+            };
+            if self.end.is_some() {
+                return Err(format!(
+                    "request {}: {event:?} comes after its end",
+                    self.id
+                ));
+            }
+            match event {
+                Event::Started(_) | Event::Progress(_) => {}
+                Event::Token(token) => self.tokens.push(token.id),
+                Event::Finished(finished) => self.end = Some(Ok(finished.reason)),
+                Event::Failed(failed) => {
+                    self.end = Some(Err(format!("{:?}: {}", failed.kind, failed.message)));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a request gets on one plain device when nobody else is there.
+fn alone(known: &KnownForRequests, wish: &Wish) -> Result<(Vec<u32>, Reason), String> {
+    let text = |error: Error| error.to_string();
+    let options = EngineOptions {
+        slots: 1,
+        kept: 1,
+        context: Some(CONTEXT),
+        ..EngineOptions::default()
+    };
+    let context = ContextOptions {
+        n_ctx: Some(CONTEXT),
+        n_batch: 32,
+        n_seq: options.n_seq(),
+        kv_types: [DType::F32; 2],
+        ..ContextOptions::default()
+    };
+    let context = Context::new(Arc::clone(&known.alone), context).map_err(text)?;
+    let mut engine = Engine::new(context, options).map_err(text)?;
+    let submitted = engine.submit(wish.with(&known.adapters), Arc::new(|| {}));
+    let (id, reader) = submitted.map_err(|refusal| refusal.to_string())?;
+    let mut answer = Answer {
+        id,
+        wish: wish.clone(),
+        reader: Some(reader),
+        tokens: Vec::new(),
+        end: None,
+        is_excused: false,
+    };
+    while answer.end.is_none() {
+        engine.step();
+        answer.read(usize::MAX)?;
+    }
+    match answer.end {
+        Some(Ok(reason)) => Ok((answer.tokens, reason)),
+        other => Err(format!("alone, a request ends with {other:?}")),
+    }
+}
+
+/// An engine on the simulated machine, with the adapters of its model.
+struct Served {
+    engine: Engine,
+    adapters: Vec<Arc<Adapter>>,
+}
+
+/// Everything that is drawn before the first request comes.
+struct Setting {
+    known: &'static KnownForRequests,
+    n_ctx: usize,
+    options: EngineOptions,
+    context: ContextOptions,
+    rules: String,
+    /// A draft model: the model itself, or another one; and the least probability.
+    draft: Option<(bool, f32)>,
+}
+
+impl Setting {
+    fn draw(rng: &mut Rng, machine: &Machine) -> Result<Self, String> {
+        let all = known_for_requests()?;
+        let known = &all[rng.below(all.len())];
+        let options = EngineOptions {
+            slots: 1 + rng.below(4),
+            context: Some(CONTEXT),
+            kept: 1 + rng.below(5),
+            queue: 64,
+            budget: 1 + rng.below(32),
+            swap_bytes: rng.pick(&[0, 20_000, usize::MAX]),
+            draft: rng.pick(&[0, 3, 16]),
+        };
+        let context = ContextOptions {
+            n_batch: 32,
+            n_ubatch: rng.pick(&[3, 8, 16]),
+            n_seq: options.n_seq(),
+            n_logits: Some(8),
+            kv_types: [DType::F32; 2],
+            copies: rng.pick(&[1, 1, 2]),
+            ..ContextOptions::default()
+        };
+        let rules: Vec<String> = (0..3)
+            .map(|layer| {
+                let device = &machine.devices[rng.below(machine.devices.len())];
+                let name = &device.options.name;
+                match layer {
+                    2 => format!("output:{name}"),
+                    layer => format!("layers={layer}:{name}"),
+                }
+            })
+            .collect();
+        Ok(Setting {
+            known,
+            // From no room but for one text to plenty.
+            n_ctx: CONTEXT + rng.below(4) * 64,
+            draft: (known.takes_drafts && options.draft > 0 && !rng.one_in(3))
+                .then(|| (rng.one_in(2), rng.pick(&[0.0, 0.5]))),
+            options,
+            context,
+            rules: rules.join(";"),
+        })
+    }
+
+    fn serve(&self, machine: &Machine, environment: &Environment) -> Result<Served, Error> {
+        let options = ModelOptions {
+            rules: PlacementRule::parse_all(&self.rules)?,
+            fit: None,
+            threads: Some(2),
+            environment: environment.clone(),
+            ..ModelOptions::new(machine.devices())
+        };
+        let model = Model::load(MODEL, &options)?;
+        let adapters = self.known.adapter_names.iter();
+        let adapters: Vec<_> = adapters
+            .map(|name| Adapter::load_in(&*environment.files, name, &model))
+            .collect::<Result<_, _>>()?;
+        let context = ContextOptions {
+            n_ctx: Some(self.n_ctx),
+            ..self.context.clone()
+        };
+        let drafter = match self.draft {
+            Some((is_itself, least)) => {
+                let draft = match is_itself {
+                    true => Arc::clone(&model),
+                    false => Arc::clone(&self.known.draft),
+                };
+                let context = ContextOptions {
+                    n_ctx: Some(self.n_ctx + 64),
+                    n_logits: None,
+                    ..context.clone()
+                };
+                Some(Drafter::new(Context::new(draft, context)?, &model, least)?)
+            }
+            None => None,
+        };
+        let context = Context::new(model, context)?;
+        let mut engine = Engine::new(context, self.options.clone())?;
+        if let Some(drafter) = drafter {
+            engine.set_drafter(drafter)?;
+        }
+        Ok(Served { engine, adapters })
+    }
+}
+
+/// Plays a case.
+pub(crate) fn play(
+    case: &Case,
+    world: &Arc<World>,
+    outcome: &mut Outcome,
+) -> std::result::Result<(), String> {
+    let change = |options: &mut SimOptions| {
+        options.lies_about.clear();
+        options.max_buffer_size = options.max_buffer_size.max(64 << 10);
+    };
+    let machine = Machine::draw(case.seed_for(3), case.devices, change, world);
+    let mut rng = Rng::new(case.seed_for(5));
+    let mut setting = Setting::draw(&mut rng, &machine)?;
+    let environment = machine.environment(setting.known.files.clone());
+    let cancel = CancelToken::new();
+    setting.context.cancel = cancel.clone();
+    setting.context.environment = environment.clone();
+    world.with(|state| {
+        state.note(|_| {
+            let Setting {
+                n_ctx,
+                options,
+                rules,
+                draft,
+                ..
+            } = &setting;
+            format!("{n_ctx} cells, {options:?}, drafts {draft:?}, rules {rules:?}")
+        });
+    });
+    let served = match setting.serve(&machine, &environment) {
+        // A device refuses what must happen on it.
+        Err(Error::Core(samite_core::Error::Placement(_))) => return close(world),
+        served => served.map_err(|error| error.to_string())?,
+    };
+    let Served {
+        mut engine,
+        adapters,
+    } = served;
+    let count = (3 + rng.below(6)).min(case.steps);
+    let mut waiting: Vec<Wish> = (0..count).map(|_| Wish::draw(&mut rng)).collect();
+    outcome.steps = count;
+    let answers = serve_all(
+        &mut engine,
+        &adapters,
+        &mut waiting,
+        &mut rng,
+        world,
+        &cancel,
+    )?;
+    let plan = engine.context().scheduler().current_plan();
+    let splits = plan.map_or(0, |plan| plan.splits().len());
+    outcome.devices = splits.min(machine.devices.len());
+    compare(setting.known, &answers)?;
+    is_empty(&mut engine, &setting.options)?;
+    drop(engine);
+    drop(adapters);
+    drop(setting);
+    drop(machine);
+    close(world)
+}
+
+/// Has requests come at random times, until all are over.
+fn serve_all(
+    engine: &mut Engine,
+    adapters: &[Arc<Adapter>],
+    waiting: &mut Vec<Wish>,
+    rng: &mut Rng,
+    world: &Arc<World>,
+    cancel: &CancelToken,
+) -> Result<Vec<Answer>, String> {
+    let mut answers: Vec<Answer> = Vec::new();
+    for _ in 0..MOST_STEPS {
+        if !waiting.is_empty() && rng.one_in(3) {
+            let wish = waiting.remove(0);
+            let submitted = engine.submit(wish.with(adapters), Arc::new(|| {}));
+            let (id, reader) = submitted.map_err(|refusal| refusal.to_string())?;
+            world.with(|state| state.note(|_| format!("REQUEST {id}: {}", wish.name())));
+            answers.push(Answer {
+                id,
+                wish,
+                reader: Some(reader),
+                tokens: Vec::new(),
+                end: None,
+                is_excused: false,
+            });
+        }
+        let faults = usize::from(rng.one_in(12));
+        let before = world.with(|state| state.struck().len());
+        let player = Player::new(world, faults, cancel);
+        engine.step();
+        let _ = player.stop();
+        cancel.reset();
+        world.with(|state| state.check_idle("a step"))?;
+        let is_struck = world.with(|state| {
+            let struck = &state.struck()[before..];
+            let is_felt = struck.iter().any(|strike| !strike.fault.is_harmless());
+            is_felt || !state.lost_devices().is_empty()
+        });
+        for answer in &mut answers {
+            answer.is_excused |= is_struck && answer.end.is_none();
+            if answer.end.is_none() && rng.one_in(60) {
+                answer.is_excused = true;
+                world.with(|state| state.note(|_| format!("request {} is cancelled", answer.id)));
+                match rng.one_in(2) {
+                    true => engine.cancel(answer.id),
+                    false => answer.reader = None,
+                }
+            }
+            // Some read late.
+            if rng.one_in(2) {
+                answer.read(1 + rng.below(8))?;
+            }
+        }
+        if waiting.is_empty() && answers.iter().all(Answer::is_over) && engine.is_quiet() {
+            return Ok(answers);
+        }
+    }
+    Err(format!(
+        "after {MOST_STEPS} steps, not all requests are over"
+    ))
+}
+
+/// Compares all answers with what requests get alone.
+fn compare(known: &KnownForRequests, answers: &[Answer]) -> Result<(), String> {
+    let mut expected: BTreeMap<String, (Vec<u32>, Reason)> = BTreeMap::new();
+    for answer in answers {
+        let name = answer.wish.name();
+        if !expected.contains_key(&name) {
+            expected.insert(name.clone(), alone(known, &answer.wish)?);
+        }
+        let Some((tokens, reason)) = expected.get(&name) else {
+            continue;
+        };
+        let id = answer.id;
+        let is_right = match &answer.end {
+            Some(Ok(found)) => (&answer.tokens, found) == (tokens, reason),
+            _ => tokens.starts_with(&answer.tokens),
+        };
+        if !is_right {
+            return Err(format!(
+                "request {id}: the tokens {:?} ({:?}), and {tokens:?} ({reason:?}) alone",
+                answer.tokens, answer.end
+            ));
+        }
+        if !answer.is_excused && !matches!(answer.end, Some(Ok(_))) {
+            return Err(format!(
+                "request {id} ends with {:?}, which nothing explains",
+                answer.end
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that nothing is left of requests.
+fn is_empty(engine: &mut Engine, options: &EngineOptions) -> Result<(), String> {
+    let view = engine.view();
+    if view.slots.iter().any(|slot| slot.request.is_some()) {
+        return Err("a slot is taken although all requests are over".to_owned());
+    }
+    if view.kept > options.kept {
+        return Err(format!("{} texts are kept, of {}", view.kept, options.kept));
+    }
+    engine.forget_kept();
+    let contexts = [
+        Some(engine.context()),
+        engine.drafter().map(Drafter::context),
+    ];
+    for context in contexts.into_iter().flatten() {
+        let cells = context.cells();
+        let left = (0..options.n_seq()).find(|&sequence| cells.last_position(sequence).is_some());
+        if cells.used() > 0 || left.is_some() {
+            return Err(format!(
+                "{} cells are left, and sequence {left:?}",
+                cells.used()
+            ));
+        }
+        if let Some(sequence) = (0..options.n_seq()).find(|&s| !context.adapters_of(s).is_empty()) {
+            return Err(format!("sequence {sequence} still has adapters"));
+        }
+    }
+    Ok(())
+}
