@@ -7,6 +7,7 @@ use crate::ops;
 use crate::options::WgpuOptions;
 use crate::plan::{Capacity, MOST_OPERANDS, Which};
 use crate::stream::WgpuStream;
+use crate::waiting::IN_BROWSER;
 use samite_core::{
     BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, Error, Event, Graph,
     MemoryInfo, Node, Op, Result, Stream, Support, TensorId, same_buffer_type,
@@ -87,6 +88,7 @@ impl WgpuDevice {
                 .min(MOST_OPERANDS),
             subgroups: self.gpu.has_subgroups && !self.options.without_subgroups,
             groups: limits.max_compute_workgroups_per_dimension,
+            overlaps: !(IN_BROWSER || self.options.without_overlaps),
         }
     }
 }
@@ -99,7 +101,11 @@ impl Device for WgpuDevice {
     fn description(&self) -> String {
         let info = &self.gpu.info;
         let driver = [&*info.driver, &*info.driver_info].join(" ");
-        format!("{} ({}, {})", info.name, info.backend, driver.trim())
+        match (info.name.is_empty(), driver.trim()) {
+            // Browsers may tell neither.
+            (true, "") => format!("a GPU ({})", info.backend),
+            (_, driver) => format!("{} ({}, {driver})", info.name, info.backend),
+        }
     }
 
     fn kind(&self) -> DeviceKind {

@@ -1,13 +1,11 @@
 //! An opened adapter: its device and queue, waiting, reading and writing, and what went wrong.
 
 use crate::pipelines::Pipelines;
+use crate::waiting::{Answer, IN_BROWSER, ready};
 use samite_core::{Error, MemoryId, Result};
 use std::fmt;
-use std::future::Future;
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll, Waker};
 
 /// Bytes that are read at a time.
 const READ_PIECE: u64 = 16 << 20;
@@ -15,14 +13,6 @@ const READ_PIECE: u64 = 16 << 20;
 const WRITE_PIECE: u64 = 32 << 20;
 /// Storage buffers that a kernel needs at most, the word for failures included.
 pub const MOST_BINDINGS: u32 = 10;
-
-/// The result of a future that has it at once, as all of wgpu's have outside of browsers.
-pub fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => Some(value),
-        Poll::Pending => None,
-    }
-}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -61,7 +51,8 @@ impl Gpu {
         Ok(Arc::new(Gpu {
             name: name.into(),
             info: adapter.get_info(),
-            has_subgroups: adapter.features().contains(wgpu::Features::SUBGROUP),
+            // Browsers want a directive for them that naga refuses.
+            has_subgroups: adapter.features().contains(wgpu::Features::SUBGROUP) && !IN_BROWSER,
             limits,
             adapter,
             opened: OnceLock::new(),
@@ -261,6 +252,14 @@ impl Opened {
     /// # Errors
     /// If the device is gone.
     pub fn wait(&self, index: wgpu::SubmissionIndex) -> Result<()> {
+        if IN_BROWSER {
+            let answer = Answer::default();
+            let done = answer.clone();
+            self.queue.on_submitted_work_done(move || done.give(()));
+            let waited = ready(answer);
+            self.check()?;
+            return waited.ok_or_else(|| self.cannot_wait());
+        }
         let waited = self.device.poll(wgpu::PollType::Wait {
             submission_index: Some(index),
             timeout: None,
@@ -268,6 +267,11 @@ impl Opened {
         self.check()?;
         waited.map_err(|error| Error::device(&self.name, format!("waiting failed: {error}")))?;
         Ok(())
+    }
+
+    fn cannot_wait(&self) -> Error {
+        let message = "this browser cannot suspend the program until the GPU is done";
+        Error::device(&self.name, message)
     }
 
     /// Writes `data` at byte `offset`, in the order of the queue.
@@ -408,13 +412,13 @@ impl Opened {
                 encoder.copy_buffer_to_buffer(word, 0, buffer, whole, Some(4));
             }
             let index = self.submit(Some(encoder))?;
-            let mapped = Arc::new(Mutex::new(None));
-            let result = Arc::clone(&mapped);
+            let mapped = Answer::default();
+            let result = mapped.clone();
             let slice = buffer.slice(..mapped_len);
-            slice.map_async(wgpu::MapMode::Read, move |done| *lock(&result) = Some(done));
-            let waited = self.wait(index);
-            let done = lock(&mapped).take();
-            let view = match (waited, done) {
+            slice.map_async(wgpu::MapMode::Read, move |done| result.give(done));
+            // In a browser, mapping waits for the work.
+            let waited = if IN_BROWSER { Ok(()) } else { self.wait(index) };
+            let view = match (waited, ready(mapped)) {
                 (Ok(()), Some(Ok(()))) => slice.get_mapped_range().map_err(|e| e.to_string()),
                 (Err(error), _) => {
                     *staging = None;

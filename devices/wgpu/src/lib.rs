@@ -22,7 +22,9 @@
 //! | `gpu` | an opened adapter: device, queue, waiting, reading, errors |
 //! | `buffer` | the memory |
 //! | `device`, `stream`, `event` | the contract of `samite-core` |
+//! | `waiting` | waiting for the driver, in browsers too |
 //! | `plan` | launches: operands, parameters, how many workgroups; cutting them at the binding limit |
+//! | `windows` | what bindings show of buffers |
 //! | `shader` | the text of a shader from its parts |
 //! | `pipelines` | compiled shaders |
 //! | `ops` | the table of operations |
@@ -40,6 +42,8 @@ mod pipelines;
 mod plan;
 mod shader;
 mod stream;
+mod waiting;
+mod windows;
 
 pub use backend::WgpuBackend;
 pub use device::WgpuDevice;

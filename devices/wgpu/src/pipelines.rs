@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The pipelines of one device.
 pub struct Pipelines {
-    /// By number of operands.
+    /// By number of the operands' bindings.
     layouts: Vec<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
     compiled: Mutex<BTreeMap<Shader, Arc<wgpu::ComputePipeline>>>,
     patch: OnceLock<wgpu::ComputePipeline>,
@@ -27,7 +27,7 @@ impl Pipelines {
         }
     }
 
-    /// The layout of bind groups with so many operands.
+    /// The layout of bind groups with so many bindings of operands.
     pub fn bind_group_layout(&self, operands: usize) -> &wgpu::BindGroupLayout {
         &self.layouts[operands].0
     }
@@ -41,7 +41,7 @@ impl Pipelines {
         if let Some(pipeline) = lock().get(shader) {
             return Ok(Arc::clone(pipeline));
         }
-        let layout = &self.layouts[shader.operands.len()].1;
+        let layout = &self.layouts[shader.binding_count()].1;
         let pipeline = compile(opened, &shader.name(), &shader.source(), Some(layout))?;
         let pipeline = Arc::new(pipeline);
         lock().insert(shader.clone(), Arc::clone(&pipeline));

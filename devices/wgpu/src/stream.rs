@@ -7,14 +7,16 @@ use crate::gpu::Opened;
 use crate::ops;
 use crate::plan::{Launch, Operand, Parameters, TensorParameters, Which};
 use crate::shader::FIRST_OPERAND;
+use crate::windows::{Window, share};
 use bytemuck::Zeroable;
+use samite_core::environment::Instant;
 use samite_core::{
     Device, Error, Event, Node, Placed, Prepared, Result, RunControl, Stream, TensorId, TensorRef,
 };
 use std::any::Any;
+use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 /// So many launches are handed to the driver at a time, so that a long run can be stopped, and no driver thinks that the device hangs.
 const SUBMISSION: usize = 256;
@@ -238,24 +240,60 @@ impl WgpuStream {
             binding(0, parameters, at, size),
             binding(1, &self.failures.word, 0, 16),
         ];
-        for (index, operand) in launch.operands.iter().enumerate() {
+        let unsupported =
+            |reason| Error::unsupported(self.device.name(), launch.shader.kernel, reason);
+        let mut places = Vec::new();
+        let mut windows = Vec::new();
+        for operand in &launch.operands {
             let (buffer, start) = self.place(work, work.graph.node(node), operand)?;
-            let window = start / capacity.alignment as u64 * capacity.alignment as u64;
+            let begin = start / capacity.alignment as u64 * capacity.alignment as u64;
             let end = (start + operand.bytes() as u64)
                 .next_multiple_of(4)
-                .max(window + 4);
+                .max(begin + 4);
+            places.push(start);
+            windows.push(Window {
+                buffer: &buffer.memory.raw,
+                memory: buffer.memory.id,
+                begin,
+                end,
+            });
+        }
+        let mut shader = Cow::Borrowed(&launch.shader);
+        let mut numbers: Vec<u8> = (0..windows.len() as u8).collect();
+        if !capacity.overlaps && share(&mut windows, &mut numbers) {
+            let shader = shader.to_mut();
+            shader.bindings.clone_from(&numbers);
+            let most = self.device.gpu().binding_limit() as u64;
+            if windows
+                .iter()
+                .any(|window| window.end - window.begin > most)
+            {
+                return Err(unsupported(
+                    "operands that overlap are above the limit of one binding".into(),
+                ));
+            }
+            if !shader.can_share() {
+                return Err(unsupported(
+                    "results of different types overlap in memory".into(),
+                ));
+            }
+        }
+        for (index, operand) in launch.operands.iter().enumerate() {
+            let window = &windows[usize::from(numbers[index])];
             // Small numbers: extents and strides of what lies within one binding.
             let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
             values.tensors[index] = TensorParameters {
                 shape: operand.shape.map(small),
                 strides: operand.strides.map(small),
-                start: (start - window) as u32,
+                start: (places[index] - window.begin) as u32,
                 unused: [0; 3],
             };
-            let number = FIRST_OPERAND + index as u32;
-            bindings.push(binding(number, &buffer.memory.raw, window, end - window));
         }
-        let pipeline = opened.pipelines.get(opened, &launch.shader)?;
+        for (number, window) in (FIRST_OPERAND..).zip(&windows) {
+            let size = window.end - window.begin;
+            bindings.push(binding(number, window.buffer, window.begin, size));
+        }
+        let pipeline = opened.pipelines.get(opened, &shader)?;
         let entries: Vec<_> = bindings
             .iter()
             .map(|(binding, buffer, offset, size)| wgpu::BindGroupEntry {
@@ -269,11 +307,9 @@ impl WgpuStream {
             .collect();
         let group = opened.device.create_bind_group(&wgpu::BindGroupDescriptor {
             label: None,
-            layout: opened.pipelines.bind_group_layout(launch.operands.len()),
+            layout: opened.pipelines.bind_group_layout(windows.len()),
             entries: &entries,
         });
-        let unsupported =
-            |reason| Error::unsupported(self.device.name(), launch.shader.kernel, reason);
         let step = Step {
             node,
             pipeline,
