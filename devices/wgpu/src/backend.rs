@@ -101,11 +101,18 @@ impl Backend for WgpuBackend {
         &self.found().devices
     }
 
+    fn is_automatic(&self) -> bool {
+        // Nothing of this was ever run on a real GPU.
+        false
+    }
+
     fn doubt(&self, device: &dyn Device) -> Option<String> {
         let device = device.as_any().downcast_ref::<WgpuDevice>()?;
-        device
-            .is_software()
-            .then(|| "it is a program on the host's processors, not a GPU".to_owned())
+        let why = match device.is_software() {
+            true => "it is a program on the host's processors, not a GPU",
+            false => "its kernels were tried on software adapters only, never on a real GPU",
+        };
+        Some(why.to_owned())
     }
 
     fn configure(

@@ -20,6 +20,8 @@
 //! | `backend` | adapters, and which of them are offered |
 //! | `options` | what can be turned off, or made smaller |
 //! | `gpu` | an opened adapter: device, queue, waiting, reading, errors |
+//! | `self_test` | refuses what computes wrong |
+//! | `kept` | what is kept on disk about an adapter |
 //! | `buffer` | the memory |
 //! | `device`, `stream`, `event` | the contract of `samite-core` |
 //! | `waiting` | waiting for the driver, in browsers too |
@@ -36,10 +38,12 @@ mod buffer;
 mod device;
 mod event;
 mod gpu;
+mod kept;
 mod ops;
 mod options;
 mod pipelines;
 mod plan;
+mod self_test;
 mod shader;
 mod stream;
 mod waiting;

@@ -13,10 +13,12 @@ pub struct Pipelines {
     layouts: Vec<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
     compiled: Mutex<BTreeMap<Shader, Arc<wgpu::ComputePipeline>>>,
     patch: OnceLock<wgpu::ComputePipeline>,
+    /// For tests: what to put in place of a text.
+    falsified: Option<[&'static str; 2]>,
 }
 
 impl Pipelines {
-    pub fn new(device: &wgpu::Device) -> Self {
+    pub fn new(device: &wgpu::Device, falsified: Option<[&'static str; 2]>) -> Self {
         let most = device.limits().max_storage_buffers_per_shader_stage;
         let most = most.min(MOST_BINDINGS).saturating_sub(1) as usize;
         let layouts = (0..=most.min(MOST_OPERANDS)).map(|operands| layout(device, operands));
@@ -24,6 +26,7 @@ impl Pipelines {
             layouts: layouts.collect(),
             compiled: Mutex::default(),
             patch: OnceLock::new(),
+            falsified,
         }
     }
 
@@ -42,7 +45,11 @@ impl Pipelines {
             return Ok(Arc::clone(pipeline));
         }
         let layout = &self.layouts[shader.binding_count()].1;
-        let pipeline = compile(opened, &shader.name(), &shader.source(), Some(layout))?;
+        let mut source = shader.source();
+        if let Some([text, by]) = self.falsified {
+            source = source.replace(text, by);
+        }
+        let pipeline = compile(opened, &shader.name(), &source, Some(layout))?;
         let pipeline = Arc::new(pipeline);
         lock().insert(shader.clone(), Arc::clone(&pipeline));
         Ok(pipeline)

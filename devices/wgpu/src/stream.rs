@@ -34,6 +34,8 @@ struct FailureState {
     next: u32,
     /// Work since the last look at the word.
     pending: Vec<Arc<Fallible>>,
+    /// Whose words tell of work that another stream prepared.
+    others: Vec<Arc<Failures>>,
 }
 
 /// Nodes that can fail, by number.
@@ -66,6 +68,15 @@ impl Failures {
         }
     }
 
+    /// Takes note of work that another stream prepared.
+    fn add_other(&self, owner: &Arc<Failures>, work: &Arc<Fallible>) {
+        owner.add(work);
+        let mut state = self.state();
+        if !work.nodes.is_empty() && !state.others.iter().any(|known| Arc::ptr_eq(known, owner)) {
+            state.others.push(Arc::clone(owner));
+        }
+    }
+
     /// Fails if work that was submitted before met a wrong value. Waits for it, if there is any.
     pub fn check(&self, opened: &Opened) -> Result<()> {
         self.check_with(opened, |word| {
@@ -83,12 +94,37 @@ impl Failures {
         opened: &Opened,
         read: impl FnOnce(Option<&wgpu::Buffer>) -> Result<u32>,
     ) -> Result<()> {
-        let pending = std::mem::take(&mut self.state().pending);
-        let number = read((!pending.is_empty()).then_some(&self.word))?;
+        let (pending, others) = {
+            let mut state = self.state();
+            (
+                std::mem::take(&mut state.pending),
+                std::mem::take(&mut state.others),
+            )
+        };
+        let number = read((!pending.is_empty()).then_some(&self.word)).and_then(|number| {
+            if number > 0 {
+                opened.write(&self.word, 0, &[0; 4])?;
+            }
+            Ok(number)
+        });
+        let number = match number {
+            Ok(number) => number,
+            Err(error) => {
+                // Nothing is known of that work: the next one asks again.
+                let mut state = self.state();
+                state.pending.extend(pending);
+                state.others.extend(others);
+                return Err(error);
+            }
+        };
         if number == 0 {
-            return Ok(());
+            let told = others.iter().try_for_each(|other| other.check(opened));
+            if told.is_err() {
+                self.state().others.extend(others);
+            }
+            return told;
         }
-        opened.write(&self.word, 0, &[0; 4])?;
+        self.state().others.extend(others);
         let name = pending.iter().find_map(|work| {
             work.nodes
                 .get(number.checked_sub(work.first)? as usize)
@@ -382,9 +418,9 @@ impl Stream for WgpuStream {
         })?;
         let opened = self.opened()?;
         // Work prepared by another stream of the device tells that one's word.
-        self.failures.add(&work.fallible);
-        if !Arc::ptr_eq(&self.failures, &work.failures) {
-            work.failures.add(&work.fallible);
+        match Arc::ptr_eq(&self.failures, &work.failures) {
+            true => self.failures.add(&work.fallible),
+            false => self.failures.add_other(&work.failures, &work.fallible),
         }
         let begin = Instant::now();
         // To time nodes, each is waited for.
