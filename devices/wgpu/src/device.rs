@@ -3,6 +3,7 @@
 use crate::buffer::WgpuBufferType;
 use crate::event::WgpuEvent;
 use crate::gpu::{Gpu, Opened};
+use crate::limits;
 use crate::ops;
 use crate::options::WgpuOptions;
 use crate::plan::{Capacity, MOST_OPERANDS, Which};
@@ -10,8 +11,8 @@ use crate::self_test;
 use crate::stream::WgpuStream;
 use crate::waiting::IN_BROWSER;
 use samite_core::{
-    BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, Error, Event, Graph,
-    MemoryInfo, Node, Op, Result, Stream, Support, TensorId, same_buffer_type,
+    BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, DeviceLimits, Error,
+    Event, Graph, MemoryInfo, Node, Op, Result, Stream, Support, TensorId, same_buffer_type,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -183,6 +184,10 @@ impl Device for WgpuDevice {
 
     fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {
         (self.supports_buffer_type(from) || from.is_host()) && self.supports_buffer_type(to)
+    }
+
+    fn limits(&self) -> Result<Option<DeviceLimits>> {
+        limits::measure(&self.gpu, self.open()?).map(Some)
     }
 
     fn wants_offload(&self, node: Node<'_>) -> bool {

@@ -21,6 +21,7 @@
 //! | `options` | what can be turned off, or made smaller |
 //! | `gpu` | an opened adapter: device, queue, waiting, reading, errors |
 //! | `self_test` | refuses what computes wrong |
+//! | `limits` | what an adapter can do at most |
 //! | `kept` | what is kept on disk about an adapter |
 //! | `buffer` | the memory |
 //! | `device`, `stream`, `event` | the contract of `samite-core` |
@@ -39,6 +40,7 @@ mod device;
 mod event;
 mod gpu;
 mod kept;
+mod limits;
 mod ops;
 mod options;
 mod pipelines;

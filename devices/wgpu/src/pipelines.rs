@@ -49,7 +49,7 @@ impl Pipelines {
         if let Some([text, by]) = self.falsified {
             source = source.replace(text, by);
         }
-        let pipeline = compile(opened, &shader.name(), &source, Some(layout))?;
+        let pipeline = compile(opened, &shader.name(), &source, Some(layout), "main")?;
         let pipeline = Arc::new(pipeline);
         lock().insert(shader.clone(), Arc::clone(&pipeline));
         Ok(pipeline)
@@ -62,17 +62,24 @@ impl Pipelines {
     pub fn patch(&self, opened: &Opened) -> Result<&wgpu::ComputePipeline> {
         if self.patch.get().is_none() {
             let source = include_str!("kernels/patch.wgsl");
-            let _ = self.patch.set(compile(opened, "patch", source, None)?); // another thread's is as good
+            let _ = self
+                .patch
+                .set(compile(opened, "patch", source, None, "main")?); // another thread's is as good
         }
         Ok(self.patch.get_or_init(|| unreachable!("set above")))
     }
 }
 
-fn compile(
+/// A pipeline of the function `entry` of a text; with a layout of its own if none is given.
+///
+/// # Errors
+/// If the driver refuses it.
+pub fn compile(
     opened: &Opened,
     name: &str,
     source: &str,
     layout: Option<&wgpu::PipelineLayout>,
+    entry: &str,
 ) -> Result<wgpu::ComputePipeline> {
     opened.make(&format!("the kernel '{name}'"), 0, || {
         let module = opened
@@ -87,7 +94,7 @@ fn compile(
                 label: Some(name),
                 layout,
                 module: &module,
-                entry_point: Some("main"),
+                entry_point: Some(entry),
                 compilation_options: wgpu::PipelineCompilationOptions {
                     // Kernels write what they read.
                     zero_initialize_workgroup_memory: false,
