@@ -84,6 +84,15 @@ pub struct MemoryInfo {
     pub total: Option<usize>,
 }
 
+/// What a device can do at most, measured.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct DeviceLimits {
+    /// Bytes of its memory read per second.
+    pub read_bytes: f64,
+    /// F32 operations per second; a fused multiply-add counts as two.
+    pub f32_operations: f64,
+}
+
 /// Something that was found, or that the user named, and cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
@@ -240,6 +249,14 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Whether its streams can [copy](Stream::copy) from memory of one type to memory of the other.
     fn can_copy(&self, _from: &Arc<dyn BufferType>, _to: &Arc<dyn BufferType>) -> bool {
         false
+    }
+
+    /// What it can do at most, measured now, which may take a second; `None` if it cannot tell.
+    ///
+    /// # Errors
+    /// If it fails.
+    fn limits(&self) -> Result<Option<DeviceLimits>> {
+        Ok(None)
     }
 
     /// Whether `node` is worth moving here although its weights lie in host memory.

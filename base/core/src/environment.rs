@@ -16,7 +16,7 @@ mod network;
 mod threads;
 
 pub use chance::{Chance, NoChance};
-pub use clock::{Clock, SystemClock};
+pub use clock::{Clock, Instant, SystemClock};
 pub use files::{File, Files, SystemFiles};
 pub use network::{Connection, Listener, Network, SystemNetwork};
 pub use threads::{SystemThreads, Threads};

@@ -60,8 +60,8 @@ pub use cache_folder::cache_folder;
 pub use cancel::CancelToken;
 pub use delegate::{Delegate, Delegating};
 pub use device::{
-    Backend, Capabilities, Compiled, Device, DeviceKind, Event, Keep, MemoryInfo, Placed, Prepared,
-    Rejected, RunControl, RunObserver, Stream,
+    Backend, Capabilities, Compiled, Device, DeviceKind, DeviceLimits, Event, Keep, MemoryInfo,
+    Placed, Prepared, Rejected, RunControl, RunObserver, Stream,
 };
 pub use dtype::DType;
 pub use environment::Environment;

@@ -15,10 +15,12 @@ use crate::progress;
 pub use flags::BenchArgs;
 use limits::Limits;
 use metadata::{describe, metadata};
-use samite::CancelToken;
+use samite::llm::Model;
+use samite::{CancelToken, Device, DeviceKind};
 use serde_json::json;
 use statistics::median;
 use std::io::Write;
+use std::sync::Arc;
 use work::{Bench, Work};
 
 /// Repetitions where nothing is compared, unless told otherwise.
@@ -66,9 +68,15 @@ pub fn run(args: BenchArgs) -> Outcome {
             .model
             .load(&CpuArgs::new(threads, &args.pool), &cancel)?;
         name = describe(&model);
-        let peaks = (!args.no_peaks)
+        // The processor's limits say nothing of what another device does.
+        let other = other_device(&model);
+        let peaks = (!args.no_peaks && other.is_none())
             .then(|| limits.measure(threads, &args.pool, &cancel))
             .transpose()?;
+        let of_other = match &other {
+            Some(device) if !args.no_peaks => limits.measure_device(&**device)?,
+            _ => None,
+        };
         // What looks at later tokens writes none.
         let writes = !model.spec().sees_later();
         for &work in works.iter().filter(|work| writes || work.is_prompt) {
@@ -76,10 +84,12 @@ pub fn run(args: BenchArgs) -> Outcome {
             let rates: Outcome<Vec<f64>> = (0..repetitions).map(|_| bench.sample()).collect();
             let mut rates = rates?;
             rates.sort_by(f64::total_cmp);
-            let share = peaks.as_ref().map(|peaks| {
-                let (limit, rate) = work.limit(&model, peaks);
-                (limit, median(&rates) / rate)
-            });
+            let limit = match (&peaks, &of_other) {
+                (Some(peaks), _) => Some(work.limit(&model, peaks)),
+                (None, Some(limits)) => Some(work.limit_of_device(&model, limits)),
+                (None, None) => None,
+            };
+            let share = limit.map(|(limit, rate)| (limit, median(&rates) / rate));
             rows.push(Row {
                 work,
                 threads,
@@ -95,6 +105,14 @@ pub fn run(args: BenchArgs) -> Outcome {
     } else {
         print_table(&name, &rows, &limits)
     }
+}
+
+/// The first GPU, if the model has any. Where several share the work, the shares are of the first one's limits.
+fn other_device(model: &Model) -> Option<Arc<dyn Device>> {
+    let devices = model.devices().iter();
+    let is_gpu = |kind| matches!(kind, DeviceKind::Gpu | DeviceKind::IntegratedGpu);
+    let mut others = devices.filter(|device| is_gpu(device.kind()));
+    others.next().cloned()
 }
 
 fn print_json(name: &str, rows: &[Row], limits: &Limits) -> Outcome {

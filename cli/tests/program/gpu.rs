@@ -103,12 +103,37 @@ fn options_are_read_and_wrong_ones_named() {
         ("wgpu0:binding=1", ["'binding' is '1'", "64KiB"]),
         (
             "wgpu0:threads=1",
-            ["no parameter 'threads'", "subgroups, binding"],
+            ["no parameter 'threads'", "subgroups, overlaps, binding"],
         ),
         ("wgpu99", ["no device 'wgpu99'", "wgpu0"]),
     ] {
         run(&format!("run -n 1 --device {device} Once"), None).fails(2, &parts);
     }
+}
+
+/// A share of the device's own limits, which are measured.
+#[test]
+fn shares_are_those_of_its_limits() {
+    let Some(model) = trained() else { return };
+    if !has_adapter() {
+        return;
+    }
+    let text = run("bench -m M --device wgpu0 -p 8 -n 4 -r 1", Some(&model)).ok();
+    assert!(text.contains("limits, wgpu0: "), "{text}");
+    assert!(
+        text.contains("% of reading") && text.contains("% of f32 arithmetic"),
+        "{text}"
+    );
+    assert!(
+        !text.contains("thread:") && !text.contains("threads:"),
+        "{text}"
+    );
+    let text = run(
+        "bench -m M --device wgpu0 -n 4 -p 0 -r 1 --json",
+        Some(&model),
+    )
+    .ok();
+    assert!(text.contains("\"device\": \"wgpu0\""), "{text}");
 }
 
 /// Without a driver, the program says why there is no such device, and goes on.

@@ -8,9 +8,10 @@
 use crate::detect::Isa;
 use crate::tune;
 use samite_core::HostMemory;
+use samite_core::environment::Instant;
 use std::hint::black_box;
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Limits of some threads together.
 #[derive(Clone, Copy, Debug)]

@@ -7,6 +7,7 @@ use crate::kernels::{matmul, reduce, rope};
 use crate::operand::Operand;
 use crate::packed::memory_of;
 use crate::table::kernel_for;
+use samite_core::environment::Instant;
 use samite_core::{
     Access, Buffer, Error, MemorySet, Node, Op, Placed, Result, RunControl, TensorId, TensorRef,
 };
@@ -14,7 +15,6 @@ use samite_threads::{Pool, Team};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 /// The phases of one node.
 struct Step {

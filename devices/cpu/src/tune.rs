@@ -7,11 +7,12 @@ use crate::activations::ActivationForm;
 use crate::detect::{Isa, IsaLevel};
 use crate::packed::{self, PackedProduct, layout::PackedLayout};
 use crate::product::{Column, Panel, Reading};
+use samite_core::environment::Instant;
 use samite_core::{DType, HostMemory, Layout};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Name of the environment variable that overrides what is measured: `default` measures nothing, `measure` measures anew, and
 /// settings as `samite devices -v` prints them are taken as they are, for example `reading=128x2,128x2,3072x1 crossed=no`.

@@ -1,7 +1,8 @@
 //! The adapters of the system, and which of them are offered.
 
 use crate::device::WgpuDevice;
-use crate::gpu::{Gpu, ready};
+use crate::gpu::Gpu;
+use crate::waiting::{IN_BROWSER, ready};
 use samite_core::{Backend, Device, Error, Parameters, Rejected, Result};
 use std::sync::{Arc, OnceLock};
 
@@ -15,11 +16,19 @@ struct Found {
 }
 
 /// The interfaces that are asked, the preferred one first.
-const INTERFACES: [wgpu::Backend; 3] = [
+const INTERFACES: [wgpu::Backend; 4] = [
     wgpu::Backend::Vulkan,
     wgpu::Backend::Metal,
     wgpu::Backend::Dx12,
+    wgpu::Backend::BrowserWebGpu,
 ];
+
+/// Why there is none.
+const NONE: &str = if IN_BROWSER {
+    "this browser has no WebGPU or no adapter for it, or cannot suspend a program that waits (promise integration of WebAssembly)"
+} else {
+    "no driver offers one: there is no GPU, or no Vulkan loader or driver (Debian: libvulkan1 and mesa-vulkan-drivers)"
+};
 
 impl WgpuBackend {
     fn found(&self) -> &Found {
@@ -33,7 +42,7 @@ fn find() -> Found {
         why,
         named: false,
     };
-    let interfaces = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+    let interfaces = INTERFACES.into_iter().map(wgpu::Backends::from).collect();
     if !wgpu::Instance::enabled_backend_features().intersects(interfaces) {
         let why = "this system has none of Vulkan, Metal and DirectX 12".to_owned();
         return Found {
@@ -72,8 +81,7 @@ fn find() -> Found {
         }
     }
     if devices.is_empty() && rejected.is_empty() {
-        let why = "no driver offers one: there is no GPU, or no Vulkan loader or driver (Debian: libvulkan1 and mesa-vulkan-drivers)";
-        rejected.push(reject("GPU adapters", why.to_owned()));
+        rejected.push(reject("GPU adapters", NONE.to_owned()));
     }
     Found { devices, rejected }
 }
@@ -93,11 +101,18 @@ impl Backend for WgpuBackend {
         &self.found().devices
     }
 
+    fn is_automatic(&self) -> bool {
+        // Nothing of this was ever run on a real GPU.
+        false
+    }
+
     fn doubt(&self, device: &dyn Device) -> Option<String> {
         let device = device.as_any().downcast_ref::<WgpuDevice>()?;
-        device
-            .is_software()
-            .then(|| "it is a program on the host's processors, not a GPU".to_owned())
+        let why = match device.is_software() {
+            true => "it is a program on the host's processors, not a GPU",
+            false => "its kernels were tried on software adapters only, never on a real GPU",
+        };
+        Some(why.to_owned())
     }
 
     fn configure(

@@ -2,14 +2,17 @@
 
 use crate::buffer::WgpuBufferType;
 use crate::event::WgpuEvent;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Opened};
+use crate::limits;
 use crate::ops;
 use crate::options::WgpuOptions;
 use crate::plan::{Capacity, MOST_OPERANDS, Which};
+use crate::self_test;
 use crate::stream::WgpuStream;
+use crate::waiting::IN_BROWSER;
 use samite_core::{
-    BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, Error, Event, Graph,
-    MemoryInfo, Node, Op, Result, Stream, Support, TensorId, same_buffer_type,
+    BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, DeviceLimits, Error,
+    Event, Graph, MemoryInfo, Node, Op, Result, Stream, Support, TensorId, same_buffer_type,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -39,12 +42,23 @@ impl WgpuDevice {
 
     /// The same adapter and memory, used as `options` say.
     pub fn with_options(&self, options: WgpuOptions) -> Arc<dyn Device> {
-        Arc::new(WgpuDevice {
+        Arc::new(self.with(options))
+    }
+
+    pub(crate) fn with(&self, options: WgpuOptions) -> WgpuDevice {
+        WgpuDevice {
             gpu: Arc::clone(&self.gpu),
             physical_id: self.physical_id.clone(),
             options,
             buffer_type: Arc::clone(&self.buffer_type),
-        })
+        }
+    }
+
+    /// The opened adapter, which computes right.
+    fn open(&self) -> Result<&Opened> {
+        let opened = self.gpu.open()?;
+        self.gpu.judged(|| self_test::verdict(self))?;
+        Ok(opened)
     }
 
     /// How the adapter is used.
@@ -72,6 +86,26 @@ impl WgpuDevice {
         Ok(())
     }
 
+    /// Puts a text in place of another one in all shaders, as if the driver misread them: before the adapter is first used. For tests.
+    pub fn falsify(&self, text: &'static str, by: &'static str) {
+        self.gpu.falsify([text, by]);
+    }
+
+    /// Has call number `number` of the driver from now on fail, counted from 1; 0 for none. For tests.
+    pub fn fail_call(&self, number: u64) {
+        self.gpu.fail_call(number);
+    }
+
+    /// How many calls are made before that one; 0 if it was made. For tests.
+    pub fn calls_before_failure(&self) -> u64 {
+        self.gpu.calls_before_failure()
+    }
+
+    /// Whether sums are made by operations over subgroups.
+    pub fn uses_subgroups(&self) -> bool {
+        self.capacity().subgroups
+    }
+
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
@@ -85,8 +119,9 @@ impl WgpuDevice {
             operands: (limits.max_storage_buffers_per_shader_stage as usize)
                 .saturating_sub(1)
                 .min(MOST_OPERANDS),
-            subgroups: self.gpu.has_subgroups && !self.options.without_subgroups,
+            subgroups: self.gpu.may_use_subgroups() && !self.options.without_subgroups,
             groups: limits.max_compute_workgroups_per_dimension,
+            overlaps: !(IN_BROWSER || self.options.without_overlaps),
         }
     }
 }
@@ -99,7 +134,11 @@ impl Device for WgpuDevice {
     fn description(&self) -> String {
         let info = &self.gpu.info;
         let driver = [&*info.driver, &*info.driver_info].join(" ");
-        format!("{} ({}, {})", info.name, info.backend, driver.trim())
+        match (info.name.is_empty(), driver.trim()) {
+            // Browsers may tell neither.
+            (true, "") => format!("a GPU ({})", info.backend),
+            (_, driver) => format!("{} ({}, {driver})", info.name, info.backend),
+        }
     }
 
     fn kind(&self) -> DeviceKind {
@@ -147,6 +186,10 @@ impl Device for WgpuDevice {
         (self.supports_buffer_type(from) || from.is_host()) && self.supports_buffer_type(to)
     }
 
+    fn limits(&self) -> Result<Option<DeviceLimits>> {
+        limits::measure(&self.gpu, self.open()?).map(Some)
+    }
+
     fn wants_offload(&self, node: Node<'_>) -> bool {
         let columns = node
             .source_layout(1)
@@ -174,7 +217,8 @@ impl Device for WgpuDevice {
         _earlier: Option<&Arc<dyn Compiled>>,
         cancel: &CancelToken,
     ) -> Result<Option<Arc<dyn Compiled>>> {
-        let (opened, capacity) = (self.gpu.open()?, self.capacity());
+        let opened = self.open()?;
+        let capacity = self.capacity();
         for &id in nodes.iter().filter(|&&id| graph.tensor(id).is_computed()) {
             cancel.check()?;
             let launches = ops::launches(graph.node(id), &capacity).map_err(|reason| {
@@ -189,6 +233,7 @@ impl Device for WgpuDevice {
     }
 
     fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
+        self.open()?;
         Ok(Box::new(WgpuStream::open(self)?))
     }
 

@@ -1,13 +1,12 @@
 //! An opened adapter: its device and queue, waiting, reading and writing, and what went wrong.
 
 use crate::pipelines::Pipelines;
+use crate::self_test::Verdict;
+use crate::waiting::{Answer, IN_BROWSER, ready};
 use samite_core::{Error, MemoryId, Result};
 use std::fmt;
-use std::future::Future;
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll, Waker};
 
 /// Bytes that are read at a time.
 const READ_PIECE: u64 = 16 << 20;
@@ -15,14 +14,6 @@ const READ_PIECE: u64 = 16 << 20;
 const WRITE_PIECE: u64 = 32 << 20;
 /// Storage buffers that a kernel needs at most, the word for failures included.
 pub const MOST_BINDINGS: u32 = 10;
-
-/// The result of a future that has it at once, as all of wgpu's have outside of browsers.
-pub fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => Some(value),
-        Poll::Pending => None,
-    }
-}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -35,7 +26,14 @@ pub struct Gpu {
     pub info: wgpu::AdapterInfo,
     pub limits: wgpu::Limits,
     pub has_subgroups: bool,
-    opened: OnceLock<Result<Opened>>,
+    opened: OnceLock<Opened>,
+    /// Held while it is opened, or tried.
+    opening: Mutex<()>,
+    verdict: OnceLock<Verdict>,
+    /// For tests: what to put in place of a text in all shaders.
+    falsified: OnceLock<[&'static str; 2]>,
+    /// For tests: which of the next calls of the driver fails, counted from 1; 0 for none.
+    fault: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Gpu {
@@ -61,10 +59,15 @@ impl Gpu {
         Ok(Arc::new(Gpu {
             name: name.into(),
             info: adapter.get_info(),
-            has_subgroups: adapter.features().contains(wgpu::Features::SUBGROUP),
+            // Browsers want a directive for them that naga refuses.
+            has_subgroups: adapter.features().contains(wgpu::Features::SUBGROUP) && !IN_BROWSER,
             limits,
             adapter,
             opened: OnceLock::new(),
+            opening: Mutex::default(),
+            verdict: OnceLock::new(),
+            falsified: OnceLock::new(),
+            fault: Arc::default(),
         }))
     }
 
@@ -79,23 +82,66 @@ impl Gpu {
         most.min(u64::from(u32::MAX) - 255) as usize & !3
     }
 
-    /// The device, opened now if it was not.
+    /// The device, opened now if it was not. Where that failed, it is tried again.
     ///
     /// # Errors
     /// What the driver says; [`Error::DeviceLost`] if it is gone.
     pub fn open(&self) -> Result<&Opened> {
-        let opened = self.opened.get_or_init(|| self.request());
-        let opened = opened.as_ref().map_err(Error::clone)?;
+        if self.opened.get().is_none() {
+            let _alone = lock(&self.opening);
+            if self.opened.get().is_none() {
+                let _ = self.opened.set(self.request()?); // nobody else sets it meanwhile
+            }
+        }
+        let opened = self.opened.get();
+        let opened = opened.ok_or_else(|| Error::device(&self.name, "it does not open"))?;
         opened.check()?;
         Ok(opened)
     }
 
-    /// Whether it was opened, and works.
+    /// The device, if it was opened.
     pub fn opened(&self) -> Option<&Opened> {
-        self.opened.get().and_then(|opened| opened.as_ref().ok())
+        self.opened.get()
+    }
+
+    /// What it computes right, found out by `judge` if nobody has.
+    ///
+    /// # Errors
+    /// Those of `judge`.
+    pub fn judged(&self, judge: impl FnOnce() -> Result<Verdict>) -> Result<Verdict> {
+        if let Some(verdict) = self.verdict.get() {
+            return Ok(*verdict);
+        }
+        let found = judge()?;
+        Ok(*self.verdict.get_or_init(|| found))
+    }
+
+    /// Whether sums by subgroups may be used, as far as is known by now.
+    pub fn may_use_subgroups(&self) -> bool {
+        self.has_subgroups && self.verdict.get() != Some(&Verdict::WithoutSubgroups)
+    }
+
+    /// Puts a text in place of another one in all shaders. For tests.
+    pub fn falsify(&self, texts: [&'static str; 2]) {
+        let _ = self.falsified.set(texts); // once is enough
+    }
+
+    pub fn is_falsified(&self) -> bool {
+        self.falsified.get().is_some()
+    }
+
+    /// Has call number `number` of the driver fail, counted from 1; 0 for none. For tests.
+    pub fn fail_call(&self, number: u64) {
+        self.fault.store(number, Ordering::Relaxed);
+    }
+
+    /// The number given to [`fail_call`](Gpu::fail_call), less the calls since then.
+    pub fn calls_before_failure(&self) -> u64 {
+        self.fault.load(Ordering::Relaxed)
     }
 
     fn request(&self) -> Result<Opened> {
+        count_call(&self.fault, &self.name)?;
         let mut features = wgpu::Features::empty();
         features.set(wgpu::Features::SUBGROUP, self.has_subgroups);
         let descriptor = wgpu::DeviceDescriptor {
@@ -132,7 +178,8 @@ impl Gpu {
         }));
         Ok(Opened {
             name: Arc::clone(&self.name),
-            pipelines: Pipelines::new(&device),
+            pipelines: Pipelines::new(&device, self.falsified.get().copied()),
+            fault: Arc::clone(&self.fault),
             device,
             queue,
             troubles,
@@ -140,6 +187,18 @@ impl Gpu {
             unsent: AtomicU64::new(0),
             allocated: AtomicU64::new(0),
         })
+    }
+}
+
+/// Fails if a test wants this call of the driver to fail.
+fn count_call(fault: &AtomicU64, device: &str) -> Result<()> {
+    let left = fault.load(Ordering::Relaxed);
+    if left > 0 {
+        fault.store(left - 1, Ordering::Relaxed);
+    }
+    match left {
+        1 => Err(Error::device(device, "a fault that a test asked for")),
+        _ => Ok(()),
     }
 }
 
@@ -157,6 +216,7 @@ pub struct Opened {
     pub queue: wgpu::Queue,
     pub pipelines: Pipelines,
     troubles: Arc<Troubles>,
+    fault: Arc<AtomicU64>,
     /// Memory through which everything is read.
     staging: Mutex<Option<wgpu::Buffer>>,
     /// Bytes written since the last submission.
@@ -198,6 +258,7 @@ impl Opened {
     /// # Errors
     /// [`Error::OutOfMemory`] for `asked` bytes of `what`, or what the driver says.
     pub fn make<T>(&self, what: &str, asked: u64, make: impl FnOnce() -> T) -> Result<T> {
+        count_call(&self.fault, &self.name)?;
         let scopes = [
             wgpu::ErrorFilter::Internal,
             wgpu::ErrorFilter::Validation,
@@ -250,6 +311,7 @@ impl Opened {
     /// # Errors
     /// If the device is gone, or the driver refuses it.
     pub fn submit(&self, work: Option<wgpu::CommandEncoder>) -> Result<wgpu::SubmissionIndex> {
+        count_call(&self.fault, &self.name)?;
         self.unsent.store(0, Ordering::Relaxed);
         let index = self.queue.submit(work.map(wgpu::CommandEncoder::finish));
         self.check()?;
@@ -261,6 +323,15 @@ impl Opened {
     /// # Errors
     /// If the device is gone.
     pub fn wait(&self, index: wgpu::SubmissionIndex) -> Result<()> {
+        count_call(&self.fault, &self.name)?;
+        if IN_BROWSER {
+            let answer = Answer::default();
+            let done = answer.clone();
+            self.queue.on_submitted_work_done(move || done.give(()));
+            let waited = ready(answer);
+            self.check()?;
+            return waited.ok_or_else(|| self.cannot_wait());
+        }
         let waited = self.device.poll(wgpu::PollType::Wait {
             submission_index: Some(index),
             timeout: None,
@@ -270,12 +341,18 @@ impl Opened {
         Ok(())
     }
 
+    fn cannot_wait(&self) -> Error {
+        let message = "this browser cannot suspend the program until the GPU is done";
+        Error::device(&self.name, message)
+    }
+
     /// Writes `data` at byte `offset`, in the order of the queue.
     ///
     /// # Errors
     /// If the device fails.
     pub fn write(&self, to: &wgpu::Buffer, offset: u64, data: &[u8]) -> Result<()> {
         self.check()?;
+        count_call(&self.fault, &self.name)?;
         // The driver writes whole words; the parts of words at both ends are set by a kernel, which leaves the rest alone.
         let head = (offset.wrapping_neg() % 4).min(data.len() as u64) as usize;
         let (head, rest) = data.split_at(head);
@@ -408,13 +485,13 @@ impl Opened {
                 encoder.copy_buffer_to_buffer(word, 0, buffer, whole, Some(4));
             }
             let index = self.submit(Some(encoder))?;
-            let mapped = Arc::new(Mutex::new(None));
-            let result = Arc::clone(&mapped);
+            let mapped = Answer::default();
+            let result = mapped.clone();
             let slice = buffer.slice(..mapped_len);
-            slice.map_async(wgpu::MapMode::Read, move |done| *lock(&result) = Some(done));
-            let waited = self.wait(index);
-            let done = lock(&mapped).take();
-            let view = match (waited, done) {
+            slice.map_async(wgpu::MapMode::Read, move |done| result.give(done));
+            // In a browser, mapping waits for the work.
+            let waited = if IN_BROWSER { Ok(()) } else { self.wait(index) };
+            let view = match (waited, ready(mapped)) {
                 (Ok(()), Some(Ok(()))) => slice.get_mapped_range().map_err(|e| e.to_string()),
                 (Err(error), _) => {
                     *staging = None;

@@ -20,9 +20,14 @@
 //! | `backend` | adapters, and which of them are offered |
 //! | `options` | what can be turned off, or made smaller |
 //! | `gpu` | an opened adapter: device, queue, waiting, reading, errors |
+//! | `self_test` | refuses what computes wrong |
+//! | `limits` | what an adapter can do at most |
+//! | `kept` | what is kept on disk about an adapter |
 //! | `buffer` | the memory |
 //! | `device`, `stream`, `event` | the contract of `samite-core` |
+//! | `waiting` | waiting for the driver, in browsers too |
 //! | `plan` | launches: operands, parameters, how many workgroups; cutting them at the binding limit |
+//! | `windows` | what bindings show of buffers |
 //! | `shader` | the text of a shader from its parts |
 //! | `pipelines` | compiled shaders |
 //! | `ops` | the table of operations |
@@ -34,12 +39,17 @@ mod buffer;
 mod device;
 mod event;
 mod gpu;
+mod kept;
+mod limits;
 mod ops;
 mod options;
 mod pipelines;
 mod plan;
+mod self_test;
 mod shader;
 mod stream;
+mod waiting;
+mod windows;
 
 pub use backend::WgpuBackend;
 pub use device::WgpuDevice;

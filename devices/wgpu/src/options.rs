@@ -10,12 +10,14 @@ const LEAST_BINDING: usize = 64 << 10;
 pub struct WgpuOptions {
     /// Sums are made without operations over subgroups.
     pub without_subgroups: bool,
+    /// Operands of a kernel that overlap in memory share a binding, as browsers demand.
+    pub without_overlaps: bool,
     /// Most bytes of a tensor that a kernel sees at once; the adapter's limit if that is less, or none is given.
     pub binding: Option<usize>,
 }
 
 impl WgpuOptions {
-    /// These options, changed by the parameters `subgroups=on|off` and `binding=<bytes>`, such as `1MiB`, of the device called `device`.
+    /// These options, changed by the parameters `subgroups=on|off` `overlaps=on|off` and `binding=<bytes>`, such as `1MiB`, of the device called `device`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other parameters or values.
@@ -25,18 +27,23 @@ impl WgpuOptions {
                 "device '{device}': parameter '{key}' is '{text}', and must be {must}"
             ))
         };
-        match parameters.take("subgroups").as_deref() {
-            None => {}
-            Some("on") => self.without_subgroups = false,
-            Some("off") => self.without_subgroups = true,
-            Some(other) => return Err(wrong("subgroups", other, "on or off")),
+        for (key, without) in [
+            ("subgroups", &mut self.without_subgroups),
+            ("overlaps", &mut self.without_overlaps),
+        ] {
+            match parameters.take(key).as_deref() {
+                None => {}
+                Some("on") => *without = false,
+                Some("off") => *without = true,
+                Some(other) => return Err(wrong(key, other, "on or off")),
+            }
         }
         if let Some(text) = parameters.take("binding") {
             let bytes = bytes(&text).filter(|&bytes| bytes >= LEAST_BINDING);
             let must = "a size of at least 64KiB, such as 1MiB";
             self.binding = Some(bytes.ok_or_else(|| wrong("binding", &text, must))?);
         }
-        parameters.finish(device, &["subgroups", "binding"])?;
+        parameters.finish(device, &["subgroups", "overlaps", "binding"])?;
         Ok(self)
     }
 }
@@ -59,14 +66,16 @@ mod tests {
     fn parameters_are_read() {
         let with = |text: &str| WgpuOptions::default().with("wgpu0", text.parse().unwrap());
         let options = with("subgroups=off,binding=1MiB").unwrap();
-        assert!(options.without_subgroups);
+        assert!(options.without_subgroups && !options.without_overlaps);
+        assert!(with("overlaps=off").unwrap().without_overlaps);
         assert_eq!(options.binding, Some(1 << 20));
         assert_eq!(with("").unwrap(), WgpuOptions::default());
         for (text, part) in [
             ("subgroups=maybe", "'subgroups' is 'maybe'"),
+            ("overlaps=1", "'overlaps' is '1'"),
             ("binding=1KiB", "'binding' is '1KiB'"),
             ("binding=x", "at least 64KiB"),
-            ("f16=off", "it has: subgroups, binding"),
+            ("f16=off", "it has: subgroups, overlaps, binding"),
         ] {
             let error = with(text).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");

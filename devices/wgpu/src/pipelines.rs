@@ -9,14 +9,16 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The pipelines of one device.
 pub struct Pipelines {
-    /// By number of operands.
+    /// By number of the operands' bindings.
     layouts: Vec<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
     compiled: Mutex<BTreeMap<Shader, Arc<wgpu::ComputePipeline>>>,
     patch: OnceLock<wgpu::ComputePipeline>,
+    /// For tests: what to put in place of a text.
+    falsified: Option<[&'static str; 2]>,
 }
 
 impl Pipelines {
-    pub fn new(device: &wgpu::Device) -> Self {
+    pub fn new(device: &wgpu::Device, falsified: Option<[&'static str; 2]>) -> Self {
         let most = device.limits().max_storage_buffers_per_shader_stage;
         let most = most.min(MOST_BINDINGS).saturating_sub(1) as usize;
         let layouts = (0..=most.min(MOST_OPERANDS)).map(|operands| layout(device, operands));
@@ -24,10 +26,11 @@ impl Pipelines {
             layouts: layouts.collect(),
             compiled: Mutex::default(),
             patch: OnceLock::new(),
+            falsified,
         }
     }
 
-    /// The layout of bind groups with so many operands.
+    /// The layout of bind groups with so many bindings of operands.
     pub fn bind_group_layout(&self, operands: usize) -> &wgpu::BindGroupLayout {
         &self.layouts[operands].0
     }
@@ -41,8 +44,12 @@ impl Pipelines {
         if let Some(pipeline) = lock().get(shader) {
             return Ok(Arc::clone(pipeline));
         }
-        let layout = &self.layouts[shader.operands.len()].1;
-        let pipeline = compile(opened, &shader.name(), &shader.source(), Some(layout))?;
+        let layout = &self.layouts[shader.binding_count()].1;
+        let mut source = shader.source();
+        if let Some([text, by]) = self.falsified {
+            source = source.replace(text, by);
+        }
+        let pipeline = compile(opened, &shader.name(), &source, Some(layout), "main")?;
         let pipeline = Arc::new(pipeline);
         lock().insert(shader.clone(), Arc::clone(&pipeline));
         Ok(pipeline)
@@ -55,17 +62,24 @@ impl Pipelines {
     pub fn patch(&self, opened: &Opened) -> Result<&wgpu::ComputePipeline> {
         if self.patch.get().is_none() {
             let source = include_str!("kernels/patch.wgsl");
-            let _ = self.patch.set(compile(opened, "patch", source, None)?); // another thread's is as good
+            let _ = self
+                .patch
+                .set(compile(opened, "patch", source, None, "main")?); // another thread's is as good
         }
         Ok(self.patch.get_or_init(|| unreachable!("set above")))
     }
 }
 
-fn compile(
+/// A pipeline of the function `entry` of a text; with a layout of its own if none is given.
+///
+/// # Errors
+/// If the driver refuses it.
+pub fn compile(
     opened: &Opened,
     name: &str,
     source: &str,
     layout: Option<&wgpu::PipelineLayout>,
+    entry: &str,
 ) -> Result<wgpu::ComputePipeline> {
     opened.make(&format!("the kernel '{name}'"), 0, || {
         let module = opened
@@ -80,7 +94,7 @@ fn compile(
                 label: Some(name),
                 layout,
                 module: &module,
-                entry_point: Some("main"),
+                entry_point: Some(entry),
                 compilation_options: wgpu::PipelineCompilationOptions {
                     // Kernels write what they read.
                     zero_initialize_workgroup_memory: false,

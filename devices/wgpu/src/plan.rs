@@ -23,6 +23,8 @@ pub struct Capacity {
     pub subgroups: bool,
     /// Most workgroups along a dimension.
     pub groups: u32,
+    /// Operands that overlap in memory may be bound by themselves.
+    pub overlaps: bool,
 }
 
 /// Invocations of a workgroup of most kernels.
@@ -159,6 +161,7 @@ impl Launch {
                 kernel,
                 operands: named.collect(),
                 text: Vec::new(),
+                bindings: Vec::new(),
                 subgroups: None,
             },
             operands,

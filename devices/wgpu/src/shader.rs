@@ -24,6 +24,8 @@ pub struct Shader {
     pub operands: Vec<(char, DType, Access)>,
     /// Names and what stands for them.
     pub text: Vec<(&'static str, String)>,
+    /// The binding of each operand, where some share one; empty if each has its own.
+    pub bindings: Vec<u8>,
     /// With reductions, and whether these use subgroups.
     pub subgroups: Option<bool>,
 }
@@ -106,20 +108,64 @@ fn shares_words(dtype: DType) -> bool {
 }
 
 impl Shader {
+    /// How many bindings the operands have.
+    pub fn binding_count(&self) -> usize {
+        match self.bindings.iter().max() {
+            Some(&last) => usize::from(last) + 1,
+            None => self.operands.len(),
+        }
+    }
+
+    /// The binding of operand `number`.
+    fn binding(&self, number: usize) -> usize {
+        self.bindings
+            .get(number)
+            .map_or(number, |&binding| binding.into())
+    }
+
+    /// Whether the words of a binding are written by atomic operations.
+    fn is_atomic(&self, binding: usize) -> bool {
+        let writes = |&(_, dtype, access): &(char, DType, Access)| {
+            access != Access::Read && shares_words(dtype)
+        };
+        let mut operands = self.operands.iter().enumerate();
+        operands.any(|(number, operand)| self.binding(number) == binding && writes(operand))
+    }
+
+    /// Whether operands that share a binding write it in one way.
+    pub fn can_share(&self) -> bool {
+        self.operands
+            .iter()
+            .enumerate()
+            .all(|(number, &(_, dtype, access))| {
+                access == Access::Read
+                    || shares_words(dtype) == self.is_atomic(self.binding(number))
+            })
+    }
+
     /// The text, in WGSL.
     pub fn source(&self) -> String {
         let mut source = PREAMBLE.to_owned();
+        for binding in 0..self.binding_count() {
+            let element = if self.is_atomic(binding) {
+                "atomic<u32>"
+            } else {
+                "u32"
+            };
+            let _ = writeln!(
+                source,
+                "@group(0) @binding({}) var<storage, read_write> buffer_{binding}: array<{element}>;",
+                binding as u32 + FIRST_OPERAND
+            ); // writing to a string cannot fail
+        }
         for (number, &(name, dtype, access)) in self.operands.iter().enumerate() {
-            let shared = access != Access::Read && shares_words(dtype);
-            let element = if shared { "atomic<u32>" } else { "u32" };
-            let load = if shared {
+            let binding = self.binding(number);
+            let load = if self.is_atomic(binding) {
                 "atomicLoad(&buffer_$[i])"
             } else {
                 "buffer_$[i]"
             };
             let mut accessor = OPERAND
-                .replace("BINDING", &(number as u32 + FIRST_OPERAND).to_string())
-                .replace("ELEMENT", element)
                 .replace("LOAD", load)
                 .replace("NUMBER", &number.to_string());
             if access != Access::Write {
@@ -133,6 +179,7 @@ impl Shader {
             let accessor = accessor
                 .replace("BLOCK_LEN", &block[0])
                 .replace("BLOCK_BYTES", &block[1])
+                .replace("buffer_$", &format!("buffer_{binding}"))
                 .replace('$', &name.to_string());
             source.push_str(&accessor);
         }

@@ -7,14 +7,16 @@ use crate::gpu::Opened;
 use crate::ops;
 use crate::plan::{Launch, Operand, Parameters, TensorParameters, Which};
 use crate::shader::FIRST_OPERAND;
+use crate::windows::{Window, share};
 use bytemuck::Zeroable;
+use samite_core::environment::Instant;
 use samite_core::{
     Device, Error, Event, Node, Placed, Prepared, Result, RunControl, Stream, TensorId, TensorRef,
 };
 use std::any::Any;
+use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 /// So many launches are handed to the driver at a time, so that a long run can be stopped, and no driver thinks that the device hangs.
 const SUBMISSION: usize = 256;
@@ -32,6 +34,8 @@ struct FailureState {
     next: u32,
     /// Work since the last look at the word.
     pending: Vec<Arc<Fallible>>,
+    /// Whose words tell of work that another stream prepared.
+    others: Vec<Arc<Failures>>,
 }
 
 /// Nodes that can fail, by number.
@@ -64,6 +68,15 @@ impl Failures {
         }
     }
 
+    /// Takes note of work that another stream prepared.
+    fn add_other(&self, owner: &Arc<Failures>, work: &Arc<Fallible>) {
+        owner.add(work);
+        let mut state = self.state();
+        if !work.nodes.is_empty() && !state.others.iter().any(|known| Arc::ptr_eq(known, owner)) {
+            state.others.push(Arc::clone(owner));
+        }
+    }
+
     /// Fails if work that was submitted before met a wrong value. Waits for it, if there is any.
     pub fn check(&self, opened: &Opened) -> Result<()> {
         self.check_with(opened, |word| {
@@ -81,12 +94,37 @@ impl Failures {
         opened: &Opened,
         read: impl FnOnce(Option<&wgpu::Buffer>) -> Result<u32>,
     ) -> Result<()> {
-        let pending = std::mem::take(&mut self.state().pending);
-        let number = read((!pending.is_empty()).then_some(&self.word))?;
+        let (pending, others) = {
+            let mut state = self.state();
+            (
+                std::mem::take(&mut state.pending),
+                std::mem::take(&mut state.others),
+            )
+        };
+        let number = read((!pending.is_empty()).then_some(&self.word)).and_then(|number| {
+            if number > 0 {
+                opened.write(&self.word, 0, &[0; 4])?;
+            }
+            Ok(number)
+        });
+        let number = match number {
+            Ok(number) => number,
+            Err(error) => {
+                // Nothing is known of that work: the next one asks again.
+                let mut state = self.state();
+                state.pending.extend(pending);
+                state.others.extend(others);
+                return Err(error);
+            }
+        };
         if number == 0 {
-            return Ok(());
+            let told = others.iter().try_for_each(|other| other.check(opened));
+            if told.is_err() {
+                self.state().others.extend(others);
+            }
+            return told;
         }
-        opened.write(&self.word, 0, &[0; 4])?;
+        self.state().others.extend(others);
         let name = pending.iter().find_map(|work| {
             work.nodes
                 .get(number.checked_sub(work.first)? as usize)
@@ -238,24 +276,60 @@ impl WgpuStream {
             binding(0, parameters, at, size),
             binding(1, &self.failures.word, 0, 16),
         ];
-        for (index, operand) in launch.operands.iter().enumerate() {
+        let unsupported =
+            |reason| Error::unsupported(self.device.name(), launch.shader.kernel, reason);
+        let mut places = Vec::new();
+        let mut windows = Vec::new();
+        for operand in &launch.operands {
             let (buffer, start) = self.place(work, work.graph.node(node), operand)?;
-            let window = start / capacity.alignment as u64 * capacity.alignment as u64;
+            let begin = start / capacity.alignment as u64 * capacity.alignment as u64;
             let end = (start + operand.bytes() as u64)
                 .next_multiple_of(4)
-                .max(window + 4);
+                .max(begin + 4);
+            places.push(start);
+            windows.push(Window {
+                buffer: &buffer.memory.raw,
+                memory: buffer.memory.id,
+                begin,
+                end,
+            });
+        }
+        let mut shader = Cow::Borrowed(&launch.shader);
+        let mut numbers: Vec<u8> = (0..windows.len() as u8).collect();
+        if !capacity.overlaps && share(&mut windows, &mut numbers) {
+            let shader = shader.to_mut();
+            shader.bindings.clone_from(&numbers);
+            let most = self.device.gpu().binding_limit() as u64;
+            if windows
+                .iter()
+                .any(|window| window.end - window.begin > most)
+            {
+                return Err(unsupported(
+                    "operands that overlap are above the limit of one binding".into(),
+                ));
+            }
+            if !shader.can_share() {
+                return Err(unsupported(
+                    "results of different types overlap in memory".into(),
+                ));
+            }
+        }
+        for (index, operand) in launch.operands.iter().enumerate() {
+            let window = &windows[usize::from(numbers[index])];
             // Small numbers: extents and strides of what lies within one binding.
             let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
             values.tensors[index] = TensorParameters {
                 shape: operand.shape.map(small),
                 strides: operand.strides.map(small),
-                start: (start - window) as u32,
+                start: (places[index] - window.begin) as u32,
                 unused: [0; 3],
             };
-            let number = FIRST_OPERAND + index as u32;
-            bindings.push(binding(number, &buffer.memory.raw, window, end - window));
         }
-        let pipeline = opened.pipelines.get(opened, &launch.shader)?;
+        for (number, window) in (FIRST_OPERAND..).zip(&windows) {
+            let size = window.end - window.begin;
+            bindings.push(binding(number, window.buffer, window.begin, size));
+        }
+        let pipeline = opened.pipelines.get(opened, &shader)?;
         let entries: Vec<_> = bindings
             .iter()
             .map(|(binding, buffer, offset, size)| wgpu::BindGroupEntry {
@@ -269,11 +343,9 @@ impl WgpuStream {
             .collect();
         let group = opened.device.create_bind_group(&wgpu::BindGroupDescriptor {
             label: None,
-            layout: opened.pipelines.bind_group_layout(launch.operands.len()),
+            layout: opened.pipelines.bind_group_layout(windows.len()),
             entries: &entries,
         });
-        let unsupported =
-            |reason| Error::unsupported(self.device.name(), launch.shader.kernel, reason);
         let step = Step {
             node,
             pipeline,
@@ -346,9 +418,9 @@ impl Stream for WgpuStream {
         })?;
         let opened = self.opened()?;
         // Work prepared by another stream of the device tells that one's word.
-        self.failures.add(&work.fallible);
-        if !Arc::ptr_eq(&self.failures, &work.failures) {
-            work.failures.add(&work.fallible);
+        match Arc::ptr_eq(&self.failures, &work.failures) {
+            true => self.failures.add(&work.fallible),
+            false => self.failures.add_other(&work.failures, &work.fallible),
         }
         let begin = Instant::now();
         // To time nodes, each is waited for.

@@ -338,3 +338,13 @@ fn attention_over_long_caches_is_put_together() {
         );
     }
 }
+
+#[test]
+fn limits_are_measured() {
+    let Some(device) = device("") else { return };
+    let limits = device.limits().unwrap().unwrap();
+    // From what an old phone does to what no machine does.
+    assert!((1e8..1e14).contains(&limits.read_bytes), "{limits:?}");
+    assert!((1e8..1e16).contains(&limits.f32_operations), "{limits:?}");
+    println!("{limits:?}");
+}

@@ -3,11 +3,11 @@
 use crate::order::{Lane, Wait, Work};
 use crate::plan::Plan;
 use crate::split::Copy;
-use samite_core::environment::Clock;
+use samite_core::environment::{Clock, Instant};
 use samite_core::{RunObserver, TensorId};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// One span of time.
 #[derive(Clone, Debug)]

@@ -13,6 +13,7 @@ use crate::rules::{Choice, PlacementRule};
 use crate::vocab::{chat_sources, vocab_data};
 use crate::weights::{PlannedTensor, WeightPlan, Weights};
 use samite_chat::Sources;
+use samite_core::environment::Instant;
 use samite_core::{CancelToken, Device, Environment};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata};
 use samite_sched::{DeviceSet, Fallback};
@@ -20,7 +21,7 @@ use samite_text::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Is told the bytes that are loaded and the bytes in all; from any thread, by one at a time.
 pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;

@@ -53,11 +53,11 @@ pub use conversation::{Conversation, ConversationError, ConversationOptions, Rep
 pub use samite_chat as chat;
 pub use samite_core::{
     Access, Backend, Buffer, BufferType, CancelToken, Capabilities, DIMS, DType, Device,
-    DeviceKind, Error, Event, Flags, Glu, Graph, HeldGate, HostMemory, Keep, Layout, Location,
-    MemoryId, MemoryInfo, MemorySet, Node, Op, Parameters, Placed, Precision, Prepared, Rejected,
-    Result, Rope, RopeMode, Rows, RunControl, RunObserver, Shape, Slot, SortOrder, StoredTensor,
-    Stream, Support, Tensor, TensorGroup, TensorId, TensorRef, Unary, Usage, ViewOf, cache_folder,
-    counted, host_buffer, host_buffer_type, infer, same_buffer_type, shape,
+    DeviceKind, DeviceLimits, Error, Event, Flags, Glu, Graph, HeldGate, HostMemory, Keep, Layout,
+    Location, MemoryId, MemoryInfo, MemorySet, Node, Op, Parameters, Placed, Precision, Prepared,
+    Rejected, Result, Rope, RopeMode, Rows, RunControl, RunObserver, Shape, Slot, SortOrder,
+    StoredTensor, Stream, Support, Tensor, TensorGroup, TensorId, TensorRef, Unary, Usage, ViewOf,
+    cache_folder, counted, host_buffer, host_buffer_type, infer, same_buffer_type, shape,
 };
 pub use samite_gguf as gguf;
 #[cfg(feature = "grammar")]

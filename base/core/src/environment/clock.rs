@@ -1,7 +1,13 @@
 //! Time.
 
 use std::fmt::Debug;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+/// A point in time. The standard library's panics in browsers.
+#[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
+pub use std::time::Instant;
+#[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
+pub use web_time::Instant;
 
 /// A clock that never goes back.
 ///

@@ -3,8 +3,8 @@
 use crate::cpu_args::PoolArgs;
 use crate::failure::{Failure, Outcome};
 use crate::shown::{counted, wrapped};
-use samite::CancelToken;
 use samite::registry::{Peaks, measure_peaks};
+use samite::{CancelToken, Device, DeviceLimits};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -15,7 +15,7 @@ const LEAST_GAIN: f64 = 0.75;
 
 /// The best of what was measured, for each number of threads.
 #[derive(Default)]
-pub struct Limits(Vec<Peaks>);
+pub struct Limits(Vec<Peaks>, Vec<(String, DeviceLimits)>);
 
 impl Limits {
     /// Measures the limits of `threads` threads and, to tell how much more they make than one, at first those of one.
@@ -35,6 +35,18 @@ impl Limits {
         Ok(peaks)
     }
 
+    /// Measures the limits of a device, if it can tell.
+    pub fn measure_device(&mut self, device: &dyn Device) -> Outcome<Option<DeviceLimits>> {
+        let known = self.1.iter().find(|(name, _)| name == device.name());
+        if let Some((_, limits)) = known {
+            return Ok(Some(*limits));
+        }
+        let limits = device.limits()?;
+        let named = limits.map(|limits| (device.name().to_owned(), limits));
+        self.1.extend(named);
+        Ok(limits)
+    }
+
     fn of(&self, threads: usize) -> Option<&Peaks> {
         self.0.iter().find(|peaks| peaks.threads == threads)
     }
@@ -47,7 +59,7 @@ impl Limits {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.0.is_empty() && self.1.is_empty()
     }
 
     /// A line for each number of threads.
@@ -56,11 +68,29 @@ impl Limits {
             let one = self.of(1).filter(|_| peaks.threads > 1);
             let _ = writeln!(text, "{}", wrapped(&line(peaks, one), 79));
             text
-        })
+        }) + &self.lines_of_devices()
+    }
+
+    fn lines_of_devices(&self) -> String {
+        let lines = self.1.iter().map(|(name, limits)| {
+            format!(
+                "limits, {name}: {:.1} GB/s reading, {:.0} GFLOP/s f32\n",
+                limits.read_bytes / 1e9,
+                limits.f32_operations / 1e9
+            )
+        });
+        lines.collect()
     }
 
     pub fn to_json(&self) -> Value {
-        self.0.iter().map(to_json).collect()
+        let devices = self.1.iter().map(|(name, limits)| {
+            json!({
+                "device": name,
+                "read_bytes": limits.read_bytes,
+                "f32_operations": limits.f32_operations,
+            })
+        });
+        self.0.iter().map(to_json).chain(devices).collect()
     }
 }
 

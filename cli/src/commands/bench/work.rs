@@ -2,9 +2,9 @@
 
 use crate::args::ModelArgs;
 use crate::failure::Outcome;
-use samite::CancelToken;
 use samite::llm::{Batch, Context, Model};
 use samite::registry::Peaks;
+use samite::{CancelToken, DeviceLimits};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -42,6 +42,19 @@ impl Work {
 
     /// The machine's limit for this: arithmetic for prompts, reading for generation; and the rate in tokens per second
     /// at which it would be reached. Attention and the cache are left out.
+    pub fn limit_of_device(self, model: &Model, limits: &DeviceLimits) -> (&'static str, f64) {
+        // What it multiplies, it multiplies as F32.
+        let peaks = Peaks {
+            threads: 0,
+            clock_hz: 0.0,
+            read_bytes: limits.read_bytes,
+            f32_operations: limits.f32_operations,
+            i8_operations: None,
+        };
+        self.limit(model, &peaks)
+    }
+
+    /// As [`limit_of_device`](Work::limit_of_device), for the processor.
     pub fn limit(self, model: &Model, peaks: &Peaks) -> (&'static str, f64) {
         let cost = model.token_cost();
         if !self.is_prompt {

@@ -6,6 +6,9 @@ const DEPTH: u32 = 16u;
 
 var<workgroup> tile_a: array<f32, DEPTH * TILE>;
 var<workgroup> tile_b: array<f32, DEPTH * TILE>;
+// The expert of this workgroup's tile, how many columns it has, and which of its tiles this is: the same for all invocations, which compilers
+// must see where there are barriers.
+var<workgroup> found: vec3<u32>;
 
 @compute @workgroup_size(256)
 fn main(
@@ -22,21 +25,27 @@ fn main(
     let number = group_number(group, groups);
     let first_m = number % tiles_m * TILE;
     // The expert to which this tile of columns belongs, and where in its list it begins.
-    var tile = number / tiles_m;
-    var expert = 0u;
-    var count = 0u;
-    for (; expert < experts; expert++) {
-        count = u32(int_w(at_w(vec4<u32>(expert, 0u, 0u, 0u))));
-        let tiles = (count + TILE - 1u) / TILE;
-        if tile < tiles {
-            break;
+    if local == 0u {
+        var tile = number / tiles_m;
+        var expert = 0u;
+        var count = 0u;
+        for (; expert < experts; expert++) {
+            count = u32(int_w(at_w(vec4<u32>(expert, 0u, 0u, 0u))));
+            let tiles = (count + TILE - 1u) / TILE;
+            if tile < tiles {
+                break;
+            }
+            tile -= tiles;
         }
-        tile -= tiles;
+        found = vec3<u32>(expert, count, tile);
     }
+    let mine = workgroupUniformLoad(&found);
+    let expert = mine.x;
+    let count = mine.y;
     if expert >= experts {
         return;
     }
-    let first_n = tile * TILE;
+    let first_n = mine.z * TILE;
     let list = experts + expert * choices;
     // What this invocation loads: four elements of one row of each operand.
     let loaded = local / 4u;

@@ -1,6 +1,5 @@
 
 // Operand `$`: its words, and where its rows and elements are.
-@group(0) @binding(BINDING) var<storage, read_write> buffer_$: array<ELEMENT>;
 
 fn shape_$() -> vec4<u32> {
     return parameters.tensors[NUMBER].shape;

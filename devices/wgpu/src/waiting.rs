@@ -1,0 +1,101 @@
+//! Waiting for the driver.
+//!
+//! Outside of browsers, all futures of `wgpu`'s are done at once, and what callbacks bring is there when the device was polled. In a browser, the
+//! program that waits is suspended until its page's other work has brought the answer: WebAssembly's promise integration, which browsers have or have
+//! not. Code above sees a function that blocks in both.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// Whether this is compiled for browsers.
+pub const IN_BROWSER: bool = cfg!(target_arch = "wasm32");
+
+/// The result of a future that has it at once.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
+    match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+/// The result of a future, for which the program is suspended; `None` where that cannot be.
+#[cfg(target_arch = "wasm32")]
+#[allow(deprecated)] // wasm-bindgen calls promise integration experimental
+pub fn ready<T: 'static>(future: impl Future<Output = T> + 'static) -> Option<T> {
+    let result = std::rc::Rc::new(std::cell::RefCell::new(None));
+    let place = std::rc::Rc::clone(&result);
+    let promise = js_sys::futures::future_to_promise(async move {
+        *place.borrow_mut() = Some(future.await);
+        Ok(wasm_bindgen::JsValue::UNDEFINED)
+    });
+    js_sys::futures::jspi_block_on_promise(&promise).ok()?;
+    result.take()
+}
+
+/// What a callback will bring.
+pub struct Answer<T>(Arc<Mutex<State<T>>>);
+
+struct State<T> {
+    value: Option<T>,
+    waker: Option<Waker>,
+}
+
+impl<T> Default for Answer<T> {
+    fn default() -> Self {
+        Answer(Arc::new(Mutex::new(State {
+            value: None,
+            waker: None,
+        })))
+    }
+}
+
+impl<T> Clone for Answer<T> {
+    fn clone(&self) -> Self {
+        Answer(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Answer<T> {
+    /// Brings it.
+    pub fn give(self, value: T) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.value = Some(value);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Future for Answer<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match state.value.take() {
+            Some(value) => Poll::Ready(value),
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_there_once_it_was_given() {
+        let answer = Answer::default();
+        assert_eq!(ready(answer.clone()), None::<u32>);
+        answer.clone().give(7);
+        assert_eq!(ready(answer.clone()), Some(7));
+        assert_eq!(ready(answer), None);
+    }
+}

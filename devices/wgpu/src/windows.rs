@@ -1,0 +1,77 @@
+//! What bindings show of buffers.
+//!
+//! Browsers refuse a kernel that writes memory through one binding and sees it through another. There, operands that overlap share a binding.
+
+use samite_core::MemoryId;
+
+/// What one binding shows of a buffer, in bytes.
+#[derive(Debug)]
+pub struct Window<B> {
+    pub buffer: B,
+    pub memory: MemoryId,
+    pub begin: u64,
+    pub end: u64,
+}
+
+impl<B> Window<B> {
+    fn overlaps(&self, other: &Self) -> bool {
+        self.memory == other.memory && self.begin < other.end && other.begin < self.end
+    }
+}
+
+/// Makes one of windows that overlap, and says in `numbers` which one each operand has then. Whether there were any.
+pub fn share<B>(windows: &mut Vec<Window<B>>, numbers: &mut [u8]) -> bool {
+    let before = windows.len();
+    let overlap = |windows: &[Window<B>]| {
+        let mut pairs =
+            (0..windows.len()).flat_map(|a| (a + 1..windows.len()).map(move |b| (a, b)));
+        pairs.find(|&(a, b)| windows[a].overlaps(&windows[b]))
+    };
+    // A window that grew may reach others.
+    while let Some((kept, gone)) = overlap(windows) {
+        let other = windows.remove(gone);
+        windows[kept].begin = windows[kept].begin.min(other.begin);
+        windows[kept].end = windows[kept].end.max(other.end);
+        for number in &mut *numbers {
+            *number = match usize::from(*number) {
+                x if x == gone => kept as u8,
+                x if x > gone => *number - 1,
+                _ => *number,
+            };
+        }
+    }
+    windows.len() < before
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_that_overlap_become_one() {
+        let (first, second) = (MemoryId::unique(), MemoryId::unique());
+        let window = |memory, begin, end| Window {
+            buffer: (),
+            memory,
+            begin,
+            end,
+        };
+        // The second and the last touch through the fourth only; the third is in another memory.
+        let mut windows = vec![
+            window(first, 0, 100),
+            window(first, 200, 300),
+            window(second, 200, 300),
+            window(first, 256, 512),
+            window(first, 508, 600),
+        ];
+        let mut numbers = [0, 1, 2, 3, 4];
+        assert!(share(&mut windows, &mut numbers));
+        assert_eq!(numbers, [0, 1, 2, 1, 1]);
+        let places: Vec<_> = windows.iter().map(|w| (w.memory, w.begin, w.end)).collect();
+        let expected = [(first, 0, 100), (first, 200, 600), (second, 200, 300)];
+        assert_eq!(places, expected);
+        let mut numbers = [0, 1, 2];
+        assert!(!share(&mut windows, &mut numbers));
+        assert_eq!(numbers, [0, 1, 2]);
+    }
+}
