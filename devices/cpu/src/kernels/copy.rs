@@ -10,6 +10,10 @@ use std::ops::Range;
 /// Elements that one task copies: a multiple of every block length.
 const TASK: usize = 4096;
 
+/// Rows of up to so many numbers are short; so many of them are a task.
+const SHORT: usize = 8;
+const ROWS: usize = 512;
+
 /// Dup, cont, cast and cpy.
 pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     let (from, to) = (
@@ -51,6 +55,9 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     if let (Some(flat_result), Some(flat_source)) = (result.flat(), source.flat()) {
         (result, source) = (flat_result, flat_source);
     }
+    if let Some(phase) = short_rows(&source, &result) {
+        return Ok(vec![phase]);
+    }
     let elements = result.elements();
     let (isa, same_type) = (context.isa, result.dtype() == source.dtype());
     let cost = if same_type {
@@ -76,6 +83,39 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
             Ok(())
         },
     )])
+}
+
+/// Copies short rows of four-byte numbers, row by row, if that is what there is to do: counting elements takes longer than they do.
+fn short_rows(source: &Operand, result: &Operand) -> Option<Phase> {
+    let [n0, n1, n2, n3] = result.shape();
+    let dtype = result.dtype();
+    let is_alike = source.dtype() == dtype && source.shape() == result.shape();
+    if !is_alike || n0 > SHORT || (dtype.block_bytes(), dtype.block_len()) != (4, 1) {
+        return None;
+    }
+    let (source, result) = (*source, *result);
+    let parts = n1.div_ceil(ROWS);
+    let cost = result.elements() as f64 * 0.4;
+    Some(Phase::new(parts * n2 * n3, cost, move |tasks, _| {
+        for task in tasks {
+            let first = task % parts * ROWS;
+            for i1 in first..(first + ROWS).min(n1) {
+                let row = [i1, task / parts % n2, task / parts / n2];
+                // SAFETY: both have the row; tasks do not overlap.
+                unsafe {
+                    copy_blocks(
+                        source.at(row),
+                        source.strides()[0],
+                        result.at(row),
+                        result.strides()[0],
+                        4,
+                        n0,
+                    );
+                }
+            }
+        }
+        Ok(())
+    }))
 }
 
 /// Copies elements, counted in order, of one type.
@@ -134,7 +174,9 @@ pub(crate) unsafe fn copy_blocks(
     // SAFETY: `i` is below `count`, so each block is readable at `from` and writable at `to`, and blocks of 2 and 4 bytes are
     // aligned to that. Blocks may overlap, as `cpy` onto itself is allowed: no reference is made.
     unsafe {
-        if (from_stride == size && to_stride == size) || count == 1 {
+        // Of a few numbers, a call takes longer than the copy.
+        let is_short = size == 4 && count <= SHORT;
+        if ((from_stride == size && to_stride == size) || count == 1) && !is_short {
             std::ptr::copy(from, to, size * count);
             return;
         }

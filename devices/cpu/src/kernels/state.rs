@@ -4,6 +4,7 @@ use super::reduce::dot_of;
 use super::rows::row_number;
 use crate::detect::vectorized;
 use crate::kernel::{Kernel, KernelContext, Phase, Reason, dense_rows};
+use crate::operand::Operand;
 use samite_core::{Node, Result};
 
 /// Channels of a task of a convolution, and tokens that are computed before they are written.
@@ -34,11 +35,59 @@ vectorized! {
     }
 }
 
+/// The usual width of a convolution.
+const USUAL_WIDTH: usize = 4;
+
+vectorized! {
+    /// The sums of one token: of `USUAL_WIDTH` elements of each channel, one channel after the other.
+    fn conv_token(out: &mut [f32], x: &[f32], weights: &[f32]) {
+        let (x, _) = x.as_chunks::<USUAL_WIDTH>();
+        let (weights, _) = weights.as_chunks::<USUAL_WIDTH>();
+        for ((out, x), weights) in out.iter_mut().zip(x).zip(weights) {
+            // In the order of rows of several tokens.
+            let mut sum = 0.0;
+            for (x, weight) in x.iter().zip(weights) {
+                sum += weight * x;
+            }
+            *out = sum;
+        }
+    }
+}
+
+/// A convolution of one token, whose channels lie one behind the other, as in generation.
+fn conv_of_token(context: &KernelContext<'_>) -> Result<Phase> {
+    let (x, weights, result) = (context.source(0)?, context.source(1)?, context.result());
+    let isa = context.isa;
+    let [channels, _, sequences, _] = result.shape();
+    let cost = result.elements() as f64 * 1.2;
+    Ok(Phase::new(sequences, cost, move |tasks, _| {
+        for sequence in tasks {
+            // SAFETY: rows are dense F32, and those of the channels lie one behind the other; no other task has this sequence.
+            unsafe {
+                let numbers = |first: *const u8| {
+                    std::slice::from_raw_parts(first.cast::<f32>(), channels * USUAL_WIDTH)
+                };
+                let out = std::slice::from_raw_parts_mut(
+                    result.at([0, sequence, 0]).cast::<f32>(),
+                    channels,
+                );
+                let first = x.at([0, sequence, 0]);
+                conv_token(isa, out, numbers(first), numbers(weights.base()));
+            }
+        }
+        Ok(())
+    }))
+}
+
 fn conv(context: &KernelContext<'_>) -> Result<Phase> {
     let (x, weights, result) = (context.source(0)?, context.source(1)?, context.result());
     let isa = context.isa;
     let [channels, tokens, sequences, _] = result.shape();
     let width = weights.shape()[0];
+    let is_behind = |rows: &Operand| rows.strides()[1] == USUAL_WIDTH * size_of::<f32>();
+    if (tokens, width) == (1, USUAL_WIDTH) && is_behind(&x) && is_behind(&weights) {
+        return conv_of_token(context);
+    }
     let blocks = channels.div_ceil(CHANNELS);
     let cost = result.elements() as f64 * width as f64 * 0.3;
     Ok(Phase::new(blocks * sequences, cost, move |tasks, _| {
