@@ -42,6 +42,17 @@ pub const DISABLE_VARIABLE: &str = "SAMITE_DISABLE";
 /// Names of the backends that come with samite.
 const NAMES: [&str; 7] = ["blas", "cpu", "ggml", "reference", "remote", "rpc", "wgpu"];
 
+/// The ones that a build can lack, by their features, and whether this one has them.
+const FEATURES: [(&str, bool); 7] = [
+    ("blas", cfg!(feature = "blas")),
+    ("cpu", cfg!(feature = "cpu")),
+    ("ggml", cfg!(feature = "ggml")),
+    ("reference", cfg!(feature = "reference")),
+    ("remote", cfg!(feature = "remote")),
+    ("rpc", cfg!(feature = "rpc")),
+    ("wgpu", cfg!(feature = "wgpu")),
+];
+
 /// Options of the backends that come with samite.
 #[derive(Clone, Debug, Default)]
 pub struct BuiltIn {
@@ -270,8 +281,14 @@ impl Registry {
     fn reasons(&self, name: &str) -> Option<String> {
         let is_asked = |backend: &str| {
             let (start, _) = name.split_once(':').unwrap_or((name, ""));
+            let start = start.trim_end_matches(|c: char| c.is_ascii_digit());
             start.eq_ignore_ascii_case(backend)
         };
+        if let Some((feature, _)) = FEATURES.iter().find(|(name, has)| !has && is_asked(name)) {
+            return Some(format!(
+                "{feature} is not part of this build, which needs --features {feature} for it"
+            ));
+        }
         let disabled = self.disabled.iter().filter(|name| is_asked(name));
         let mut reasons: Vec<_> = disabled.map(|name| format!("{name} is disabled")).collect();
         let mut rejected: Vec<_> = self
@@ -707,6 +724,17 @@ mod tests {
         .filter_map(|(name, there)| there.then_some(name))
         .collect();
         assert_eq!(names, wanted);
+    }
+
+    #[cfg(not(feature = "wgpu"))]
+    #[test]
+    fn a_device_that_the_build_lacks_is_told_with_its_feature() {
+        for name in ["wgpu0", "WGPU12", "wgpu"] {
+            let error = Registry::default().device(name).unwrap_err().to_string();
+            assert!(error.contains("--features wgpu"), "{error}");
+        }
+        let error = Registry::default().device("gpu").unwrap_err().to_string();
+        assert!(!error.contains("--features"), "{error}");
     }
 
     #[cfg(all(feature = "cpu", feature = "reference"))]
