@@ -1,9 +1,9 @@
 //! A connection that whole messages are read from, within a time.
 
-use samite_core::environment::{Clock, Connection};
+use samite_core::environment::{Clock, Connection, Instant};
 use std::io::{Error, ErrorKind, Result};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bytes that are received at once, so that small messages come whole.
 const BUFFER: usize = 64 << 10;
