@@ -99,6 +99,20 @@ def ask(port, prompt, count):
     return first, last["timings"]["predicted_n"]
 
 
+def at_once(clients, client, wrong):
+    """Runs `client(number)` of all clients in threads. Seconds; an end of the program if there is something in `wrong`."""
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    start = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.monotonic() - start
+    if wrong:
+        sys.exit(f"{len(wrong)} clients failed: {wrong[0]}")
+    return seconds
+
+
 def load(port, clients, count, seed):
     """All clients at the same time."""
     results, wrong, lock = [], [], threading.Lock()
@@ -114,15 +128,7 @@ def load(port, clients, count, seed):
             with lock:
                 results.append(result)
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
-    start = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.monotonic() - start
-    if wrong:
-        sys.exit(f"{len(wrong)} clients failed: {wrong[0]}")
+    seconds = at_once(clients, client, wrong)
     firsts = sorted(first for first, _ in results)
     return {
         "tokens_per_second": sum(tokens for _, tokens in results) / seconds,

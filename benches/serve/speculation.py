@@ -16,9 +16,8 @@ import random
 import statistics
 import sys
 import threading
-import time
 
-from load import Server, text
+from load import Server, at_once, text
 
 
 def ask(port, prompt, count):
@@ -60,15 +59,7 @@ def load(port, clients, requests, tokens, kind, seed):
                 drafted += timings.get("draft_n", 0)
                 stood += timings.get("draft_n_accepted", 0)
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
-    start = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.monotonic() - start
-    if wrong:
-        sys.exit(f"{len(wrong)} clients failed: {wrong[0]}")
+    seconds = at_once(clients, client, wrong)
     return written / seconds, texts, drafted, stood
 
 

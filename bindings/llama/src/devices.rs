@@ -1,7 +1,6 @@
 //! Which devices a model is divided over: those that the caller names, found by name among samite's.
 //!
-//! What a caller passes are addresses in its own libggml, which is in the process, so that library can be asked for names. Nothing else of it is
-//! used.
+//! What a caller passes are addresses in its own libggml, which is in the process, so that library can be asked for names.
 
 use crate::entry::{Failure, Outcome};
 use crate::layout::{MAX_DEVICES, ModelParams};
@@ -48,14 +47,19 @@ pub struct Placement {
 /// A function of the caller's libggml that names something.
 type NameFn = unsafe extern "C" fn(*mut c_void) -> *const c_char;
 
+/// A function of the caller's libggml, where that is in the process.
+pub fn function(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: asks for an address only.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}
+
 /// What the caller's libggml calls one of its things. That library is in the process, or there would be no thing.
 fn name_of(function: &CStr, thing: *mut c_void) -> String {
     let unknown = || "unknown".to_owned();
-    // SAFETY: asks for an address only.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, function.as_ptr()) };
-    if found.is_null() || thing.is_null() {
+    let Some(found) = self::function(function).filter(|_| !thing.is_null()) else {
         return unknown();
-    }
+    };
     // SAFETY: the functions that are asked for have this type, and the thing is of the library that has the function.
     let name = unsafe { std::mem::transmute::<*mut c_void, NameFn>(found)(thing) };
     if name.is_null() {

@@ -3,6 +3,7 @@
 //! All nodes of a graph are asked about before it runs, products first. What products multiply with weights is shown with them, because programs
 //! that learn from activations look there; of other operands there are names, types and shapes.
 
+use crate::devices::function;
 use crate::layout::{EvalCallback, Tensor};
 use bytemuck::{Pod, Zeroable};
 use samite_core::{Graph, Layout, Node, TensorId};
@@ -12,7 +13,7 @@ use samite_wire::Description;
 use samite_wire::export::{bare, describe};
 use samite_wire::numbers::op::{MUL_MAT, MUL_MAT_ID};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -79,13 +80,6 @@ impl Drop for Buffer {
             }
         }
     }
-}
-
-/// A function of the caller's ggml.
-fn function(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: asks for an address only.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    (!found.is_null()).then_some(found)
 }
 
 fn description(node: Node<'_>) -> Description {

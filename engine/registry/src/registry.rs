@@ -39,11 +39,8 @@ impl From<Error> for RegistryError {
 /// The environment variable with backends that are not loaded, separated by `,`: see [`BuiltIn::disable`].
 pub const DISABLE_VARIABLE: &str = "SAMITE_DISABLE";
 
-/// Names of the backends that come with samite.
-const NAMES: [&str; 7] = ["blas", "cpu", "ggml", "reference", "remote", "rpc", "wgpu"];
-
-/// The ones that a build can lack, by their features, and whether this one has them.
-const FEATURES: [(&str, bool); 7] = [
+/// The backends that come with samite, named as their features, and whether this build has them.
+const BUILT: [(&str, bool); 7] = [
     ("blas", cfg!(feature = "blas")),
     ("cpu", cfg!(feature = "cpu")),
     ("ggml", cfg!(feature = "ggml")),
@@ -52,6 +49,10 @@ const FEATURES: [(&str, bool); 7] = [
     ("rpc", cfg!(feature = "rpc")),
     ("wgpu", cfg!(feature = "wgpu")),
 ];
+
+fn backend_names() -> impl Iterator<Item = &'static str> {
+    BUILT.into_iter().map(|(name, _)| name)
+}
 
 /// Options of the backends that come with samite.
 #[derive(Clone, Debug, Default)]
@@ -88,7 +89,9 @@ impl BuiltIn {
             #[cfg(all(any(unix, windows), feature = "ggml"))]
             match name.strip_prefix("ggml:") {
                 Some(plugin) => self.ggml.disabled.push(plugin.to_owned()),
-                None if !NAMES.contains(&&*name) => self.ggml.disabled.push(name.clone()),
+                None if backend_names().all(|known| known != name) => {
+                    self.ggml.disabled.push(name.clone())
+                }
                 None => {}
             }
             self.disabled.push(name);
@@ -103,7 +106,7 @@ fn unknown(disabled: &[String], plugins: &[String]) -> Option<String> {
             Some((start, plugin)) if start.eq_ignore_ascii_case("ggml:") => plugin,
             _ => name,
         };
-        NAMES.iter().any(|known| known.eq_ignore_ascii_case(name))
+        backend_names().any(|known| known.eq_ignore_ascii_case(name))
             || plugins
                 .iter()
                 .any(|known| known.eq_ignore_ascii_case(plugin))
@@ -125,7 +128,7 @@ fn unknown(disabled: &[String], plugins: &[String]) -> Option<String> {
     Some(format!(
         "no backend is called {}, so none of that name was disabled; there are: {}, and {plugins}",
         unknown.join(" or "),
-        NAMES.join(", ")
+        backend_names().collect::<Vec<_>>().join(", ")
     ))
 }
 
@@ -196,7 +199,7 @@ impl Registry {
             #[cfg(feature = "wgpu")]
             used("wgpu").then(|| Arc::new(samite_wgpu::WgpuBackend::default()) as _),
         ];
-        let left_out = NAMES.into_iter().filter(|name| !used(name));
+        let left_out = backend_names().filter(|name| !used(name));
         Registry {
             disabled: left_out.map(str::to_owned).collect(),
             backends: backends.into_iter().flatten().collect(),
@@ -284,7 +287,7 @@ impl Registry {
             let start = start.trim_end_matches(|c: char| c.is_ascii_digit());
             start.eq_ignore_ascii_case(backend)
         };
-        if let Some((feature, _)) = FEATURES.iter().find(|(name, has)| !has && is_asked(name)) {
+        if let Some((feature, _)) = BUILT.iter().find(|(name, has)| !has && is_asked(name)) {
             return Some(format!(
                 "{feature} is not part of this build, which needs --features {feature} for it"
             ));

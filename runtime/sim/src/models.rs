@@ -166,18 +166,23 @@ struct Application {
     rng: Rng,
 }
 
+/// The machine of a case with language models.
+pub(crate) fn machine(case: &Case, world: &Arc<World>) -> Machine {
+    let change = |options: &mut SimOptions| {
+        // Whoever places a layer by hand says where it fits, and believes the device.
+        options.lies_about.clear();
+        options.max_buffer_size = options.max_buffer_size.max(64 << 10);
+    };
+    Machine::draw(case.seed_for(3), case.devices, change, world)
+}
+
 /// Plays a case.
 pub(crate) fn play(
     case: &Case,
     world: &Arc<World>,
     outcome: &mut Outcome,
 ) -> std::result::Result<(), String> {
-    let change = |options: &mut SimOptions| {
-        // Whoever places a layer by hand says where it fits, and believes the device.
-        options.lies_about.clear();
-        options.max_buffer_size = options.max_buffer_size.max(64 << 10);
-    };
-    let machine = Machine::draw(case.seed_for(3), case.devices, change, world);
+    let machine = machine(case, world);
     let mut rng = Rng::new(case.seed_for(5));
     let known = known()?;
     let known = &known[rng.below(known.len())];

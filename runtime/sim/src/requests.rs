@@ -4,9 +4,9 @@
 //! beginning of them, and a reason: somebody cancelled it, or a fault struck. In the end, nothing is left in the context.
 
 use crate::case::{Case, Outcome};
-use crate::device::SimOptions;
 use crate::known::{KnownForRequests, MODEL, known_for_requests};
 use crate::machine::Machine;
+use crate::models::machine;
 use crate::player::{Player, close};
 use crate::world::World;
 use samite_core::{CancelToken, DType, Environment};
@@ -287,11 +287,7 @@ pub(crate) fn play(
     world: &Arc<World>,
     outcome: &mut Outcome,
 ) -> std::result::Result<(), String> {
-    let change = |options: &mut SimOptions| {
-        options.lies_about.clear();
-        options.max_buffer_size = options.max_buffer_size.max(64 << 10);
-    };
-    let machine = Machine::draw(case.seed_for(3), case.devices, change, world);
+    let machine = machine(case, world);
     let mut rng = Rng::new(case.seed_for(5));
     let mut setting = Setting::draw(&mut rng, &machine)?;
     let environment = machine.environment(setting.known.files.clone());

@@ -1,8 +1,8 @@
 //! The gated delta rule.
 
-use super::state::{MOST_DECAYS, ROWS};
+use super::state::{MOST_DECAYS, ROWS, check_decays};
 use crate::detect::Isa;
-use crate::kernel::{Kernel, KernelContext, Phase, Reason, dense_rows};
+use crate::kernel::{Kernel, KernelContext, Phase, Reason};
 use crate::simd::float::Vector;
 #[cfg(not(target_arch = "aarch64"))]
 use crate::simd::generic::Lanes;
@@ -10,15 +10,7 @@ use samite_core::{Node, Result};
 
 /// The gated delta rule.
 pub(crate) fn delta_net_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, Reason> {
-    for source in 0..6 {
-        dense_rows(node, source)?;
-    }
-    let decays = node.source_layout(3).map_or(0, |layout| layout.shape()[0]);
-    if decays > MOST_DECAYS {
-        return Err(
-            format!("{decays} decays of a head, at most {MOST_DECAYS} are possible").into(),
-        );
-    }
+    check_decays(node, 3, |decays| format!("{decays} decays of a head"))?;
     Ok(Kernel::one_phase(move |c| delta_net(c, snapshots)))
 }
 

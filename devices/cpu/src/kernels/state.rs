@@ -124,17 +124,30 @@ fn conv(context: &KernelContext<'_>) -> Result<Phase> {
     }))
 }
 
-/// A selective state space.
-pub(crate) fn scan_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, Reason> {
+/// Checks operands of a kernel with decays: six sources of dense rows, of which source `limited` has no more columns than there can be decays. `wrong`
+/// says how many there are.
+pub(super) fn check_decays(
+    node: Node<'_>,
+    limited: usize,
+    wrong: impl Fn(usize) -> String,
+) -> Result<(), Reason> {
     for source in 0..6 {
         dense_rows(node, source)?;
     }
-    let columns = node.source_layout(0).map_or(0, |layout| layout.shape()[0]);
-    if columns > MOST_DECAYS {
-        return Err(
-            format!("matrices have {columns} columns, at most {MOST_DECAYS} are possible").into(),
-        );
+    match node
+        .source_layout(limited)
+        .map_or(0, |layout| layout.shape()[0])
+    {
+        0..=MOST_DECAYS => Ok(()),
+        columns => Err(format!("{}, at most {MOST_DECAYS} are possible", wrong(columns)).into()),
     }
+}
+
+/// A selective state space.
+pub(crate) fn scan_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, Reason> {
+    check_decays(node, 0, |columns| {
+        format!("matrices have {columns} columns")
+    })?;
     Ok(Kernel::one_phase(move |c| scan(c, snapshots)))
 }
 
