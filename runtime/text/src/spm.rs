@@ -1,10 +1,14 @@
 //! SentencePiece-style tokenizing: neighbours merge in the order of the scores of what they become.
+//!
+//! The rule asks for the best pair of the whole text. Where no token joins two characters that meet, nothing merges across, so the text falls
+//! apart into words that have their tokens each, and most words come again.
 
 use std::cmp::Ordering;
 
 use crate::error::TokenizeError;
 use crate::merge::Merger;
 use crate::vocab::Vocab;
+use crate::word_cache::WordCache;
 
 /// What stands for a space inside a token.
 pub(crate) const ESCAPED_SPACE: &str = "\u{2581}";
@@ -35,6 +39,53 @@ pub(crate) struct Spm {
     /// Which token stands for each byte that no other token covers.
     bytes: Box<[Option<u32>; 256]>,
     longest_token: usize,
+    joints: Joints,
+}
+
+/// Which characters meet inside of tokens: a set of hashes, so that some pairs seem to that do not.
+#[derive(Debug)]
+struct Joints(Box<[u64; Joints::WORDS]>);
+
+impl Joints {
+    const BITS: u32 = 18;
+    const WORDS: usize = 1 << (Self::BITS - 6);
+
+    fn new(vocab: &Vocab) -> Self {
+        let mut joints = Self(Box::new([0; Self::WORDS]));
+        for token in &vocab.tokens {
+            // What is no text never equals a part of one.
+            let mut last = None;
+            for character in str::from_utf8(&token.text).unwrap_or_default().chars() {
+                if let Some(last) = last.replace(character) {
+                    let (word, bit) = Self::place(last, character);
+                    joints.0[word] |= bit;
+                }
+            }
+        }
+        joints
+    }
+
+    fn place(left: char, right: char) -> (usize, u64) {
+        let pair = u64::from(u32::from(left)) << 32 | u64::from(u32::from(right));
+        let hash = pair.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - Self::BITS);
+        ((hash >> 6) as usize, 1 << (hash & 63))
+    }
+
+    /// The parts of a text that no token joins.
+    fn words<'t>(&self, text: &'t str) -> impl Iterator<Item = &'t str> {
+        let mut rest = text;
+        std::iter::from_fn(move || {
+            let mut characters = rest.char_indices();
+            let (_, mut last) = characters.next()?;
+            let end = characters.find_map(|(at, character)| {
+                let (word, bit) = Self::place(std::mem::replace(&mut last, character), character);
+                (self.0[word] & bit == 0).then_some(at)
+            });
+            let (word, others) = rest.split_at(end.unwrap_or(rest.len()));
+            rest = others;
+            Some(word)
+        })
+    }
 }
 
 impl Spm {
@@ -55,6 +106,7 @@ impl Spm {
         Self {
             bytes,
             longest_token,
+            joints: Joints::new(vocab),
         }
     }
 
@@ -72,13 +124,23 @@ impl Spm {
         output: &mut Vec<u32>,
     ) -> Result<(), TokenizeError> {
         let escaped = escape(text, space_prefix)?;
-        let escaped = escaped.as_bytes();
-
         let mut merger = Merger::new();
+        let mut cache = WordCache::new(escaped.len());
+        for word in self.joints.words(&escaped) {
+            cache.tokens_of(word.as_bytes(), output, |output| {
+                self.merge(vocab, word.as_bytes(), &mut merger, output);
+            });
+        }
+        Ok(())
+    }
+
+    /// The tokens of a word, by merging.
+    fn merge(&self, vocab: &Vocab, word: &[u8], merger: &mut Merger<Score>, output: &mut Vec<u32>) {
+        merger.clear();
         let mut start = 0;
-        while start < escaped.len() {
-            let end = start + character_length(escaped[start]);
-            let token = vocab.find(&escaped[start..end]).unwrap_or(NO_TOKEN);
+        while start < word.len() {
+            let end = start + character_length(word[start]);
+            let token = vocab.find(&word[start..end]).unwrap_or(NO_TOKEN);
             merger.push(start as u32, (end - start) as u32, token);
             start = end;
         }
@@ -86,18 +148,17 @@ impl Spm {
             if (left.length + right.length) as usize > self.longest_token {
                 return None;
             }
-            let token = vocab.find(&escaped[left.start as usize..right.end() as usize])?;
+            let token = vocab.find(&word[left.start as usize..right.end() as usize])?;
             Some((Score(vocab.tokens[token as usize].score), token))
         });
         for symbol in merger.remaining() {
             if symbol.id == NO_TOKEN {
-                let bytes = &escaped[symbol.start as usize..symbol.end() as usize];
+                let bytes = &word[symbol.start as usize..symbol.end() as usize];
                 output.extend(bytes.iter().filter_map(|&byte| self.byte_token(byte)));
             } else {
                 output.push(symbol.id);
             }
         }
-        Ok(())
     }
 }
 
@@ -131,5 +192,36 @@ pub(crate) fn character_length(first: u8) -> usize {
         0xC0..0xE0 => 2,
         0xE0..0xF0 => 3,
         0xF0.. => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vocab::{TokenizerModel, VocabData};
+    use proptest::prelude::*;
+
+    proptest! {
+        /// The rule is about the whole text.
+        #[test]
+        fn words_merge_as_in_the_whole_text(
+            tokens in proptest::collection::btree_set("[ab▁é]{1,4}", 1..30),
+            scores in proptest::collection::vec(-3i8..0, 31),
+            text in "[ab ▁éx]{0,200}",
+            times in 1usize..20,
+        ) {
+            let text = text.repeat(times);
+            let mut data = VocabData::new(
+                TokenizerModel::Llama,
+                std::iter::once("<unk>").chain(tokens.iter().map(String::as_str)).map(|token| token.as_bytes().to_vec()).collect(),
+            );
+            data.scores = Some(scores[..tokens.len() + 1].iter().map(|&score| score.into()).collect());
+            let vocab = Vocab::new(&data).unwrap();
+            let spm = Spm::new(&vocab);
+            let (mut by_words, mut whole) = (Vec::new(), Vec::new());
+            spm.tokenize(&vocab, &text, true, &mut by_words).unwrap();
+            spm.merge(&vocab, escape(&text, true).unwrap().as_bytes(), &mut Merger::new(), &mut whole);
+            prop_assert_eq!(by_words, whole);
+        }
     }
 }
