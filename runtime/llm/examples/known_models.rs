@@ -30,6 +30,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .write(folder.join(format!("{}.gguf", known.name)))?;
         writeln!(embeddings, "{} {}", known.name, known.pooling as usize)?;
     }
+    let decoders = folder.join("decoders");
+    std::fs::create_dir_all(&decoders)?;
+    for (name, model) in known::known_decoders() {
+        model.write(decoders.join(format!("{name}.gguf")))?;
+    }
     let listed = |tokens: &[u32]| {
         let tokens: Vec<String> = tokens.iter().map(ToString::to_string).collect();
         tokens.join(" ")
@@ -37,6 +42,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let texts = known::known_texts().map(|text| listed(&text));
     std::fs::write(folder.join("cases.txt"), cases)?;
     std::fs::write(folder.join("tokens.txt"), listed(&known::known_tokens()))?;
+    let decoded = listed(&known::known_tokens()[..known::N_DECODED]);
+    std::fs::write(decoders.join("tokens.txt"), decoded)?;
     std::fs::write(folder.join("embeddings.txt"), embeddings)?;
     std::fs::write(folder.join("texts.txt"), texts.join(" / "))?;
     Ok(())

@@ -651,8 +651,8 @@ pub struct Rotation {
     pub divisors: Divisors,
 }
 
-/// Tensors that divide rotary frequencies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What divides rotary frequencies.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Divisors {
     /// There are none.
     None,
@@ -663,6 +663,30 @@ pub enum Divisors {
         /// The longest context of the short ones.
         above: usize,
     },
+    /// What YaRN divides them by.
+    Yarn(Yarn),
+}
+
+/// YaRN ([Peng et al., 2023](https://arxiv.org/abs/2309.00071)) without the rounding that [`Rope`] does: pairs that rotate often enough within
+/// the original context keep their frequencies, those that rotate too little are slower by a factor, and between are mixtures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Yarn(pub Rope);
+
+impl Yarn {
+    /// What the frequency of a pair of elements is divided by.
+    pub fn divisor(self, pair: usize) -> f32 {
+        let rope = self.0;
+        // The pair that rotates so often in the original context.
+        let pair_of = |rotations: f32| {
+            let period = rope.original_context as f32 / (rotations * std::f32::consts::TAU);
+            rope.dims as f32 * period.ln() / (2.0 * rope.freq_base.ln())
+        };
+        let first = pair_of(rope.beta_fast).max(0.0);
+        let last = pair_of(rope.beta_slow).min(rope.dims as f32 - 1.0);
+        let slowed = ((pair as f32 - first) / (last - first).max(1e-3)).clamp(0.0, 1.0);
+        let kept = rope.ext_factor * (1.0 - slowed);
+        1.0 / (rope.freq_scale * (1.0 - kept) + kept)
+    }
 }
 
 /// Which tokens a token looks at.
@@ -806,6 +830,23 @@ impl Attention {
         if let Some(rotation) = &mut self.rotation {
             rotation.divisors = divisors;
         }
+    }
+
+    /// Has the rotation do what YaRN asks for exactly, if it does YaRN.
+    pub fn set_exact_yarn(&mut self) {
+        let Some(rotation) = self
+            .rotation
+            .as_mut()
+            .filter(|rotation| rotation.rope.ext_factor != 0.0)
+        else {
+            return;
+        };
+        let yarn = rotation.rope;
+        rotation.divisors = Divisors::Yarn(Yarn(yarn));
+        rotation.rope = Rope {
+            attn_factor: yarn.attn_factor * (1.0 + 0.1 * (1.0 / yarn.freq_scale).ln()),
+            ..Rope::new(yarn.dims, yarn.mode, yarn.freq_base)
+        };
     }
 
     /// Has tokens look through a window, with a rotation of its own if there is any.

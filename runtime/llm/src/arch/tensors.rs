@@ -383,7 +383,7 @@ impl TensorList {
         if let Some(rotation) = &attention.rotation {
             let pairs = [rotation.rope.dims / 2, 1, 1, 1];
             let tensors: &[&str] = match rotation.divisors {
-                Divisors::None => &[],
+                Divisors::None | Divisors::Yarn(_) => &[],
                 Divisors::Frequencies => &[names::FREQUENCIES],
                 Divisors::LongShort { .. } => &names::LONG_SHORT,
             };

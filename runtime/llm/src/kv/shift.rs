@@ -1,6 +1,7 @@
 //! Rotates cached keys whose positions moved.
 
 use crate::arch::graph::divisors_name;
+use crate::arch::spec::{Divisors, Yarn};
 use crate::arch::{LayerCache, Spec};
 use crate::error::Result;
 use crate::kv::cache::KvCache;
@@ -19,6 +20,8 @@ struct ShiftStep {
     write: TensorId,
     /// Distances: i32.
     distances: TensorId,
+    /// Divisors that no tensor of the file has: f32.
+    divisors: Vec<(Yarn, TensorId)>,
 }
 
 /// What keys are rotated with.
@@ -74,6 +77,10 @@ impl Rotation<'_> {
             scheduler.write(step.read, 0, bytemuck::cast_slice(&read))?;
             scheduler.write(step.write, 0, bytemuck::cast_slice(&write))?;
             scheduler.write(step.distances, 0, bytemuck::cast_slice(&distances))?;
+            for (yarn, tensor) in &step.divisors {
+                let pairs: Vec<f32> = (0..yarn.0.dims / 2).map(|i| yarn.divisor(i)).collect();
+                scheduler.write(*tensor, 0, bytemuck::cast_slice(&pairs))?;
+            }
             let result = scheduler.run(&never).and_then(|()| scheduler.synchronize());
             if let Err(error) = result {
                 // Nobody knows which layers were rotated.
@@ -99,6 +106,7 @@ impl Rotation<'_> {
         let distances = graph.input("shift_distances", DType::I32, each)?;
         // By name: a tensor is in the graph once.
         let mut leaves = BTreeMap::new();
+        let mut computed: Vec<(Yarn, TensorId)> = Vec::new();
         for (il, (layer, spec)) in layers.iter().zip(&self.spec.layers).enumerate() {
             let (Some(keys), Some(attention)) = (&layer.k, spec.attention()) else {
                 continue;
@@ -111,9 +119,23 @@ impl Rotation<'_> {
                 continue;
             };
             let name = divisors_name(rotation.divisors, self.n_ctx);
-            let divisors = match name.and_then(|name| Some((name, self.weights.get(name)?))) {
-                None => None,
-                Some((name, stored)) => Some(match leaves.get(name) {
+            let stored = name.and_then(|name| Some((name, self.weights.get(name)?)));
+            let divisors = match (rotation.divisors, stored) {
+                (Divisors::Yarn(yarn), _) => {
+                    let known = computed.iter().find(|(known, _)| *known == yarn);
+                    Some(match known {
+                        Some(&(_, leaf)) => leaf,
+                        None => {
+                            let pairs = [yarn.0.dims / 2, 1, 1, 1];
+                            let name = format!("shift_divisors-{il}");
+                            let leaf = graph.input(&name, DType::F32, pairs)?;
+                            computed.push((yarn, leaf));
+                            leaf
+                        }
+                    })
+                }
+                (_, None) => None,
+                (_, Some((name, stored))) => Some(match leaves.get(name) {
                     Some(&leaf) => leaf,
                     None => {
                         let leaf = graph.stored(stored)?;
@@ -136,6 +158,7 @@ impl Rotation<'_> {
             read,
             write,
             distances,
+            divisors: computed,
         })
     }
 }

@@ -148,7 +148,15 @@ fn moved_keys_equal_keys_computed_there() {
         optional: vec!["rope_freqs.weight"],
         ..SyntheticModel::tiny("llama")
     };
-    let mut models = vec![("yarn", yarn), ("divisors", divisors)];
+    let exact = SyntheticModel {
+        extra: yarn.extra.clone(),
+        ..SyntheticModel::tiny("gpt-oss")
+    };
+    let mut models = vec![
+        ("yarn", yarn),
+        ("exact yarn", exact),
+        ("divisors", divisors),
+    ];
     models.extend(ARCHITECTURES.map(|name| (name, SyntheticModel::tiny(name))));
     for (device, (name, model)) in devices
         .iter()

@@ -2,6 +2,7 @@
 //! right.
 
 use crate::common::{known, *};
+use known::{DECODED, N_DECODED, known_decoders};
 use known::{Known, adapter_path, known, known_tokens, write_adapter};
 use known::{KnownEmbedding, known_embeddings, known_texts};
 use samite_core::{DType, Device};
@@ -208,6 +209,44 @@ fn embeddings_are_those_of_transformers() {
             assert!(error <= 1e-11, "{name}: {error:.1e}");
         }
     }
+}
+
+/// What the models' own code says after the last tokens.
+#[test]
+fn logits_are_those_of_transformers() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/transformers/logits");
+    let mut names: Vec<_> = known_decoders().iter().map(|(name, _)| *name).collect();
+    names.sort_unstable();
+    assert_eq!(files_in(&folder), names);
+    let tokens = &known_tokens()[..N_DECODED];
+    let mut wrong = Vec::new();
+    for (name, model) in known_decoders() {
+        let file = TestModel::write(&model);
+        let expected = expected_embeddings(&folder.join(format!("{name}.f32")));
+        let limit = match name {
+            // Its code has 1e-6 added in two norms, whatever the file says.
+            "deepseek2" => 1e-9,
+            // Its code computes states in single precision.
+            "qwen35" | "qwen35moe" => 1e-10,
+            _ => 1e-11,
+        };
+        for (device, flash) in [(reference("ref"), false), (cpu(), true)] {
+            let options = ContextOptions {
+                n_ctx: Some(256),
+                flash,
+                n_ubatch: 40,
+                ..precise()
+            };
+            let mut context = context(&file.load(vec![device], ""), options);
+            let logits = decode(&mut context, tokens, 0, 0);
+            let last = logits[N_DECODED - DECODED..].concat();
+            let error = nmse(&[last], std::slice::from_ref(&expected));
+            if error.is_nan() || error > limit {
+                wrong.push(format!("{name}: {error:.1e} is above {limit:.0e}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 fn files_in(folder: &Path) -> Vec<String> {

@@ -485,6 +485,8 @@ pub(super) const GPT_OSS: Architecture = Architecture {
             if windowed[il] {
                 attention.set_window(window, rope);
             }
+            // The model's own code does not round; llama.cpp does.
+            attention.set_exact_yarn();
             let glu = Glu::SwigluOai {
                 alpha: 1.702,
                 limit: 7.0,

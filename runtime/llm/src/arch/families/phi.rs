@@ -14,13 +14,17 @@ pub(super) const PHI2: Architecture = Architecture {
     },
 };
 
-/// Phi 3 and 4: one matrix for gate and value; other frequencies in long contexts.
+/// Phi 3 and 4: one matrix for gate and value; other frequencies in long contexts; some files with a window.
 pub(super) const PHI3: Architecture = Architecture {
     name: "phi3",
     spec: |keys| {
         let base = Base::read(keys, RopeMode::Neox)?;
+        let window = base.window()?;
         base.decoder(|il| {
             let mut attention = base.attention(il)?;
+            if let Some(size) = window {
+                attention.set_window(size, base.rope);
+            }
             attention.set_divisors(base.long_short()?);
             let mlp = base.fused_gated(base.width(il)?, Glu::Swiglu);
             Ok(base.pre_norm(il, attention, mlp))

@@ -333,6 +333,14 @@ impl Builder<'_> {
     }
 
     fn divisors(&mut self, rotation: &Rotation) -> Result<Option<TensorId>> {
+        if let Divisors::Yarn(yarn) = rotation.divisors {
+            let pairs = [rotation.rope.dims / 2, 1, 1, 1];
+            return Ok(Some(self.input(
+                Input::Divisors(yarn),
+                DType::F32,
+                pairs,
+            )?));
+        }
         match divisors_name(rotation.divisors, self.parts.n_ctx) {
             Some(name) => self.global_weight(name),
             None => Ok(None),
@@ -500,11 +508,11 @@ impl Builder<'_> {
     }
 }
 
-/// The name of the tensor that frequencies are divided by, in a context of `n_cells`.
+/// The name of the tensor that frequencies are divided by, in a context of `n_cells`, if it is one of the file.
 pub(crate) fn divisors_name(divisors: Divisors, n_cells: usize) -> Option<&'static str> {
     let [long, short] = names::LONG_SHORT;
     match divisors {
-        Divisors::None => None,
+        Divisors::None | Divisors::Yarn(_) => None,
         Divisors::Frequencies => Some(names::FREQUENCIES),
         Divisors::LongShort { above } if n_cells > above => Some(long),
         Divisors::LongShort { .. } => Some(short),

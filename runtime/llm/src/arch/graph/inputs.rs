@@ -1,6 +1,6 @@
 //! The inputs of graphs.
 
-use crate::arch::spec::{Span, Temperature};
+use crate::arch::spec::{Span, Temperature, Yarn};
 use samite_core::TensorId;
 
 /// What an input holds.
@@ -29,6 +29,8 @@ pub enum Input {
         /// Whether the cells are those for layers that look through a window.
         windowed: bool,
     },
+    /// What rotary frequencies are divided by: f32 `[pairs]`.
+    Divisors(Yarn),
     /// What queries are scaled with: f32 `[1, 1, tokens]`.
     Temperature(Temperature),
     /// The row of the state that each sequence begins with: i32 `[sequences]`.
@@ -61,6 +63,7 @@ impl Input {
                 span: Span::Full, ..
             } => "inp_mask",
             Input::Mask { .. } => "inp_mask_swa",
+            Input::Divisors(_) => "inp_rope_divisors",
             Input::Temperature(_) => "inp_attn_scale",
             Input::StateRead => "inp_state_read",
             Input::StateWrite => "inp_state_write",

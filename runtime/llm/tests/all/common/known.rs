@@ -439,3 +439,74 @@ pub fn known_embeddings() -> Vec<KnownEmbedding> {
         })
         .collect()
 }
+
+/// Of so many tokens, the logits of the last [`DECODED`] are known.
+pub const N_DECODED: usize = 45;
+
+/// Tokens whose logits are known of [`known_decoders`].
+pub const DECODED: usize = 8;
+
+/// The language models whose logits `transformers` was asked for: those that most people use. The name of each is that of its architecture.
+pub fn known_decoders() -> Vec<(&'static str, SyntheticModel)> {
+    let biases: &[_] = &["attn_q.bias", "attn_k.bias", "attn_v.bias"];
+    let all_biases = &[biases, &["attn_output.bias"]].concat();
+    let sums = [
+        ("expert_gating_func", Value::from(2u32)),
+        ("expert_weights_norm", true.into()),
+        ("expert_weights_scale", 2.5f32.into()),
+    ];
+    let groups = [
+        ("expert_group_count", Value::from(2u32)),
+        ("expert_group_used_count", 1u32.into()),
+    ];
+    let choice = &["exp_probs_b.bias"];
+    let yarn = [
+        ("rope.scaling.type", Value::from("yarn")),
+        ("rope.scaling.factor", 4.0f32.into()),
+        ("rope.scaling.original_context_length", 64u32.into()),
+    ];
+    // Fewer numbers are rotated than a head has.
+    let half = [("rope.dimension_count", Value::from(8u32))];
+    let of = |architecture, optional: &[&'static str], extra: &[&[(&'static str, Value)]]| {
+        let mut model = SyntheticModel::tiny(architecture);
+        model.n_vocab = 259;
+        model.optional.extend(optional);
+        model.extra = extra.concat();
+        (architecture, model)
+    };
+    let deeper = |n_layer, (name, model): (&'static str, SyntheticModel)| {
+        (name, SyntheticModel { n_layer, ..model })
+    };
+    vec![
+        of("llama", &[], &[]),
+        of("mistral3", &[], &[]),
+        of("qwen2", &[], &[]),
+        of("qwen3", &[], &[]),
+        of("qwen3vl", &[], &[]),
+        of("qwen3moe", &[], &[]),
+        of("qwen35", &[], &[]),
+        of("qwen35moe", &[], &[]),
+        // Every sixth layer sees everything; of Gemma 4, the last one must.
+        deeper(7, of("gemma3", &[], &[])),
+        deeper(
+            6,
+            of(
+                "gemma4",
+                &["layer_output_scale.weight"],
+                &[&[("attention.shared_kv_layers", Value::from(2u32))]],
+            ),
+        ),
+        of("phi3", &[], &[]),
+        of("gpt-oss", all_biases, &[&yarn]),
+        of("deepseek2", choice, &[&sums, &groups]),
+        of(
+            "glm4moe",
+            &[biases, &["attn_q_norm.weight", "attn_k_norm.weight"]].concat(),
+            &[&sums, &half],
+        ),
+        of("minimax-m2", &[], &[&half]),
+        of("lfm2", &[], &[&[("attention.sliding_window", 0u32.into())]]),
+        of("granitehybrid", &["ssm_conv1d.bias"], &[]),
+        of("nemotron_h_moe", &["ssm_conv1d.bias"], &[]),
+    ]
+}
