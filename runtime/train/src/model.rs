@@ -307,6 +307,7 @@ impl Builder<'_> {
                 Divisors::None => None,
                 Divisors::Frequencies => self.optional("rope_freqs.weight"),
                 Divisors::LongShort { .. } => return unknown("two sets of frequencies"),
+                Divisors::Yarn(_) => return unknown("YaRN without rounding"),
             };
             let positions = self.parts.constants.positions;
             x = self.graph.rope(x, positions, divisors, rotation.rope)?;
