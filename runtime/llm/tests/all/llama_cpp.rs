@@ -2,9 +2,9 @@
 //! right.
 
 use crate::common::{known, *};
-use known::{DECODED, N_DECODED, known_decoders};
 use known::{Known, adapter_path, known, known_tokens, write_adapter};
 use known::{KnownEmbedding, known_embeddings, known_texts};
+use known::{N_DECODED, known_decoders};
 use samite_core::{DType, Device};
 use samite_llm::arch::Output;
 use samite_llm::arch::spec::Pooling;
@@ -16,6 +16,9 @@ use std::sync::Arc;
 const ROWS_APART: usize = 4;
 const COLUMNS: usize = 32;
 const COLUMNS_APART: usize = 8;
+
+/// Tokens whose logits `logits.py` writes.
+const DECODED: usize = 8;
 
 fn fixture(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama_cpp");

@@ -440,11 +440,8 @@ pub fn known_embeddings() -> Vec<KnownEmbedding> {
         .collect()
 }
 
-/// Of so many tokens, the logits of the last [`DECODED`] are known.
+/// Of so many tokens, the logits of the last ones are known.
 pub const N_DECODED: usize = 45;
-
-/// Tokens whose logits are known of [`known_decoders`].
-pub const DECODED: usize = 8;
 
 /// The language models whose logits `transformers` was asked for: those that most people use. The name of each is that of its architecture.
 pub fn known_decoders() -> Vec<(&'static str, SyntheticModel)> {
