@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `options.rs`, `app.rs` | how a server is set up; what the requests of a model share |
 //! | `hub.rs`, `entry.rs` | several models: which are in memory, and which make room |
-//! | `server.rs`, `connections.rs`, `tls.rs` | listens, and drains at the end; connections that make room; encryption |
+//! | `server.rs`, `connections.rs`, `head.rs`, `tls.rs` | listens, and drains at the end; connections that make room; requests that begin to come; encryption |
 //! | `paths.rs`, `route.rs`, `body.rs` | leads each request to its interface; reads bodies within limits |
 //! | `access.rs`, `page.rs` | keys and origins; files of the page |
 //! | `fields.rs`, `error.rs` | reads fields; errors with their objects |
@@ -40,6 +40,7 @@ mod embedder;
 mod entry;
 mod error;
 mod fields;
+mod head;
 mod hub;
 mod job;
 mod latency;
