@@ -1,4 +1,5 @@
-//! Requests on a simulated machine: they arrive, share beginnings, are cancelled, read late, run out of room, are drafted for, and have adapters.
+//! Requests on a simulated machine: they arrive, share beginnings, are cancelled, read late, run out of room, forget parts of their texts, are drafted for, and have
+//! adapters.
 //!
 //! Whatever else is at work and whatever fails, a request that is answered has the tokens that it gets alone on a plain reference device; one that is not has a
 //! beginning of them, and a reason: somebody cancelled it, or a fault struck. In the end, nothing is left in the context.
@@ -13,7 +14,9 @@ use samite_core::{CancelToken, DType, Environment};
 use samite_llm::{
     Adapter, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule, ScaledAdapter,
 };
-use samite_requests::{CacheWish, Drafter, Engine, EngineOptions, Event, Reader, Reason, Request};
+use samite_requests::{
+    CacheWish, Drafter, Engine, EngineOptions, Event, Reader, Reason, Request, Shift,
+};
 use samite_testing::Rng;
 use samite_text::SamplerParams;
 use std::collections::BTreeMap;
@@ -73,6 +76,27 @@ impl Wish {
         Wish { request, adapters }
     }
 
+    /// Some go on when their text is as long as it can be: a part of it is forgotten, and what is behind it moves.
+    fn draw_shift(&mut self, rng: &mut Rng) {
+        if rng.one_in(4) {
+            let request = &mut self.request;
+            request.when_full = Some(Shift {
+                keep: rng.below(8),
+                discard: rng.pick(&[None, Some(10)]),
+            });
+            request.max_tokens = Some(1 + rng.below(2 * CONTEXT));
+            request.ignore_end = true;
+        }
+    }
+
+    /// How many of its first tokens have to be those that it gets alone. What is computed again after a part was forgotten does not know that part.
+    fn sure(&self) -> usize {
+        match self.request.when_full {
+            Some(_) => CONTEXT - self.request.prompt.len(),
+            None => usize::MAX,
+        }
+    }
+
     fn with(&self, adapters: &[Arc<Adapter>]) -> Request {
         let scaled = |&(number, share): &(usize, f32)| ScaledAdapter {
             adapter: Arc::clone(&adapters[number]),
@@ -95,6 +119,7 @@ impl Wish {
                 &request.sampling,
                 request.max_tokens,
                 request.ignore_end,
+                request.when_full,
                 &self.adapters
             )
         )
@@ -317,6 +342,10 @@ pub(crate) fn play(
     } = served;
     let count = (3 + rng.below(6)).min(case.steps);
     let mut waiting: Vec<Wish> = (0..count).map(|_| Wish::draw(&mut rng)).collect();
+    let mut shifts = Rng::new(case.seed_for(6));
+    for wish in &mut waiting {
+        wish.draw_shift(&mut shifts);
+    }
     outcome.steps = count;
     let answers = serve_all(
         &mut engine,
@@ -411,9 +440,13 @@ fn compare(known: &KnownForRequests, answers: &[Answer]) -> Result<(), String> {
             continue;
         };
         let id = answer.id;
+        let sure = |tokens: &[u32]| tokens[..tokens.len().min(answer.wish.sure())].to_vec();
         let is_right = match &answer.end {
-            Some(Ok(found)) => (&answer.tokens, found) == (tokens, reason),
-            _ => tokens.starts_with(&answer.tokens),
+            Some(Ok(found)) => {
+                (sure(&answer.tokens), answer.tokens.len(), found)
+                    == (sure(tokens), tokens.len(), reason)
+            }
+            _ => sure(tokens).starts_with(&sure(&answer.tokens)),
         };
         if !is_right {
             return Err(format!(

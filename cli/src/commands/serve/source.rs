@@ -74,7 +74,10 @@ impl ModelSource {
         let writes = self.writes(model.spec());
         // Contexts of a model share its weights.
         let weights = |uses: &[MemoryUse]| uses.iter().map(|row| row.weights).sum::<usize>();
-        let context = |uses: &[MemoryUse]| uses.iter().map(|row| row.kv + row.compute).sum();
+        let context = |uses: &[MemoryUse]| {
+            let bytes = uses.iter().map(|row| row.kv + row.compute);
+            bytes.sum::<usize>()
+        };
         let (mut model_weights, mut others) = (0, 0usize);
         if writes {
             let engine = args.engine_options();
