@@ -347,14 +347,24 @@ pub(crate) fn play(
         wish.draw_shift(&mut shifts);
     }
     outcome.steps = count;
-    let answers = serve_all(
-        &mut engine,
-        &adapters,
-        &mut waiting,
-        &mut rng,
+    let mut serve = Serve {
+        engine: &mut engine,
+        adapters: &adapters,
         world,
-        &cancel,
-    )?;
+        cancel: &cancel,
+    };
+    let mut answers = serve.all(&mut waiting, &mut rng, true)?;
+    // What a failure left behind shows when the same is asked for again.
+    if answers
+        .iter()
+        .any(|answer| matches!(answer.end, Some(Err(_))))
+    {
+        let mut again: Vec<Wish> = answers.iter().map(|answer| answer.wish.clone()).collect();
+        for wish in &mut again {
+            wish.request.cache.reuse = true;
+        }
+        answers.extend(serve.all(&mut again, &mut rng, false)?);
+    }
     let plan = engine.context().scheduler().current_plan();
     let splits = plan.map_or(0, |plan| plan.splits().len());
     outcome.devices = splits.min(machine.devices.len());
@@ -367,65 +377,81 @@ pub(crate) fn play(
     close(world)
 }
 
-/// Has requests come at random times, until all are over.
-fn serve_all(
-    engine: &mut Engine,
-    adapters: &[Arc<Adapter>],
-    waiting: &mut Vec<Wish>,
-    rng: &mut Rng,
-    world: &Arc<World>,
-    cancel: &CancelToken,
-) -> Result<Vec<Answer>, String> {
-    let mut answers: Vec<Answer> = Vec::new();
-    for _ in 0..MOST_STEPS {
-        if !waiting.is_empty() && rng.one_in(3) {
-            let wish = waiting.remove(0);
-            let submitted = engine.submit(wish.with(adapters), Arc::new(|| {}));
-            let (id, reader) = submitted.map_err(|refusal| refusal.to_string())?;
-            world.with(|state| state.note(|_| format!("REQUEST {id}: {}", wish.name())));
-            answers.push(Answer {
-                id,
-                wish,
-                reader: Some(reader),
-                tokens: Vec::new(),
-                end: None,
-                is_excused: false,
+/// An engine, and what its requests need.
+struct Serve<'s> {
+    engine: &'s mut Engine,
+    adapters: &'s [Arc<Adapter>],
+    world: &'s Arc<World>,
+    cancel: &'s CancelToken,
+}
+
+impl Serve<'_> {
+    /// Has requests come at random times, until all are over. Some steps meet faults, if these are wanted, and some requests are cancelled.
+    fn all(
+        &mut self,
+        waiting: &mut Vec<Wish>,
+        rng: &mut Rng,
+        with_faults: bool,
+    ) -> Result<Vec<Answer>, String> {
+        let Serve {
+            engine,
+            adapters,
+            world,
+            cancel,
+        } = self;
+        let mut answers: Vec<Answer> = Vec::new();
+        for _ in 0..MOST_STEPS {
+            if !waiting.is_empty() && rng.one_in(3) {
+                let wish = waiting.remove(0);
+                let submitted = engine.submit(wish.with(adapters), Arc::new(|| {}));
+                let (id, reader) = submitted.map_err(|refusal| refusal.to_string())?;
+                world.with(|state| state.note(|_| format!("REQUEST {id}: {}", wish.name())));
+                answers.push(Answer {
+                    id,
+                    wish,
+                    reader: Some(reader),
+                    tokens: Vec::new(),
+                    end: None,
+                    is_excused: false,
+                });
+            }
+            let faults = usize::from(rng.one_in(12) && with_faults);
+            let before = world.with(|state| state.struck().len());
+            let player = Player::new(world, faults, cancel);
+            engine.step();
+            let _ = player.stop();
+            cancel.reset();
+            world.with(|state| state.check_idle("a step"))?;
+            let is_struck = world.with(|state| {
+                let struck = &state.struck()[before..];
+                let is_felt = struck.iter().any(|strike| !strike.fault.is_harmless());
+                is_felt || !state.lost_devices().is_empty()
             });
-        }
-        let faults = usize::from(rng.one_in(12));
-        let before = world.with(|state| state.struck().len());
-        let player = Player::new(world, faults, cancel);
-        engine.step();
-        let _ = player.stop();
-        cancel.reset();
-        world.with(|state| state.check_idle("a step"))?;
-        let is_struck = world.with(|state| {
-            let struck = &state.struck()[before..];
-            let is_felt = struck.iter().any(|strike| !strike.fault.is_harmless());
-            is_felt || !state.lost_devices().is_empty()
-        });
-        for answer in &mut answers {
-            answer.is_excused |= is_struck && answer.end.is_none();
-            if answer.end.is_none() && rng.one_in(60) {
-                answer.is_excused = true;
-                world.with(|state| state.note(|_| format!("request {} is cancelled", answer.id)));
-                match rng.one_in(2) {
-                    true => engine.cancel(answer.id),
-                    false => answer.reader = None,
+            for answer in &mut answers {
+                answer.is_excused |= is_struck && answer.end.is_none();
+                if answer.end.is_none() && rng.one_in(60) && with_faults {
+                    answer.is_excused = true;
+                    world.with(|state| {
+                        state.note(|_| format!("request {} is cancelled", answer.id))
+                    });
+                    match rng.one_in(2) {
+                        true => engine.cancel(answer.id),
+                        false => answer.reader = None,
+                    }
+                }
+                // Some read late.
+                if rng.one_in(2) {
+                    answer.read(1 + rng.below(8))?;
                 }
             }
-            // Some read late.
-            if rng.one_in(2) {
-                answer.read(1 + rng.below(8))?;
+            if waiting.is_empty() && answers.iter().all(Answer::is_over) && engine.is_quiet() {
+                return Ok(answers);
             }
         }
-        if waiting.is_empty() && answers.iter().all(Answer::is_over) && engine.is_quiet() {
-            return Ok(answers);
-        }
+        Err(format!(
+            "after {MOST_STEPS} steps, not all requests are over"
+        ))
     }
-    Err(format!(
-        "after {MOST_STEPS} steps, not all requests are over"
-    ))
 }
 
 /// Compares all answers with what requests get alone.
