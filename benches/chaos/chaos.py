@@ -215,8 +215,11 @@ class Chaos:
                 threads.append(threading.Thread(target=self.stop_now_and_then))
                 for thread in threads:
                     thread.start()
-                time.sleep(arguments.seconds * 0.4)
-                before = self.memory()
+                series = []
+                while time.monotonic() < self.end:
+                    time.sleep(arguments.seconds / 10)
+                    series.append(self.memory())
+                before = series[3]
                 for thread in threads:
                     thread.join()
                 self.wait_until_idle()
@@ -242,7 +245,7 @@ class Chaos:
         print(
             f"{arguments.clients} clients in {time.monotonic() - started:.0f} s: {told['samite:request_success_total']:.0f} answered, "
             f"{told['samite:requests_cancelled_total']:.0f} left, {told['samite:requests_failed_total']:.0f} failed; "
-            f"memory {before} MiB, then {after} MiB; good clients lost {lost} connections"
+            f"memory {' '.join(map(str, series))} MiB, at the end {after} MiB; good clients lost {lost} connections"
         )
         if self.counts["good"] < arguments.seconds or lost > self.counts["good"] / 20:
             self.wrong.append(f"good clients: {self.counts['good']} answers, {lost} connections lost: {collections.Counter(self.lost).most_common(3)}")

@@ -62,6 +62,17 @@ const CHANGES: &[(&str, Change)] = &[
             }
         }
     }),
+    ("thoughts have all names", |context| {
+        for message in messages(context) {
+            let names = ["reasoning_content", "thinking"];
+            let thoughts = names.iter().find_map(|name| message.get(*name)).cloned();
+            if let Some(thoughts) = thoughts {
+                names
+                    .iter()
+                    .for_each(|name| message[*name] = thoughts.clone());
+            }
+        }
+    }),
     ("thoughts have one name", |context| {
         for message in messages(context) {
             let thoughts = message.as_object_mut().unwrap().remove("thinking");
