@@ -21,6 +21,7 @@
 //! | `access.rs`, `page.rs` | keys and origins; files of the page |
 //! | `fields.rs`, `error.rs` | reads fields; errors with their objects |
 //! | `job.rs`, `chat.rs` | the one translation into requests of the engine; conversations |
+//! | `form.rs`, `sampling.rs`, `settings.rs` | what a text keeps to; how its tokens are chosen; what is told of that |
 //! | `answer.rs`, `stream.rs` | an answer as it comes; whole or as a stream |
 //! | `api/` | one file for each interface |
 //! | `latency.rs` | how long answers take, for metrics |
@@ -40,6 +41,7 @@ mod embedder;
 mod entry;
 mod error;
 mod fields;
+mod form;
 mod head;
 mod hub;
 mod job;
@@ -48,7 +50,9 @@ mod options;
 mod page;
 mod paths;
 mod route;
+mod sampling;
 mod server;
+mod settings;
 mod stream;
 mod tls;
 

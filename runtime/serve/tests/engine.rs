@@ -100,6 +100,16 @@ fn requests_at_the_same_time_have_adapters_of_their_own() {
             "they are not computed at the same time"
         );
     }
+    // Meanwhile, the settings of each are told.
+    let (_, slots) = server.get("/slots");
+    for slot in slots
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|slot| is_busy(slot))
+    {
+        assert_eq!(slot["params"]["n_predict"], 40, "{slot}");
+    }
     for (mut stream, expected) in streams.into_iter().zip(&alone) {
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();

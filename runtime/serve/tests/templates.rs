@@ -27,9 +27,10 @@ const CHANGES: &[(&str, Change)] = &[
         }
     }),
     ("arguments are a text", |context| {
-        arguments(context, |arguments| match arguments {
-            Value::Object(_) => *arguments = arguments.to_string().into(),
-            _ => {}
+        arguments(context, |arguments| {
+            if arguments.is_object() {
+                *arguments = arguments.to_string().into();
+            }
         });
     }),
     ("arguments are an object", |context| {

@@ -122,11 +122,11 @@ impl Server {
             .set_read_timeout(Some(Duration::from_secs(60)))
             .unwrap();
         let length = body.len();
-        write!(
-            stream,
+        // At once: a server that ends may answer before it has read all.
+        let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
-        )
-        .unwrap();
+        );
+        stream.write_all(request.as_bytes()).unwrap();
         stream
     }
 
