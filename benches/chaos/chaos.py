@@ -5,8 +5,8 @@ Usage: chaos.py PROGRAM [--seconds N] [--clients N] [--seed N] [--model FILE] [-
 Clients leave in the middle, do not read, send broken JSON, prompts that are too long, schemas that explode, halves of requests, and hold connections open. The
 server is stopped and continued (SIGSTOP, SIGCONT), may have 256 open files, and files of its cache on disk cannot become longer than some kilobytes, as on a
 full disk. At the end no slot may be at work, no request may have failed, memory may not have grown, the quiet run's answers must come again, and SIGTERM must
-end it. With --device reference, texts that are drawn are compared, too: on other devices they can differ by what else is in a batch, as sums are rounded in
-another order. Needs Linux and Python's own library only.
+end it. With --device reference, every text must be that of the quiet run. On other devices sums are rounded in another order by what else is in a batch, so that two
+tokens that are nearly as likely can change places: one greedy text in fifty may differ there, and texts that are drawn are not compared. Needs Linux and Python's own library only.
 """
 
 import argparse
@@ -44,6 +44,8 @@ class Chaos:
         self.arguments = arguments
         self.counts = collections.Counter()
         self.wrong = []
+        # Greedy texts that are others than in the quiet run.
+        self.differing = []
         self.end = 0.0
         self.lock = threading.Lock()
 
@@ -110,12 +112,16 @@ class Chaos:
     def good(self, chance):
         prompt, seed = chance.choice(PROMPTS), chance.randrange(2)
         text = self.quiet(prompt, seed, chance.random() < 0.5)
-        if self.is_wrong(prompt, seed, text):
-            self.wrong.append(f"{prompt!r}, seed {seed}: {text!r} instead of {self.expected[prompt, seed]!r}")
+        self.judge(prompt, seed, text)
 
-    def is_wrong(self, prompt, seed, text):
-        is_exact = seed == 0 or self.arguments.device == "reference"
-        return text != self.expected[prompt, seed] if is_exact else not text
+    def judge(self, prompt, seed, text):
+        if text == self.expected[prompt, seed]:
+            return
+        told = f"{prompt!r}, seed {seed}: {text!r} instead of {self.expected[prompt, seed]!r}"
+        if self.arguments.device == "reference" or not text or text.startswith(("4", "5")):
+            self.wrong.append(told)
+        elif seed == 0:
+            self.differing.append(told)
 
     def leave(self, chance):
         stream = self.raw({"prompt": chance.choice(PROMPTS), "n_predict": 400, "stream": chance.random() < 0.7, "ignore_eos": True})
@@ -215,15 +221,17 @@ class Chaos:
                 threads.append(threading.Thread(target=self.stop_now_and_then))
                 for thread in threads:
                     thread.start()
-                time.sleep(arguments.seconds * 0.4)
-                before = self.memory()
+                series = []
+                while time.monotonic() < self.end:
+                    time.sleep(arguments.seconds / 10)
+                    series.append(self.memory())
+                before = series[3]
                 for thread in threads:
                     thread.join()
                 self.wait_until_idle()
                 after = self.memory()
                 for prompt, seed in self.expected:
-                    if self.is_wrong(prompt, seed, self.quiet(prompt, seed)):
-                        self.wrong.append(f"after all: {prompt!r}, seed {seed}: another text")
+                    self.judge(prompt, seed, self.quiet(prompt, seed))
                 metrics = self.ask("GET", "/metrics")[1].decode()
                 told = {line.split()[0]: float(line.split()[1]) for line in metrics.splitlines() if not line.startswith("#")}
                 # Until everything was used once, there is less of it.
@@ -242,8 +250,11 @@ class Chaos:
         print(
             f"{arguments.clients} clients in {time.monotonic() - started:.0f} s: {told['samite:request_success_total']:.0f} answered, "
             f"{told['samite:requests_cancelled_total']:.0f} left, {told['samite:requests_failed_total']:.0f} failed; "
-            f"memory {before} MiB, then {after} MiB; good clients lost {lost} connections"
+            f"memory {' '.join(map(str, series))} MiB, at the end {after} MiB; good clients lost {lost} connections"
         )
+        print(f"{len(self.differing)} greedy texts differ")
+        if len(self.differing) > 1 + self.counts["good"] / 50:
+            self.wrong.extend(self.differing)
         if self.counts["good"] < arguments.seconds or lost > self.counts["good"] / 20:
             self.wrong.append(f"good clients: {self.counts['good']} answers, {lost} connections lost: {collections.Counter(self.lost).most_common(3)}")
         for what in self.wrong[:20]:

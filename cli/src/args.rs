@@ -801,12 +801,29 @@ impl ModelArgs {
         model: &Arc<Model>,
         cancel: &CancelToken,
     ) -> Outcome<Arc<Model>> {
+        Ok(Model::load(path, &self.options_beside(model, cancel)?)?)
+    }
+
+    /// As [`load_beside`](Self::load_beside), but as the header of its file describes it, for plans.
+    #[cfg(feature = "serve")]
+    pub fn load_header_beside(
+        &self,
+        path: &Path,
+        model: &Arc<Model>,
+        cancel: &CancelToken,
+    ) -> Outcome<Arc<Model>> {
+        let options = self.options_beside(model, cancel)?;
+        let header = GgufFile::open_header(path, options.load_mode)?;
+        Ok(Model::without_weights(&header, &options)?)
+    }
+
+    #[cfg(feature = "serve")]
+    fn options_beside(&self, model: &Arc<Model>, cancel: &CancelToken) -> Outcome<ModelOptions> {
         let devices = model.devices().iter().cloned().collect();
-        let options = ModelOptions {
+        Ok(ModelOptions {
             rules: Vec::new(),
             ..self.model_options(devices, cancel)?
-        };
-        Ok(Model::load(path, &options)?)
+        })
     }
 
     /// The model as the header of its file describes it, for plans.

@@ -182,6 +182,9 @@ struct HttpArgs {
     /// MiB that the body of a request may have
     #[arg(long, value_name = "MIB", default_value = "64", value_parser = clap::value_parser!(u32).range(1..=4096))]
     body_limit: u32,
+    /// Seconds that the headers of a request may take to come, once they began to
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
+    header_timeout: u32,
     /// Seconds between comments in a quiet stream; -1 for none
     #[arg(
         long,
@@ -534,6 +537,7 @@ impl ServeArgs {
                 prefix => format!("/{prefix}"),
             },
             body_limit: (self.http.body_limit as usize) << 20,
+            head_seconds: u64::from(self.http.header_timeout),
             ping_seconds: u64::try_from(self.http.sse_ping_interval).unwrap_or(0),
             drain_seconds: u64::from(self.http.drain),
             predict_path: predict_path(),
@@ -602,7 +606,6 @@ impl ServeArgs {
                 );
             }
         }
-        options.plan = samite::serve::plan(&context)?;
         let adapters = &context.options().adapters;
         let (named, control) = adapters.split_at(flags.n_loras().min(adapters.len()));
         let named = named
@@ -610,14 +613,20 @@ impl ServeArgs {
             .map(|scaled| (Arc::clone(&scaled.adapter), scaled.share));
         options.adapters = named.collect();
         options.control = control.to_vec();
-        let options = engine.clone();
+        let engine_options = engine;
         let disk = requests.cache_disk.as_ref().map(|folder| match disk_name {
             Some(name) => folder.join(name),
             None => folder.clone(),
         });
         let disk_bytes = requests.cache_disk_limit.saturating_mul(1 << 20);
-        let cells = cells.saturating_add(engine.n_seq() * engine.draft);
-        let draft = self.draft_model(flags, model, &again, cells, slots)?;
+        let draft = match &requests.model_draft {
+            None => None,
+            Some(path) => {
+                let draft = flags.load_beside(path, model, &again.cancel);
+                let draft = draft.map_err(draft_failure)?;
+                Some((draft, draft_context(&again, cells, &engine_options)))
+            }
+        };
         let least = requests.draft_p_min;
         let begin = move |context: Context| {
             let drafter = match &draft {
@@ -627,7 +636,7 @@ impl ServeArgs {
                 }
                 None => None,
             };
-            let mut engine = Engine::new(context, options.clone())?;
+            let mut engine = Engine::new(context, engine_options.clone())?;
             if let Some(drafter) = drafter {
                 engine.set_drafter(drafter)?;
             }
@@ -637,6 +646,8 @@ impl ServeArgs {
             Ok::<_, samite::llm::Error>(engine)
         };
         let engine = begin(context)?;
+        let drafting = engine.drafter().map(Drafter::context);
+        options.plan = samite::serve::plan(engine.context(), drafting)?;
         let driven = match u64::try_from(requests.sleep_idle_seconds) {
             Err(_) | Ok(0) => drive(engine),
             Ok(seconds) => {
@@ -647,31 +658,6 @@ impl ServeArgs {
             }
         };
         driven.map_err(|error| Failure::error(format_args!("no thread: {error}")))
-    }
-
-    /// The draft model, if there is one, and what its context is like beside that of the model.
-    fn draft_model(
-        &self,
-        flags: &ModelArgs,
-        model: &Arc<Model>,
-        beside: &ContextOptions,
-        cells: usize,
-        slots: usize,
-    ) -> Outcome<Option<(Arc<Model>, ContextOptions)>> {
-        let Some(path) = &self.requests.model_draft else {
-            return Ok(None);
-        };
-        let draft = flags
-            .load_beside(path, model, &beside.cancel)
-            .map_err(|error| Failure::error(format_args!("--model-draft: {}", error.text())))?;
-        let options = ContextOptions {
-            n_ctx: Some(cells),
-            n_batch: beside.n_batch.min(beside.n_ubatch),
-            n_logits: Some(slots.max(16)),
-            adapters: Vec::new(),
-            ..beside.clone()
-        };
-        Ok(Some((draft, options)))
     }
 
     /// What embeddings are made of, and the context that computes them.
@@ -711,6 +697,21 @@ impl ServeArgs {
         };
         Ok(Embedder::new(context, normalization))
     }
+}
+
+/// The context of a draft model beside that of the model, which has so many cells.
+fn draft_context(beside: &ContextOptions, cells: usize, engine: &EngineOptions) -> ContextOptions {
+    ContextOptions {
+        n_ctx: Some(cells.saturating_add(engine.n_seq() * engine.draft)),
+        n_batch: beside.n_batch.min(beside.n_ubatch),
+        n_logits: Some(engine.slots.max(16)),
+        adapters: Vec::new(),
+        ..beside.clone()
+    }
+}
+
+fn draft_failure(error: Failure) -> Failure {
+    Failure::error(format_args!("--model-draft: {}", error.text()))
 }
 
 /// The parts between commas.

@@ -30,6 +30,8 @@ mod readme;
 #[cfg(feature = "remote")]
 mod remote;
 mod rpc;
+#[cfg(feature = "serve")]
+mod serve;
 mod text;
 mod threads;
 mod train;

@@ -110,7 +110,9 @@ impl Capabilities {
             None,
         );
         let is_call = |text: &str| text.contains(first) && text.contains(argument);
-        let object_arguments = is_call(&with_object) && !with_object.contains("{'probe_argument'");
+        // As Python shows an object. Some templates show the tools so, and calls as JSON.
+        let is_shown_as_python = with_object.contains(&format!("{{'probe_argument': '{argument}'"));
+        let object_arguments = is_call(&with_object) && !is_shown_as_python;
         let text_arguments = is_call(&with_text) && with_text.contains(&as_text);
         let calls_shown = if object_arguments {
             &with_object

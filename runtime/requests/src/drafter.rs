@@ -175,7 +175,13 @@ impl Drafter {
     fn give_up(&mut self) {
         self.texts.iter_mut().for_each(Vec::clear);
         if let Err(error) = self.context.clear() {
+            // A device is lost, say: what is there is at least not counted any more.
             tracing::warn!(%error, "the draft model's context cannot be cleared");
+            for sequence in 0..self.texts.len() {
+                if let Err(error) = self.context.remove(sequence, ..) {
+                    tracing::warn!(%error, sequence, "a text of the draft model cannot be forgotten");
+                }
+            }
         }
     }
 

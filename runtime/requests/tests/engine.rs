@@ -344,6 +344,35 @@ fn the_context_of_a_request_ends_it_or_is_shifted() {
 }
 
 #[test]
+fn a_text_that_others_share_is_shifted_as_if_it_were_alone() {
+    let shifted = Request {
+        when_full: Some(Shift {
+            keep: 4,
+            discard: Some(5),
+        }),
+        ..request(10..50, 60)
+    };
+    let text = |engine: &mut Engine, others: usize| {
+        let mut others: Vec<Reader> = (0..others)
+            .map(|_| submit(engine, request(10..50, 24)))
+            .collect();
+        let mut reader = submit(engine, shifted.clone());
+        run(engine);
+        for other in &mut others {
+            assert_eq!(ids(&events(other)).len(), 24);
+        }
+        ids(&events(&mut reader))
+    };
+    let alone = text(&mut engine(1), 0);
+    assert_eq!(alone.len(), 60);
+    let mut engine = engine(3);
+    // With others at work, and then with what they left.
+    assert_eq!(text(&mut engine, 2), alone);
+    assert_eq!(text(&mut engine, 0), alone);
+    assert!(engine.view().kept > 0);
+}
+
+#[test]
 fn penalties_know_the_prompt_and_what_was_written() {
     let mut engine = engine(1);
     let mut fresh = request(10..20, 30);

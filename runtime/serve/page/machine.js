@@ -85,10 +85,12 @@ function model(props) {
 
 function where(plan) {
   const splits = plan.splits.map((split, index) => [String(index), split.device, split.operations]);
-  const memory = plan.memory.map((row) => [
-    row.memory,
-    ...[row.weights, row.kv, row.compute, row.weights + row.kv + row.compute].map(bytes),
-  ]);
+  const memory = (rows, of) =>
+    rows.map((row) => [
+      row.memory + of,
+      ...[row.weights, row.kv, row.compute, row.weights + row.kv + row.compute].map(bytes),
+    ]);
+  const rows = [...memory(plan.memory, ""), ...memory(plan.draft?.memory ?? [], `, ${plan.draft?.model}`)];
   const devices = plan.devices.map((device) => [
     device.name,
     device.kind,
@@ -98,7 +100,7 @@ function where(plan) {
   return [
     ...part("Devices", table(["name", "kind", "description", "free memory"], devices)),
     ...part("Plan of a token", table(["split", "device", "operations"], splits)),
-    ...part("Memory", table(["memory", "weights", "cache", "compute", "sum"], memory)),
+    ...part("Memory", table(["memory", "weights", "cache", "compute", "sum"], rows)),
   ];
 }
 

@@ -12,7 +12,7 @@ use samite_text::Tokenizer;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use tokio::sync::Semaphore;
 
 /// A server's state.
@@ -29,7 +29,7 @@ pub struct App {
     /// The shares of the adapters that requests without own wishes get.
     shares: Mutex<Vec<f32>>,
     /// Settings of requests that have a slot, by tag.
-    settings: Mutex<BTreeMap<u64, Arc<Value>>>,
+    settings: Mutex<BTreeMap<u64, Weak<Value>>>,
     /// The engine's sums when its metrics were asked for last.
     scraped: Mutex<Totals>,
     next_tag: AtomicU64,
@@ -208,26 +208,29 @@ impl App {
         *lock(&self.shares) = shares;
     }
 
-    /// A number that a request is known by, with its settings.
-    pub(crate) fn tag(&self, mut settings: Value) -> u64 {
+    /// A number that a request is known by, with its settings, as long as somebody has them.
+    pub(crate) fn tag(&self, settings: &Arc<Value>) -> u64 {
+        let tag = self.next_tag.fetch_add(1, Ordering::Relaxed);
+        let mut known = lock(&self.settings);
+        known.insert(tag, Arc::downgrade(settings));
+        // Now and then, those of requests that are gone.
+        if tag.is_multiple_of(64) {
+            known.retain(|_, settings| settings.strong_count() > 0);
+        }
+        tag
+    }
+
+    /// The settings of a request, without what is long, if it is not gone.
+    pub(crate) fn settings(&self, tag: u64) -> Option<Value> {
         const MOST_BYTES: usize = 1 << 16;
+        let settings = lock(&self.settings).get(&tag)?.upgrade()?;
+        let mut settings = Value::clone(&settings);
         if settings.to_string().len() > MOST_BYTES {
             for name in ["grammar", "logit_bias", "stop", "dry_sequence_breakers"] {
                 settings[name] = Value::Null;
             }
         }
-        let tag = self.next_tag.fetch_add(1, Ordering::Relaxed);
-        let mut known = lock(&self.settings);
-        known.insert(tag, Arc::new(settings));
-        // Of requests long gone, nobody asks.
-        while known.len() > 4096 {
-            known.pop_first();
-        }
-        tag
-    }
-
-    pub(crate) fn settings(&self, tag: u64) -> Option<Arc<Value>> {
-        lock(&self.settings).get(&tag).cloned()
+        Some(settings)
     }
 
     /// The sums of the last time, instead of which these are remembered.

@@ -4,7 +4,8 @@ use crate::app::App;
 use crate::chance;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
-use crate::job::{ChatExtras, Form, Job, Parsing, reasoning_format};
+use crate::form::Form;
+use crate::job::{ChatExtras, Job, Parsing, reasoning_format};
 use samite_chat::{
     AnswerOptions, AnswerParser, Content, DateTime, Format, Message, Part, Prompt, PromptOptions,
     Role, Tool,

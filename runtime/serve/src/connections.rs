@@ -32,6 +32,23 @@ pub struct Connection {
     place: Mutex<Option<u64>>,
 }
 
+/// A request of a connection, until its answer was given to whoever writes it.
+#[derive(Debug)]
+pub struct AtWork(Arc<Connection>);
+
+impl AtWork {
+    pub fn new(connection: &Arc<Connection>) -> Self {
+        connection.work();
+        AtWork(Arc::clone(connection))
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.rest();
+    }
+}
+
 impl Connections {
     pub fn new(most: usize) -> Self {
         Connections {
@@ -79,15 +96,20 @@ impl List {
 }
 
 impl Connection {
+    /// While it waits for a request: a number that no other wait of any connection has.
+    pub fn wait(&self) -> Option<u64> {
+        *lock(&self.place)
+    }
+
     /// It has a request.
-    pub fn work(&self) {
+    fn work(&self) {
         if let Some(place) = lock(&self.place).take() {
             lock(&self.all.list).idle.remove(&place);
         }
     }
 
     /// It waits for a request.
-    pub fn rest(&self) {
+    fn rest(&self) {
         let mut list = lock(&self.all.list);
         let place = list.next;
         list.next += 1;

@@ -2,14 +2,15 @@
 
 use crate::api::native::MOST_TEXTS;
 use crate::app::App;
-use crate::chance;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
+use crate::form::{Form, constraint, form};
+use crate::sampling::{probabilities, sampling};
+use crate::settings::settings;
 use samite_chat::{AnswerOptions, Format, ReasoningFormat};
-use samite_grammar::{Grammar, GrammarError, Lazy, Trigger};
 use samite_requests::{CacheWish, Request, Shift, Wanted};
-use samite_text::{Constraint, SamplerParams, Stage};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Most strings that end a text.
@@ -30,7 +31,7 @@ pub struct Job {
     /// By request: the text of its prompt; made when somebody wants it.
     pub parsing: Option<Parsing>,
     /// What llama-server calls the generation settings.
-    pub settings: Value,
+    pub settings: Arc<Value>,
     pub is_stream: bool,
     pub include_usage: bool,
     pub timings_per_token: bool,
@@ -48,19 +49,6 @@ pub struct Job {
     pub model: String,
 }
 
-/// What a text keeps to, as requests say it.
-#[derive(Clone, Debug)]
-pub enum Form {
-    Free,
-    Schema(Value),
-    Gbnf(String),
-    /// Calls of tools; only them, if one is demanded.
-    Calls {
-        grammar: Grammar,
-        triggers: Vec<Trigger>,
-    },
-}
-
 /// What a conversation adds to a request.
 #[derive(Default)]
 pub struct ChatExtras {
@@ -72,262 +60,8 @@ pub struct ChatExtras {
     pub form: Option<Form>,
 }
 
-fn grammar_error(field: &str, error: &GrammarError) -> ApiError {
-    ApiError::field(field, error)
-}
-
-/// Reads what a text is to keep to: `json_schema`, `grammar`, and OpenAI's `response_format`.
-pub fn form(fields: &Fields<'_>) -> Result<(&'static str, Form)> {
-    if let Some((_, schema)) = fields.get(&["json_schema"]) {
-        if fields.has("grammar") {
-            return Err(ApiError::field(
-                "grammar",
-                "a text keeps to \"json_schema\" or to \"grammar\", not to both",
-            ));
-        }
-        return Ok(("json_schema", Form::Schema(schema.clone())));
-    }
-    if let Some(text) = fields.text(&["grammar"])?.filter(|text| !text.is_empty()) {
-        return Ok(("grammar", Form::Gbnf(text.to_owned())));
-    }
-    let Some(format) = fields.fields("response_format")? else {
-        return Ok(("response_format", Form::Free));
-    };
-    let any_object = || json!({"type": "object"});
-    let form = match format.text(&["type"])?.unwrap_or("text") {
-        "text" => Form::Free,
-        "json_object" => match format.get(&["schema"]) {
-            Some((_, schema)) => Form::Schema(schema.clone()),
-            None => Form::Schema(any_object()),
-        },
-        "json_schema" => {
-            let inner = format.fields("json_schema")?;
-            let schema = inner.and_then(|inner| inner.get(&["schema"]));
-            let schema = schema.or_else(|| format.get(&["schema"]));
-            Form::Schema(schema.map_or_else(any_object, |(_, schema)| schema.clone()))
-        }
-        other => {
-            return Err(ApiError::field(
-                "response_format",
-                format!("\"type\" must be text, json_object or json_schema, and is \"{other}\""),
-            ));
-        }
-    };
-    Ok(("response_format", form))
-}
-
-/// What a text keeps to.
-fn constraint(
-    app: &App,
-    field: &str,
-    form: &Form,
-    before: Option<&'static str>,
-) -> Result<Option<Box<dyn Constraint>>> {
-    let grammar = match form {
-        Form::Free => return Ok(None),
-        Form::Schema(schema) => match schema {
-            Value::Object(_) | Value::Bool(_) => {
-                let schema = match schema {
-                    Value::Object(members) if members.is_empty() => json!({"type": "object"}),
-                    other => other.clone(),
-                };
-                Grammar::json_schema(&schema.to_string())
-            }
-            other => {
-                return Err(ApiError::field(
-                    field,
-                    format!(
-                        "a schema is an object, and this is {}",
-                        crate::fields::kind(other)
-                    ),
-                ));
-            }
-        },
-        Form::Gbnf(text) => Grammar::gbnf(text),
-        Form::Calls { grammar, .. } => Ok(grammar.clone()),
-    };
-    let grammar = grammar.map_err(|error| grammar_error(field, &error))?;
-    let _turn = app.compiling.begin()?;
-    // What lets no text begin is found now, and not when the answer begins.
-    grammar
-        .check()
-        .map_err(|error| grammar_error(field, &error))?;
-    let mut constraint = grammar
-        .constraint(app.vocabulary()?)
-        .map_err(|error| grammar_error(field, &error))?;
-    // So is what is too large to be followed at once.
-    constraint
-        .mask()
-        .map_err(|error| ApiError::field(field, error))?;
-    let lazy = match form {
-        Form::Calls { triggers, .. } if !triggers.is_empty() => {
-            let lazy = Lazy::new(constraint, triggers);
-            let lazy = lazy.map_err(|error| grammar_error(field, &error))?;
-            return Ok(Some(Box::new(lazy.sleep_until(before.unwrap_or_default()))));
-        }
-        _ => before,
-    };
-    Ok(Some(match lazy {
-        None => Box::new(constraint),
-        Some(mark) => {
-            let lazy = Lazy::new(constraint, &[Trigger::After(mark.to_owned())]);
-            Box::new(lazy.map_err(|error| grammar_error(field, &error))?)
-        }
-    }))
-}
-
-/// How tokens are chosen.
-fn sampling(app: &App, fields: &Fields<'_>) -> Result<SamplerParams> {
-    const ANY: f64 = f32::MAX as f64;
-    let defaults = &app.options.sampling;
-    let float = |names: &[&str], least: f64, most: f64, default: f32| {
-        let value = fields.number(names, least, most)?;
-        Ok::<f32, ApiError>(value.map_or(default, |value| value as f32))
-    };
-    // -1, and for some 0, means all there are.
-    let count = |names: &[&str], default: usize, all: usize| {
-        let value = fields.integer(names, -1, i64::from(i32::MAX))?;
-        Ok::<usize, ApiError>(match value {
-            None => default,
-            Some(value) => usize::try_from(value).unwrap_or(all),
-        })
-    };
-    let mut params = SamplerParams {
-        temperature: float(&["temperature"], 0.0, ANY, defaults.temperature)?,
-        dynatemp_range: float(&["dynatemp_range"], 0.0, ANY, defaults.dynatemp_range)?,
-        dynatemp_exponent: float(&["dynatemp_exponent"], 0.0, ANY, defaults.dynatemp_exponent)?,
-        top_k: count(&["top_k"], defaults.top_k, 0)?,
-        top_p: float(&["top_p"], 0.0, 1.0, defaults.top_p)?,
-        min_p: float(&["min_p"], 0.0, 1.0, defaults.min_p)?,
-        typical_p: float(&["typical_p", "typ_p"], 0.0, 1.0, defaults.typical_p)?,
-        top_n_sigma: float(&["top_n_sigma"], -ANY, ANY, defaults.top_n_sigma)?,
-        xtc_probability: float(&["xtc_probability"], 0.0, 1.0, defaults.xtc_probability)?,
-        xtc_threshold: float(&["xtc_threshold"], 0.0, 1.0, defaults.xtc_threshold)?,
-        repeat_penalty: float(
-            &["repeat_penalty", "repetition_penalty"],
-            f64::from(f32::MIN_POSITIVE),
-            ANY,
-            defaults.repeat_penalty,
-        )?,
-        frequency_penalty: float(
-            &["frequency_penalty"],
-            -ANY,
-            ANY,
-            defaults.frequency_penalty,
-        )?,
-        presence_penalty: float(&["presence_penalty"], -ANY, ANY, defaults.presence_penalty)?,
-        last_n: count(&["repeat_last_n"], defaults.last_n, usize::MAX)?,
-        dry_multiplier: float(&["dry_multiplier"], 0.0, ANY, defaults.dry_multiplier)?,
-        dry_base: float(&["dry_base"], 0.0, ANY, defaults.dry_base)?,
-        dry_allowed_length: count(&["dry_allowed_length"], defaults.dry_allowed_length, 0)?,
-        min_keep: count(&["min_keep"], defaults.min_keep, 0)?,
-        dry_last_n: count(&["dry_penalty_last_n"], defaults.dry_last_n, usize::MAX)?,
-        mirostat: fields
-            .count(&["mirostat"], 2)?
-            .map_or(defaults.mirostat, |version| version as u8),
-        mirostat_tau: float(&["mirostat_tau"], 0.0, ANY, defaults.mirostat_tau)?,
-        mirostat_eta: float(&["mirostat_eta"], 0.0, ANY, defaults.mirostat_eta)?,
-        adaptive_target: float(&["adaptive_target"], -ANY, 1.0, defaults.adaptive_target)?,
-        adaptive_decay: float(&["adaptive_decay"], 0.0, 0.99, defaults.adaptive_decay)?,
-        seed: match fields.seed("seed")? {
-            None => app.options.seed.unwrap_or_else(chance::seed),
-            // -1 is any seed, also as 32 bits.
-            Some(u64::MAX | 0xffff_ffff) => chance::seed(),
-            Some(seed) => seed,
-        },
-        ..defaults.clone()
-    };
-    // A base below 1 would reward repetition: it counts as none given.
-    if params.dry_base < 1.0 {
-        params.dry_base = defaults.dry_base;
-    }
-    if fields.has("dry_sequence_breakers") {
-        params.dry_breakers = fields.texts("dry_sequence_breakers", 64)?;
-        if params.dry_breakers.iter().any(|text| text.len() > 1024) {
-            let message = "a text has more than 1024 bytes";
-            return Err(ApiError::field("dry_sequence_breakers", message));
-        }
-        if params.dry_breakers.is_empty() {
-            return Err(ApiError::field("dry_sequence_breakers", "it is empty"));
-        }
-    }
-    match fields.get(&["samplers"]) {
-        None => {}
-        Some((_, Value::String(letters))) => {
-            params.stages = Stage::parse_letters(letters)
-                .map_err(|error| ApiError::field("samplers", error))?;
-        }
-        Some(_) => {
-            let names = fields.texts("samplers", 32)?;
-            params.stages = Stage::parse_list(&names.join(";"))
-                .map_err(|error| ApiError::field("samplers", error))?;
-        }
-    }
-    bias(app, fields, &mut params)?;
-    if fields.boolean(&["ignore_eos"], false)? {
-        let ends = app.tokenizer.eog_tokens().iter();
-        let ends = ends.map(|&token| (token, f32::NEG_INFINITY));
-        params.logit_bias.extend(ends);
-    }
-    Ok(params)
-}
-
-/// What is added to logits: `[[token or text, number or false]]`, or `{token or text: number}`.
-fn bias(app: &App, fields: &Fields<'_>, params: &mut SamplerParams) -> Result<()> {
-    let Some((name, value)) = fields.get(&["logit_bias"]) else {
-        return Ok(());
-    };
-    let wrong = |what: &str| ApiError::field(name, what);
-    let mut pairs: Vec<(Value, &Value)> = Vec::new();
-    match value {
-        Value::Object(map) => {
-            for (token, bias) in map {
-                let id = token.parse::<u32>().map(Value::from);
-                pairs.push((id.unwrap_or_else(|_| token.clone().into()), bias));
-            }
-        }
-        Value::Array(list) => {
-            for pair in list {
-                match pair.as_array().map(Vec::as_slice) {
-                    Some([token, bias]) => pairs.push((token.clone(), bias)),
-                    _ => return Err(wrong("each entry must be a token and a number")),
-                }
-            }
-        }
-        _ => return Err(wrong("must be a list of pairs, or an object")),
-    }
-    if pairs.len() > 4096 {
-        return Err(wrong("4096 entries are allowed"));
-    }
-    for (token, bias) in pairs {
-        let bias = match bias {
-            Value::Bool(false) => f32::NEG_INFINITY,
-            other => match other.as_f64() {
-                Some(number) if number.is_finite() => number as f32,
-                _ => return Err(wrong("what is added must be a number, or false for never")),
-            },
-        };
-        match token {
-            Value::String(text) => {
-                app.check_length(name, &text)?;
-                let tokens = app.tokenizer.tokenize(&text, false, false)?;
-                params
-                    .logit_bias
-                    .extend(tokens.into_iter().map(|token| (token, bias)));
-            }
-            other => {
-                let id = other.as_u64().and_then(|id| u32::try_from(id).ok());
-                let id = id.filter(|&id| (id as usize) < app.tokenizer.vocab_size());
-                let id = id.ok_or_else(|| wrong(&format!("there is no token {other}")))?;
-                params.logit_bias.push((id, bias));
-            }
-        }
-    }
-    Ok(())
-}
-
 /// The shares of adapters that a request asks for: `[{id, scale}]`; those not named have none.
-fn lora(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<f32>>> {
+pub fn lora(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<f32>>> {
     match fields.get(&["lora"]) {
         None => Ok(None),
         Some((name, value)) => shares(app, name, value).map(Some),
@@ -468,7 +202,8 @@ impl Job {
             n_probs,
             post_sampling,
         )?;
-        request.tag = app.tag(settings.clone());
+        let settings = Arc::new(settings);
+        request.tag = app.tag(&settings);
         let count = prompts.len().saturating_mul(choices);
         if count > MOST_TEXTS {
             let message = format!("{MOST_TEXTS} texts at once are allowed");
@@ -553,140 +288,6 @@ fn refuse_unknown_shapes(fields: &Fields<'_>) -> Result<()> {
         ));
     }
     Ok(())
-}
-
-/// How many probabilities are wanted, and whether those that tokens are drawn by.
-fn probabilities(fields: &Fields<'_>) -> Result<(Option<usize>, bool)> {
-    // Each takes some kilobytes of an answer.
-    const MOST: usize = 100;
-    let post = fields.boolean(&["post_sampling_probs"], false)?;
-    let count = match fields.get(&["n_probs", "logprobs"]) {
-        None => None,
-        // OpenAI's conversations have a switch, and the number apart.
-        Some(("logprobs", Value::Bool(is_on))) => {
-            let top = fields.count(&["top_logprobs"], MOST)?;
-            is_on.then(|| top.unwrap_or(0))
-        }
-        Some((name, _)) => fields.count(&[name], MOST)?.filter(|&count| count > 0),
-    };
-    if count.is_none()
-        && fields
-            .count(&["top_logprobs"], MOST)?
-            .is_some_and(|top| top > 0)
-    {
-        return Err(ApiError::field(
-            "top_logprobs",
-            "it needs \"logprobs\" to be true",
-        ));
-    }
-    Ok((count, post))
-}
-
-/// llama-server's generation settings.
-fn settings(
-    app: &App,
-    fields: &Fields<'_>,
-    request: &Request,
-    form: &Form,
-    is_stream: bool,
-    n_probs: Option<usize>,
-    post_sampling: bool,
-) -> Result<Value> {
-    let sampling = &request.sampling;
-    let limit = request.max_tokens.map_or(json!(-1), |count| json!(count));
-    let many =
-        |count: usize| i64::try_from(count).map_or(-1, |count| count.min(i64::from(i32::MAX)));
-    let bias = sampling.logit_bias.iter();
-    let bias: Vec<Value> = bias
-        .map(|(token, bias)| json!({"token": token, "bias": bias.is_finite().then_some(*bias)}))
-        .collect();
-    let grammar = match form {
-        Form::Gbnf(text) => text.clone(),
-        _ => String::new(),
-    };
-    let samplers: Vec<&str> = sampling.stages.iter().map(|stage| stage.name()).collect();
-    let shares = lora(app, fields)?.unwrap_or_else(|| app.shares());
-    let shares = shares.iter().enumerate();
-    let lora: Vec<Value> = shares
-        .map(|(id, scale)| json!({"id": id, "scale": scale}))
-        .collect();
-    let mut settings = Map::new();
-    let mut set = |name: &str, value: Value| settings.insert(name.to_owned(), value);
-    set("seed", sampling.seed.into());
-    set("temperature", sampling.temperature.into());
-    set("dynatemp_range", sampling.dynatemp_range.into());
-    set("dynatemp_exponent", sampling.dynatemp_exponent.into());
-    set("top_k", many(sampling.top_k).into());
-    set("top_p", sampling.top_p.into());
-    set("min_p", sampling.min_p.into());
-    set("top_n_sigma", sampling.top_n_sigma.into());
-    set("xtc_probability", sampling.xtc_probability.into());
-    set("xtc_threshold", sampling.xtc_threshold.into());
-    set("typical_p", sampling.typical_p.into());
-    set("repeat_last_n", many(sampling.last_n).into());
-    set("repeat_penalty", sampling.repeat_penalty.into());
-    set("presence_penalty", sampling.presence_penalty.into());
-    set("frequency_penalty", sampling.frequency_penalty.into());
-    set("dry_multiplier", sampling.dry_multiplier.into());
-    set("dry_base", sampling.dry_base.into());
-    set(
-        "dry_allowed_length",
-        many(sampling.dry_allowed_length).into(),
-    );
-    set("dry_penalty_last_n", many(sampling.dry_last_n).into());
-    set("dry_sequence_breakers", json!(sampling.dry_breakers));
-    set("mirostat", sampling.mirostat.into());
-    set("mirostat_tau", sampling.mirostat_tau.into());
-    set("mirostat_eta", sampling.mirostat_eta.into());
-    set("adaptive_target", sampling.adaptive_target.into());
-    set("adaptive_decay", sampling.adaptive_decay.into());
-    set("stop", json!(request.stop));
-    set("max_tokens", limit.clone());
-    set("n_predict", limit);
-    set(
-        "n_keep",
-        fields
-            .integer(&["n_keep"], -1, i64::MAX)?
-            .unwrap_or(0)
-            .into(),
-    );
-    set(
-        "n_discard",
-        fields
-            .integer(&["n_discard"], 0, i64::MAX)?
-            .unwrap_or(0)
-            .into(),
-    );
-    set("ignore_eos", fields.boolean(&["ignore_eos"], false)?.into());
-    set("stream", is_stream.into());
-    set("logit_bias", bias.into());
-    set("n_probs", n_probs.unwrap_or(0).into());
-    set("min_keep", many(sampling.min_keep).into());
-    set("grammar", grammar.into());
-    set("samplers", json!(samplers));
-    set(
-        "timings_per_token",
-        fields.boolean(&["timings_per_token"], false)?.into(),
-    );
-    set("post_sampling_probs", post_sampling.into());
-    set("lora", lora.into());
-    Ok(settings.into())
-}
-
-/// The settings of a request that says nothing.
-pub fn default_settings(app: &App) -> Result<Value> {
-    let nothing = Map::new();
-    let nothing = Value::Object(nothing);
-    let fields = Fields::new(&nothing)?;
-    let request = Request {
-        sampling: SamplerParams {
-            seed: app.options.seed.unwrap_or(0xffff_ffff),
-            ..app.options.sampling.clone()
-        },
-        max_tokens: app.options.max_tokens,
-        ..Request::new(Vec::new())
-    };
-    settings(app, &fields, &request, &Form::Free, false, None, false)
 }
 
 /// How thoughts are told of, as a request says it.

@@ -16,11 +16,12 @@
 //! |---|---|
 //! | `options.rs`, `app.rs` | how a server is set up; what the requests of a model share |
 //! | `hub.rs`, `entry.rs` | several models: which are in memory, and which make room |
-//! | `server.rs`, `connections.rs`, `tls.rs` | listens, and drains at the end; connections that make room; encryption |
+//! | `server.rs`, `connections.rs`, `head.rs`, `tls.rs` | listens, and drains at the end; connections that make room; requests that begin to come; encryption |
 //! | `paths.rs`, `route.rs`, `body.rs` | leads each request to its interface; reads bodies within limits |
 //! | `access.rs`, `page.rs` | keys and origins; files of the page |
 //! | `fields.rs`, `error.rs` | reads fields; errors with their objects |
 //! | `job.rs`, `chat.rs` | the one translation into requests of the engine; conversations |
+//! | `form.rs`, `sampling.rs`, `settings.rs` | what a text keeps to; how its tokens are chosen; what is told of that |
 //! | `answer.rs`, `stream.rs` | an answer as it comes; whole or as a stream |
 //! | `api/` | one file for each interface |
 //! | `latency.rs` | how long answers take, for metrics |
@@ -40,6 +41,8 @@ mod embedder;
 mod entry;
 mod error;
 mod fields;
+mod form;
+mod head;
 mod hub;
 mod job;
 mod latency;
@@ -47,7 +50,9 @@ mod options;
 mod page;
 mod paths;
 mod route;
+mod sampling;
 mod server;
+mod settings;
 mod stream;
 mod tls;
 

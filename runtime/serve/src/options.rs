@@ -79,6 +79,8 @@ pub struct ServeOptions {
     pub prefix: String,
     /// Most bytes of a body.
     pub body_limit: usize,
+    /// Seconds that the head of a request may take to come once it began; a connection is closed then.
+    pub head_seconds: u64,
     /// Seconds between comments in a quiet stream; 0 for none.
     pub ping_seconds: u64,
     /// Whether `/v1/embeddings` answers.
@@ -124,6 +126,7 @@ impl Default for ServeOptions {
             tls: None,
             prefix: String::new(),
             body_limit: 64 << 20,
+            head_seconds: 10,
             ping_seconds: 15,
             embeddings: false,
             reranking: false,

@@ -1,26 +1,30 @@
 //! Listens, takes connections, and drains at the end.
 
-use crate::connections::Connections;
+use crate::connections::{AtWork, Connections};
+use crate::head::Timed;
 use crate::hub::Hub;
 use crate::route::handle;
 use crate::tls::Tls;
+use axum::body::{Body, Bytes};
+use hyper::body::{Frame, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use samite_core::CancelToken;
 use std::convert::Infallible;
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// How long the headers of the next request may take to come.
-const HEADER_TIME: Duration = Duration::from_secs(75);
+/// How long a connection may wait for its next request.
+const WAITING_TIME: Duration = Duration::from_secs(75);
 
 /// How long streams may take to tell that they are ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -143,6 +147,33 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
+/// The body of an answer. The connection is at work until it was given away.
+struct Answer {
+    body: Body,
+    #[expect(dead_code, reason = "it is there to be dropped")]
+    at_work: AtWork,
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// Answers what comes over a connection, encrypted if that is wanted.
 async fn taken(stream: TcpStream, shared: Arc<Shared>, is_late: bool) {
     match &shared.tls {
@@ -165,20 +196,20 @@ async fn connection(
     let working = Arc::clone(&place);
     let service = service_fn(move |request| {
         let hub = Arc::clone(&hub);
-        let working = Arc::clone(&working);
+        let at_work = AtWork::new(&working);
         async move {
-            working.work();
             let response = handle(hub, request).await;
-            working.rest();
-            Ok::<_, Infallible>(response)
+            Ok::<_, Infallible>(response.map(|body| Answer { body, at_work }))
         }
     });
+    let head_time = Duration::from_secs(shared.hub.options.head_seconds);
+    let stream = Timed::new(stream, Arc::clone(&place), head_time);
     let mut builder = http1::Builder::new();
     // Headers as clients of llama-server know them.
     builder.title_case_headers(true);
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIME)
+        .header_read_timeout(WAITING_TIME)
         .keep_alive(!is_late);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut stopped = shared.stopped.clone();

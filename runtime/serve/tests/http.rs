@@ -8,7 +8,9 @@ use common::{CONTEXT, Server};
 use samite_requests::EngineOptions;
 use samite_serve::ServeOptions;
 use serde_json::{Value, json};
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 /// The data of events.
 fn events(body: &str) -> Vec<Value> {
@@ -746,4 +748,46 @@ fn metrics_have_one_series_of_each_name() {
         .lines()
         .find_map(|line| line.strip_prefix("vllm:prefix_cache_hits_total "));
     assert!(hits.unwrap().parse::<u64>().unwrap() >= 4, "{text}");
+}
+
+#[test]
+fn headers_that_come_drop_by_drop_hold_no_connection() {
+    let options = ServeOptions {
+        head_seconds: 1,
+        ..ServeOptions::default()
+    };
+    let server = Server::start(options, EngineOptions::default());
+    let mut idle = TcpStream::connect(&server.address).unwrap();
+    // The first request of a connection, and the second one.
+    for is_second in [false, true] {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        let limit = Duration::from_millis(20);
+        stream.set_read_timeout(Some(limit)).unwrap();
+        let mut part = [0; 4096];
+        if is_second {
+            stream
+                .write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                .unwrap();
+            while stream.read(&mut part).is_err() {}
+        }
+        stream.write_all(b"GET /health HTTP/1.1\r\n").unwrap();
+        let start = Instant::now();
+        loop {
+            match stream.read(&mut part) {
+                Ok(0) => break,
+                Ok(_) => panic!("half a request is answered"),
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
+                Err(_) => {}
+            }
+            let _ = stream.write_all(b"X: y\r\n");
+            assert!(start.elapsed() < Duration::from_secs(10), "it is held");
+        }
+        assert!(start.elapsed() > Duration::from_millis(900));
+    }
+    // One that has not begun waits on, and is served.
+    idle.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let mut text = String::new();
+    idle.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
 }

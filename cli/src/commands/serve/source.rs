@@ -1,11 +1,11 @@
 //! Models of a server, loaded when they are asked for.
 
-use super::ServeArgs;
+use super::{ServeArgs, draft_context, draft_failure};
 use crate::args::ModelArgs;
 use crate::failure::{Failure, Outcome};
 use samite::CancelToken;
 use samite::llm::arch::spec::Spec;
-use samite::llm::{MemoryUse, sampler_params};
+use samite::llm::{ContextPlan, MemoryUse, sampler_params};
 use samite::serve::{App, Loaded, ServeOptions, ServedModel, Source};
 use samite::text::{Generator, Sampler, SamplerParams};
 use std::io;
@@ -72,22 +72,35 @@ impl ModelSource {
         let (args, flags) = (&self.args, &self.flags);
         let model = flags.load_header(&args.cpu, &CancelToken::new())?;
         let writes = self.writes(model.spec());
-        let mut bytes = 0;
-        let mut add = |uses: Vec<MemoryUse>| {
-            let context: usize = uses.iter().map(|row| row.kv + row.compute).sum();
-            let weights: usize = uses.iter().map(|row| row.weights).sum();
-            // Contexts share the weights.
-            bytes = (if bytes == 0 { weights } else { bytes }) + context;
+        // Contexts of a model share its weights.
+        let weights = |uses: &[MemoryUse]| uses.iter().map(|row| row.weights).sum::<usize>();
+        let context = |uses: &[MemoryUse]| {
+            let bytes = uses.iter().map(|row| row.kv + row.compute);
+            bytes.sum::<usize>()
         };
+        let (mut model_weights, mut others) = (0, 0usize);
         if writes {
-            let options = args.writing_context(flags, &args.engine_options())?;
-            add(flags.context_plan(Arc::clone(&model), options)?.memory()?);
+            let engine = args.engine_options();
+            let options = args.writing_context(flags, &engine)?;
+            let plan = flags.context_plan(Arc::clone(&model), options.clone())?;
+            let uses = plan.memory()?;
+            model_weights = weights(&uses);
+            others += context(&uses);
+            if let Some(path) = &args.requests.model_draft {
+                let draft = flags.load_header_beside(path, &model, &options.cancel);
+                let draft = draft.map_err(draft_failure)?;
+                let options = draft_context(&options, plan.n_ctx(), &engine);
+                let uses = ContextPlan::new(draft, options)?.memory()?;
+                others += weights(&uses) + context(&uses);
+            }
         }
         if self.embeds(writes) {
             let (_, options) = args.embedding_context(flags, model.spec())?;
-            add(flags.context_plan(Arc::clone(&model), options)?.memory()?);
+            let uses = flags.context_plan(Arc::clone(&model), options)?.memory()?;
+            model_weights = weights(&uses);
+            others += context(&uses);
         }
-        Ok(bytes as u64)
+        Ok((model_weights + others) as u64)
     }
 
     /// Loads it.

@@ -44,6 +44,11 @@ impl ContextPlan {
         &self.model
     }
 
+    /// The number of cells.
+    pub fn n_ctx(&self) -> usize {
+        self.sizes.n_cells
+    }
+
     /// The plan for a micro-batch of `n_tokens` at the end of a full cache.
     ///
     /// # Errors

@@ -292,9 +292,10 @@ impl Engine {
 
     /// Forgets a part of a text that is as long as its context, and says whether that made room.
     fn forget_part(&mut self, at: usize, shift: Shift) -> bool {
-        let active = &mut self.active[at];
-        let keep = shift.keep.min(active.decoded);
-        let rest = active.decoded - keep;
+        let active = &self.active[at];
+        let (sequence, decoded) = (active.sequence, active.decoded);
+        let keep = shift.keep.min(decoded);
+        let rest = decoded - keep;
         let discard = shift.discard.filter(|&count| count > 0);
         let discard = discard.unwrap_or(rest / 2).min(rest.saturating_sub(1));
         let (Ok(from), Ok(to)) = (i32::try_from(keep), i32::try_from(keep + discard)) else {
@@ -303,14 +304,36 @@ impl Engine {
         if discard == 0 {
             return false;
         }
-        if let Err(error) = self.context.cut_out(active.sequence, from..to) {
+        let cut = self.context.cut_out(sequence, from..to);
+        // What others share cannot be moved.
+        let cut = cut.or_else(|_| {
+            self.unshare(sequence)?;
+            self.context.cut_out(sequence, from..to)
+        });
+        let is_lost = cut.is_err();
+        if let Err(error) = cut.or_else(|error| {
+            tracing::warn!(%error, "what is left of a full context is computed again");
+            self.context.remove(sequence, ..)
+        }) {
             tracing::warn!(%error, "nothing can be forgotten of a full context");
             return false;
         }
+        let active = &mut self.active[at];
         active.running.tokens.drain(keep..keep + discard);
-        active.decoded -= discard;
+        active.decoded = if is_lost { 0 } else { decoded - discard };
         active.running.counts.truncated = true;
         true
+    }
+
+    /// Has a sequence share no cells. Kept texts make room for that.
+    fn unshare(&mut self, sequence: usize) -> Result<(), Error> {
+        let saved = self.context.save(sequence)?;
+        loop {
+            match self.context.restore(sequence, &saved) {
+                Err(Error::ContextFull { .. }) if self.evict(None) => {}
+                result => return result,
+            }
+        }
     }
 
     /// A request ends with an answer or a failure of its own.

@@ -260,7 +260,7 @@ fn ended(choice: &Choice, job: &Job, content: &str) -> Value {
         "model": job.model,
         "tokens_predicted": choice.counts.written,
         "tokens_evaluated": choice.counts.prompt,
-        "generation_settings": job.settings,
+        "generation_settings": *job.settings,
         "prompt": choice.prompt_text(),
         "has_new_line": choice.text.contains('\n'),
         "truncated": choice.is_truncated(),

@@ -3,11 +3,11 @@
 use samite_llm::{Context, Result};
 use serde_json::{Value, json};
 
-/// What a page shows of the plan of one token: devices, splits, and bytes by memory.
+/// What a page shows of the plan of one token: devices, splits, and bytes by memory; for a draft model, the bytes of its own.
 ///
 /// # Errors
 /// If a device cannot plan.
-pub fn plan(context: &Context) -> Result<Value> {
+pub fn plan(context: &Context, draft: Option<&Context>) -> Result<Value> {
     let plan = context.plan(1)?;
     let devices = plan.devices().iter().map(|device| {
         json!({
@@ -30,13 +30,22 @@ pub fn plan(context: &Context) -> Result<Value> {
             };
             splits.iter().map(split).collect()
         });
-    let memory = context.memory();
-    let memory = memory.iter().map(|row| {
-        json!({"memory": row.memory, "weights": row.weights, "kv": row.kv, "compute": row.compute})
-    });
-    Ok(json!({
+    let mut told = json!({
         "devices": devices.collect::<Vec<_>>(),
         "splits": splits,
-        "memory": memory.collect::<Vec<_>>(),
-    }))
+        "memory": memory(context),
+    });
+    if let Some(draft) = draft {
+        let file = draft.model().path().file_name().unwrap_or_default();
+        told["draft"] = json!({"model": file.to_string_lossy(), "memory": memory(draft)});
+    }
+    Ok(told)
+}
+
+fn memory(context: &Context) -> Value {
+    let rows = context.memory();
+    let rows = rows.iter().map(|row| {
+        json!({"memory": row.memory, "weights": row.weights, "kv": row.kv, "compute": row.compute})
+    });
+    rows.collect()
 }

@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::error::Result;
 use crate::job;
+use crate::settings;
 use serde_json::{Value, json};
 
 pub fn props(app: &App) -> Result<Value> {
@@ -13,7 +14,7 @@ pub fn props(app: &App) -> Result<Value> {
     let text = |token: Option<u32>| token.map_or(String::new(), |token| app.text_of(&[token]));
     Ok(json!({
         "default_generation_settings": {
-            "params": job::default_settings(app)?,
+            "params": settings::default_settings(app)?,
             "n_ctx": limits.map_or(0, |limits| limits.context),
         },
         "total_slots": limits.map_or(1, |limits| limits.slots),

@@ -32,7 +32,7 @@ pub fn list(app: &App) -> Result<Value> {
                 _ => -1,
             };
             shown["id_task"] = request.into();
-            shown["params"] = settings.map_or(Value::Null, |settings| Value::clone(&settings));
+            shown["params"] = settings.unwrap_or_default();
             shown["n_prompt_tokens"] = slot.prompt.into();
             shown["n_prompt_tokens_cache"] = slot.cached.into();
             shown["n_prompt_tokens_processed"] = slot.computed.min(slot.prompt).into();

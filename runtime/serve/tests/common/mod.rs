@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub, missing_docs)] // Helpers of tests are tests, and none uses all of them.
 
-use samite_core::CancelToken;
+use samite_core::{CancelToken, Environment};
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_gguf::GgufFile;
 use samite_llm::{Context, ContextOptions, Model, ModelOptions};
@@ -28,21 +28,35 @@ pub fn model() -> &'static Arc<Model> {
     })
 }
 
-/// A model that is served, and the thread of its engine.
-pub fn app(options: ServeOptions, engine: EngineOptions) -> (App, JoinHandle<()>) {
-    let engine = EngineOptions {
+/// An engine of a model.
+pub fn engine(model: &Arc<Model>, options: EngineOptions, environment: Environment) -> Engine {
+    let options = EngineOptions {
         context: Some(CONTEXT),
-        ..engine
+        ..options
     };
     let context = ContextOptions {
-        n_ctx: Some(CONTEXT * engine.slots),
-        n_seq: engine.n_seq(),
+        n_ctx: Some(CONTEXT * options.slots),
+        n_seq: options.n_seq(),
+        environment,
         ..ContextOptions::default()
     };
-    let context = Context::new(Arc::clone(model()), context).unwrap();
-    let (handle, driver) = drive(Engine::new(context, engine).unwrap()).unwrap();
+    let context = Context::new(Arc::clone(model), context).unwrap();
+    Engine::new(context, options).unwrap()
+}
+
+/// A model that is served, and the thread of its engine.
+pub fn app(options: ServeOptions, engine_options: EngineOptions) -> (App, JoinHandle<()>) {
+    served_by(
+        options,
+        engine(model(), engine_options, Environment::system()),
+    )
+}
+
+fn served_by(options: ServeOptions, engine: Engine) -> (App, JoinHandle<()>) {
+    let model = Arc::clone(engine.context().model());
+    let (handle, driver) = drive(engine).unwrap();
     let options = served(options);
-    let app = App::new(options, Arc::clone(model()), Some(handle), None).unwrap();
+    let app = App::new(options, model, Some(handle), None).unwrap();
     (app, driver)
 }
 
@@ -65,8 +79,14 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn start(options: ServeOptions, engine: EngineOptions) -> Self {
-        let (app, driver) = app(options, engine);
+    pub fn start(options: ServeOptions, engine_options: EngineOptions) -> Self {
+        let environment = Environment::system();
+        Server::with(options, engine(model(), engine_options, environment))
+    }
+
+    /// One with this engine.
+    pub fn with(options: ServeOptions, engine: Engine) -> Self {
+        let (app, driver) = served_by(options, engine);
         let mut server = Server::of(Hub::single(app));
         server.threads.push(driver);
         server
@@ -102,11 +122,11 @@ impl Server {
             .set_read_timeout(Some(Duration::from_secs(60)))
             .unwrap();
         let length = body.len();
-        write!(
-            stream,
+        // At once: a server that ends may answer before it has read all.
+        let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
-        )
-        .unwrap();
+        );
+        stream.write_all(request.as_bytes()).unwrap();
         stream
     }
 

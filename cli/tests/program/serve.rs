@@ -1,0 +1,120 @@
+//! `samite serve` as a process: a draft model beside the model.
+
+use crate::{command, samite, tiny};
+use samite::llm::SyntheticModel;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+/// A server on the loopback, until the end of the test.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(model: &Path, flags: &[&str]) -> Self {
+        let mut child = command(["serve", "--port", "0", "-t", "1", "-m"])
+            .arg(model)
+            .args(flags)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut lines = lines.by_ref().map_while(Result::ok);
+        let address = lines.find_map(|line| {
+            let (_, address) = line.split_once(" served at http://")?;
+            Some(address.trim_end_matches('/').to_owned())
+        });
+        Server {
+            child,
+            address: address.unwrap(),
+        }
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let body = body.to_string();
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
+        write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+        serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A smaller model of the same vocabulary beside `model`.
+fn smaller(model: &Path) -> PathBuf {
+    let path = model.with_file_name("smaller.gguf");
+    let whole = SyntheticModel::tiny("llama");
+    let small = SyntheticModel {
+        n_layer: 1,
+        n_ff: whole.n_ff / 2,
+        ..whole
+    };
+    small.write(&path).unwrap();
+    path
+}
+
+/// Megabytes that a model needs, as a server of two says that has too little memory for it.
+fn needed(model: &Path, flags: &[&str]) -> u64 {
+    let file = model.to_str().unwrap();
+    let base = ["serve", "--port", "0", "-m", file];
+    let base = base
+        .iter()
+        .chain(["--models-memory", "1", "-c", "65536"].iter());
+    let run = samite(base.chain(flags));
+    let (_, rest) = run.stderr.split_once(" needs ").expect(&run.stderr);
+    rest.split_once(" MiB").unwrap().0.parse().unwrap()
+}
+
+#[test]
+fn a_draft_model_changes_no_text_and_its_memory_is_planned() {
+    let (_dir, model) = tiny();
+    let draft = smaller(&model);
+    let draft = draft.to_str().unwrap();
+    let flags = ["-md", draft, "--draft", "8", "--draft-p-min", "0"];
+    let (plain, drafting) = (Server::start(&model, &[]), Server::start(&model, &flags));
+    for temperature in [0.0, 1.0] {
+        let body = json!({"prompt": [3, 70, 9, 120], "n_predict": 60, "temperature": temperature, "seed": 5, "ignore_eos": true});
+        let [expected, text] = [&plain, &drafting].map(|server| {
+            let answer = server.ask("POST", "/completion", &body);
+            assert_eq!(answer["tokens_predicted"], 60, "{answer}");
+            answer["content"].clone()
+        });
+        assert_eq!(text, expected);
+    }
+    let plan = drafting.ask("GET", "/plan", &json!({}));
+    assert_eq!(plan["draft"]["model"], "smaller.gguf", "{plan}");
+    let sum = |rows: &Value, what: &str| -> u64 {
+        let rows = rows.as_array().unwrap().iter();
+        rows.map(|row| row[what].as_u64().unwrap()).sum()
+    };
+    let (own, drafts) = (&plan["memory"], &plan["draft"]["memory"]);
+    for what in ["weights", "kv"] {
+        let (own, drafts) = (sum(own, what), sum(drafts, what));
+        assert!(drafts > 0 && drafts < own, "{what}: {drafts} beside {own}");
+    }
+    assert_eq!(plain.ask("GET", "/plan", &json!({}))["draft"], Value::Null);
+    let other = model.with_file_name("other.gguf");
+    std::fs::copy(&model, &other).unwrap();
+    let others = ["-m", other.to_str().unwrap()];
+    let (plain, drafting) = (
+        needed(&model, &others),
+        needed(&model, &[others.as_slice(), &["-md", draft]].concat()),
+    );
+    assert!(
+        drafting > plain + plain / 4,
+        "{drafting} MiB, and {plain} MiB without"
+    );
+}

@@ -1,0 +1,130 @@
+//! What a text keeps to: schemas and grammars of requests.
+
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::fields::Fields;
+use samite_grammar::{Grammar, GrammarError, Lazy, Trigger};
+use samite_text::Constraint;
+use serde_json::{Value, json};
+
+/// What a text keeps to, as requests say it.
+#[derive(Clone, Debug)]
+pub enum Form {
+    Free,
+    Schema(Value),
+    Gbnf(String),
+    /// Calls of tools; only them, if one is demanded.
+    Calls {
+        grammar: Grammar,
+        triggers: Vec<Trigger>,
+    },
+}
+
+fn grammar_error(field: &str, error: &GrammarError) -> ApiError {
+    ApiError::field(field, error)
+}
+
+/// Reads what a text is to keep to: `json_schema`, `grammar`, and OpenAI's `response_format`.
+pub fn form(fields: &Fields<'_>) -> Result<(&'static str, Form)> {
+    if let Some((_, schema)) = fields.get(&["json_schema"]) {
+        if fields.has("grammar") {
+            return Err(ApiError::field(
+                "grammar",
+                "a text keeps to \"json_schema\" or to \"grammar\", not to both",
+            ));
+        }
+        return Ok(("json_schema", Form::Schema(schema.clone())));
+    }
+    if let Some(text) = fields.text(&["grammar"])?.filter(|text| !text.is_empty()) {
+        return Ok(("grammar", Form::Gbnf(text.to_owned())));
+    }
+    let Some(format) = fields.fields("response_format")? else {
+        return Ok(("response_format", Form::Free));
+    };
+    let any_object = || json!({"type": "object"});
+    let form = match format.text(&["type"])?.unwrap_or("text") {
+        "text" => Form::Free,
+        "json_object" => match format.get(&["schema"]) {
+            Some((_, schema)) => Form::Schema(schema.clone()),
+            None => Form::Schema(any_object()),
+        },
+        "json_schema" => {
+            let inner = format.fields("json_schema")?;
+            let schema = inner.and_then(|inner| inner.get(&["schema"]));
+            let schema = schema.or_else(|| format.get(&["schema"]));
+            Form::Schema(schema.map_or_else(any_object, |(_, schema)| schema.clone()))
+        }
+        other => {
+            return Err(ApiError::field(
+                "response_format",
+                format!("\"type\" must be text, json_object or json_schema, and is \"{other}\""),
+            ));
+        }
+    };
+    Ok(("response_format", form))
+}
+
+/// What a text keeps to.
+pub fn constraint(
+    app: &App,
+    field: &str,
+    form: &Form,
+    before: Option<&'static str>,
+) -> Result<Option<Box<dyn Constraint>>> {
+    let grammar = match form {
+        Form::Free => return Ok(None),
+        Form::Schema(schema) => match schema {
+            Value::Object(_) | Value::Bool(_) => {
+                let schema = match schema {
+                    Value::Object(members) if members.is_empty() => json!({"type": "object"}),
+                    other => other.clone(),
+                };
+                Grammar::json_schema(&schema.to_string())
+            }
+            other => {
+                return Err(ApiError::field(
+                    field,
+                    format!(
+                        "a schema is an object, and this is {}",
+                        crate::fields::kind(other)
+                    ),
+                ));
+            }
+        },
+        Form::Gbnf(text) => Grammar::gbnf(text),
+        Form::Calls { grammar, .. } => Ok(grammar.clone()),
+    };
+    let grammar = grammar.map_err(|error| grammar_error(field, &error))?;
+    let _turn = app.compiling.begin()?;
+    let begin = || {
+        let begun = grammar.constraint(app.vocabulary()?);
+        let mut constraint = begun.map_err(|error| grammar_error(field, &error))?;
+        // What lets no text begin, or is too large to be followed, is found now, and not when the answer begins.
+        let mask = constraint.mask();
+        let mask = mask.map_err(|error| ApiError::field(field, error))?;
+        match mask.iter().any(|&word| word != 0) {
+            true => Ok(constraint),
+            false => Err(ApiError::field(field, "no text can begin")),
+        }
+    };
+    let constraint = begin().map_err(|error| match grammar.check() {
+        // Without a vocabulary, it is said better what is wrong.
+        Err(better) => grammar_error(field, &better),
+        Ok(()) => error,
+    })?;
+    let lazy = match form {
+        Form::Calls { triggers, .. } if !triggers.is_empty() => {
+            let lazy = Lazy::new(constraint, triggers);
+            let lazy = lazy.map_err(|error| grammar_error(field, &error))?;
+            return Ok(Some(Box::new(lazy.sleep_until(before.unwrap_or_default()))));
+        }
+        _ => before,
+    };
+    Ok(Some(match lazy {
+        None => Box::new(constraint),
+        Some(mark) => {
+            let lazy = Lazy::new(constraint, &[Trigger::After(mark.to_owned())]);
+            Box::new(lazy.map_err(|error| grammar_error(field, &error))?)
+        }
+    }))
+}

@@ -1,0 +1,173 @@
+//! Heads of requests: once one begins to come, it has to be there in time.
+//!
+//! A connection may wait long for its next request. A client that has begun one and sends it drop by drop holds a connection for nothing.
+
+use crate::connections::Connection;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+
+/// What comes over a connection, as long as heads come in time.
+pub struct Timed<S> {
+    stream: S,
+    connection: Arc<Connection>,
+    time: Duration,
+    /// The head that is coming, by the wait that it ends, and when it is late.
+    coming: Option<(u64, Pin<Box<Sleep>>)>,
+}
+
+impl<S> Timed<S> {
+    pub fn new(stream: S, connection: Arc<Connection>, time: Duration) -> Self {
+        Timed {
+            stream,
+            connection,
+            time,
+            coming: None,
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        // What comes while a request is answered is its body, or a next one too early.
+        let Some(wait) = self.connection.wait() else {
+            self.coming = None;
+            return read;
+        };
+        let is_new = self.coming.as_ref().is_none_or(|(known, _)| *known != wait);
+        if is_new {
+            if !matches!(read, Poll::Ready(Ok(()))) || buffer.filled().len() == before {
+                self.coming = None;
+                return read;
+            }
+            self.coming = Some((wait, Box::pin(tokio::time::sleep(self.time))));
+        }
+        if let Some((_, late)) = &mut self.coming
+            && late.as_mut().poll(cx).is_ready()
+        {
+            let message = "the head of a request did not come in time";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)));
+        }
+        ready!(read)?;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connections::{AtWork, Connections};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    const TIME: Duration = Duration::from_millis(60);
+
+    /// Sends a byte every so often until it fails or `most` were sent, and says how many were read and what the reader ends with.
+    async fn drip(most: usize, connection: &Arc<Connection>) -> (usize, Option<io::ErrorKind>) {
+        let (mut client, server) = tokio::io::duplex(64);
+        let mut timed = Timed::new(server, Arc::clone(connection), TIME);
+        let writer = tokio::spawn(async move {
+            for _ in 0..most {
+                if client.write_all(b"G").await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(TIME / 4).await;
+            }
+        });
+        let (mut count, mut byte) = (0, [0]);
+        let end = loop {
+            match timed.read(&mut byte).await {
+                Ok(0) => break None,
+                Ok(_) => count += 1,
+                Err(error) => break Some(error.kind()),
+            }
+        };
+        drop(timed);
+        writer.await.unwrap();
+        (count, end)
+    }
+
+    fn in_runtime<T>(future: impl Future<Output = T>) -> T {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_time().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn a_head_that_comes_drop_by_drop_is_late() {
+        let connection = Arc::new(Arc::new(Connections::new(8)).add());
+        let (count, end) = in_runtime(drip(100, &connection));
+        assert_eq!(end, Some(io::ErrorKind::TimedOut));
+        assert!((1..=5).contains(&count), "{count}");
+    }
+
+    #[test]
+    fn what_comes_during_an_answer_takes_as_long_as_it_likes() {
+        let connection = Arc::new(Arc::new(Connections::new(8)).add());
+        let working = AtWork::new(&connection);
+        assert_eq!(in_runtime(drip(12, &connection)), (12, None));
+        drop(working);
+        assert!(in_runtime(drip(12, &connection)).1.is_some());
+    }
+
+    #[test]
+    fn each_head_has_its_own_time_and_waiting_has_none() {
+        let connection = Arc::new(Arc::new(Connections::new(8)).add());
+        let read = in_runtime(async {
+            let (mut client, server) = tokio::io::duplex(64);
+            let mut timed = Timed::new(server, Arc::clone(&connection), TIME);
+            let mut byte = [0];
+            for _ in 0..3 {
+                let wait = tokio::time::timeout(TIME * 2, timed.read(&mut byte)).await;
+                assert!(wait.is_err(), "nothing came, and nothing is late");
+                client.write_all(b"G").await.unwrap();
+                timed.read_exact(&mut byte).await.unwrap();
+                // The head is there: it is answered, which takes a while.
+                let working = AtWork::new(&connection);
+                tokio::time::sleep(TIME * 2).await;
+                drop(working);
+            }
+            client.write_all(b"G").await.unwrap();
+            timed.read(&mut byte).await
+        });
+        assert_eq!(read.unwrap(), 1);
+    }
+}
