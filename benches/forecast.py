@@ -3,11 +3,13 @@
 
     forecast.py measure PART --samite PROGRAM --models FOLDER --out FOLDER
     forecast.py compare --samite PROGRAM --models FOLDER --out FOLDER
+    forecast.py nodes --samite PROGRAM --models FOLDER --out FOLDER
 
 Parts, each of which takes one to three minutes on an idle machine: rates, pings, threads, rpc, remote, shaped, mpi.
 `rates` (speeds of single operations) and `pings` (the model that is part of the program, over each kind of link) make the
 machines' file. The others measure other models, which `samite synth` makes (FOLDER/SHAPE.TYPE.gguf); nothing of what they
-measure goes into the file. `compare` writes a machines' file for each case to OUT, asks the program, and prints a table.
+measure goes into the file. `compare` writes a machines' file for each case to OUT, asks the program, and prints a table. `nodes`
+prints what is foretold for 8 to 64 machines of each file in benches/machines.
 """
 
 import argparse
@@ -376,15 +378,54 @@ def compare(args):
     print(f"\n{len(errors)} figures: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
 
 
+def nodes(args):
+    """Tables for many machines. Headers of models are enough."""
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    ways = [
+        ("layers", lambda n: ["-ts", ",".join("1" * n), "-ub", "128", "--copies", "4"], None),
+        ("tensors, direct", lambda n: ["-sm", "tensor"], "direct"),
+        ("tensors, doubling", lambda n: ["-sm", "tensor"], "doubling"),
+        ("tensors, ring", lambda n: ["-sm", "tensor"], "ring"),
+    ]
+    for file in sorted((Path(__file__).parent / "machines").glob("*.toml")):
+        print(f"\n{file.name}: tokens/s of the prompt / of generation; GiB of the fullest node\n")
+        print("| model | split | 8 nodes | 16 | 32 | 64 |\n|---|---|---|---|---|---|")
+        for shape in ("llama3-8b", "qwen3-30b-a3b", "llama3-70b"):
+            header = out / f"{shape}.gguf"
+            run([args.samite, "synth", "--shape", shape, "--type", "q4_0", "--header", str(header)])
+            for name, flags, algorithm in ways:
+                cells = []
+                for n in (8, 16, 32, 64):
+                    text = file.read_text().replace("count = 8", f"count = {n}")
+                    if algorithm:
+                        text = re.sub('algorithm = ".*"', f'algorithm = "{algorithm}"', text)
+                    path = out / "nodes.toml"
+                    path.write_text(text)
+                    command = [args.samite, "plan", "--json", "-m", str(header), "--simulate", str(path), "-p", "2048", "-n", "128"]
+                    done = subprocess.run(command + flags(n), capture_output=True, text=True, timeout=600)
+                    if done.returncode:
+                        cells.append(done.stderr.strip().splitlines()[-1][:60])
+                        continue
+                    said = json.loads(done.stdout)
+                    sums = {}
+                    for row in said["memory"]:
+                        node = row["memory"].removesuffix("-packed")
+                        sums[node] = sums.get(node, 0) + row["weights"] + row["kv"] + row["compute"]
+                    most = max(bytes for node, bytes in sums.items() if node.startswith("node"))
+                    cells.append(f"{said['prompt']['tokens_per_second']:.0f} / {said['generation']['tokens_per_second']:.1f}; {most / 2**30:.1f}")
+                print(f"| {shape} | {name} | " + " | ".join(cells) + " |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["measure", "compare"])
+    parser.add_argument("what", choices=["measure", "compare", "nodes"])
     parser.add_argument("part", nargs="?", choices=["rates", "pings", *CASES])
     parser.add_argument("--samite", required=True)
     parser.add_argument("--models", required=True)
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
-    measure(args) if args.what == "measure" else compare(args)
+    {"measure": measure, "compare": compare, "nodes": nodes}[args.what](args)
 
 
 main()
