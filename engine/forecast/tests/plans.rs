@@ -1,5 +1,7 @@
 //! Plans on paper devices, with times that are worked out by hand.
 
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
 use samite_core::{
     Cut, DType, Device, Graph, Layout, StoredTensor, TensorInfo, Usage, unallocated,
 };
