@@ -9,6 +9,7 @@ use crate::ranks::{self, Neighbours, RankArgs};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use indicatif::ProgressBar;
+use samite::forecast::{Cluster, paper};
 use samite::gguf::{GgufFile, LoadMode};
 use samite::llm::{
     Adapter, Context, ContextOptions, ContextPlan, Error, FitOptions, Model, ModelOptions,
@@ -609,17 +610,7 @@ impl ModelArgs {
                 Ok(devices)
             }
             SplitMode::Tensor => {
-                let ratios = self.tensor_split.as_ref().map(|split| {
-                    match PlacementRule::parse_split(split).map_err(Failure::usage)? {
-                        PlacementRule::Split(parts) => Ok(parts),
-                        _ => Err(Failure::usage("--tensor-split: not a list of proportions")),
-                    }
-                });
-                let options = MetaOptions {
-                    ratios: ratios.transpose()?,
-                    deadline: self.ranks.deadline(),
-                    ..MetaOptions::default()
-                };
+                let options = self.meta_options()?;
                 match ranks::group() {
                     Some(group) => self.devices.divided_among(cpu, group, options),
                     None => {
@@ -629,6 +620,70 @@ impl ModelArgs {
                 }
             }
         }
+    }
+
+    /// How `--split-mode tensor` divides.
+    fn meta_options(&self) -> Outcome<MetaOptions> {
+        let ratios = self.tensor_split.as_ref().map(|split| {
+            match PlacementRule::parse_split(split).map_err(Failure::usage)? {
+                PlacementRule::Split(parts) => Ok(parts),
+                _ => Err(Failure::usage("--tensor-split: not a list of proportions")),
+            }
+        });
+        Ok(MetaOptions {
+            ratios: ratios.transpose()?,
+            deadline: self.ranks.deadline(),
+            ..MetaOptions::default()
+        })
+    }
+
+    /// The machines of a file as devices that plan like the CPU, arranged as `--split-mode` says: without memory.
+    pub fn simulated_devices(
+        &self,
+        cpu: &CpuArgs,
+        cluster: &Cluster,
+    ) -> Outcome<Vec<Arc<dyn Device>>> {
+        let registry = self.devices.backends.registry_on(cpu.pool()?);
+        let like = registry.device("cpu")?;
+        let host = || paper(like, "cpu", cluster.host.memory, None);
+        let members = cluster.members.iter().map(|member| {
+            let through = member.reached.as_ref().map(|(through, _)| *through);
+            paper(like, &member.name, member.device.memory, through)
+        });
+        let mut devices: Vec<_> = members.collect();
+        match self.split_mode {
+            SplitMode::Tensor => {
+                devices = vec![MetaDevice::new(devices, self.meta_options()?)?, host()];
+            }
+            SplitMode::None => {
+                devices.truncate(1);
+                devices.push(host());
+            }
+            SplitMode::Layer => devices.push(host()),
+        }
+        // A processor of the host's needs no other one behind it.
+        if cluster
+            .members
+            .last()
+            .is_some_and(|last| last.reached.is_none())
+            && !self.splits_tensors()
+        {
+            devices.pop();
+        }
+        Ok(devices)
+    }
+
+    /// The model as [`load_header`](Self::load_header) gives it, on these devices.
+    pub fn load_header_on(
+        &self,
+        devices: Vec<Arc<dyn Device>>,
+        cancel: &CancelToken,
+    ) -> Outcome<Arc<Model>> {
+        let options = self.model_options(devices, cancel)?;
+        Ok(Model::without_weights(
+            &self.header(options.load_mode)?,
+            &options,
+        )?)
     }
 
     /// Fails if dividing tensors is predicted to be slower than one device alone.
@@ -828,11 +883,7 @@ impl ModelArgs {
 
     /// The model as the header of its file describes it, for plans.
     pub fn load_header(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
-        let options = self.model_options(self.chosen_devices(cpu)?, cancel)?;
-        Ok(Model::without_weights(
-            &self.header(options.load_mode)?,
-            &options,
-        )?)
+        self.load_header_on(self.chosen_devices(cpu)?, cancel)
     }
 
     fn model_options(

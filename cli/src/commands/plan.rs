@@ -1,12 +1,14 @@
 //! `samite plan`: explains where a model would run and what memory it needs, from the header of its file.
 
-use crate::args::{ModelArgs, divided, predicted};
+mod simulate;
+
+use crate::args::{ModelArgs, divided, predicted, token_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::shown::escaped_lines;
 use crate::{files, interrupt};
 use clap::Args;
-use samite::llm::Model;
+use samite::llm::{MemoryUse, Model};
 use samite::sched::explain::human_bytes;
 use serde_json::json;
 use std::io::Write;
@@ -20,7 +22,8 @@ use std::path::PathBuf;
 Examples:
   samite plan -m model.gguf
   samite plan -m model.gguf --svg plan.svg
-  samite plan -m model.gguf --device reference,cpu --place 'layers=2-:cpu'"
+  samite plan -m model.gguf --device reference,cpu --place 'layers=2-:cpu'
+  samite plan -m model.gguf --simulate machines.toml -sm tensor -p 512 -n 128"
 )]
 pub struct PlanArgs {
     #[command(flatten)]
@@ -33,6 +36,15 @@ pub struct PlanArgs {
     /// Draw the splits over devices into an SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Foretell how fast it would be on the machines of this file, which need not be there
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "svg"])]
+    simulate: Option<PathBuf>,
+    /// Tokens of the prompt that is simulated; 0 for none
+    #[arg(short = 'p', long, value_name = "N", default_value = "512", value_parser = token_count, requires = "simulate")]
+    n_prompt: usize,
+    /// Generated tokens that are simulated, behind the prompt; 0 for none
+    #[arg(short = 'n', long, value_name = "N", default_value = "64", value_parser = token_count, requires = "simulate")]
+    n_gen: usize,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -40,6 +52,9 @@ pub struct PlanArgs {
 
 pub fn run(args: PlanArgs) -> Outcome {
     let cancel = interrupt::token();
+    if let Some(file) = &args.simulate {
+        return simulate::run(&args, file, &cancel);
+    }
     let tokens = args.tokens as usize;
     if tokens > args.model.ubatch_size {
         return Err(Failure::usage(format_args!(
@@ -68,15 +83,11 @@ pub fn run(args: PlanArgs) -> Outcome {
         _ => None,
     };
     if args.json {
-        let rows: Vec<_> = memory
-            .iter()
-            .map(|row| json!({ "memory": row.memory, "weights": row.weights, "kv": row.kv, "compute": row.compute }))
-            .collect();
         writeln!(
             out,
             "{:#}",
             json!({
-                "plan": plan.to_json(), "memory": rows, "fit": fit_json(context.model()), "cpu_added": cpu_added,
+                "plan": plan.to_json(), "memory": memory_json(&memory), "fit": fit_json(context.model()), "cpu_added": cpu_added,
                 "divided": explanation, "prediction": prediction,
             })
         )?;
@@ -103,12 +114,21 @@ pub fn run(args: PlanArgs) -> Outcome {
             prediction.best
         )?;
     }
+    write_memory(&mut out, &memory)?;
+    if let Some(path) = &args.svg {
+        writeln!(out, "picture: {}", path.display())?;
+    }
+    Ok(())
+}
+
+/// What memory is for, a line each.
+fn write_memory(out: &mut impl Write, memory: &[MemoryUse]) -> std::io::Result<()> {
     writeln!(
         out,
         "\n{:<12} {:>12} {:>12} {:>12} {:>12}",
         "memory", "weights", "kv cache", "compute", "sum"
     )?;
-    for row in &memory {
+    for row in memory {
         let cells = [
             row.weights,
             row.kv,
@@ -122,10 +142,12 @@ pub fn run(args: PlanArgs) -> Outcome {
             row.memory, cells[0], cells[1], cells[2], cells[3]
         )?;
     }
-    if let Some(path) = &args.svg {
-        writeln!(out, "picture: {}", path.display())?;
-    }
     Ok(())
+}
+
+fn memory_json(memory: &[MemoryUse]) -> serde_json::Value {
+    let row = |row: &MemoryUse| json!({ "memory": row.memory, "weights": row.weights, "kv": row.kv, "compute": row.compute });
+    memory.iter().map(row).collect()
 }
 
 /// How layers were fitted to free memory, if they were.

@@ -28,6 +28,9 @@ pub struct SynthArgs {
     /// Start of the random numbers
     #[arg(short, long, value_name = "N", default_value = "1")]
     seed: u64,
+    /// Only the header of the file: enough for `samite plan`
+    #[arg(long)]
+    header: bool,
 }
 
 /// `--shape`
@@ -47,6 +50,15 @@ enum Shape {
     /// Qwen3 4B, with its output tied to the embedding
     #[value(name = "qwen3-4b")]
     Qwen3,
+    /// Llama 3 8B
+    #[value(name = "llama3-8b")]
+    Llama3,
+    /// Llama 3 70B
+    #[value(name = "llama3-70b")]
+    Llama3Large,
+    /// Qwen3 30B-A3B: 128 experts, of which 8 are used
+    #[value(name = "qwen3-30b-a3b")]
+    Mixture,
     /// 6 layers with 64 experts of width 768, of which 8 are used: like Qwen3 30B-A3B, but smaller
     #[value(name = "small-moe")]
     SmallMixture,
@@ -122,6 +134,14 @@ pub fn run(args: SynthArgs) -> Outcome {
     };
     synthetic.dtype = args.dtype;
     synthetic.seed = args.seed;
+    if args.header {
+        synthetic.write_header(&args.output)?;
+        say(format_args!(
+            "written to {}: a header without weights, for plans only",
+            args.output.display()
+        ));
+        return Ok(());
+    }
     synthetic.write(&args.output).map_err(Failure::from)?;
     say(format_args!(
         "written to {}: random weights, for measuring and testing only",
@@ -141,6 +161,24 @@ fn of_shape(shape: Shape) -> SyntheticModel {
         Shape::Small => model("llama", [12, 768, 12, 12, 64, 2048, 32_000, 2048], true),
         Shape::TinyLlama => model("llama", [22, 2048, 32, 4, 64, 5632, 32_000, 2048], false),
         Shape::Qwen3Small => model("qwen3", [28, 1024, 16, 8, 128, 3072, 151_936, 40_960], true),
+        Shape::Llama3 => model(
+            "llama",
+            [32, 4096, 32, 8, 128, 14_336, 128_256, 8192],
+            false,
+        ),
+        Shape::Llama3Large => model(
+            "llama",
+            [80, 8192, 64, 8, 128, 28_672, 128_256, 8192],
+            false,
+        ),
+        Shape::Mixture => SyntheticModel {
+            experts: Some([128, 8]),
+            ..model(
+                "qwen3moe",
+                [48, 2048, 32, 4, 128, 768, 151_936, 40_960],
+                false,
+            )
+        },
         Shape::SmallMixture => SyntheticModel {
             experts: Some([64, 8]),
             ..model("qwen3moe", [6, 2048, 32, 4, 128, 768, 32_000, 4096], false)

@@ -93,3 +93,126 @@ fn a_plan_says_that_the_cpu_was_put_behind_a_gpu() {
     let json = with_model(&path, "plan -m M --fit off --json --device reference").json();
     assert_eq!(json["cpu_added"], true);
 }
+
+/// Four machines whose devices read 1e9 bytes a second of any type that a test uses.
+const MACHINES: &str = r#"
+[devices.slow]
+memory = 1e9
+results = 1e12
+attention = 1e12
+operation = 0
+[devices.slow.types.f32]
+read = 1e9
+products = 1e12
+[devices.slow.types.f16]
+read = 1e9
+products = 1e12
+[devices.slow.types.q8_0]
+read = 1e9
+products = 1e12
+
+[links.lan]
+latency = 1e-3
+bandwidth = 1e9
+
+[host]
+device = "slow"
+
+[[machines]]
+name = "node"
+device = "slow"
+count = 4
+through = "remote"
+link = "lan"
+
+[exchange]
+link = "lan"
+algorithm = "doubling"
+"#;
+
+#[test]
+fn machines_that_are_not_there_are_simulated() {
+    let (dir, model) = tiny();
+    let file = dir.path().join("machines.toml");
+    std::fs::write(&file, MACHINES).unwrap();
+    let run = |flags: &str| {
+        let line = format!(
+            "plan -m M --simulate {} --json -p 8 -n 4 {flags}",
+            file.display()
+        );
+        with_model(&model, &line).json()
+    };
+    let number = |value: &serde_json::Value| value.as_f64().unwrap();
+    // Three layers on three of them: three steps, and a message there and back for each.
+    let layers = run("-ts 1,1,1,1 -ngl 4");
+    let generation = &layers["generation"];
+    let each = number(&generation["seconds"]) / 4.0;
+    assert!((8e-3..9e-3).contains(&each), "{layers:#}");
+    assert_eq!(generation["tokens"], 4);
+    let rows = generation["machines"].as_array().unwrap();
+    let names: Vec<_> = rows
+        .iter()
+        .map(|row| row["machine"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["program", "node0", "node1", "node2", "node3"]);
+    for row in rows {
+        let sum: f64 = ["compute", "link", "waiting"]
+            .iter()
+            .map(|part| number(&row[part]))
+            .sum();
+        let whole = number(&generation["seconds"]);
+        assert!((sum / whole - 1.0).abs() < 1e-6, "{row}");
+    }
+    assert_eq!(layers["short_of_memory"], serde_json::json!([]));
+    // Two sums of two rounds a layer; heads of the tiny model suffice for two members.
+    let divided = run("-sm tensor -ts 1,1,0,0");
+    let each = number(&divided["generation"]["seconds"]) / 4.0;
+    assert!(each > 12e-3, "{divided:#}");
+    let text = format!("plan -m M --simulate {} -p 8 -n 0", file.display());
+    let text = with_model(&model, &text).ok();
+    assert!(
+        text.contains("not measured") && text.contains("prompt: 8 tokens"),
+        "{text}"
+    );
+    assert!(!text.contains("generation"), "{text}");
+}
+
+#[test]
+fn a_wrong_file_of_machines_is_named_with_its_line() {
+    let (dir, model) = tiny();
+    let file = dir.path().join("machines.toml");
+    let run = |text: &str, flags: &str| {
+        std::fs::write(&file, text).unwrap();
+        with_model(
+            &model,
+            &format!("plan -m M --simulate {} {flags}", file.display()),
+        )
+    };
+    let wrong = MACHINES.replace("latency = 1e-3", "latency = 'much'");
+    run(&wrong, "").fails(1, &["machines.toml, line 18", "latency"]);
+    let without = MACHINES.replace(
+        "[devices.slow.types.f16]\nread = 1e9\nproducts = 1e12\n",
+        "",
+    );
+    run(&without, "").fails(1, &["[devices.slow.types.f16]", "read and products"]);
+    let without = MACHINES.split("[exchange]").next().unwrap();
+    run(without, "-sm tensor").fails(1, &["add [exchange]"]);
+    run(MACHINES, "-p 0 -n 0").fails(2, &["nothing to simulate"]);
+    run(MACHINES, "--tokens 2").fails(2, &["--tokens"]);
+    with_model(&model, "plan -m M --simulate /nowhere/m.toml").fails(1, &["/nowhere/m.toml"]);
+    with_model(&model, "plan -m M -n 3").fails(2, &["--simulate"]);
+}
+
+#[test]
+fn a_header_is_enough() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("header.gguf");
+    let line = format!("synth --shape tiny --header {}", path.display());
+    with_model(&path, &line).ok();
+    assert!(std::fs::metadata(&path).unwrap().len() < 100_000);
+    let header = with_model(&path, "plan -m M").ok();
+    let whole = dir.path().join("whole.gguf");
+    with_model(&whole, "synth --shape tiny M").ok();
+    assert_eq!(with_model(&whole, "plan -m M").ok(), header);
+    with_model(&path, "run -m M -p ab").fails(1, &["header.gguf", "truncated"]);
+}

@@ -117,6 +117,11 @@ impl Plan {
         &self.placement
     }
 
+    /// The graph with its copies, cut into splits.
+    pub fn lowered(&self) -> &Lowered {
+        &self.lowered
+    }
+
     /// The splits in the order in which they run.
     pub fn splits(&self) -> &[Split] {
         &self.lowered.splits

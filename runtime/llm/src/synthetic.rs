@@ -6,8 +6,8 @@ use crate::error::{Error, Result, try_filled};
 use crate::quantize::{Mixture, for_rows_of};
 use samite_core::DType;
 use samite_gguf::{
-    GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, StringArray, TensorSpec as FileTensor, Value,
-    Writer,
+    AtomicFile, GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, StringArray,
+    TensorSpec as FileTensor, Value, Writer,
 };
 use samite_quant::{can_encode, encode_row};
 use samite_text::Rng;
@@ -353,12 +353,18 @@ impl SyntheticModel {
         Ok(spec.tensors().into_iter().filter(wanted).collect())
     }
 
-    /// Writes the model to `path`.
+    /// Writes what a file of the model begins with, without any weights: enough for plans.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the numbers do not fit together or matrices of this type cannot be written; if the file
-    /// cannot be.
-    pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+    /// As [`write`](SyntheticModel::write).
+    pub fn write_header(&self, path: impl AsRef<Path>) -> Result<()> {
+        let (metadata, _, files) = self.header()?;
+        let mut file = AtomicFile::create(path)?;
+        Writer::new(&mut file, &metadata, files)?;
+        Ok(file.commit()?)
+    }
+
+    fn header(&self) -> Result<(Metadata, Vec<TensorSpec>, Vec<FileTensor>)> {
         if !can_encode(self.dtype) {
             return Err(Error::invalid(format!(
                 "matrices of type {} cannot be written",
@@ -367,7 +373,20 @@ impl SyntheticModel {
         }
         let metadata = self.metadata()?;
         let specs = self.tensors(&metadata)?;
-        let types = |spec: &TensorSpec| match spec.usage {
+        let files = specs.iter().map(|spec| {
+            let dims = match spec.shape {
+                [_, _, matrices, _] if matrices > 1 || spec.usage == WeightUse::Experts => 3,
+                [_, 1, ..] => 1,
+                _ => 2,
+            };
+            FileTensor::new(&spec.name, self.type_of(spec), &spec.shape[..dims])
+        });
+        let files = files.collect::<Result<_, _>>()?;
+        Ok((metadata, specs, files))
+    }
+
+    fn type_of(&self, spec: &TensorSpec) -> DType {
+        match spec.usage {
             // Routers are small, and what they say matters.
             WeightUse::Product if spec.name.ends_with("ffn_gate_inp.weight") => DType::F32,
             WeightUse::Rows | WeightUse::Product | WeightUse::Experts => {
@@ -379,16 +398,18 @@ impl SyntheticModel {
             | WeightUse::Convolution
             | WeightUse::Decay
             | WeightUse::RopeDivisors => DType::F32,
-        };
-        let files = specs.iter().map(|spec| {
-            let dims = match spec.shape {
-                [_, _, matrices, _] if matrices > 1 || spec.usage == WeightUse::Experts => 3,
-                [_, 1, ..] => 1,
-                _ => 2,
-            };
-            FileTensor::new(&spec.name, types(spec), &spec.shape[..dims])
-        });
-        let mut writer = Writer::create(path, &metadata, files.collect::<Result<_, _>>()?)?;
+        }
+    }
+
+    /// Writes the model to `path`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the numbers do not fit together or matrices of this type cannot be written; if the file
+    /// cannot be.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+        let (metadata, specs, files) = self.header()?;
+        let types = |spec: &TensorSpec| self.type_of(spec);
+        let mut writer = Writer::create(path, &metadata, files)?;
         for spec in &specs {
             // By name: what a tensor holds does not depend on which others there are.
             let mut rng = Rng::new(self.seed ^ hash(&spec.name));

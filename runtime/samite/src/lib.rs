@@ -9,6 +9,7 @@
 //! | the root | [`Conversation`] with a language model; tensors, graphs, the device contract |
 //! | [`registry`] | which devices there are |
 //! | [`sched`] | running a graph on several of them, with an explanation |
+//! | `forecast` | how fast a plan would run on machines that are described |
 //! | [`gguf`], [`quant`] | model files and block formats |
 //! | [`chat`] | conversations: chat templates, answers parsed back |
 //! | [`text`] | tokenizers, samplers, UTF-8 streams |
@@ -59,6 +60,8 @@ pub use samite_core::{
     StoredTensor, Stream, Support, Tensor, TensorGroup, TensorId, TensorRef, Unary, Usage, ViewOf,
     cache_folder, counted, host_buffer, host_buffer_type, infer, same_buffer_type, shape,
 };
+#[cfg(feature = "meta")]
+pub use samite_forecast as forecast;
 pub use samite_gguf as gguf;
 #[cfg(feature = "grammar")]
 pub use samite_grammar as grammar;

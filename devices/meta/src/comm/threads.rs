@@ -3,6 +3,7 @@
 use super::Communicator;
 use super::meeting::{Call, Meeting, Poison};
 use samite_core::{Error, Result};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ type Told<T> = [Vec<RwLock<Vec<T>>>; 2];
 
 struct Shared {
     meeting: Meeting,
+    /// How often the group began anew.
+    beginnings: AtomicUsize,
     numbers: Told<f32>,
     bytes: Told<u8>,
 }
@@ -24,8 +27,9 @@ pub struct ThreadCommunicator {
     shared: Arc<Shared>,
     rank: usize,
     size: usize,
-    /// Meetings so far.
+    /// Meetings since the group began, which all have counted alike.
     calls: usize,
+    beginning: usize,
 }
 
 fn told<T>(size: usize) -> Told<T> {
@@ -37,6 +41,7 @@ impl ThreadGroup {
     pub fn new(size: usize, spins: usize, deadline: Duration) -> Self {
         ThreadGroup(Arc::new(Shared {
             meeting: Meeting::new(size, spins, deadline),
+            beginnings: AtomicUsize::new(0),
             numbers: told(size),
             bytes: told(size),
         }))
@@ -51,6 +56,7 @@ impl ThreadGroup {
                 rank,
                 size,
                 calls: 0,
+                beginning: 0,
             })
             .collect()
     }
@@ -68,6 +74,7 @@ impl ThreadGroup {
     /// Begins anew after a failure. No member may be in a call.
     pub fn reset(&self) {
         self.0.meeting.reset();
+        self.0.beginnings.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -97,6 +104,11 @@ impl ThreadCommunicator {
         mine: &[T],
         call: Call,
     ) -> Result<usize> {
+        // Who failed came to fewer meetings than who waited for it.
+        let beginning = self.shared.beginnings.load(Ordering::Acquire);
+        if beginning != self.beginning {
+            (self.beginning, self.calls) = (beginning, 0);
+        }
         let turn = self.calls % 2;
         self.calls += 1;
         {
@@ -235,6 +247,44 @@ mod tests {
                 .collect();
             members.into_iter().map(|m| m.join().unwrap()).collect()
         })
+    }
+
+    /// One member fails before a call in which the other one waits, so they have made different numbers of calls.
+    #[test]
+    fn after_a_failure_members_hear_each_other_again() {
+        for before in 0..3 {
+            let group = ThreadGroup::new(2, 50, LONG);
+            let mut members = group.members().into_iter();
+            let (mut one, mut other) = (members.next().unwrap(), members.next().unwrap());
+            let both = |one: &mut ThreadCommunicator, other: &mut ThreadCommunicator, x: f32| {
+                std::thread::scope(|scope| {
+                    let sum = |comm: &mut ThreadCommunicator| {
+                        let mut x = [x + comm.rank() as f32];
+                        comm.all_reduce(&mut x).map(|()| x[0])
+                    };
+                    let first = scope.spawn(move || sum(one));
+                    [sum(other).unwrap(), first.join().unwrap().unwrap()]
+                })
+            };
+            for call in 0..before {
+                let x = call as f32;
+                assert_eq!(both(&mut one, &mut other, x), [2.0 * x + 1.0; 2]);
+            }
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| one.all_reduce(&mut [1.0]));
+                group.abort("it failed");
+                assert!(waits.join().unwrap().is_err());
+            });
+            group.reset();
+            for call in 10..14 {
+                let x = call as f32;
+                assert_eq!(
+                    both(&mut one, &mut other, x),
+                    [2.0 * x + 1.0; 2],
+                    "{before}"
+                );
+            }
+        }
     }
 
     #[test]

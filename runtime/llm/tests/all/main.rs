@@ -12,6 +12,7 @@ mod fit;
 mod given;
 mod gpu;
 mod llama_cpp;
+mod members;
 mod model;
 mod mutations;
 mod quantize;

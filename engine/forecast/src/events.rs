@@ -1,0 +1,239 @@
+//! Tasks that take time of resources, played as events.
+//!
+//! A task begins when all that it comes after has ended (and what those have sent has arrived) and its resource is free; resources take tasks in the order
+//! in which they could begin. The same tasks give the same times.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// The number of a task.
+pub type TaskId = usize;
+
+/// What takes tasks one after the other: by number.
+pub type Resource = usize;
+
+/// What a task is, for the account of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Computing.
+    Compute,
+    /// The ends of a message.
+    Message,
+    /// Bytes on their way.
+    Transfer,
+}
+
+struct Task {
+    resource: Resource,
+    kind: Kind,
+    seconds: f64,
+    /// From its end until those after it may begin.
+    delay: f64,
+    waits: usize,
+    /// When it may begin, and because of which task.
+    ready: f64,
+    because: Option<TaskId>,
+    before: Vec<TaskId>,
+}
+
+/// Tasks with their order.
+#[derive(Default)]
+pub struct Tasks {
+    tasks: Vec<Task>,
+    resources: usize,
+}
+
+/// Where the time of a resource went, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Account {
+    /// It computed.
+    pub compute: f64,
+    /// It sent or took messages, or waited for bytes on their way to it.
+    pub link: f64,
+    /// When it was done with its last task.
+    pub end: f64,
+}
+
+/// What was played.
+#[derive(Clone, Debug)]
+pub struct Played {
+    /// By task: when it ended.
+    pub ends: Vec<f64>,
+    /// By resource.
+    pub accounts: Vec<Account>,
+}
+
+impl Played {
+    /// When everything was done.
+    pub fn seconds(&self) -> f64 {
+        self.ends.iter().copied().fold(0.0, f64::max)
+    }
+}
+
+/// A time in the order of numbers.
+#[derive(PartialEq)]
+struct At(f64);
+
+impl Eq for At {}
+
+impl PartialOrd for At {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for At {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl Tasks {
+    /// Nothing to do.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a task of `seconds` on a resource, after others.
+    ///
+    /// # Panics
+    /// If one of `after` was not added before.
+    pub fn add(
+        &mut self,
+        resource: Resource,
+        kind: Kind,
+        seconds: f64,
+        delay: f64,
+        after: impl IntoIterator<Item = TaskId>,
+    ) -> TaskId {
+        let id = self.tasks.len();
+        let mut waits = 0;
+        for earlier in after {
+            self.tasks[earlier].before.push(id);
+            waits += 1;
+        }
+        self.resources = self.resources.max(resource + 1);
+        self.tasks.push(Task {
+            resource,
+            kind,
+            seconds,
+            delay,
+            waits,
+            ready: 0.0,
+            because: None,
+            before: Vec::new(),
+        });
+        id
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    /// Plays them.
+    pub fn play(mut self) -> Played {
+        let mut ends = vec![0.0; self.tasks.len()];
+        let mut accounts = vec![Account::default(); self.resources];
+        let mut ready = BinaryHeap::new();
+        for (id, task) in self.tasks.iter().enumerate() {
+            if task.waits == 0 {
+                ready.push(Reverse((At(0.0), id)));
+            }
+        }
+        while let Some(Reverse((At(time), id))) = ready.pop() {
+            let (resource, kind, seconds, delay, because) = {
+                let task = &self.tasks[id];
+                (
+                    task.resource,
+                    task.kind,
+                    task.seconds,
+                    task.delay,
+                    task.because,
+                )
+            };
+            let account = &mut accounts[resource];
+            let start = time.max(account.end);
+            let idle = start - account.end;
+            // It would have begun earlier, had it not waited for this.
+            if let Some(last) = because.map(|last| &self.tasks[last])
+                && last.kind == Kind::Transfer
+            {
+                account.link += idle.min(last.seconds + last.delay);
+            }
+            match kind {
+                Kind::Compute => account.compute += seconds,
+                Kind::Message | Kind::Transfer => account.link += seconds,
+            }
+            let end = start + seconds;
+            account.end = end;
+            ends[id] = end;
+            for next in std::mem::take(&mut self.tasks[id].before) {
+                let task = &mut self.tasks[next];
+                if end + delay >= task.ready {
+                    task.ready = end + delay;
+                    task.because = Some(id);
+                }
+                task.waits -= 1;
+                if task.waits == 0 {
+                    ready.push(Reverse((At(task.ready), next)));
+                }
+            }
+        }
+        Played { ends, accounts }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resource_does_one_thing_at_a_time_in_the_order_of_what_is_ready() {
+        let mut tasks = Tasks::new();
+        let slow = tasks.add(0, Kind::Compute, 5.0, 0.0, []);
+        let quick = tasks.add(1, Kind::Compute, 1.0, 0.0, []);
+        let behind_slow = tasks.add(2, Kind::Compute, 1.0, 0.0, [slow]);
+        let behind_quick = tasks.add(2, Kind::Compute, 10.0, 0.0, [quick]);
+        let ends = tasks.play().ends;
+        assert_eq!([ends[behind_quick], ends[behind_slow]], [11.0, 12.0]);
+    }
+
+    #[test]
+    fn what_is_sent_arrives_later_and_leaves_the_link_free() {
+        let mut tasks = Tasks::new();
+        let first = tasks.add(0, Kind::Transfer, 2.0, 10.0, []);
+        let second = tasks.add(0, Kind::Transfer, 2.0, 10.0, []);
+        let one = tasks.add(1, Kind::Compute, 1.0, 0.0, [first]);
+        let both = tasks.add(1, Kind::Compute, 1.0, 0.0, [first, second]);
+        let played = tasks.play();
+        assert_eq!(played.ends, [2.0, 4.0, 13.0, 15.0]);
+        assert_eq!((one, both), (2, 3));
+        // 12 seconds for the first, one more for the second, which came while it computed.
+        assert_eq!(
+            played.accounts[1],
+            Account {
+                compute: 2.0,
+                link: 13.0,
+                end: 15.0
+            }
+        );
+    }
+
+    #[test]
+    fn waiting_for_who_computes_is_no_matter_of_the_link() {
+        let mut tasks = Tasks::new();
+        let work = tasks.add(0, Kind::Compute, 100.0, 0.0, []);
+        let send = tasks.add(1, Kind::Transfer, 1.0, 2.0, [work]);
+        tasks.add(2, Kind::Compute, 4.0, 0.0, [send]);
+        let played = tasks.play();
+        assert_eq!(played.seconds(), 107.0);
+        let far = played.accounts[2];
+        assert_eq!((far.compute, far.link, far.end), (4.0, 3.0, 107.0));
+    }
+}

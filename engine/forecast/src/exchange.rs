@@ -1,0 +1,232 @@
+//! What members of a divided device do together, as tasks.
+
+use crate::events::{Kind, Resource, TaskId, Tasks};
+use crate::machines::{Algorithm, Link};
+use std::collections::BTreeMap;
+
+/// The resources of links: made when they are needed.
+#[derive(Default)]
+pub(crate) struct Ports {
+    next: Resource,
+    known: BTreeMap<(String, Resource, bool), Resource>,
+}
+
+impl Ports {
+    /// Behind so many other resources.
+    pub fn behind(first: Resource) -> Self {
+        Ports {
+            next: first,
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// Where bytes from and to a machine go through a link.
+    fn of(&mut self, link: &Link, machine: Resource, is_back: bool) -> Resource {
+        let key = match link.shared {
+            true => (link.name.clone(), 0, false),
+            false => (link.name.clone(), machine, is_back),
+        };
+        let next = &mut self.next;
+        *self.known.entry(key).or_insert_with(|| {
+            *next += 1;
+            *next - 1
+        })
+    }
+}
+
+/// A message from one resource to another over the port of `machine`: both ends are busy with it. Gives the task after which it is there.
+pub(crate) fn message(
+    tasks: &mut Tasks,
+    ports: &mut Ports,
+    link: &Link,
+    [from, to, machine]: [Resource; 3],
+    bytes: f64,
+    after: impl IntoIterator<Item = TaskId>,
+) -> TaskId {
+    let port = ports.of(link, machine, from == machine);
+    let sent = tasks.add(from, Kind::Message, link.message, 0.0, after);
+    let carried = tasks.add(
+        port,
+        Kind::Transfer,
+        bytes / link.bandwidth,
+        link.latency,
+        [sent],
+    );
+    tasks.add(to, Kind::Message, link.message, 0.0, [carried])
+}
+
+/// More tasks than these that something comes after become one.
+const FEW: usize = 4;
+
+/// What is exchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// All have numbers of this many bytes, and get their sum.
+    Sum,
+    /// All have a part, and get the whole of this many bytes.
+    Gather,
+    /// The first one has so many bytes, and all get them.
+    Broadcast,
+}
+
+/// An exchange among members, each of which is a resource with its last task; these become what each has to do last.
+pub(crate) fn exchange(
+    tasks: &mut Tasks,
+    ports: &mut Ports,
+    (link, algorithm): (&Link, Algorithm),
+    members: &[Resource],
+    last: &mut [Vec<TaskId>],
+    (what, bytes): (What, f64),
+) {
+    let n = members.len();
+    // A round: who sends how much to whom, all at the same time.
+    let mut round = |last: &mut [Vec<TaskId>], pairs: &[(usize, usize, f64)]| {
+        let mut next: Vec<Vec<TaskId>> = last.to_vec();
+        for &(from, to, bytes) in pairs {
+            // Each sends through its own port.
+            let route = [members[from], members[to], members[from]];
+            let after = last[from].iter().copied();
+            next[to].push(message(tasks, ports, link, route, bytes, after));
+        }
+        for (member, next) in next.iter_mut().enumerate() {
+            if next.len() > FEW {
+                let all = std::mem::take(next);
+                next.push(tasks.add(members[member], Kind::Message, 0.0, 0.0, all));
+            }
+        }
+        last.clone_from_slice(&next);
+    };
+    let all = |bytes: f64, to: &dyn Fn(usize) -> usize| -> Vec<(usize, usize, f64)> {
+        (0..n).map(|from| (from, to(from), bytes)).collect()
+    };
+    match (algorithm, what) {
+        _ if n < 2 => {}
+        (Algorithm::Direct, What::Broadcast) => {
+            let pairs: Vec<_> = (1..n).map(|to| (0, to, bytes)).collect();
+            round(last, &pairs);
+        }
+        (Algorithm::Direct, What::Sum | What::Gather) => {
+            let each = match what {
+                What::Sum => bytes,
+                _ => bytes / n as f64,
+            };
+            // At each moment, each sends to another one.
+            let pairs: Vec<_> = (1..n)
+                .flat_map(|step| all(each, &move |from| (from + step) % n))
+                .collect();
+            round(last, &pairs);
+        }
+        (Algorithm::Ring, What::Broadcast) => {
+            for step in 1..n {
+                round(last, &[(step - 1, step, bytes)]);
+            }
+        }
+        (Algorithm::Ring, What::Sum | What::Gather) => {
+            let rounds = match what {
+                What::Sum => 2 * (n - 1),
+                _ => n - 1,
+            };
+            for _ in 0..rounds {
+                round(last, &all(bytes / n as f64, &|from| (from + 1) % n));
+            }
+        }
+        (Algorithm::Doubling, What::Broadcast) => {
+            let mut distance = 1;
+            while distance < n {
+                let pairs: Vec<_> = (0..distance)
+                    .filter(|from| from + distance < n)
+                    .map(|from| (from, from + distance, bytes))
+                    .collect();
+                round(last, &pairs);
+                distance *= 2;
+            }
+        }
+        (Algorithm::Doubling, What::Sum | What::Gather) => {
+            // Those beyond a power of two hand over what they have before, and get the result after.
+            let whole = 1 << n.ilog2();
+            let beyond: Vec<_> = (whole..n).collect();
+            let part = |members: usize| match what {
+                What::Sum => bytes,
+                _ => bytes * members as f64 / n as f64,
+            };
+            if !beyond.is_empty() {
+                let pairs: Vec<_> = beyond.iter().map(|&m| (m, m - whole, part(1))).collect();
+                round(last, &pairs);
+            }
+            let mut distance = 1;
+            while distance < whole {
+                let pairs: Vec<_> = (0..whole)
+                    .map(|from| (from, from ^ distance, part(distance)))
+                    .collect();
+                round(last, &pairs);
+                distance *= 2;
+            }
+            if !beyond.is_empty() {
+                let pairs: Vec<_> = beyond.iter().map(|&m| (m - whole, m, bytes)).collect();
+                round(last, &pairs);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(shared: bool) -> Link {
+        Link {
+            name: "lan".into(),
+            latency: 10.0,
+            bandwidth: 2.0,
+            message: 0.0,
+            shared,
+        }
+    }
+
+    fn seconds(algorithm: Algorithm, what: What, n: usize, bytes: f64, shared: bool) -> f64 {
+        let mut tasks = Tasks::new();
+        let members: Vec<_> = (0..n).collect();
+        let mut last = vec![Vec::new(); n];
+        let mut ports = Ports::behind(n);
+        let by = (&link(shared), algorithm);
+        exchange(
+            &mut tasks,
+            &mut ports,
+            by,
+            &members,
+            &mut last,
+            (what, bytes),
+        );
+        tasks.play().ends.into_iter().fold(0.0, f64::max)
+    }
+
+    /// Closed formulas: each round takes the latency and its bytes over the bandwidth.
+    #[test]
+    fn exchanges_take_what_formulas_say() {
+        use Algorithm::{Direct, Doubling, Ring};
+        use What::{Broadcast, Gather, Sum};
+        for (algorithm, what, n, expected) in [
+            (Direct, Sum, 1, 0.0),
+            (Direct, Sum, 2, 10.0 + 24.0 / 2.0),
+            (Direct, Sum, 4, 10.0 + 3.0 * 24.0 / 2.0),
+            (Direct, Gather, 4, 10.0 + 3.0 * 6.0 / 2.0),
+            (Direct, Broadcast, 4, 10.0 + 3.0 * 24.0 / 2.0),
+            (Ring, Sum, 4, 6.0 * (10.0 + 6.0 / 2.0)),
+            (Ring, Gather, 4, 3.0 * (10.0 + 6.0 / 2.0)),
+            (Ring, Broadcast, 4, 3.0 * (10.0 + 24.0 / 2.0)),
+            (Doubling, Sum, 8, 3.0 * (10.0 + 24.0 / 2.0)),
+            // The first one sends to the second, and then to the third while that is on its way.
+            (Doubling, Sum, 3, 2.0 * (10.0 + 24.0 / 2.0) + 24.0 / 2.0),
+            (Doubling, Gather, 4, 20.0 + (6.0 + 12.0) / 2.0),
+            (Doubling, Broadcast, 4, 2.0 * (10.0 + 24.0 / 2.0)),
+        ] {
+            let found = seconds(algorithm, what, n, 24.0, false);
+            assert!(
+                (found - expected).abs() < 1e-9,
+                "{algorithm:?} {what:?} {n}: {found} for {expected}"
+            );
+        }
+        // All share one wire.
+        assert_eq!(seconds(Direct, Sum, 4, 24.0, true), 10.0 + 12.0 * 12.0);
+    }
+}

@@ -1,0 +1,205 @@
+//! Devices for plans only.
+
+use crate::machines::Through;
+use samite_core::{
+    Buffer, BufferType, Capabilities, Delegate, Delegating, Device, DeviceKind, Error, Graph,
+    HostMemory, Keep, MemoryInfo, Node, Result, Stream, Support, TensorId, TensorInfo, Usage,
+    same_buffer_type,
+};
+use std::sync::Arc;
+
+/// A device called `name` that plans as `like` does, and has `bytes` of memory but none that could be used. What is reached through something has memory
+/// of its own; otherwise it works on the host's.
+pub fn paper(
+    like: &Arc<dyn Device>,
+    name: &str,
+    bytes: usize,
+    through: Option<Through>,
+) -> Arc<dyn Device> {
+    let memory = |inner: Arc<dyn BufferType>, suffix: &str| -> Arc<dyn BufferType> {
+        Arc::new(PaperMemory {
+            name: format!("{name}{suffix}"),
+            is_host: through.is_none() && inner.is_host(),
+            inner,
+        })
+    };
+    // All that compute on the host's memory have the same.
+    let own = match through {
+        Some(_) => memory(like.buffer_type(), ""),
+        None => like.buffer_type(),
+    };
+    let extra = like.extra_buffer_types().into_iter();
+    let extra = extra.map(|inner| memory(inner, "-packed"));
+    Delegating::device(Paper {
+        extra: extra.collect(),
+        inner: Arc::clone(like),
+        name: name.to_owned(),
+        bytes,
+        through,
+        own,
+    })
+}
+
+struct Paper {
+    inner: Arc<dyn Device>,
+    name: String,
+    bytes: usize,
+    through: Option<Through>,
+    own: Arc<dyn BufferType>,
+    extra: Vec<Arc<dyn BufferType>>,
+}
+
+impl Delegate for Paper {
+    fn inner(&self) -> &Arc<dyn Device> {
+        &self.inner
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn description(&self) -> String {
+        "on paper".to_owned()
+    }
+
+    fn kind(&self) -> DeviceKind {
+        match self.through {
+            Some(_) => DeviceKind::Gpu,
+            None => DeviceKind::Cpu,
+        }
+    }
+
+    fn physical_id(&self) -> Option<String> {
+        None
+    }
+
+    fn memory(&self) -> MemoryInfo {
+        MemoryInfo {
+            free: Some(self.bytes),
+            total: Some(self.bytes),
+        }
+    }
+
+    fn check_free(&self, bytes: usize, what: &str) -> Result<()> {
+        match bytes <= self.bytes {
+            true => Ok(()),
+            false => Err(Error::OutOfMemory {
+                device: self.name.as_str().into(),
+                what: what.to_owned().into(),
+                asked: bytes,
+                free: Some(self.bytes),
+            }),
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let on_its_own = matches!(self.through, Some(Through::Bus | Through::Remote));
+        Capabilities {
+            asynchronous: on_its_own,
+            events: on_its_own,
+            ..Capabilities::default()
+        }
+    }
+
+    fn buffer_type(&self) -> Arc<dyn BufferType> {
+        Arc::clone(&self.own)
+    }
+
+    fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
+        None
+    }
+
+    fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>> {
+        self.extra.clone()
+    }
+
+    fn import_alignment(&self) -> usize {
+        match self.through {
+            Some(_) => 0,
+            None => self.inner.import_alignment(),
+        }
+    }
+
+    fn import_host(&self, _memory: Arc<HostMemory>, _usage: Usage) -> Result<Arc<dyn Buffer>> {
+        Err(self.no_data())
+    }
+
+    fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
+        let mut mine = self.extra.iter().chain([&self.own]);
+        mine.any(|mine| same_buffer_type(mine, buffer_type))
+    }
+
+    fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {
+        let within = self.supports_buffer_type(from) && self.supports_buffer_type(to);
+        let over_the_bus = (self.supports_buffer_type(from) && to.is_host())
+            || (from.is_host() && self.supports_buffer_type(to));
+        match self.through {
+            Some(Through::Bus) => within || over_the_bus,
+            Some(Through::Rpc | Through::Remote) => within,
+            None => self.inner.can_copy(from, to),
+        }
+    }
+
+    fn wants_offload(&self, _node: Node<'_>) -> bool {
+        false
+    }
+
+    fn optimize(&self, _graph: &Graph, _nodes: &mut [TensorId]) -> Vec<Keep> {
+        Vec::new()
+    }
+
+    fn open_stream(&self) -> Result<Box<dyn Stream>> {
+        Err(self.no_data())
+    }
+}
+
+impl Paper {
+    fn no_data(&self) -> Error {
+        Error::invalid(format!("device '{}' is for plans only", self.name))
+    }
+}
+
+/// Memory with another's sizes, and no bytes.
+#[derive(Debug)]
+struct PaperMemory {
+    name: String,
+    inner: Arc<dyn BufferType>,
+    is_host: bool,
+}
+
+impl BufferType for PaperMemory {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alignment(&self) -> usize {
+        self.inner.alignment()
+    }
+
+    fn max_size(&self) -> usize {
+        self.inner.max_size()
+    }
+
+    fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
+        self.inner.alloc_size(tensor)
+    }
+
+    fn is_host(&self) -> bool {
+        self.is_host
+    }
+
+    fn accepts(&self, node: Node<'_>) -> Support {
+        self.inner.accepts(node)
+    }
+
+    fn row_group(&self) -> Option<usize> {
+        self.inner.row_group()
+    }
+
+    fn allocate(&self, _size: usize, _usage: Usage) -> Result<Arc<dyn Buffer>> {
+        Err(Error::invalid(format!(
+            "memory '{}' is for plans only",
+            self.name
+        )))
+    }
+}
