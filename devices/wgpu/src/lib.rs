@@ -24,6 +24,8 @@
 //! | `limits` | what an adapter can do at most |
 //! | `kept` | what is kept on disk about an adapter |
 //! | `buffer` | the memory |
+//! | `packed` | the memory of packed weights |
+//! | `fuse` | which nodes are computed together |
 //! | `device`, `stream`, `event` | the contract of `samite-core` |
 //! | `waiting` | waiting for the driver, in browsers too |
 //! | `plan` | launches: operands, parameters, how many workgroups; cutting them at the binding limit |
@@ -38,11 +40,13 @@ mod backend;
 mod buffer;
 mod device;
 mod event;
+mod fuse;
 mod gpu;
 mod kept;
 mod limits;
 mod ops;
 mod options;
+mod packed;
 mod pipelines;
 mod plan;
 mod self_test;

@@ -14,6 +14,10 @@ pub struct WgpuOptions {
     pub without_overlaps: bool,
     /// Most bytes of a tensor that a kernel sees at once; the adapter's limit if that is less, or none is given.
     pub binding: Option<usize>,
+    /// Invocations of a workgroup of products with packed weights.
+    pub lanes: Option<usize>,
+    /// Its rows.
+    pub rows: Option<usize>,
 }
 
 impl WgpuOptions {
@@ -43,7 +47,20 @@ impl WgpuOptions {
             let must = "a size of at least 64KiB, such as 1MiB";
             self.binding = Some(bytes.ok_or_else(|| wrong("binding", &text, must))?);
         }
-        parameters.finish(device, &["subgroups", "overlaps", "binding"])?;
+        for (key, number, allowed) in [
+            ("lanes", &mut self.lanes, [32, 64, 128, 256]),
+            ("rows", &mut self.rows, [1, 2, 4, 8]),
+        ] {
+            if let Some(text) = parameters.take(key) {
+                let found = text.parse().ok().filter(|number| allowed.contains(number));
+                let must = format!("one of {allowed:?}");
+                *number = Some(found.ok_or_else(|| wrong(key, &text, &must))?);
+            }
+        }
+        parameters.finish(
+            device,
+            &["subgroups", "overlaps", "binding", "lanes", "rows"],
+        )?;
         Ok(self)
     }
 }
@@ -75,7 +92,10 @@ mod tests {
             ("overlaps=1", "'overlaps' is '1'"),
             ("binding=1KiB", "'binding' is '1KiB'"),
             ("binding=x", "at least 64KiB"),
-            ("f16=off", "it has: subgroups, overlaps, binding"),
+            (
+                "f16=off",
+                "it has: subgroups, overlaps, binding, lanes, rows",
+            ),
         ] {
             let error = with(text).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");

@@ -116,3 +116,11 @@ fn softplus(x: f32) -> f32 {
     let e = exp(x);
     return select(log(1.0 + e), e * (1.0 - e * (0.5 - e / 3.0)), e < 0.01);
 }
+
+// Weights of packed rows that go together: two times 16 codes, their scales, and what to subtract from each weight.
+struct Unit {
+    low: vec4<u32>,
+    high: vec4<u32>,
+    scales: vec2<f32>,
+    offsets: vec2<f32>,
+}

@@ -1,12 +1,14 @@
 //! Matrix products.
 
-use super::{floats, load_four};
+use super::{floats, load_four, weights};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
 use crate::shader::Access;
 use samite_core::{DType, Node};
 
 /// Products with up to so many columns go column by column, over whole rows.
-const MOST_COLUMNS: usize = 8;
+pub const MOST_COLUMNS: usize = 8;
+/// So many products with the same columns are one launch.
+pub const MOST_MATRICES: usize = 3;
 /// Invocations of a workgroup for these.
 const VECTOR_GROUP: usize = 64;
 /// With up to so many, an invocation keeps 32 elements of each.
@@ -18,7 +20,7 @@ const TILE: usize = 64;
 
 /// Loads for kernels that go along rows: of whole groups of 32 elements, which share scales, where there are few columns; otherwise of fours.
 fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launch {
-    let groups = a.dtype.is_quantized() && columns <= MOST_WIDE_COLUMNS;
+    let groups = a.dtype.is_quantized() && a.access == Access::Read && columns <= MOST_WIDE_COLUMNS;
     let (wide, load) = match groups {
         true => (8, "load32_a(row_a(row), k, &w)".to_owned()),
         false => (1, format!("w[0] = {}", load_four(a))),
@@ -31,10 +33,10 @@ fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launc
 }
 
 /// A matrix product, in parts of the rows of weights that are larger than a binding, and of columns whose results are.
-pub fn mul_mat(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+pub fn mul_mat(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<Launch>, Reason> {
     let (y, a, b) = (
         node.result(),
-        node.source_operand(0)?,
+        weights(node, packed)?,
         node.source_operand(1)?,
     );
     floats([&y, &a, &b])?;
@@ -80,8 +82,12 @@ fn product(y: Operand, a: Operand, b: Operand, capacity: &Capacity) -> Launch {
 }
 
 /// Products with chosen experts: column by column of few tokens, or of many in tiles of those that share an expert.
-pub fn mul_mat_id(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
-    let (y, a) = (node.result(), node.source_operand(0)?);
+pub fn mul_mat_id(
+    node: Node<'_>,
+    capacity: &Capacity,
+    packed: bool,
+) -> Result<Vec<Launch>, Reason> {
+    let (y, a) = (node.result(), weights(node, packed)?);
     let (b, c) = (node.source_operand(1)?, node.source_operand(2)?);
     floats([&y, &a, &b])?;
     let (experts, choices) = (a.shape[2], c.shape[0] * c.shape[1]);
@@ -108,6 +114,60 @@ pub fn mul_mat_id(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Re
     Ok(vec![
         along_rows(launch, &a, &b, 1).reduces(capacity).can_fail(),
     ])
+}
+
+/// The scratch memory of columns as 8-bit numbers, and of their scales and sums.
+pub fn numbers(columns: &Operand, access: Access) -> Operand {
+    let count = columns.rows() * (columns.shape[0] / 4 + columns.shape[0] / 8);
+    Operand::workspace('w', access, DType::I32, count)
+}
+
+/// Makes the columns of a product 8-bit numbers.
+pub fn quantize(node: Node<'_>) -> Result<Launch, Reason> {
+    let b = node.source_operand(1)?;
+    floats([&b])?;
+    let work = Work::Groups(b.rows() * b.shape[0].div_ceil(QUANTIZED_PIECE));
+    let launch = Launch::new("quantize", vec![numbers(&b, Access::Write), b], work);
+    Ok(launch.with("LOADED_B", load_four(&b)).with("SCRATCH", 0))
+}
+
+/// Elements that a workgroup makes 8-bit numbers.
+pub const QUANTIZED_PIECE: usize = 1024;
+
+/// Products of packed weights with the same columns, which are 8-bit numbers in scratch memory.
+pub fn packed_products(nodes: &[Node<'_>], capacity: &Capacity) -> Result<Launch, Reason> {
+    let Some(first) = nodes.first() else {
+        return Err("no products".into());
+    };
+    let b = first.source_operand(1)?;
+    let (lanes, rows) = capacity.packed_shape(b.shape[0], nodes);
+    let mut operands = Vec::new();
+    let (mut functions, mut calls, mut groups) = (String::new(), String::new(), 0);
+    for (&node, [weights, result]) in nodes.iter().zip([['a', 'y'], ['b', 'z'], ['c', 'v']]) {
+        let y = node.result().of(node).named(result);
+        let a = node.source_operand(0)?.packed().of(node).named(weights);
+        let count = a.shape[1].div_ceil(rows);
+        let text = include_str!("../kernels/mul_mat_q8_matrix.wgsl");
+        functions += &text
+            .replace("_A", &format!("_{weights}"))
+            .replace("_Y", &format!("_{result}"));
+        calls += &format!(
+            "    if number < {count}u {{ matrix_{weights}(number, local, place); return; }}\n    number -= {count}u;\n"
+        );
+        groups += count;
+        operands.extend([y, a]);
+    }
+    let scratch = operands.len();
+    operands.push(numbers(&b, Access::Wide));
+    floats(operands.iter().take(scratch))?;
+    let launch = Launch::new("mul_mat_q8", operands, Work::Groups(groups))
+        .with("MATRICES", functions)
+        .with("CALLS", calls)
+        .with("SCRATCH", scratch)
+        .with("ROW_COUNT", rows)
+        .with("COLUMN_COUNT", b.shape[1])
+        .with("GROUP_SIZE", lanes);
+    Ok(launch.reduces(capacity))
 }
 
 /// The sum of outer products.

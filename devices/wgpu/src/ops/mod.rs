@@ -3,27 +3,31 @@
 
 mod attention;
 mod copies;
-mod elementwise;
-mod matmul;
-mod reductions;
+pub mod elementwise;
+pub mod matmul;
+pub mod reductions;
 mod rows;
 mod state;
 mod training;
 
-use crate::plan::{Capacity, Launch, Operand, Reason};
+use crate::plan::{Capacity, Launch, Operand, Operands, Reason};
 use crate::shader::{is_readable, is_writable};
 use samite_core::{DType, Node, Op};
 
-/// The launches of one node. None are needed for leaves, views and empty results.
+/// The launches of one node, whose source 0 is packed if `packed` says so. None are needed for leaves, views and empty results.
 ///
 /// # Errors
 /// Why the device does not do it.
-pub fn launches(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+pub fn launches_of(
+    node: Node<'_>,
+    capacity: &Capacity,
+    packed: bool,
+) -> Result<Vec<Launch>, Reason> {
     if matches!(node.op(), Op::Leaf) || node.op().is_view() {
         return Ok(Vec::new());
     }
     let mut fitting = Vec::new();
-    for launch in whole(node, capacity)? {
+    for launch in whole(node, capacity, packed)? {
         check_types(&launch)?;
         launch.fit(capacity, &mut fitting)?;
     }
@@ -31,7 +35,7 @@ pub fn launches(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reas
 }
 
 /// The launches, however large their operands are.
-fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+fn whole(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<Launch>, Reason> {
     let one = |launch: Result<Launch, Reason>| launch.map(|launch| vec![launch]);
     match *node.op() {
         Op::Dup | Op::Cont | Op::Cpy | Op::Cast { .. } => one(copies::convert(node)),
@@ -63,7 +67,7 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
         Op::DiagMaskInf { past } => one(elementwise::diag_mask(node, past, f32::NEG_INFINITY)),
         Op::DiagMaskZero { past } => one(elementwise::diag_mask(node, past, 0.0)),
         Op::AddId => one(rows::add_id(node)),
-        Op::GetRows => rows::get(node, capacity),
+        Op::GetRows => rows::get(node, capacity, packed),
         Op::SetRows => rows::set(node, capacity),
 
         Op::Sum => one(reductions::sum(node, capacity)),
@@ -95,8 +99,8 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
         Op::ArgSort { order } => one(reductions::argsort(node, order)),
         Op::TopK { k } => one(reductions::top_k(node, k)),
 
-        Op::MulMat { .. } => matmul::mul_mat(node, capacity),
-        Op::MulMatId { .. } => matmul::mul_mat_id(node, capacity),
+        Op::MulMat { .. } => matmul::mul_mat(node, capacity, packed),
+        Op::MulMatId { .. } => matmul::mul_mat_id(node, capacity, packed),
         Op::OutProd => one(matmul::out_prod(node)),
 
         Op::SoftMax { scale, max_bias } => {
@@ -131,21 +135,25 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
 
 /// Whether all operands have types that kernels read and write.
 fn check_types(launch: &Launch) -> Result<(), Reason> {
-    use crate::shader::Access;
     for operand in &launch.operands {
         let dtype = operand.dtype;
-        if operand.access != Access::Write && !is_readable(dtype) {
+        if operand.access.reads() && !is_readable(dtype) {
             return Err(format!("{dtype} cannot be read").into());
         }
-        if operand.access != Access::Read && !is_writable(dtype) {
+        if operand.access.writes() && !is_writable(dtype) {
             return Err(format!("{dtype} cannot be written").into());
         }
-        if operand.access != Access::Write && dtype.is_quantized() && !operand.has_contiguous_rows()
-        {
+        if operand.access.reads() && dtype.is_quantized() && !operand.has_contiguous_rows() {
             return Err("blocks with gaps between them".into());
         }
     }
     Ok(())
+}
+
+/// Source 0, the weights.
+fn weights(node: Node<'_>, packed: bool) -> Result<Operand, Reason> {
+    let a = node.source_operand(0)?;
+    Ok(if packed { a.packed() } else { a })
 }
 
 /// Fails for integers, where a kernel computes with floats.
