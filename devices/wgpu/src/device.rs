@@ -133,6 +133,9 @@ impl WgpuDevice {
             subgroups: self.gpu.may_use_subgroups() && !self.options.without_subgroups,
             groups: limits.max_compute_workgroups_per_dimension,
             overlaps: !(IN_BROWSER || self.options.without_overlaps),
+            matrices: self.gpu.may_use_matrices()
+                && !self.options.without_matrices
+                && !self.options.without_subgroups,
             lanes: self.options.lanes,
             height: self.options.rows,
         }

@@ -24,6 +24,7 @@
 //! | `limits` | what an adapter can do at most |
 //! | `kept` | what is kept on disk about an adapter |
 //! | `buffer` | the memory |
+//! | `experimental` | leave to use cooperative matrices |
 //! | `packed` | the memory of packed weights |
 //! | `fuse` | which nodes are computed together |
 //! | `device`, `stream`, `event` | the contract of `samite-core` |
@@ -34,12 +35,13 @@
 //! | `pipelines` | compiled shaders |
 //! | `ops` | the table of operations |
 //! | `kernels/*.wgsl` | the kernels; `kernels/types/*.wgsl` how each type is read and written |
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod backend;
 mod buffer;
 mod device;
 mod event;
+mod experimental;
 mod fuse;
 mod gpu;
 mod kept;

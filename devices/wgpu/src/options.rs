@@ -10,6 +10,8 @@ const LEAST_BINDING: usize = 64 << 10;
 pub struct WgpuOptions {
     /// Sums are made without operations over subgroups.
     pub without_subgroups: bool,
+    /// Products are made without cooperative matrices.
+    pub without_matrices: bool,
     /// Operands of a kernel that overlap in memory share a binding, as browsers demand.
     pub without_overlaps: bool,
     /// Most bytes of a tensor that a kernel sees at once; the adapter's limit if that is less, or none is given.
@@ -21,7 +23,7 @@ pub struct WgpuOptions {
 }
 
 impl WgpuOptions {
-    /// These options, changed by the parameters `subgroups=on|off` `overlaps=on|off` and `binding=<bytes>`, such as `1MiB`, of the device called `device`.
+    /// These options, changed by the parameters `subgroups=on|off`, `matrices=on|off`, `overlaps=on|off` and `binding=<bytes>`, such as `1MiB`, of the device called `device`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other parameters or values.
@@ -33,6 +35,7 @@ impl WgpuOptions {
         };
         for (key, without) in [
             ("subgroups", &mut self.without_subgroups),
+            ("matrices", &mut self.without_matrices),
             ("overlaps", &mut self.without_overlaps),
         ] {
             match parameters.take(key).as_deref() {
@@ -59,7 +62,14 @@ impl WgpuOptions {
         }
         parameters.finish(
             device,
-            &["subgroups", "overlaps", "binding", "lanes", "rows"],
+            &[
+                "subgroups",
+                "matrices",
+                "overlaps",
+                "binding",
+                "lanes",
+                "rows",
+            ],
         )?;
         Ok(self)
     }
@@ -92,10 +102,7 @@ mod tests {
             ("overlaps=1", "'overlaps' is '1'"),
             ("binding=1KiB", "'binding' is '1KiB'"),
             ("binding=x", "at least 64KiB"),
-            (
-                "f16=off",
-                "it has: subgroups, overlaps, binding, lanes, rows",
-            ),
+            ("f16=off", "it has: subgroups, matrices, overlaps, binding"),
         ] {
             let error = with(text).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");

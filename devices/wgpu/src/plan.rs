@@ -26,6 +26,8 @@ pub struct Capacity {
     pub groups: u32,
     /// Operands that overlap in memory may be bound by themselves.
     pub overlaps: bool,
+    /// There are cooperative matrices of 16 x 16 halves that are summed as floats, and subgroups of 32.
+    pub matrices: bool,
     /// Invocations and rows of a workgroup of products with packed weights, where they are not chosen.
     pub lanes: Option<usize>,
     pub height: Option<usize>,

@@ -52,6 +52,9 @@ pub struct Shader {
 /// The first binding of an operand, behind the parameters and the word for failures.
 pub const FIRST_OPERAND: u32 = 2;
 
+/// The kernel that uses cooperative matrices.
+pub const MATRICES: &str = "mul_mat_matrices";
+
 const PREAMBLE: &str = include_str!("kernels/preamble.wgsl");
 const OPERAND: &str = include_str!("kernels/types/operand.wgsl");
 const GUARDED: &str = include_str!("kernels/types/guarded.wgsl");
@@ -74,7 +77,7 @@ kernels! {
     "elementwise" "move" "cast" "encode" "add_id"
     "get_rows" "set_rows" "get_rows_back"
     "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "argmax" "sort"
-    "mul_mat_vec" "mul_mat_q8" "quantize" "scaled_norm" "gated_q8" "mul_mat" "mul_mat_id" "expert_lists" "mul_mat_experts" "out_prod"
+    "mul_mat_vec" "mul_mat_q8" "quantize" "scaled_norm" "gated_q8" "mul_mat" "mul_mat_matrices" "mul_mat_id" "expert_lists" "out_prod"
     "flash_attn" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
     "ssm_conv" "ssm_scan" "gated_delta_net"
     "repeat_back" "cross_entropy" "cross_entropy_back" "adamw" "sgd"
@@ -192,7 +195,10 @@ impl Shader {
 
     /// The text, in WGSL.
     pub fn source(&self) -> String {
-        let mut source = PREAMBLE.to_owned();
+        let mut source = match self.kernel {
+            MATRICES => "enable f16;\nenable wgpu_cooperative_matrix;\n".to_owned() + PREAMBLE,
+            _ => PREAMBLE.to_owned(),
+        };
         for binding in 0..self.binding_count() {
             let element = match (self.is_atomic(binding), self.is_wide(binding)) {
                 (true, _) => "atomic<u32>",

@@ -2,7 +2,7 @@
 
 use super::{floats, load_four, weights};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
-use crate::shader::Access;
+use crate::shader::{Access, MATRICES};
 use samite_core::{DType, Node};
 
 /// Products with up to so many columns go column by column, over whole rows.
@@ -75,10 +75,58 @@ fn product(y: Operand, a: Operand, b: Operand, capacity: &Capacity) -> Launch {
         let launch = Launch::new("mul_mat_vec", vec![y, a, b], work).with("COLUMN_COUNT", n.max(1));
         return along_rows(launch, &a, &b, n).reduces(capacity);
     }
-    let work = Work::Groups(m.div_ceil(TILE) * n.div_ceil(TILE) * batches);
-    Launch::new("mul_mat", vec![y, a, b], work)
+    let tiles = |tile: usize| n.div_ceil(tile) * batches;
+    tiled(vec![y, a, b], tiles, BATCHES, capacity)
+}
+
+/// How tiles of batches of matrices lie.
+const BATCHES: &str = include_str!("../kernels/mul_mat_batches.wgsl");
+
+/// How tiles of the columns lie that go to an expert, by the lists that `expert_lists` made.
+const EXPERTS: &str = include_str!("../kernels/mul_mat_experts.wgsl");
+
+/// So many tiles keep large adapters busy.
+const ENOUGH_TILES: usize = 256;
+
+/// A product in tiles, which lie as `places` says; there are `tiles` of them along columns, by their size.
+fn tiled(
+    operands: Vec<Operand>,
+    tiles: impl Fn(usize) -> usize,
+    places: &str,
+    capacity: &Capacity,
+) -> Launch {
+    let [a, b] = [1, 2].map(|number| operands[number]);
+    let rows = a.shape[1];
+    // Halves have the range for weights of these types, and the precision.
+    let are_halves = a.dtype == DType::F16 || a.dtype.is_quantized() && a.dtype != DType::MXFP4;
+    let with_matrices = capacity.matrices && are_halves && a.shape[0].is_multiple_of(32);
+    let sizes = [[128, 128], [128, 64], [64, 64]];
+    let count = |[height, width]: [usize; 2]| rows.div_ceil(height) * tiles(width);
+    let [height, width] = match with_matrices {
+        false => [TILE, TILE],
+        true => *sizes
+            .iter()
+            .find(|&&size| count(size) >= ENOUGH_TILES)
+            .unwrap_or(&[64, 64]),
+    };
+    let kernel = if with_matrices { MATRICES } else { "mul_mat" };
+    let launch = Launch::new(kernel, operands, Work::Groups(count([height, width])))
         .with("LOADED_A", load_four(&a))
         .with("LOADED_B", load_four(&b))
+        .with("TILES", places)
+        .with("FOUND", if with_matrices { "found" } else { "tile_a[0]" });
+    if !with_matrices {
+        return launch;
+    }
+    launch
+        .with("ROW_TILE", height)
+        .with("COLUMN_TILE", width)
+        .with("PIECES_A", height / 32)
+        .with("PIECES_B", width / 32)
+        .with("FRAGMENTS_M", height / 64)
+        .with("FRAGMENTS_N", width / 32)
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity)
 }
 
 /// Products with chosen experts: column by column of few tokens, or of many in tiles of those that share an expert.
@@ -91,6 +139,10 @@ pub fn mul_mat_id(
     let (b, c) = (node.source_operand(1)?, node.source_operand(2)?);
     floats([&y, &a, &b])?;
     let (experts, choices) = (a.shape[2], c.shape[0] * c.shape[1]);
+    // Kernels keep numbers of choices in floats.
+    if choices >= 1 << 24 {
+        return Err("so many choices of experts".into());
+    }
     if c.shape[1] > MOST_COLUMNS {
         let scratch = |access| {
             let count = experts * (1 + choices);
@@ -101,13 +153,9 @@ pub fn mul_mat_id(
             .ints([experts])
             .can_fail();
         // Each expert's last tile may be a part of one.
-        let tiles = choices.div_ceil(TILE) + experts;
+        let tiles = |tile: usize| choices.div_ceil(tile) + experts;
         let operands = vec![y, a, b, c, scratch(Access::Read)];
-        let work = Work::Groups(a.shape[1].div_ceil(TILE) * tiles);
-        let products = Launch::new("mul_mat_experts", operands, work)
-            .with("LOADED_A", load_four(&a))
-            .with("LOADED_B", load_four(&b));
-        return Ok(vec![lists, products]);
+        return Ok(vec![lists, tiled(operands, tiles, EXPERTS, capacity)]);
     }
     let work = Work::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * c.shape[0] * c.shape[1]);
     let launch = Launch::new("mul_mat_id", vec![y, a, b, c], work);

@@ -17,6 +17,7 @@ fn capacity(subgroups: bool, binding: usize) -> Capacity {
         subgroups,
         groups: 65535,
         overlaps: true,
+        matrices: subgroups,
         lanes: None,
         height: None,
     }
@@ -89,7 +90,10 @@ fn validate(shader: &Shader) -> Result<(), String> {
         .map_err(|error| error.emit_to_string_with_path(&source, &shader.name()))?;
     let mut validator = naga::valid::Validator::new(
         naga::valid::ValidationFlags::all(),
-        naga::valid::Capabilities::SUBGROUP | naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+        naga::valid::Capabilities::SUBGROUP
+            | naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32
+            | naga::valid::Capabilities::SHADER_FLOAT16
+            | naga::valid::Capabilities::COOPERATIVE_MATRIX,
     );
     validator
         .validate(&module)
