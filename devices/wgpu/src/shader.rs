@@ -289,7 +289,7 @@ impl Shader {
 
 /// Writes out `EACH(i, 4) { text }`: the text for each `i` from 0 on, with the number in place of `#i`. Compilers need not be trusted to unroll loops, and a
 /// place in an array that is known when a kernel is compiled needs no check.
-fn unrolled(mut source: String) -> String {
+pub fn unrolled(mut source: String) -> String {
     // The last one has none within it.
     while let Some(at) = source.rfind("EACH(") {
         let Some((begin, end)) = braces(&source[at..]) else {
