@@ -5,7 +5,7 @@ use crate::event::WgpuEvent;
 use crate::fuse::{self, Memory};
 use crate::gpu::{Gpu, Opened};
 use crate::limits;
-use crate::ops;
+use crate::ops::{self, Known};
 use crate::options::WgpuOptions;
 use crate::packed::PackedBufferType;
 use crate::plan::{Capacity, MOST_OPERANDS, Which};
@@ -203,7 +203,11 @@ impl Device for WgpuDevice {
                 return Support::no("packed weights are for products and rows by number");
             }
         }
-        match ops::launches_of(node, &self.capacity(), is_packed(0)) {
+        let known = Known {
+            packed: is_packed(0),
+            aligned: false,
+        };
+        match ops::launches_of(node, &self.capacity(), known) {
             Ok(_) => Support::Yes,
             Err(reason) => Support::No(reason),
         }

@@ -4,10 +4,12 @@
 //!   same columns. Up to three of them are one launch.
 //! - A norm of rows and the factor that follows it are one launch, with the sum that it is of, if there is one.
 //! - Where such a norm, or a gated unit, gives the columns of a product, it makes the 8-bit numbers, too.
+//! - The rotations of queries and keys, and the writes of keys and values to their caches, are one launch.
 //!
 //! Launches are made from layouts, and from what is known of memory: which weights are packed, and which tensors overlap.
 
-use crate::ops::{self, elementwise, matmul, reductions};
+use crate::buffer::BUFFER_UNIT;
+use crate::ops::{self, Known, attention, elementwise, matmul, reductions};
 use crate::packed;
 use crate::plan::{Capacity, Launch, Reason, Which};
 use samite_core::{Graph, Layout, Node, Op, TensorId, TensorRef};
@@ -44,6 +46,15 @@ impl Memory<'_> {
                 .is_some_and(|stored| is_packed(stored.tensor())),
             Memory::AllPacked => true,
         }
+    }
+
+    /// Whether a tensor begins at a multiple of 16 bytes, as far as is known.
+    fn is_aligned(self, id: TensorId) -> bool {
+        let Memory::Places(places) = self else {
+            return true;
+        };
+        let place = places.get(id.index()).and_then(Option::as_ref);
+        place.is_some_and(|place| place.slot.offset.is_multiple_of(BUFFER_UNIT))
     }
 
     /// Whether two tensors do not overlap, as far as is known; or, if `same` is allowed, lie in exactly the same place.
@@ -97,7 +108,8 @@ pub fn steps(
         let fused = fusion
             .products(at, &mut held, &mut steps)
             .or_else(|| fusion.norm(at, &mut held, &mut steps))
-            .or_else(|| fusion.gated(at, &mut held, &mut steps));
+            .or_else(|| fusion.gated(at, &mut held, &mut steps))
+            .or_else(|| fusion.before_attention(at, &mut held, &mut steps));
         if let Some(count) =
             fused.filter(|_| steps[first..].iter().all(|step| step.launch.fits(capacity)))
         {
@@ -109,12 +121,16 @@ pub fn steps(
             held = None;
         }
         let node = nodes[at];
-        let is_packed = |index: usize| {
-            node.source(index)
-                .is_some_and(|source| memory.is_packed(source))
+        let source = |index: usize| node.source(index);
+        let known = Known {
+            packed: source(0).is_some_and(|source| memory.is_packed(source)),
+            aligned: [1, 2]
+                .into_iter()
+                .filter_map(source)
+                .all(|source| memory.is_aligned(source.id())),
         };
         let launches =
-            ops::launches_of(node, capacity, is_packed(0)).map_err(|reason| (node.id(), reason))?;
+            ops::launches_of(node, capacity, known).map_err(|reason| (node.id(), reason))?;
         let uses_scratch = |launch: &Launch| {
             let mut operands = launch.operands.iter();
             operands.any(|operand| operand.which == Which::Workspace)
@@ -150,6 +166,15 @@ impl Columns {
             offset,
             layout: *node.layout(),
         }
+    }
+
+    /// Whether they are nothing but all elements of `node`, in rows of any length.
+    fn are_rows_of_memory(&self, node: Node<'_>) -> bool {
+        (self.memory, self.offset) == (node.id(), 0)
+            && self.layout.is_contiguous()
+            && node.layout().is_contiguous()
+            && self.layout.dtype() == node.dtype()
+            && self.layout.bytes() == node.layout().bytes()
     }
 
     /// Whether they are nothing but all rows of `node`.
@@ -272,6 +297,80 @@ impl Fusion<'_> {
         });
         *held = columns.or(*held);
         Some(first + 2 - at)
+    }
+
+    /// Two rotations and two writes to caches from node `at` on: of queries and keys by the same angles, and of the turned keys and of values.
+    fn before_attention(
+        &self,
+        at: usize,
+        held: &mut Option<Columns>,
+        steps: &mut Vec<Step>,
+    ) -> Option<usize> {
+        let nodes = self.nodes.get(at..at + 4)?;
+        let mut rotations = nodes.iter().filter(|node| matches!(node.op(), Op::Rope(_)));
+        let [first, second] = [*rotations.next()?, *rotations.next()?];
+        let mut writes = nodes.iter().filter(|node| matches!(node.op(), Op::SetRows));
+        let [one, other] = [*writes.next()?, *writes.next()?];
+        let writes_all_of = |write: Node<'_>, node: Node<'_>| {
+            let source = write.source(0);
+            source.is_some_and(|source| Columns::of(source).are_rows_of_memory(node))
+        };
+        // Which rotation is written to which cache.
+        let (key, query, keys, values) = [
+            (first, second, one, other),
+            (first, second, other, one),
+            (second, first, one, other),
+            (second, first, other, one),
+        ]
+        .into_iter()
+        .find(|(key, _, keys, _)| writes_all_of(*keys, *key))?;
+        let &Op::Rope(rope) = query.op() else {
+            return None;
+        };
+        let id = |node: Node<'_>, index: usize| node.source(index).map(Node::id);
+        let shape = |node: Node<'_>| node.layout().shape();
+        let (k, v) = (key.source(0)?, values.source(0)?);
+        let tokens = shape(key)[2];
+        let is_plain = |node: Node<'_>| node.dtype().block_len() == 1 && shape(node)[2..] == [1, 1];
+        let fits = key.op() == query.op()
+            && id(key, 1) == id(query, 1)
+            && id(key, 2) == id(query, 2)
+            && id(keys, 1) == id(values, 1)
+            && self.readers.only(key.id(), 1)
+            && key.tensor().view.is_none()
+            && [shape(query)[0], shape(query)[2], shape(query)[3]] == [shape(key)[0], tokens, 1]
+            && [keys, values].into_iter().all(is_plain)
+            && shape(keys.source(0)?) == [shape(key)[0] * shape(key)[1], tokens, 1, 1]
+            && shape(v)[1..] == [tokens, 1, 1]
+            && shape(keys.source(1)?) == [tokens, 1, 1, 1];
+        // What each part writes, and what the others read.
+        let apart =
+            |written: TensorId, read: Node<'_>| self.memory.are_apart(written, read.id(), false);
+        let written = [query.id(), keys.id(), values.id()];
+        let q = query.source(0)?;
+        let are_apart = [k, v]
+            .into_iter()
+            .all(|read| written.iter().all(|&id| apart(id, read)))
+            && written[1..].iter().all(|&id| apart(id, q))
+            && self.memory.are_apart(query.id(), q.id(), true)
+            && apart(keys.id(), values)
+            && apart(query.id(), keys.source(1)?)
+            && apart(query.id(), query.source(1)?)
+            && apart(query.id(), keys)
+            && apart(query.id(), values);
+        if !fits || !are_apart {
+            return None;
+        }
+        let launch = attention::rope_store([query, key, keys, values], rope).ok()?;
+        if launch.operands.len() > self.capacity.operands {
+            return None;
+        }
+        steps.push(Step {
+            node: keys.id(),
+            launch,
+        });
+        *held = None;
+        Some(4)
     }
 
     /// A gated unit that gives the columns of the product behind it.

@@ -337,7 +337,7 @@ pub struct TensorParameters {
 }
 
 /// Most operands of any kernel.
-pub const MOST_OPERANDS: usize = 8;
+pub const MOST_OPERANDS: usize = 9;
 
 /// The parameters of one launch, as `kernels/preamble.wgsl` has them.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

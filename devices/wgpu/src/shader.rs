@@ -60,7 +60,10 @@ const OPERAND: &str = include_str!("kernels/types/operand.wgsl");
 const GUARDED: &str = include_str!("kernels/types/guarded.wgsl");
 const WIDE: &str = include_str!("kernels/types/wide.wgsl");
 const FUNCTIONS: &str = include_str!("kernels/functions.wgsl");
+const SLOPE: &str = include_str!("kernels/slope.wgsl");
+const ROTATION: &str = include_str!("kernels/rotation.wgsl");
 const QUANTIZE: &str = include_str!("kernels/q8.wgsl");
+const WIDE_HALVES: &str = include_str!("kernels/types/wide_f16.wgsl");
 const REDUCE_TREE: &str = include_str!("kernels/reduce_tree.wgsl");
 const REDUCE_SUBGROUP: &str = include_str!("kernels/reduce_subgroup.wgsl");
 
@@ -76,9 +79,9 @@ macro_rules! kernels {
 kernels! {
     "elementwise" "move" "cast" "encode" "add_id"
     "get_rows" "set_rows" "get_rows_back"
-    "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "argmax" "sort"
+    "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "rope_store" "argmax" "sort"
     "mul_mat_vec" "mul_mat_q8" "quantize" "scaled_norm" "gated_q8" "mul_mat" "mul_mat_matrices" "mul_mat_id" "expert_lists" "out_prod"
-    "flash_attn" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
+    "flash_attn" "flash_attn_wide" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
     "ssm_conv" "ssm_scan" "gated_delta_net"
     "repeat_back" "cross_entropy" "cross_entropy_back" "adamw" "sgd"
 }
@@ -223,6 +226,9 @@ impl Shader {
                 .replace("NUMBER", &number.to_string());
             if access.is_wide() {
                 accessor += WIDE;
+                if dtype == DType::F16 {
+                    accessor += WIDE_HALVES;
+                }
             }
             if access.reads() {
                 accessor += match access {
@@ -261,6 +267,8 @@ impl Shader {
             .replace("PLACE_PARAMETERS", parameters)
             .replace("PLACE", names)
             .replace("FUNCTIONS", FUNCTIONS)
+            .replace("SLOPE", SLOPE)
+            .replace("ROTATION", ROTATION)
             .replace(
                 "QUANTIZE_FUNCTION",
                 if self.quantizes() { QUANTIZE } else { "" },

@@ -1,7 +1,7 @@
 //! The table of operations: for a node, its launches, or the reason why there are none. What the device says it supports and what it runs both come
 //! from here.
 
-mod attention;
+pub mod attention;
 mod copies;
 pub mod elementwise;
 pub mod matmul;
@@ -14,20 +14,29 @@ use crate::plan::{Capacity, Launch, Operand, Operands, Reason};
 use crate::shader::{is_readable, is_writable};
 use samite_core::{DType, Node, Op};
 
-/// The launches of one node, whose source 0 is packed if `packed` says so. None are needed for leaves, views and empty results.
+/// What is known of the memory of a node's sources.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known {
+    /// Source 0 is packed.
+    pub packed: bool,
+    /// Sources 1 and 2 begin at multiples of 16 bytes.
+    pub aligned: bool,
+}
+
+/// The launches of one node. None are needed for leaves, views and empty results.
 ///
 /// # Errors
 /// Why the device does not do it.
 pub fn launches_of(
     node: Node<'_>,
     capacity: &Capacity,
-    packed: bool,
+    known: Known,
 ) -> Result<Vec<Launch>, Reason> {
     if matches!(node.op(), Op::Leaf) || node.op().is_view() {
         return Ok(Vec::new());
     }
     let mut fitting = Vec::new();
-    for launch in whole(node, capacity, packed)? {
+    for launch in whole(node, capacity, known)? {
         check_types(&launch)?;
         launch.fit(capacity, &mut fitting)?;
     }
@@ -35,7 +44,7 @@ pub fn launches_of(
 }
 
 /// The launches, however large their operands are.
-fn whole(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<Launch>, Reason> {
+fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch>, Reason> {
     let one = |launch: Result<Launch, Reason>| launch.map(|launch| vec![launch]);
     match *node.op() {
         Op::Dup | Op::Cont | Op::Cpy | Op::Cast { .. } => one(copies::convert(node)),
@@ -67,7 +76,7 @@ fn whole(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<Launch
         Op::DiagMaskInf { past } => one(elementwise::diag_mask(node, past, f32::NEG_INFINITY)),
         Op::DiagMaskZero { past } => one(elementwise::diag_mask(node, past, 0.0)),
         Op::AddId => one(rows::add_id(node)),
-        Op::GetRows => rows::get(node, capacity, packed),
+        Op::GetRows => rows::get(node, capacity, known.packed),
         Op::SetRows => rows::set(node, capacity),
 
         Op::Sum => one(reductions::sum(node, capacity)),
@@ -99,8 +108,8 @@ fn whole(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<Launch
         Op::ArgSort { order } => one(reductions::argsort(node, order)),
         Op::TopK { k } => one(reductions::top_k(node, k)),
 
-        Op::MulMat { .. } => matmul::mul_mat(node, capacity, packed),
-        Op::MulMatId { .. } => matmul::mul_mat_id(node, capacity, packed),
+        Op::MulMat { .. } => matmul::mul_mat(node, capacity, known.packed),
+        Op::MulMatId { .. } => matmul::mul_mat_id(node, capacity, known.packed),
         Op::OutProd => one(matmul::out_prod(node)),
 
         Op::SoftMax { scale, max_bias } => {
@@ -111,7 +120,7 @@ fn whole(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<Launch
             max_bias,
             softcap,
             ..
-        } => attention::flash(node, [scale, max_bias, softcap], capacity),
+        } => attention::flash(node, [scale, max_bias, softcap], capacity, known.aligned),
         Op::FlashAttnBack { scale } => attention::flash_back(node, scale, capacity),
         Op::Rope(rope) => one(attention::rope(node, rope, 1.0)),
         Op::RopeBack(rope) => one(attention::rope(node, rope, -1.0)),

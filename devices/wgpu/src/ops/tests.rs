@@ -1,6 +1,6 @@
 //! Every shader that the conformance suite needs is valid WGSL. This needs no GPU.
 
-use super::launches_of;
+use super::{Known, launches_of};
 use crate::fuse::{self, Memory, is_packable};
 use crate::plan::{Capacity, Launch};
 use crate::shader::Shader;
@@ -32,9 +32,11 @@ fn all_launches(capacity: &Capacity) -> Vec<Launch> {
             .filter(|&id| case.graph.tensor(id).is_computed())
         {
             let node = case.graph.node(id);
-            all.extend(launches_of(node, capacity, false).unwrap_or_default());
-            if node.source(0).is_some_and(is_packable) {
-                all.extend(launches_of(node, capacity, true).unwrap_or_default());
+            for (packed, aligned) in [(false, false), (false, true), (true, true)] {
+                if !packed || node.source(0).is_some_and(is_packable) {
+                    let known = Known { packed, aligned };
+                    all.extend(launches_of(node, capacity, known).unwrap_or_default());
+                }
             }
             let steps = fuse::steps(&case.graph, &[id], capacity, Memory::AllPacked);
             all.extend(steps.into_iter().flatten().map(|step| step.launch));
