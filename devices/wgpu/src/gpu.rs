@@ -127,7 +127,10 @@ impl Gpu {
 
     /// Whether cooperative matrices may be used, as far as is known by now.
     pub fn may_use_matrices(&self) -> bool {
-        self.has_matrices && self.verdict.get().is_none_or(|verdict| verdict.matrices)
+        let was_refused = |opened: &Opened| !opened.device.features().contains(MATRIX_FEATURES);
+        self.has_matrices
+            && !self.opened().is_some_and(was_refused)
+            && self.verdict.get().is_none_or(|verdict| verdict.matrices)
     }
 
     /// Puts a text in place of another one in all shaders. For tests.
@@ -153,19 +156,25 @@ impl Gpu {
         count_call(&self.fault, &self.name)?;
         let mut features = wgpu::Features::empty();
         features.set(wgpu::Features::SUBGROUP, self.has_subgroups);
-        features.set(MATRIX_FEATURES, self.has_matrices);
-        let descriptor = wgpu::DeviceDescriptor {
-            label: Some("samite"),
-            required_features: features,
-            required_limits: self.limits.clone(),
-            experimental_features: match self.has_matrices {
-                true => experimental::allowed(),
-                false => wgpu::ExperimentalFeatures::disabled(),
-            },
-            memory_hints: wgpu::MemoryHints::MemoryUsage,
-            trace: wgpu::Trace::Off,
+        let opened = |features: wgpu::Features| {
+            let descriptor = wgpu::DeviceDescriptor {
+                label: Some("samite"),
+                required_features: features,
+                required_limits: self.limits.clone(),
+                experimental_features: match features.contains(MATRIX_FEATURES) {
+                    true => experimental::allowed(),
+                    false => wgpu::ExperimentalFeatures::disabled(),
+                },
+                memory_hints: wgpu::MemoryHints::MemoryUsage,
+                trace: wgpu::Trace::Off,
+            };
+            ready(self.adapter.request_device(&descriptor))
         };
-        let (device, queue) = match ready(self.adapter.request_device(&descriptor)) {
+        let with_matrices = self
+            .has_matrices
+            .then(|| opened(features | MATRIX_FEATURES))
+            .filter(|answer| matches!(answer, Some(Ok(_))));
+        let (device, queue) = match with_matrices.unwrap_or_else(|| opened(features)) {
             Some(Ok(both)) => both,
             Some(Err(error)) => {
                 return Err(Error::device(

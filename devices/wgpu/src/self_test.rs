@@ -57,7 +57,7 @@ pub fn verdict(device: &WgpuDevice) -> Result<Verdict> {
         return Err(Error::device(gpu.name(), message));
     }
     // What a driver does not even compile is not used either.
-    let matrices = subgroups && gpu.has_matrices && {
+    let matrices = subgroups && gpu.may_use_matrices() && {
         let tried = are_matrices_right(device);
         if let Err(error) = &tried {
             tracing::warn!("{}: {error}", gpu.name());

@@ -19,10 +19,11 @@ fn main(
     let of_queries = per_query * rows_of(queries);
     let of_keys = per_query * rows_of(keys);
     if n >= of_queries + of_keys {
-        let i = indices(n - of_queries - of_keys, values);
-        if i.y >= values.y {
+        let element = n - of_queries - of_keys;
+        if element >= elements_of(values) {
             return;
         }
+        let i = indices(element, values);
         let row = index_n(at_n(vec4<u32>(i.y, 0u, 0u, 0u)), shape_u().y);
         if row >= shape_u().y {
             fail();
