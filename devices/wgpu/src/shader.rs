@@ -63,6 +63,7 @@ const FUNCTIONS: &str = include_str!("kernels/functions.wgsl");
 const SLOPE: &str = include_str!("kernels/slope.wgsl");
 const ROTATION: &str = include_str!("kernels/rotation.wgsl");
 const QUANTIZE: &str = include_str!("kernels/q8.wgsl");
+const WIDE_FLOATS: &str = include_str!("kernels/types/wide_f32.wgsl");
 const WIDE_HALVES: &str = include_str!("kernels/types/wide_f16.wgsl");
 const REDUCE_TREE: &str = include_str!("kernels/reduce_tree.wgsl");
 const REDUCE_SUBGROUP: &str = include_str!("kernels/reduce_subgroup.wgsl");
@@ -226,9 +227,11 @@ impl Shader {
                 .replace("NUMBER", &number.to_string());
             if access.is_wide() {
                 accessor += WIDE;
-                if dtype == DType::F16 {
-                    accessor += WIDE_HALVES;
-                }
+                accessor += match dtype {
+                    DType::F16 => WIDE_HALVES,
+                    DType::F32 => WIDE_FLOATS,
+                    _ => "",
+                };
             }
             if access.reads() {
                 accessor += match access {

@@ -19,8 +19,9 @@ use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// So many launches are handed to the driver at a time, so that a long run can be stopped, and no driver thinks that the device hangs.
-const SUBMISSION: usize = 256;
+/// So many launches are handed to the driver at a time: the device works on them while the next ones are encoded, a long run can be stopped, and no driver
+/// thinks that the device hangs.
+const SUBMISSION: usize = 32;
 
 /// What a kernel does with a value that it must not use: it leaves it out, and sets a word to the number of its node.
 pub struct Failures {

@@ -47,16 +47,23 @@ fn main(
     let depth_a = local % (8u / PIECES_Au) * PIECES_Au;
     let loaded_b = local / (8u / PIECES_Bu);
     let depth_b = local % (8u / PIECES_Bu) * PIECES_Bu;
-    let row_a = vec3<u32>(min(first_m + loaded_a, weights.y - 1u), matrix);
-    let row_b = column_row(min(first_n + loaded_b, max(count, 1u) - 1u), tile);
+    let weights_row = vec3<u32>(min(first_m + loaded_a, weights.y - 1u), matrix);
+    let columns_row = column_row(min(first_n + loaded_b, max(count, 1u) - 1u), tile);
     // What this subgroup computes.
     let m = place.subgroup / 2u * (ROW_TILEu / 4u);
     let n = place.subgroup % 2u * (COLUMN_TILEu / 2u);
     EACH(i, FRAGMENTS_M) { EACH(j, FRAGMENTS_N) { var sum#i_#j = coop_mat16x16<f32, C>();
     } }
-    EACH(i, PIECES_A) { var w#i = halves(weights4(row_a, min(4u * (depth_a + #iu), weights.x - 4u)));
+    // The length is a multiple of a step's.
+    EACH(i, PIECES_A) { var w#i = vec4<f16>();
     }
-    EACH(i, PIECES_B) { var x#i = halves(columns4(row_b, min(4u * (depth_b + #iu), weights.x - 4u)));
+    EACH(i, PIECES_B) { var x#i = vec4<f16>();
+    }
+    {
+        let k = 4u * depth_a;
+        LOADED_PIECES;
+        EACH(i, PIECES_B) { x#i = halves(columns4(columns_row, 4u * (depth_b + #iu)));
+        }
     }
     for (var start = 0u; start < length; start += 32u) {
         workgroupBarrier();
@@ -67,9 +74,9 @@ fn main(
         workgroupBarrier();
         let next = start + 32u;
         if next < length {
-            EACH(i, PIECES_A) { w#i = halves(weights4(row_a, next + 4u * (depth_a + #iu)));
-            }
-            EACH(i, PIECES_B) { x#i = halves(columns4(row_b, next + 4u * (depth_b + #iu)));
+            let k = next + 4u * depth_a;
+            LOADED_PIECES;
+            EACH(i, PIECES_B) { x#i = halves(columns4(columns_row, next + 4u * (depth_b + #iu)));
             }
         }
         EACH(k, 2) {

@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use super::{floats, load_four, weights};
+use super::{Known, floats, load_four, weights};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
 use crate::shader::{Access, MATRICES};
 use samite_core::{DType, Node};
@@ -33,10 +33,10 @@ fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launc
 }
 
 /// A matrix product, in parts of the rows of weights that are larger than a binding, and of columns whose results are.
-pub fn mul_mat(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<Launch>, Reason> {
+pub fn mul_mat(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch>, Reason> {
     let (y, a, b) = (
         node.result(),
-        weights(node, packed)?,
+        weights(node, known.packed)?,
         node.source_operand(1)?,
     );
     floats([&y, &a, &b])?;
@@ -56,19 +56,19 @@ pub fn mul_mat(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<
         let count = columns.min(b.shape[1] - first_column);
         for first_row in (0..a.shape[1]).step_by(rows) {
             let height = rows.min(a.shape[1] - first_row);
-            let part = product(
+            let parts = [
                 y.part(1, first_column, count).part(0, first_row, height),
                 a.part(1, first_row, height),
                 b.part(1, first_column, count),
-                capacity,
-            );
+            ];
+            let part = product(parts, capacity, known.aligned);
             launches.push(part);
         }
     }
     Ok(launches)
 }
 
-fn product(y: Operand, a: Operand, b: Operand, capacity: &Capacity) -> Launch {
+fn product([y, a, b]: [Operand; 3], capacity: &Capacity, aligned: bool) -> Launch {
     let (m, n, batches) = (a.shape[1], b.shape[1], b.shape[2] * b.shape[3]);
     if n <= MOST_COLUMNS {
         let work = Work::Groups(m.div_ceil(VECTOR_ROWS) * batches);
@@ -76,7 +76,7 @@ fn product(y: Operand, a: Operand, b: Operand, capacity: &Capacity) -> Launch {
         return along_rows(launch, &a, &b, n).reduces(capacity);
     }
     let tiles = |tile: usize| n.div_ceil(tile) * batches;
-    tiled(vec![y, a, b], tiles, BATCHES, capacity)
+    tiled(vec![y, a, b], tiles, BATCHES, capacity, aligned)
 }
 
 /// How tiles of batches of matrices lie.
@@ -90,10 +90,11 @@ const ENOUGH_TILES: usize = 256;
 
 /// A product in tiles, which lie as `places` says; there are `tiles` of them along columns, by their size.
 fn tiled(
-    operands: Vec<Operand>,
+    mut operands: Vec<Operand>,
     tiles: impl Fn(usize) -> usize,
     places: &str,
     capacity: &Capacity,
+    aligned: bool,
 ) -> Launch {
     let [a, b] = [1, 2].map(|number| operands[number]);
     let rows = a.shape[1];
@@ -109,16 +110,38 @@ fn tiled(
             .find(|&&size| count(size) >= ENOUGH_TILES)
             .unwrap_or(&[64, 64]),
     };
+    let mut strides = b.strides[1..].iter();
+    let is_wide = with_matrices
+        && aligned
+        && b.dtype == DType::F32
+        && b.has_contiguous_rows()
+        && strides.all(|stride| stride.is_multiple_of(16));
+    let mut columns = load_four(&b);
+    if is_wide {
+        operands[2].access = Access::Wide;
+        columns = "vector4_b(row_b(row), k)".to_owned();
+    }
     let kernel = if with_matrices { MATRICES } else { "mul_mat" };
     let launch = Launch::new(kernel, operands, Work::Groups(count([height, width])))
         .with("LOADED_A", load_four(&a))
-        .with("LOADED_B", load_four(&b))
+        .with("LOADED_B", columns)
         .with("TILES", places)
         .with("FOUND", if with_matrices { "found" } else { "tile_a[0]" });
     if !with_matrices {
         return launch;
     }
+    // Elements of packed rows are decoded 16 at a time; a half of them belongs to a neighbour where tiles are low.
+    let pieces = match (a.access, height) {
+        (Access::Packed, 128) => {
+            "let row = load16_a(row_a(weights_row), k); EACH(i, 4) { w#i = halves(row[#i]); }"
+        }
+        (Access::Packed, _) => {
+            "let row = load16_a(row_a(weights_row), k & ~15u); let odd = (k & 8u) > 0u; EACH(i, 2) { w#i = halves(select(row[#i], row[2 + #i], odd)); }"
+        }
+        _ => "EACH(i, PIECES_A) { w#i = halves(weights4(weights_row, k + 4u * #iu)); }",
+    };
     launch
+        .with("LOADED_PIECES", pieces)
         .with("ROW_TILE", height)
         .with("COLUMN_TILE", width)
         .with("PIECES_A", height / 32)
@@ -133,9 +156,9 @@ fn tiled(
 pub fn mul_mat_id(
     node: Node<'_>,
     capacity: &Capacity,
-    packed: bool,
+    known: Known,
 ) -> Result<Vec<Launch>, Reason> {
-    let (y, a) = (node.result(), weights(node, packed)?);
+    let (y, a) = (node.result(), weights(node, known.packed)?);
     let (b, c) = (node.source_operand(1)?, node.source_operand(2)?);
     floats([&y, &a, &b])?;
     let (experts, choices) = (a.shape[2], c.shape[0] * c.shape[1]);
@@ -155,7 +178,10 @@ pub fn mul_mat_id(
         // Each expert's last tile may be a part of one.
         let tiles = |tile: usize| choices.div_ceil(tile) + experts;
         let operands = vec![y, a, b, c, scratch(Access::Read)];
-        return Ok(vec![lists, tiled(operands, tiles, EXPERTS, capacity)]);
+        return Ok(vec![
+            lists,
+            tiled(operands, tiles, EXPERTS, capacity, known.aligned),
+        ]);
     }
     let work = Work::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * c.shape[0] * c.shape[1]);
     let launch = Launch::new("mul_mat_id", vec![y, a, b, c], work);

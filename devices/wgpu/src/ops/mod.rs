@@ -108,8 +108,8 @@ fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch
         Op::ArgSort { order } => one(reductions::argsort(node, order)),
         Op::TopK { k } => one(reductions::top_k(node, k)),
 
-        Op::MulMat { .. } => matmul::mul_mat(node, capacity, known.packed),
-        Op::MulMatId { .. } => matmul::mul_mat_id(node, capacity, known.packed),
+        Op::MulMat { .. } => matmul::mul_mat(node, capacity, known),
+        Op::MulMatId { .. } => matmul::mul_mat_id(node, capacity, known),
         Op::OutProd => one(matmul::out_prod(node)),
 
         Op::SoftMax { scale, max_bias } => {

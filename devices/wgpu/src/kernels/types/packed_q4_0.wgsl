@@ -27,3 +27,11 @@ fn unit_$(row: u32, u: u32, units: u32) -> Unit {
     let d = vec2<f32>(scale_$(row, u));
     return Unit(codes & mask, (codes >> vec4<u32>(4u)) & mask, d, 8.0 * d);
 }
+
+// Elements `i` to `i + 15`, `i` a multiple of 16.
+fn load16_$(row: u32, i: u32) -> mat4x4<f32> {
+    let codes = (wide_$((row >> 4u) + i / 32u) >> vec4<u32>((i & 16u) / 4u)) & vec4<u32>(0x0f0f0f0fu);
+    let d = scale_$(row, i / 32u);
+    let m = vec4<f32>(8.0 * d);
+    return mat4x4<f32>(unsigned4(codes.x) * d - m, unsigned4(codes.y) * d - m, unsigned4(codes.z) * d - m, unsigned4(codes.w) * d - m);
+}

@@ -37,3 +37,13 @@ fn unit_$(row: u32, u: u32, units: u32) -> Unit {
     let mask = vec4<u32>(0x0f0f0f0fu);
     return Unit(codes & mask, (codes >> vec4<u32>(4u)) & mask, s.xy, s.zw);
 }
+
+// Elements `i` to `i + 15`, `i` a multiple of 16.
+fn load16_$(row: u32, i: u32) -> mat4x4<f32> {
+    let group = i % 256u / 32u;
+    let codes = (wide_$((row + i / 256u * 128u + group / 2u * 32u + i % 32u) >> 4u) >> vec4<u32>((group & 1u) * 4u)) & vec4<u32>(0x0f0f0f0fu);
+    let s = scales_$(wide_$(((row + shape_$().x / 2u) >> 4u) + i / 256u), group / 2u);
+    let d = select(s.x, s.y, (group & 1u) == 1u);
+    let m = vec4<f32>(select(s.z, s.w, (group & 1u) == 1u));
+    return mat4x4<f32>(unsigned4(codes.x) * d - m, unsigned4(codes.y) * d - m, unsigned4(codes.z) * d - m, unsigned4(codes.w) * d - m);
+}

@@ -43,3 +43,15 @@ fn unit_$(row: u32, u: u32, units: u32) -> Unit {
     let high = ((codes >> vec4<u32>(4u)) & mask) | ((bits << vec4<u32>(3u)) & bit);
     return Unit(low, high, s.xy, s.zw);
 }
+
+// Elements `i` to `i + 15`, `i` a multiple of 16.
+fn load16_$(row: u32, i: u32) -> mat4x4<f32> {
+    let group = i % 256u / 32u;
+    let low = (wide_$((row + i / 256u * 128u + group / 2u * 32u + i % 32u) >> 4u) >> vec4<u32>((group & 1u) * 4u)) & vec4<u32>(0x0f0f0f0fu);
+    let high = (wide_$((row + shape_$().x / 2u + i / 256u * 32u + i % 32u) >> 4u) >> vec4<u32>(group)) & vec4<u32>(0x01010101u);
+    let codes = low | (high << vec4<u32>(4u));
+    let s = scales_$(wide_$(((row + shape_$().x / 8u * 5u) >> 4u) + i / 256u), group / 2u);
+    let d = select(s.x, s.y, (group & 1u) == 1u);
+    let m = vec4<f32>(select(s.z, s.w, (group & 1u) == 1u));
+    return mat4x4<f32>(unsigned4(codes.x) * d - m, unsigned4(codes.y) * d - m, unsigned4(codes.z) * d - m, unsigned4(codes.w) * d - m);
+}

@@ -39,3 +39,15 @@ fn unit_$(row: u32, u: u32, units: u32) -> Unit {
     let scales = vec2<f32>(scale_$(row, g.x), scale_$(row, g.y));
     return Unit(first, second, scales, 32.0 * scales);
 }
+
+// Elements `i` to `i + 15`, `i` a multiple of 16.
+fn load16_$(row: u32, i: u32) -> mat4x4<f32> {
+    let half = i % 256u / 128u;
+    let k = i % 128u;
+    let low = (wide_$((row + i / 256u * 128u + half * 64u + k % 64u) >> 4u) >> vec4<u32>(k / 64u * 4u)) & vec4<u32>(0x0f0f0f0fu);
+    let high = (wide_$((row + shape_$().x / 2u + i / 256u * 64u + half * 32u + k % 32u) >> 4u) >> vec4<u32>(k / 32u * 2u)) & vec4<u32>(0x03030303u);
+    let codes = low | (high << vec4<u32>(4u));
+    let d = scale_$(row, i / 16u);
+    let m = vec4<f32>(32.0 * d);
+    return mat4x4<f32>(unsigned4(codes.x) * d - m, unsigned4(codes.y) * d - m, unsigned4(codes.z) * d - m, unsigned4(codes.w) * d - m);
+}

@@ -24,3 +24,10 @@ fn unit_$(row: u32, u: u32, units: u32) -> Unit {
     let scales = vec2<f32>(scale_$(row, u / 2u), scale_$(row, (u + units) / 2u));
     return Unit(wide_$(at), wide_$(at + units), scales, vec2<f32>(0.0));
 }
+
+// Elements `i` to `i + 15`, `i` a multiple of 16.
+fn load16_$(row: u32, i: u32) -> mat4x4<f32> {
+    let codes = wide_$((row + i) >> 4u);
+    let d = scale_$(row, i / 32u);
+    return mat4x4<f32>(signed4(codes.x) * d, signed4(codes.y) * d, signed4(codes.z) * d, signed4(codes.w) * d);
+}
