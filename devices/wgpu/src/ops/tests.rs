@@ -4,7 +4,7 @@ use super::{Known, launches_of};
 use crate::fuse::{self, Memory, is_packable};
 use crate::plan::{Capacity, Launch};
 use crate::shader::Shader;
-use samite_core::{DType, Graph};
+use samite_core::{DType, Graph, Rope, RopeMode};
 use samite_testing::cases;
 use std::collections::BTreeSet;
 
@@ -83,7 +83,35 @@ fn fused(capacity: &Capacity) -> Vec<Launch> {
         }
         all.extend(steps.into_iter().map(|step| step.launch));
     }
+    let before_attention = before_attention(capacity);
+    let kernels: Vec<_> = before_attention
+        .iter()
+        .map(|launch| launch.shader.kernel)
+        .collect();
+    assert_eq!(kernels, ["rope_store"]);
+    all.extend(before_attention);
     all
+}
+
+/// The rotations and writes of one layer, of four queries and two keys of length 16 for three tokens.
+fn before_attention(capacity: &Capacity) -> Vec<Launch> {
+    let mut g = Graph::new();
+    let input = |g: &mut Graph, dtype, shape| g.input("", dtype, shape).unwrap();
+    let positions = input(&mut g, DType::I32, [3, 1, 1, 1]);
+    let cells = input(&mut g, DType::I64, [3, 1, 1, 1]);
+    let [q, k] = [4, 2].map(|heads| input(&mut g, DType::F32, [16, heads, 3, 1]));
+    let v = input(&mut g, DType::F32, [32, 3, 1, 1]);
+    let caches = [0, 1].map(|_| g.leaf("cache", DType::F16, [32, 40, 1, 1]).unwrap());
+    let rope = Rope::new(16, RopeMode::Normal, 10_000.0);
+    let k = g.rope(k, positions, None, rope).unwrap();
+    let rows = g.reshape(k, [32, 3, 1, 1]).unwrap();
+    g.set_rows(rows, cells, caches[0]).unwrap();
+    g.set_rows(v, cells, caches[1]).unwrap();
+    let q = g.rope(q, positions, None, rope).unwrap();
+    g.set_output(q);
+    let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
+    let steps = fuse::steps(&g, &nodes, capacity, Memory::Stored).unwrap();
+    steps.into_iter().map(|step| step.launch).collect()
 }
 
 fn validate(shader: &Shader) -> Result<(), String> {
