@@ -101,18 +101,10 @@ impl Backend for WgpuBackend {
         &self.found().devices
     }
 
-    fn is_automatic(&self) -> bool {
-        // Nothing of this was ever run on a real GPU.
-        false
-    }
-
     fn doubt(&self, device: &dyn Device) -> Option<String> {
         let device = device.as_any().downcast_ref::<WgpuDevice>()?;
-        let why = match device.is_software() {
-            true => "it is a program on the host's processors, not a GPU",
-            false => "its kernels were tried on software adapters only, never on a real GPU",
-        };
-        Some(why.to_owned())
+        let why = "it is a program on the host's processors, not a GPU";
+        device.is_software().then(|| why.to_owned())
     }
 
     fn configure(

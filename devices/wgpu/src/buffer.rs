@@ -12,6 +12,9 @@ use std::sync::{Arc, Weak};
 /// Tensors begin where every adapter can begin a binding.
 const ALIGNMENT: usize = 256;
 
+/// Kernels see buffers as vectors of four words.
+pub const BUFFER_UNIT: usize = 16;
+
 /// Bytes that are set at a time.
 const FILL_PIECE: usize = 1 << 20;
 
@@ -41,33 +44,44 @@ impl BufferType for WgpuBufferType {
     }
 
     fn max_size(&self) -> usize {
-        usize::try_from(self.gpu.limits.max_buffer_size).unwrap_or(usize::MAX) & !3
+        usize::try_from(self.gpu.limits.max_buffer_size).unwrap_or(usize::MAX) & !(BUFFER_UNIT - 1)
     }
 
     fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
-        // Kernels see whole words.
-        Ok(tensor.layout.bytes().next_multiple_of(4))
+        Ok(tensor.layout.bytes().next_multiple_of(BUFFER_UNIT))
     }
 
     fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
-        let too_much = || Error::OutOfMemory {
-            device: self.gpu.name().into(),
-            what: format!("a buffer ({} at most)", self.max_size()).into(),
-            asked: size,
-            free: None,
-        };
-        let opened = self.gpu.open()?;
-        let whole = size.max(4).checked_next_multiple_of(4);
-        let whole = whole
-            .filter(|&whole| whole <= self.max_size())
-            .ok_or_else(too_much)?;
+        let too_much = || self.too_much(size);
         let buffer_type = self.this.upgrade().ok_or_else(too_much)?; // it is there while it is used
+        let buffer = self.create(buffer_type, size, usage)?;
+        Ok(Arc::new(buffer))
+    }
+}
+
+impl WgpuBufferType {
+    /// A buffer that says that it is of the type `buffer_type`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn create(
+        &self,
+        buffer_type: Arc<dyn BufferType>,
+        size: usize,
+        usage: Usage,
+    ) -> Result<WgpuBuffer> {
+        let opened = self.gpu.open()?;
+        let whole = size
+            .max(BUFFER_UNIT)
+            .checked_next_multiple_of(BUFFER_UNIT)
+            .filter(|&whole| whole <= self.max_size());
+        let whole = whole.ok_or_else(|| self.too_much(size))?;
         let usages = wgpu::BufferUsages::STORAGE
             | wgpu::BufferUsages::COPY_SRC
             | wgpu::BufferUsages::COPY_DST;
         let raw = opened.create("a buffer", whole as u64, usages)?;
         opened.allocated.fetch_add(whole as u64, Ordering::Relaxed);
-        Ok(Arc::new(WgpuBuffer {
+        Ok(WgpuBuffer {
             gpu: Arc::clone(&self.gpu),
             buffer_type,
             memory: Memory {
@@ -76,7 +90,16 @@ impl BufferType for WgpuBufferType {
             },
             size,
             usage,
-        }))
+        })
+    }
+
+    fn too_much(&self, asked: usize) -> Error {
+        Error::OutOfMemory {
+            device: self.gpu.name().into(),
+            what: format!("a buffer ({} at most)", self.max_size()).into(),
+            asked,
+            free: None,
+        }
     }
 }
 
@@ -94,7 +117,12 @@ impl WgpuBuffer {
     /// The buffer of `tensor`, if it is one of `gpu`'s.
     pub fn of<'a>(tensor: &'a TensorRef, gpu: &Arc<Gpu>) -> Option<&'a WgpuBuffer> {
         let buffer = tensor.buffer.as_any().downcast_ref::<WgpuBuffer>()?;
-        Arc::ptr_eq(&buffer.gpu, gpu).then_some(buffer)
+        buffer.is_of(gpu).then_some(buffer)
+    }
+
+    /// Whether it is one of `gpu`'s.
+    pub fn is_of(&self, gpu: &Arc<Gpu>) -> bool {
+        Arc::ptr_eq(&self.gpu, gpu)
     }
 
     /// Where `len` bytes at `offset` of a tensor lie, which must be inside of both.
@@ -113,7 +141,7 @@ impl WgpuBuffer {
         Ok(start as u64)
     }
 
-    fn opened(&self) -> Result<&Opened> {
+    pub fn opened(&self) -> Result<&Opened> {
         self.gpu.open()
     }
 }

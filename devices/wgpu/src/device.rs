@@ -2,10 +2,12 @@
 
 use crate::buffer::WgpuBufferType;
 use crate::event::WgpuEvent;
+use crate::fuse::{self, Memory};
 use crate::gpu::{Gpu, Opened};
 use crate::limits;
-use crate::ops;
+use crate::ops::{self, Known};
 use crate::options::WgpuOptions;
+use crate::packed::PackedBufferType;
 use crate::plan::{Capacity, MOST_OPERANDS, Which};
 use crate::self_test;
 use crate::stream::WgpuStream;
@@ -28,12 +30,15 @@ pub struct WgpuDevice {
     physical_id: Option<String>,
     options: WgpuOptions,
     buffer_type: Arc<WgpuBufferType>,
+    packed_type: Arc<PackedBufferType>,
 }
 
 impl WgpuDevice {
     pub(crate) fn new(gpu: Arc<Gpu>, physical_id: Option<String>) -> Self {
+        let buffer_type = WgpuBufferType::new(Arc::clone(&gpu));
         WgpuDevice {
-            buffer_type: WgpuBufferType::new(Arc::clone(&gpu)),
+            packed_type: PackedBufferType::new(&buffer_type),
+            buffer_type,
             gpu,
             physical_id,
             options: WgpuOptions::default(),
@@ -51,7 +56,13 @@ impl WgpuDevice {
             physical_id: self.physical_id.clone(),
             options,
             buffer_type: Arc::clone(&self.buffer_type),
+            packed_type: Arc::clone(&self.packed_type),
         }
+    }
+
+    fn is_packed_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
+        let own = Arc::clone(&self.packed_type) as _;
+        same_buffer_type(buffer_type, &own)
     }
 
     /// The opened adapter, which computes right.
@@ -122,6 +133,11 @@ impl WgpuDevice {
             subgroups: self.gpu.may_use_subgroups() && !self.options.without_subgroups,
             groups: limits.max_compute_workgroups_per_dimension,
             overlaps: !(IN_BROWSER || self.options.without_overlaps),
+            matrices: self.gpu.may_use_matrices()
+                && !self.options.without_matrices
+                && !self.options.without_subgroups,
+            lanes: self.options.lanes,
+            height: self.options.rows,
         }
     }
 }
@@ -171,19 +187,39 @@ impl Device for WgpuDevice {
         Arc::clone(&self.buffer_type) as _
     }
 
+    fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>> {
+        vec![Arc::clone(&self.packed_type) as _]
+    }
+
     fn supports(&self, node: Node<'_>) -> Support {
-        match ops::launches(node, &self.capacity()) {
+        let is_packed = |index: usize| {
+            let stored = node.source(index).and_then(Node::stored);
+            stored.is_some_and(|stored| self.is_packed_type(stored.tensor().buffer.buffer_type()))
+        };
+        let mut sources = 0..node.tensor().sources.len();
+        if let Some(index) = sources.find(|&index| is_packed(index)) {
+            let packed: &Arc<dyn BufferType> = &(Arc::clone(&self.packed_type) as _);
+            if index > 0 || !packed.accepts(node).is_yes() {
+                return Support::no("packed weights are for products and rows by number");
+            }
+        }
+        let known = Known {
+            packed: is_packed(0),
+            aligned: false,
+        };
+        match ops::launches_of(node, &self.capacity(), known) {
             Ok(_) => Support::Yes,
             Err(reason) => Support::No(reason),
         }
     }
 
     fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
-        same_buffer_type(buffer_type, &self.buffer_type())
+        same_buffer_type(buffer_type, &self.buffer_type()) || self.is_packed_type(buffer_type)
     }
 
     fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {
-        (self.supports_buffer_type(from) || from.is_host()) && self.supports_buffer_type(to)
+        let own = self.buffer_type();
+        (same_buffer_type(from, &own) || from.is_host()) && same_buffer_type(to, &own)
     }
 
     fn limits(&self) -> Result<Option<DeviceLimits>> {
@@ -198,16 +234,15 @@ impl Device for WgpuDevice {
     }
 
     fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize> {
-        // Nodes run one after the other, so that all use the same.
+        // Launches run one after the other, so that all use the same. Whether weights will be packed may not be known yet.
         let capacity = self.capacity();
-        let launches = nodes
-            .iter()
-            .filter(|&&id| graph.tensor(id).is_computed())
-            .flat_map(|&id| ops::launches(graph.node(id), &capacity).unwrap_or_default());
-        let scratch = launches
-            .flat_map(|launch| launch.operands)
-            .filter(|operand| operand.which == Which::Workspace);
-        Ok(scratch.map(|operand| operand.bytes()).max().unwrap_or(0))
+        let needed = |memory| {
+            let steps = fuse::steps(graph, nodes, &capacity, memory).unwrap_or_default();
+            let operands = steps.into_iter().flat_map(|step| step.launch.operands);
+            let scratch = operands.filter(|operand| operand.which == Which::Workspace);
+            scratch.map(|operand| operand.bytes()).max().unwrap_or(0)
+        };
+        Ok(needed(Memory::Stored).max(needed(Memory::AllPacked)))
     }
 
     fn compile(
@@ -218,15 +253,13 @@ impl Device for WgpuDevice {
         cancel: &CancelToken,
     ) -> Result<Option<Arc<dyn Compiled>>> {
         let opened = self.open()?;
-        let capacity = self.capacity();
-        for &id in nodes.iter().filter(|&&id| graph.tensor(id).is_computed()) {
+        let steps = fuse::steps(graph, nodes, &self.capacity(), Memory::Stored);
+        let steps = steps.map_err(|(id, reason)| {
+            Error::unsupported(self.name(), graph.tensor(id).op.name(), reason)
+        })?;
+        for step in steps {
             cancel.check()?;
-            let launches = ops::launches(graph.node(id), &capacity).map_err(|reason| {
-                Error::unsupported(self.name(), graph.tensor(id).op.name(), reason)
-            })?;
-            for launch in launches {
-                opened.pipelines.get(opened, &launch.shader)?;
-            }
+            opened.pipelines.get(opened, &step.launch.shader)?;
         }
         // Pipelines are kept by the device: there is nothing to hand over.
         Ok(None)

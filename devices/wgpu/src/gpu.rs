@@ -1,5 +1,6 @@
 //! An opened adapter: its device and queue, waiting, reading and writing, and what went wrong.
 
+use crate::experimental;
 use crate::pipelines::Pipelines;
 use crate::self_test::Verdict;
 use crate::waiting::{Answer, IN_BROWSER, ready};
@@ -26,6 +27,8 @@ pub struct Gpu {
     pub info: wgpu::AdapterInfo,
     pub limits: wgpu::Limits,
     pub has_subgroups: bool,
+    /// Whether it has cooperative matrices of the kind that kernels use.
+    pub has_matrices: bool,
     opened: OnceLock<Opened>,
     /// Held while it is opened, or tried.
     opening: Mutex<()>,
@@ -61,6 +64,7 @@ impl Gpu {
             info: adapter.get_info(),
             // Browsers want a directive for them that naga refuses.
             has_subgroups: adapter.features().contains(wgpu::Features::SUBGROUP) && !IN_BROWSER,
+            has_matrices: has_matrices(&adapter, &limits),
             limits,
             adapter,
             opened: OnceLock::new(),
@@ -118,7 +122,15 @@ impl Gpu {
 
     /// Whether sums by subgroups may be used, as far as is known by now.
     pub fn may_use_subgroups(&self) -> bool {
-        self.has_subgroups && self.verdict.get() != Some(&Verdict::WithoutSubgroups)
+        self.has_subgroups && self.verdict.get().is_none_or(|verdict| verdict.subgroups)
+    }
+
+    /// Whether cooperative matrices may be used, as far as is known by now.
+    pub fn may_use_matrices(&self) -> bool {
+        let was_refused = |opened: &Opened| !opened.device.features().contains(MATRIX_FEATURES);
+        self.has_matrices
+            && !self.opened().is_some_and(was_refused)
+            && self.verdict.get().is_none_or(|verdict| verdict.matrices)
     }
 
     /// Puts a text in place of another one in all shaders. For tests.
@@ -144,15 +156,25 @@ impl Gpu {
         count_call(&self.fault, &self.name)?;
         let mut features = wgpu::Features::empty();
         features.set(wgpu::Features::SUBGROUP, self.has_subgroups);
-        let descriptor = wgpu::DeviceDescriptor {
-            label: Some("samite"),
-            required_features: features,
-            required_limits: self.limits.clone(),
-            experimental_features: wgpu::ExperimentalFeatures::disabled(),
-            memory_hints: wgpu::MemoryHints::MemoryUsage,
-            trace: wgpu::Trace::Off,
+        let opened = |features: wgpu::Features| {
+            let descriptor = wgpu::DeviceDescriptor {
+                label: Some("samite"),
+                required_features: features,
+                required_limits: self.limits.clone(),
+                experimental_features: match features.contains(MATRIX_FEATURES) {
+                    true => experimental::allowed(),
+                    false => wgpu::ExperimentalFeatures::disabled(),
+                },
+                memory_hints: wgpu::MemoryHints::MemoryUsage,
+                trace: wgpu::Trace::Off,
+            };
+            ready(self.adapter.request_device(&descriptor))
         };
-        let (device, queue) = match ready(self.adapter.request_device(&descriptor)) {
+        let with_matrices = self
+            .has_matrices
+            .then(|| opened(features | MATRIX_FEATURES))
+            .filter(|answer| matches!(answer, Some(Ok(_))));
+        let (device, queue) = match with_matrices.unwrap_or_else(|| opened(features)) {
             Some(Ok(both)) => both,
             Some(Err(error)) => {
                 return Err(Error::device(
@@ -188,6 +210,29 @@ impl Gpu {
             allocated: AtomicU64::new(0),
         })
     }
+}
+
+/// What the kernel with cooperative matrices needs.
+const MATRIX_FEATURES: wgpu::Features =
+    wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::SHADER_F16);
+/// Workgroup memory that it needs.
+const MATRIX_MEMORY: u32 = 32 << 10;
+
+/// Whether there are matrices of 16 x 16 halves, summed as floats, by subgroups of 32.
+fn has_matrices(adapter: &wgpu::Adapter, limits: &wgpu::Limits) -> bool {
+    let info = adapter.get_info();
+    let features = MATRIX_FEATURES | wgpu::Features::SUBGROUP;
+    let kinds = || adapter.cooperative_matrix_properties();
+    let is_used = |kind: &wgpu::CooperativeMatrixProperties| {
+        [kind.m_size, kind.n_size, kind.k_size] == [16; 3]
+            && kind.ab_type == wgpu::CooperativeScalarType::F16
+            && kind.cr_type == wgpu::CooperativeScalarType::F32
+    };
+    !IN_BROWSER
+        && adapter.features().contains(features)
+        && limits.max_compute_workgroup_storage_size >= MATRIX_MEMORY
+        && [info.subgroup_min_size, info.subgroup_max_size] == [32; 2]
+        && kinds().iter().any(is_used)
 }
 
 /// Fails if a test wants this call of the driver to fail.

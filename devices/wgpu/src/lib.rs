@@ -24,6 +24,9 @@
 //! | `limits` | what an adapter can do at most |
 //! | `kept` | what is kept on disk about an adapter |
 //! | `buffer` | the memory |
+//! | `experimental` | leave to use cooperative matrices |
+//! | `packed` | the memory of packed weights |
+//! | `fuse` | which nodes are computed together |
 //! | `device`, `stream`, `event` | the contract of `samite-core` |
 //! | `waiting` | waiting for the driver, in browsers too |
 //! | `plan` | launches: operands, parameters, how many workgroups; cutting them at the binding limit |
@@ -32,17 +35,20 @@
 //! | `pipelines` | compiled shaders |
 //! | `ops` | the table of operations |
 //! | `kernels/*.wgsl` | the kernels; `kernels/types/*.wgsl` how each type is read and written |
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod backend;
 mod buffer;
 mod device;
 mod event;
+mod experimental;
+mod fuse;
 mod gpu;
 mod kept;
 mod limits;
 mod ops;
 mod options;
+mod packed;
 mod pipelines;
 mod plan;
 mod self_test;

@@ -2,6 +2,7 @@
 
 use crate::gpu::{Gpu, Opened};
 use crate::pipelines::compile;
+use crate::shader::unrolled;
 use samite_core::environment::Instant;
 use samite_core::{DeviceLimits, Result};
 use std::time::Duration;
@@ -26,23 +27,21 @@ pub fn measure(gpu: &Gpu, opened: &Opened) -> Result<DeviceLimits> {
     let usage = wgpu::BufferUsages::STORAGE;
     let data = opened.create("measuring", bytes, usage)?;
     let vectors = bytes / 16;
-    let groups = (vectors / GROUP / 16).clamp(1, 4096);
+    let groups = (vectors / GROUP / 16).clamp(1, 16384);
     let amount = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
     let amount = opened.create("measuring", 16, amount)?;
     let kernel = |entry| Kernel::new(opened, entry, &amount, &data);
-    kernel("fill")?.run(vectors, groups)?;
+    kernel("fill")?.run(vectors, groups, 1)?;
     let (read, multiply) = (kernel("read")?, kernel("multiply")?);
     let read_bytes = best(|times| {
         let begin = Instant::now();
-        for _ in 0..times {
-            read.run(vectors, groups)?;
-        }
+        read.run(vectors, groups, times)?;
         Ok((begin.elapsed(), (bytes * times) as f64))
     })?;
     let f32_operations = best(|times| {
         let (steps, groups) = ((times * 64).min(4096), (times / 64).clamp(1, 64) * 256);
         let begin = Instant::now();
-        multiply.run(steps, groups)?;
+        multiply.run(steps, groups, 1)?;
         let operations = steps * groups * GROUP * STEP;
         Ok((begin.elapsed(), operations as f64))
     })?;
@@ -81,8 +80,8 @@ impl<'a> Kernel<'a> {
         amount: &'a wgpu::Buffer,
         data: &wgpu::Buffer,
     ) -> Result<Self> {
-        let source = include_str!("kernels/limits.wgsl");
-        let pipeline = compile(opened, "limits", source, None, entry)?;
+        let source = unrolled(include_str!("kernels/limits.wgsl").to_owned());
+        let pipeline = compile(opened, "limits", &source, None, entry)?;
         let group = opened.make("measuring", 0, || {
             let bindings = [(0, amount), (1, data)];
             let entries = bindings.map(|(binding, buffer)| wgpu::BindGroupEntry {
@@ -104,8 +103,8 @@ impl<'a> Kernel<'a> {
         })
     }
 
-    /// Runs it and waits for it.
-    fn run(&self, count: u64, groups: u64) -> Result<()> {
+    /// Runs it so many times, one after the other, and waits for all.
+    fn run(&self, count: u64, groups: u64, times: u64) -> Result<()> {
         let numbers = [count, groups * GROUP].map(|x| u32::try_from(x).unwrap_or(u32::MAX));
         let opened = self.opened;
         opened.write(self.amount, 0, bytemuck::cast_slice(&numbers))?;
@@ -114,7 +113,9 @@ impl<'a> Kernel<'a> {
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
             pass.set_pipeline(&self.pipeline);
             pass.set_bind_group(0, &self.group, &[]);
-            pass.dispatch_workgroups(groups as u32, 1, 1);
+            for _ in 0..times {
+                pass.dispatch_workgroups(groups as u32, 1, 1);
+            }
         }
         opened.wait(opened.submit(Some(encoder))?)
     }

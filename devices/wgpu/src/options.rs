@@ -10,14 +10,20 @@ const LEAST_BINDING: usize = 64 << 10;
 pub struct WgpuOptions {
     /// Sums are made without operations over subgroups.
     pub without_subgroups: bool,
+    /// Products are made without cooperative matrices.
+    pub without_matrices: bool,
     /// Operands of a kernel that overlap in memory share a binding, as browsers demand.
     pub without_overlaps: bool,
     /// Most bytes of a tensor that a kernel sees at once; the adapter's limit if that is less, or none is given.
     pub binding: Option<usize>,
+    /// Invocations of a workgroup of products with packed weights.
+    pub lanes: Option<usize>,
+    /// Its rows.
+    pub rows: Option<usize>,
 }
 
 impl WgpuOptions {
-    /// These options, changed by the parameters `subgroups=on|off` `overlaps=on|off` and `binding=<bytes>`, such as `1MiB`, of the device called `device`.
+    /// These options, changed by the parameters `subgroups=on|off`, `matrices=on|off`, `overlaps=on|off` and `binding=<bytes>`, such as `1MiB`, of the device called `device`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other parameters or values.
@@ -29,6 +35,7 @@ impl WgpuOptions {
         };
         for (key, without) in [
             ("subgroups", &mut self.without_subgroups),
+            ("matrices", &mut self.without_matrices),
             ("overlaps", &mut self.without_overlaps),
         ] {
             match parameters.take(key).as_deref() {
@@ -43,7 +50,27 @@ impl WgpuOptions {
             let must = "a size of at least 64KiB, such as 1MiB";
             self.binding = Some(bytes.ok_or_else(|| wrong("binding", &text, must))?);
         }
-        parameters.finish(device, &["subgroups", "overlaps", "binding"])?;
+        for (key, number, allowed) in [
+            ("lanes", &mut self.lanes, [32, 64, 128, 256]),
+            ("rows", &mut self.rows, [1, 2, 4, 8]),
+        ] {
+            if let Some(text) = parameters.take(key) {
+                let found = text.parse().ok().filter(|number| allowed.contains(number));
+                let must = format!("one of {allowed:?}");
+                *number = Some(found.ok_or_else(|| wrong(key, &text, &must))?);
+            }
+        }
+        parameters.finish(
+            device,
+            &[
+                "subgroups",
+                "matrices",
+                "overlaps",
+                "binding",
+                "lanes",
+                "rows",
+            ],
+        )?;
         Ok(self)
     }
 }
@@ -75,7 +102,7 @@ mod tests {
             ("overlaps=1", "'overlaps' is '1'"),
             ("binding=1KiB", "'binding' is '1KiB'"),
             ("binding=x", "at least 64KiB"),
-            ("f16=off", "it has: subgroups, overlaps, binding"),
+            ("f16=off", "it has: subgroups, matrices, overlaps, binding"),
         ] {
             let error = with(text).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");

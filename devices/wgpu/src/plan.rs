@@ -2,9 +2,10 @@
 //!
 //! A launch is made from layouts alone. Places are added when work is prepared.
 
+use crate::packed;
 use crate::shader::{Access, Shader};
 use bytemuck::{Pod, Zeroable};
-use samite_core::{DIMS, DType, Layout, Node};
+use samite_core::{DIMS, DType, Layout, Node, TensorId};
 use std::borrow::Cow;
 
 /// Why there is no launch.
@@ -25,6 +26,21 @@ pub struct Capacity {
     pub groups: u32,
     /// Operands that overlap in memory may be bound by themselves.
     pub overlaps: bool,
+    /// There are cooperative matrices of 16 x 16 halves that are summed as floats, and subgroups of 32.
+    pub matrices: bool,
+    /// Invocations and rows of a workgroup of products with packed weights, where they are not chosen.
+    pub lanes: Option<usize>,
+    pub height: Option<usize>,
+}
+
+impl Capacity {
+    /// Invocations and rows of a workgroup, for products of packed weights of rows of this length.
+    pub fn packed_shape(&self, length: usize, nodes: &[Node<'_>]) -> (usize, usize) {
+        let rows: usize = nodes.iter().map(|node| node.layout().shape()[0]).sum();
+        let lanes = if length / 32 > 64 { 64 } else { 32 };
+        let height = if rows > 4096 { 4 } else { 2 };
+        (self.lanes.unwrap_or(lanes), self.height.unwrap_or(height))
+    }
 }
 
 /// Invocations of a workgroup of most kernels.
@@ -35,6 +51,8 @@ pub const GROUP: u32 = 256;
 pub enum Which {
     Result,
     Source(usize),
+    /// Another node's.
+    Tensor(TensorId),
     /// Scratch memory of the node.
     Workspace,
 }
@@ -63,6 +81,34 @@ impl Operand {
             strides: layout.strides(),
             first: 0,
         }
+    }
+
+    /// The same tensor, for a launch that is of several nodes.
+    pub fn of(mut self, node: Node<'_>) -> Self {
+        self.which = match self.which {
+            Which::Result => Which::Tensor(node.id()),
+            Which::Source(index) => node
+                .source(index)
+                .map_or(self.which, |source| Which::Tensor(source.id())),
+            which => which,
+        };
+        self
+    }
+
+    /// By another name.
+    pub fn named(mut self, name: char) -> Self {
+        self.name = name;
+        self
+    }
+
+    /// Rows that are [packed](crate::packed).
+    pub fn packed(mut self) -> Self {
+        self.access = Access::Packed;
+        let row = packed::row_bytes(self.dtype, self.shape[0]);
+        self.strides[1] = row;
+        self.strides[2] = row * self.shape[1];
+        self.strides[3] = self.strides[2] * self.shape[2];
+        self
     }
 
     /// The first `count` numbers of scratch memory, of four bytes each.
@@ -226,7 +272,7 @@ impl Launch {
         Ok([groups.min(most) as u32, lines as u32])
     }
 
-    fn fits(&self, capacity: &Capacity) -> bool {
+    pub fn fits(&self, capacity: &Capacity) -> bool {
         // What lies before a window in its binding takes room, too.
         let room = capacity.binding.saturating_sub(capacity.alignment + 4);
         self.operands.iter().all(|o| o.bytes() <= room) && self.groups(capacity).is_ok()
@@ -291,7 +337,7 @@ pub struct TensorParameters {
 }
 
 /// Most operands of any kernel.
-pub const MOST_OPERANDS: usize = 8;
+pub const MOST_OPERANDS: usize = 9;
 
 /// The parameters of one launch, as `kernels/preamble.wgsl` has them.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

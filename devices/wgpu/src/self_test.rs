@@ -1,6 +1,7 @@
 //! A small computation with known results, before anything else is computed: drivers have errors.
 //!
-//! Sums over subgroups are tried first. Where they are wrong, sums go through workgroup memory; where these are wrong too, the device is refused.
+//! Sums over subgroups are tried first. Where they are wrong, sums go through workgroup memory; where these are wrong too, the device is refused. Products by
+//! cooperative matrices are used where they are right.
 
 use crate::device::WgpuDevice;
 use crate::gpu::Gpu;
@@ -13,17 +14,30 @@ use samite_core::{
 };
 use std::sync::Arc;
 
-/// What an adapter computes right.
+/// What an adapter computes right, besides everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Everything that was tried.
-    All,
-    /// What has no operations over subgroups.
-    WithoutSubgroups,
+pub struct Verdict {
+    /// Sums over subgroups.
+    pub subgroups: bool,
+    /// Products by cooperative matrices.
+    pub matrices: bool,
 }
 
-const ALL: &str = "computes right";
-const WITHOUT_SUBGROUPS: &str = "computes wrong by subgroups";
+impl Verdict {
+    fn text(self) -> String {
+        format!("subgroups: {}, matrices: {}", self.subgroups, self.matrices)
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        let both = [true, false];
+        both.into_iter().flat_map(move |subgroups| {
+            both.into_iter().map(move |matrices| Verdict {
+                subgroups,
+                matrices,
+            })
+        })
+    }
+}
 
 /// The verdict on an adapter: the one that was kept for it and its driver, or a new one.
 ///
@@ -33,35 +47,52 @@ pub fn verdict(device: &WgpuDevice) -> Result<Verdict> {
     let gpu = device.gpu();
     // What a test made wrong is no property of the adapter.
     let kept = Kept::of(&gpu.info, "test").filter(|_| !gpu.is_falsified());
-    match kept.as_ref().and_then(Kept::text).as_deref() {
-        Some(ALL) => return Ok(Verdict::All),
-        Some(WITHOUT_SUBGROUPS) => return Ok(warned(gpu)),
-        _ => {}
+    let known = kept.as_ref().and_then(Kept::text);
+    if let Some(verdict) = Verdict::all().find(|verdict| known == Some(verdict.text())) {
+        return Ok(warned(gpu, verdict));
     }
-    let (verdict, text) = match (
-        gpu.has_subgroups && is_right(device, true)?,
-        gpu.has_subgroups,
-    ) {
-        (true, _) => (Verdict::All, ALL),
-        _ if !is_right(device, false)? => {
-            let message = "its driver computes wrong: sums, norms and products of the test at opening differ from what they must be";
-            return Err(Error::device(gpu.name(), message));
+    let subgroups = gpu.has_subgroups && is_right(device, true)?;
+    if !subgroups && !is_right(device, false)? {
+        let message = "its driver computes wrong: sums, norms and products of the test at opening differ from what they must be";
+        return Err(Error::device(gpu.name(), message));
+    }
+    // What a driver does not even compile is not used either.
+    let matrices = subgroups && gpu.may_use_matrices() && {
+        let tried = are_matrices_right(device);
+        if let Err(error) = &tried {
+            tracing::warn!("{}: {error}", gpu.name());
         }
-        (false, false) => (Verdict::All, ALL),
-        (false, true) => (warned(gpu), WITHOUT_SUBGROUPS),
+        gpu.open()?;
+        tried.unwrap_or(false)
+    };
+    let verdict = Verdict {
+        subgroups,
+        matrices,
     };
     if let Some(kept) = kept {
-        kept.write(text.as_bytes());
+        kept.write(verdict.text().as_bytes());
     }
-    Ok(verdict)
+    Ok(warned(gpu, verdict))
 }
 
-fn warned(gpu: &Gpu) -> Verdict {
-    tracing::warn!(
-        "{}: operations over subgroups compute wrong in the test at opening, and are not used",
-        gpu.name()
-    );
-    Verdict::WithoutSubgroups
+/// Warns of what the adapter has and computes wrong.
+fn warned(gpu: &Gpu, verdict: Verdict) -> Verdict {
+    for (has, is_right, what) in [
+        (
+            gpu.has_subgroups,
+            verdict.subgroups,
+            "operations over subgroups",
+        ),
+        (gpu.has_matrices, verdict.matrices, "cooperative matrices"),
+    ] {
+        if has && !is_right {
+            tracing::warn!(
+                "{}: {what} compute wrong in the test at opening, and are not used",
+                gpu.name()
+            );
+        }
+    }
+    verdict
 }
 
 /// More than a workgroup's invocations take at once, and no multiple of anything.
@@ -80,7 +111,6 @@ fn is_right(device: &WgpuDevice, subgroups: bool) -> Result<bool> {
         without_subgroups: !subgroups,
         ..WgpuOptions::default()
     };
-    let device = Arc::new(device.with(options));
     let mut graph = Graph::new();
     let shape = [LENGTH, ROWS, 1, 1];
     let x = graph.input("x", DType::F32, shape)?;
@@ -91,6 +121,71 @@ fn is_right(device: &WgpuDevice, subgroups: bool) -> Result<bool> {
         graph.sum_rows(x)?,
         graph.mul_mat(w, x)?,
     ];
+    let values = [0, 1]
+        .map(|number| -> Vec<f32> { (0..LENGTH * ROWS).map(|i| element(number, i)).collect() });
+    let inputs = [(x, 0), (w, 1)].map(|(id, number)| (id, bytemuck::cast_slice(&values[number])));
+    let found = compute(device.with(options), &graph, &inputs, &results)?;
+    Ok(found
+        .iter()
+        .zip(&expected(&values))
+        .all(|(found, expected)| are_close(found, expected)))
+}
+
+fn are_close(found: &[f32], expected: &[f64]) -> bool {
+    found.len() == expected.len()
+        && found.iter().zip(expected).all(|(found, expected)| {
+            (f64::from(*found) - expected).abs() <= 1e-4 * (1.0 + expected.abs())
+        })
+}
+
+/// Halves, and what they stand for.
+const HALVES: [(u16, f64); 6] = [
+    (0xbc00, -1.0),
+    (0xb800, -0.5),
+    (0, 0.0),
+    (0x3800, 0.5),
+    (0x3c00, 1.0),
+    (0x4000, 2.0),
+];
+
+/// Whether a product by cooperative matrices comes out right: of numbers that halves hold exactly, with more than a tile of rows, columns and length.
+fn are_matrices_right(device: &WgpuDevice) -> Result<bool> {
+    let (length, rows, columns) = (352, 200, 150);
+    let mut graph = Graph::new();
+    let w = graph.input("w", DType::F16, [length, rows, 1, 1])?;
+    let x = graph.input("x", DType::F32, [length, columns, 1, 1])?;
+    let y = graph.mul_mat(w, x)?;
+    let number = |i: usize, factor: usize| i * factor % 1009;
+    let weights: Vec<_> = (0..length * rows)
+        .map(|i| HALVES[number(i, 37) % HALVES.len()])
+        .collect();
+    let halves: Vec<u16> = weights.iter().map(|(bits, _)| *bits).collect();
+    let values: Vec<f32> = (0..length * columns)
+        .map(|i| (number(i, 53) % 33) as f32 / 8.0 - 2.0)
+        .collect();
+    let inputs = [
+        (w, bytemuck::cast_slice(&halves)),
+        (x, bytemuck::cast_slice(&values)),
+    ];
+    let found = compute(device.with(WgpuOptions::default()), &graph, &inputs, &[y])?;
+    let dot = |w: &[(u16, f64)], x: &[f32]| -> f64 {
+        w.iter().zip(x).map(|((_, w), x)| w * f64::from(*x)).sum()
+    };
+    let expected: Vec<f64> = values
+        .chunks(length)
+        .flat_map(|x| weights.chunks(length).map(move |w| dot(w, x)))
+        .collect();
+    Ok(found.iter().all(|found| are_close(found, &expected)))
+}
+
+/// What `results`, all of floats, are for `inputs`.
+fn compute(
+    device: WgpuDevice,
+    graph: &Graph,
+    inputs: &[(TensorId, &[u8])],
+    results: &[TensorId],
+) -> Result<Vec<Vec<f32>>> {
+    let device = Arc::new(device);
     let place = |id: TensorId| -> Result<Option<TensorRef>> {
         let wanted = [("", graph.tensor(id).layout)];
         let group = TensorGroup::allocate(&device.buffer_type(), Usage::Compute, &wanted)?;
@@ -99,8 +194,8 @@ fn is_right(device: &WgpuDevice, subgroups: bool) -> Result<bool> {
     let places = graph.ids().map(place).collect::<Result<Vec<_>>>()?;
     let mut stream = WgpuStream::open(device)?;
     let work = Placed {
-        graph: &graph,
-        nodes: &results,
+        graph,
+        nodes: results,
         places: &places,
         workspace: None,
         compiled: None,
@@ -110,25 +205,20 @@ fn is_right(device: &WgpuDevice, subgroups: bool) -> Result<bool> {
         let place = places.get(id.index()).and_then(Option::as_ref);
         place.ok_or_else(|| Error::invalid("a tensor has no place"))
     };
-    let values = [0, 1]
-        .map(|number| -> Vec<f32> { (0..LENGTH * ROWS).map(|i| element(number, i)).collect() });
-    for (id, values) in [x, w].into_iter().zip(&values) {
-        stream.write(place(id)?, 0, bytemuck::cast_slice(values))?;
+    for (id, bytes) in inputs {
+        stream.write(place(*id)?, 0, bytes)?;
     }
     let control = RunControl {
         cancel: &CancelToken::new(),
         observer: None,
     };
     stream.run(&mut *prepared, control)?;
-    let mut right = true;
-    for (id, expected) in results.into_iter().zip(expected(&values)) {
-        let mut found = vec![0f32; expected.len()];
+    let read = |&id: &TensorId| -> Result<Vec<f32>> {
+        let mut found = vec![0f32; graph.tensor(id).layout.shape().iter().product()];
         stream.read(place(id)?, 0, bytemuck::cast_slice_mut(&mut found))?;
-        right &= found.iter().zip(&expected).all(|(found, expected)| {
-            (f64::from(*found) - expected).abs() <= 1e-4 * (1.0 + expected.abs())
-        });
-    }
-    Ok(right)
+        Ok(found)
+    };
+    results.iter().map(read).collect()
 }
 
 /// What must come out, in the order of [`is_right`].

@@ -10,9 +10,28 @@ use std::fmt::Write;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Access {
     Read,
+    /// Reads four words at once, at multiples of 16 bytes.
+    Wide,
+    /// As `Wide`, of rows that are [packed](crate::packed).
+    Packed,
     Write,
     /// Reads an element before it is written, by the same invocation.
     Update,
+}
+
+impl Access {
+    pub fn reads(self) -> bool {
+        self != Access::Write
+    }
+
+    pub fn writes(self) -> bool {
+        matches!(self, Access::Write | Access::Update)
+    }
+
+    /// Whether the binding is one of vectors of four words.
+    pub fn is_wide(self) -> bool {
+        matches!(self, Access::Wide | Access::Packed)
+    }
 }
 
 /// What tells one shader from another.
@@ -33,9 +52,19 @@ pub struct Shader {
 /// The first binding of an operand, behind the parameters and the word for failures.
 pub const FIRST_OPERAND: u32 = 2;
 
+/// The kernel that uses cooperative matrices.
+pub const MATRICES: &str = "mul_mat_matrices";
+
 const PREAMBLE: &str = include_str!("kernels/preamble.wgsl");
 const OPERAND: &str = include_str!("kernels/types/operand.wgsl");
 const GUARDED: &str = include_str!("kernels/types/guarded.wgsl");
+const WIDE: &str = include_str!("kernels/types/wide.wgsl");
+const FUNCTIONS: &str = include_str!("kernels/functions.wgsl");
+const SLOPE: &str = include_str!("kernels/slope.wgsl");
+const ROTATION: &str = include_str!("kernels/rotation.wgsl");
+const QUANTIZE: &str = include_str!("kernels/q8.wgsl");
+const WIDE_FLOATS: &str = include_str!("kernels/types/wide_f32.wgsl");
+const WIDE_HALVES: &str = include_str!("kernels/types/wide_f16.wgsl");
 const REDUCE_TREE: &str = include_str!("kernels/reduce_tree.wgsl");
 const REDUCE_SUBGROUP: &str = include_str!("kernels/reduce_subgroup.wgsl");
 
@@ -51,9 +80,9 @@ macro_rules! kernels {
 kernels! {
     "elementwise" "move" "cast" "encode" "add_id"
     "get_rows" "set_rows" "get_rows_back"
-    "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "argmax" "sort"
-    "mul_mat_vec" "mul_mat" "mul_mat_id" "expert_lists" "mul_mat_experts" "out_prod"
-    "flash_attn" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
+    "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "rope_store" "argmax" "sort"
+    "mul_mat_vec" "mul_mat_q8" "quantize" "scaled_norm" "gated_q8" "mul_mat" "mul_mat_matrices" "mul_mat_id" "expert_lists" "out_prod"
+    "flash_attn" "flash_attn_wide" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
     "ssm_conv" "ssm_scan" "gated_delta_net"
     "repeat_back" "cross_entropy" "cross_entropy_back" "adamw" "sgd"
 }
@@ -74,6 +103,18 @@ fn reader(dtype: DType) -> Option<&'static str> {
         Q2_K "q2_k" Q3_K "q3_k" Q4_K "q4_k" Q5_K "q5_k" Q6_K "q6_k"
         IQ4_NL "iq4_nl" IQ4_XS "iq4_xs" MXFP4 "mxfp4" TQ1_0 "tq1_0" TQ2_0 "tq2_0"
     }
+}
+
+/// How elements of packed rows are read; `None` for types that are not packed.
+fn packed_reader(dtype: DType) -> Option<&'static str> {
+    Some(match dtype {
+        DType::Q4_0 => include_str!("kernels/types/packed_q4_0.wgsl"),
+        DType::Q8_0 => include_str!("kernels/types/packed_q8_0.wgsl"),
+        DType::Q4_K => include_str!("kernels/types/packed_q4_k.wgsl"),
+        DType::Q5_K => include_str!("kernels/types/packed_q5_k.wgsl"),
+        DType::Q6_K => include_str!("kernels/types/packed_q6_k.wgsl"),
+        _ => return None,
+    })
 }
 
 /// How elements of a type, or whole blocks, are written; `None` where they cannot be.
@@ -125,32 +166,48 @@ impl Shader {
 
     /// Whether the words of a binding are written by atomic operations.
     fn is_atomic(&self, binding: usize) -> bool {
-        let writes = |&(_, dtype, access): &(char, DType, Access)| {
-            access != Access::Read && shares_words(dtype)
-        };
+        let writes =
+            |&(_, dtype, access): &(char, DType, Access)| access.writes() && shares_words(dtype);
         let mut operands = self.operands.iter().enumerate();
         operands.any(|(number, operand)| self.binding(number) == binding && writes(operand))
     }
 
-    /// Whether operands that share a binding write it in one way.
+    /// Whether a binding is one of vectors of four words.
+    fn is_wide(&self, binding: usize) -> bool {
+        let mut operands = self.operands.iter().enumerate();
+        operands
+            .any(|(number, &(_, _, access))| self.binding(number) == binding && access.is_wide())
+    }
+
+    /// Whether it makes 8-bit numbers of what it computes, in scratch memory.
+    fn quantizes(&self) -> bool {
+        let writes = |&(name, _, access): &(char, DType, Access)| name == 'w' && access.writes();
+        self.operands.iter().any(writes)
+    }
+
+    /// Whether operands that share a binding use it in one way.
     pub fn can_share(&self) -> bool {
         self.operands
             .iter()
             .enumerate()
             .all(|(number, &(_, dtype, access))| {
-                access == Access::Read
-                    || shares_words(dtype) == self.is_atomic(self.binding(number))
+                let binding = self.binding(number);
+                !access.writes()
+                    || shares_words(dtype) == self.is_atomic(binding) && !self.is_wide(binding)
             })
     }
 
     /// The text, in WGSL.
     pub fn source(&self) -> String {
-        let mut source = PREAMBLE.to_owned();
+        let mut source = match self.kernel {
+            MATRICES => "enable f16;\nenable wgpu_cooperative_matrix;\n".to_owned() + PREAMBLE,
+            _ => PREAMBLE.to_owned(),
+        };
         for binding in 0..self.binding_count() {
-            let element = if self.is_atomic(binding) {
-                "atomic<u32>"
-            } else {
-                "u32"
+            let element = match (self.is_atomic(binding), self.is_wide(binding)) {
+                (true, _) => "atomic<u32>",
+                (_, true) => "vec4<u32>",
+                _ => "u32",
             };
             let _ = writeln!(
                 source,
@@ -160,19 +217,31 @@ impl Shader {
         }
         for (number, &(name, dtype, access)) in self.operands.iter().enumerate() {
             let binding = self.binding(number);
-            let load = if self.is_atomic(binding) {
-                "atomicLoad(&buffer_$[i])"
-            } else {
-                "buffer_$[i]"
+            let load = match (self.is_atomic(binding), self.is_wide(binding)) {
+                (true, _) => "atomicLoad(&buffer_$[i])",
+                (_, true) => "buffer_$[i >> 2u][i & 3u]",
+                _ => "buffer_$[i]",
             };
             let mut accessor = OPERAND
                 .replace("LOAD", load)
                 .replace("NUMBER", &number.to_string());
-            if access != Access::Write {
-                accessor += reader(dtype).unwrap_or_default();
+            if access.is_wide() {
+                accessor += WIDE;
+                accessor += match dtype {
+                    DType::F16 => WIDE_HALVES,
+                    DType::F32 => WIDE_FLOATS,
+                    _ => "",
+                };
+            }
+            if access.reads() {
+                accessor += match access {
+                    Access::Packed => packed_reader(dtype),
+                    _ => reader(dtype),
+                }
+                .unwrap_or_default();
                 accessor += GUARDED;
             }
-            if access != Access::Read {
+            if access.writes() {
                 accessor += writer(dtype).unwrap_or_default();
             }
             let block = [dtype.block_len(), dtype.block_bytes()].map(|x| x.to_string());
@@ -199,20 +268,85 @@ impl Shader {
         };
         kernel = kernel
             .replace("PLACE_PARAMETERS", parameters)
-            .replace("PLACE", names);
+            .replace("PLACE", names)
+            .replace("FUNCTIONS", FUNCTIONS)
+            .replace("SLOPE", SLOPE)
+            .replace("ROTATION", ROTATION)
+            .replace(
+                "QUANTIZE_FUNCTION",
+                if self.quantizes() { QUANTIZE } else { "" },
+            );
         source.push_str(&kernel);
         for (name, text) in &self.text {
             source = source.replace(name, text);
         }
-        source
+        unrolled(source)
     }
 
     /// A name for people.
     pub fn name(&self) -> String {
         let mut name = self.kernel.to_owned();
-        for (operand, dtype, _) in &self.operands {
-            let _ = write!(name, " {operand}:{dtype}"); // writing to a string cannot fail
+        for (operand, dtype, access) in &self.operands {
+            let packed = if *access == Access::Packed {
+                " packed"
+            } else {
+                ""
+            };
+            let _ = write!(name, " {operand}:{dtype}{packed}"); // writing to a string cannot fail
         }
         name
+    }
+}
+
+/// Writes out `EACH(i, 4) { text }`: the text for each `i` from 0 on, with the number in place of `#i`. Compilers need not be trusted to unroll loops, and a
+/// place in an array that is known when a kernel is compiled needs no check.
+pub fn unrolled(mut source: String) -> String {
+    // The last one has none within it.
+    while let Some(at) = source.rfind("EACH(") {
+        let Some((begin, end)) = braces(&source[at..]) else {
+            break; // it is not WGSL then, and the driver says so
+        };
+        let mut head = source[at + 5..at + begin].split([',', ')']).map(str::trim);
+        let name = format!("#{}", head.next().unwrap_or_default());
+        let product = head.next().unwrap_or_default().split('*');
+        let count: usize = product
+            .map(|factor| factor.trim().trim_end_matches('u').parse().unwrap_or(0))
+            .product();
+        let body = &source[at + begin + 1..at + end];
+        let all: String = (0..count)
+            .map(|i| body.replace(&name, &i.to_string()))
+            .collect();
+        source.replace_range(at..=at + end, &all);
+    }
+    source
+}
+
+/// Where the first pair of braces begins and ends.
+fn braces(text: &str) -> Option<(usize, usize)> {
+    let begin = text.find('{')?;
+    let mut depth = 0;
+    for (at, byte) in text.bytes().enumerate().skip(begin) {
+        match byte {
+            b'{' => depth += 1,
+            b'}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some((begin, at));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loops_are_written_out() {
+        let text = "a EACH(i, 2) { x#i EACH(j, 2*2u) {[#i#j]} }b";
+        let expected = "a  x0 [00][01][02][03]  x1 [10][11][12][13] b";
+        assert_eq!(unrolled(text.to_owned()), expected);
+        assert_eq!(unrolled("EACH(i, 0) { x }".to_owned()), "");
     }
 }

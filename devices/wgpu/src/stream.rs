@@ -1,12 +1,13 @@
 //! Streams: launches bound to places, recorded and submitted.
 
-use crate::buffer::WgpuBuffer;
+use crate::buffer::{BUFFER_UNIT, WgpuBuffer};
 use crate::device::WgpuDevice;
 use crate::event::{Point, WgpuEvent};
+use crate::fuse::{self, Memory};
 use crate::gpu::Opened;
-use crate::ops;
+use crate::packed::PackedBuffer;
 use crate::plan::{Launch, Operand, Parameters, TensorParameters, Which};
-use crate::shader::FIRST_OPERAND;
+use crate::shader::{Access, FIRST_OPERAND};
 use crate::windows::{Window, share};
 use bytemuck::Zeroable;
 use samite_core::environment::Instant;
@@ -18,8 +19,9 @@ use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// So many launches are handed to the driver at a time, so that a long run can be stopped, and no driver thinks that the device hangs.
-const SUBMISSION: usize = 256;
+/// So many launches are handed to the driver at a time: the device works on them while the next ones are encoded, a long run can be stopped, and no driver
+/// thinks that the device hangs.
+const SUBMISSION: usize = 32;
 
 /// What a kernel does with a value that it must not use: it leaves it out, and sets a word to the number of its node.
 pub struct Failures {
@@ -199,6 +201,7 @@ impl WgpuStream {
         let id = match operand.which {
             Which::Workspace => return self.scratch(work, operand),
             Which::Result => node.id(),
+            Which::Tensor(id) => id,
             Which::Source(index) => {
                 let source = node.source(index);
                 source
@@ -216,7 +219,12 @@ impl WgpuStream {
                 place.layout()
             )));
         }
-        let buffer = WgpuBuffer::of(place, self.device.gpu()).ok_or_else(|| {
+        let gpu = self.device.gpu();
+        let buffer = match operand.access {
+            Access::Packed => PackedBuffer::of(place, gpu).map(PackedBuffer::words),
+            _ => WgpuBuffer::of(place, gpu),
+        };
+        let buffer = buffer.ok_or_else(|| {
             Error::invalid(format!(
                 "'{}' lies in memory of type '{}', which {} cannot use",
                 tensor.name,
@@ -284,8 +292,8 @@ impl WgpuStream {
             let (buffer, start) = self.place(work, work.graph.node(node), operand)?;
             let begin = start / capacity.alignment as u64 * capacity.alignment as u64;
             let end = (start + operand.bytes() as u64)
-                .next_multiple_of(4)
-                .max(begin + 4);
+                .next_multiple_of(BUFFER_UNIT as u64)
+                .max(begin + BUFFER_UNIT as u64);
             places.push(start);
             windows.push(Window {
                 buffer: &buffer.memory.raw,
@@ -364,20 +372,22 @@ impl Stream for WgpuStream {
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
         work.check()?;
         let (opened, capacity) = (self.opened()?, self.device.capacity());
+        let memory = Memory::Places(work.places);
+        let steps = fuse::steps(work.graph, work.nodes, &capacity, memory);
+        let steps = steps.map_err(|(id, reason)| {
+            let op = work.graph.tensor(id).op.name();
+            Error::unsupported(self.device.name(), op, reason)
+        })?;
         let mut launches = Vec::new();
         let mut names = Vec::new();
-        for node in work.computed() {
-            let of_node = ops::launches(node, &capacity).map_err(|reason| {
-                Error::unsupported(self.device.name(), node.op().name(), reason)
-            })?;
-            if of_node.iter().any(|launch| launch.can_fail) {
+        let mut last = None;
+        for fuse::Step { node: id, launch } in steps {
+            if launch.can_fail && last != Some(id) {
+                let node = work.graph.node(id);
                 names.push(format!("{node:?} '{}'", node.tensor().name));
+                last = Some(id);
             }
-            launches.extend(
-                of_node
-                    .into_iter()
-                    .map(|launch| (node.id(), launch, names.len())),
-            );
+            launches.push((id, launch, names.len()));
         }
         let fallible = self.failures.number(names);
         let align = u64::from(opened.device.limits().min_uniform_buffer_offset_alignment);

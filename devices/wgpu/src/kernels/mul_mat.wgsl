@@ -1,13 +1,22 @@
 
 // Products of matrices: one workgroup for a tile of 64 rows and 64 columns, four by four for each invocation. Both operands come through workgroup
-// memory, decoded, 16 elements of their length at a time.
+// memory, decoded, 32 elements of their length at a time: half of the invocations load weights, the others columns, four elements of four rows each.
 
 const TILE: u32 = 64u;
-const DEPTH: u32 = 16u;
+const DEPTH: u32 = 32u;
 
-var<workgroup> tile_a: array<f32, DEPTH * TILE>;
-var<workgroup> tile_b: array<f32, DEPTH * TILE>;
+TILES
+// For each element of the length, 16 vectors of four rows.
+var<workgroup> tile_a: array<vec4<f32>, 512>;
+var<workgroup> tile_b: array<vec4<f32>, 512>;
 
+fn weights4(row: vec3<u32>, k: u32) -> vec4<f32> {
+    return LOADED_A;
+}
+
+fn columns4(row: vec3<u32>, k: u32) -> vec4<f32> {
+    return LOADED_B;
+}
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -17,63 +26,67 @@ fn main(
     let weights = shape_a();
     let columns = shape_b();
     let tiles_m = (weights.y + TILE - 1u) / TILE;
-    let tiles_n = (columns.y + TILE - 1u) / TILE;
     let number = group_number(group, groups);
-    if number >= tiles_m * tiles_n * columns.z * columns.w {
+    let first_m = number % tiles_m * TILE;
+    let tile = find_tile(number / tiles_m, local);
+    // The first column, how many there are, and which matrix.
+    let first_n = tile.x;
+    let count = tile.y;
+    if first_n >= count {
         return;
     }
-    let first_m = number % tiles_m * TILE;
-    let first_n = number / tiles_m % tiles_n * TILE;
-    let batch = number / (tiles_m * tiles_n);
-    let b2 = batch % columns.z;
-    let b3 = batch / columns.z;
-    // Consecutive matrices of columns share one of weights.
-    let a2 = b2 / (columns.z / weights.z);
-    let a3 = b3 / (columns.w / weights.w);
-    // What this invocation loads: four elements of one row of each operand.
-    let loaded = local / 4u;
-    let depth = local % 4u * 4u;
+    let matrix = matrix_of(tile);
+    // What this invocation loads: these four rows of an operand, and these four elements of a step.
+    let loaded = local % 16u;
+    let depth = local % 128u / 16u * 4u;
     // What it computes.
-    let m = local % 16u * 4u;
-    let n = local / 16u * 4u;
-    var sums: array<vec4<f32>, 4>;
-    for (var j = 0u; j < 4u; j++) {
-        sums[j] = vec4<f32>(0.0);
+    let m = local % 16u;
+    let n = local / 16u;
+    EACH(j, 4) { var sum#j = vec4<f32>(0.0);
     }
     for (var start = 0u; start < weights.x; start += DEPTH) {
         let k = start + depth;
-        var w = vec4<f32>(0.0);
-        var x = vec4<f32>(0.0);
+        EACH(j, 4) { var x#j = vec4<f32>(0.0);
+        }
         if k < weights.x {
-            if first_m + loaded < weights.y {
-                let row = vec3<u32>(first_m + loaded, a2, a3);
-                w = LOADED_A;
-            }
-            if first_n + loaded < columns.y {
-                let row = vec3<u32>(first_n + loaded, b2, b3);
-                x = LOADED_B;
+            if local < 128u {
+                EACH(j, 4) {
+                if first_m + loaded * 4u + #ju < weights.y {
+                    x#j = weights4(vec3<u32>(first_m + loaded * 4u + #ju, matrix), k);
+                } }
+            } else {
+                EACH(j, 4) {
+                if first_n + loaded * 4u + #ju < count {
+                    x#j = columns4(column_row(first_n + loaded * 4u + #ju, tile), k);
+                } }
             }
         }
         workgroupBarrier();
-        for (var j = 0u; j < 4u; j++) {
-            tile_a[(depth + j) * TILE + loaded] = w[j];
-            tile_b[(depth + j) * TILE + loaded] = x[j];
+        let at = depth * 16u + loaded;
+        if local < 128u {
+            EACH(j, 4) { tile_a[at + 16u * #ju] = vec4<f32>(x0[#j], x1[#j], x2[#j], x3[#j]);
+            }
+        } else {
+            EACH(j, 4) { tile_b[at + 16u * #ju] = vec4<f32>(x0[#j], x1[#j], x2[#j], x3[#j]);
+            }
         }
         workgroupBarrier();
-        for (var j = 0u; j < DEPTH; j++) {
-            let at = j * TILE;
-            let a = vec4<f32>(tile_a[at + m], tile_a[at + m + 1u], tile_a[at + m + 2u], tile_a[at + m + 3u]);
-            sums[0] += a * tile_b[at + n];
-            sums[1] += a * tile_b[at + n + 1u];
-            sums[2] += a * tile_b[at + n + 2u];
-            sums[3] += a * tile_b[at + n + 3u];
+        for (var step = 0u; step < 512u; step += 64u) {
+            EACH(s, 4) {
+                let a#s = tile_a[step + #su * 16u + m];
+                let b#s = tile_b[step + #su * 16u + n];
+                EACH(j, 4) { sum#j += a#s * b#s[#j];
+                }
+            }
         }
     }
-    for (var j = 0u; j < 4u; j++) {
-        for (var i = 0u; i < 4u; i++) {
-            if first_m + m + i < weights.y && first_n + n + j < columns.y {
-                put_y(vec4<u32>(first_m + m + i, first_n + n + j, b2, b3), sums[j][i]);
-            }
+    EACH(j, 4) {
+        let column#j = first_n + n * 4u + #ju;
+        if column#j < count {
+            EACH(i, 4) {
+            if first_m + m * 4u + #iu < weights.y {
+                put_y(vec4<u32>(first_m + m * 4u + #iu, column_place(column#j, tile)), sum#j[#i]);
+            } }
         }
     }
 }

@@ -13,7 +13,7 @@ struct Parameters {
     node: u32,
     ints: array<vec4<u32>, 3>,
     floats: array<vec4<f32>, 4>,
-    tensors: array<Tensor, 8>,
+    tensors: array<Tensor, 9>,
 }
 
 @group(0) @binding(0) var<uniform> parameters: Parameters;
@@ -115,4 +115,12 @@ fn softplus(x: f32) -> f32 {
     // log(1 + e) for small e, where 1 + e has lost most of it.
     let e = exp(x);
     return select(log(1.0 + e), e * (1.0 - e * (0.5 - e / 3.0)), e < 0.01);
+}
+
+// Weights of packed rows that go together: two times 16 codes, their scales, and what to subtract from each weight.
+struct Unit {
+    low: vec4<u32>,
+    high: vec4<u32>,
+    scales: vec2<f32>,
+    offsets: vec2<f32>,
 }

@@ -63,9 +63,22 @@ pub fn flash(
     node: Node<'_>,
     [scale, max_bias, softcap]: [f32; 3],
     capacity: &Capacity,
+    aligned: bool,
 ) -> Result<Vec<Launch>, Reason> {
     let (y, q) = (node.result(), node.source_operand(0)?);
-    let (k, v) = (node.source_operand(1)?, node.source_operand(2)?);
+    let (mut k, mut v) = (node.source_operand(1)?, node.source_operand(2)?);
+    let are_halves = |operand: &Operand| {
+        operand.dtype == DType::F16
+            && operand.has_contiguous_rows()
+            && operand.shape[0].is_multiple_of(8)
+            && operand.strides[1..]
+                .iter()
+                .all(|stride| stride.is_multiple_of(16))
+    };
+    let is_wide = aligned && are_halves(&k) && are_halves(&v) && v.shape[0] <= 8 * ATTENTION_GROUP;
+    if is_wide {
+        [k.access, v.access] = [Access::Wide; 2];
+    }
     let mut operands = vec![y, q, k, v];
     let heads = q.shape[2];
     if q.shape[0] > LONGEST_QUERY || v.shape[0] > 4 * ATTENTION_GROUP {
@@ -102,12 +115,31 @@ pub fn flash(
             .with("GROUP_SIZE", ATTENTION_GROUP);
         second.push(combine);
     }
-    let attention = Launch::new("flash_attn", operands, Work::Groups(queries * shares))
+    let (kernel, per) = match is_wide {
+        true => ("flash_attn_wide", 8),
+        false => ("flash_attn", 4),
+    };
+    let element = match is_wide {
+        true => "sum[#ju / 4u][#ju % 4u]",
+        false => "sum[#j]",
+    };
+    let finish = finish
+        .replace("PER_INVOCATION", &per.to_string())
+        .replace("ELEMENT", element);
+    // Loads of a key that are made at once.
+    let chunk = [8, 4, 2, 1]
+        .into_iter()
+        .find(|chunk| (q.shape[0] / 8).is_multiple_of(*chunk))
+        .unwrap_or(1);
+    let attention = Launch::new(kernel, operands, Work::Groups(queries * shares))
         .floats([scale, max_bias, softcap])
         .ints([power(heads)])
         .with("QUERY_SIZE", q.shape[0].next_multiple_of(4))
         .with("LOADED_KEY", load_four(&k))
         .with("LOADED_VALUE", load_four(&v))
+        .with("LOADED_QUERY", load_four(&q))
+        .with("VALUE_SIZE", v.shape[0])
+        .with("CHUNK", chunk)
         .with("MASK_VALUE", mask)
         .with("FINISH", finish)
         .with("SHARES", shares)
@@ -128,27 +160,27 @@ fn shares(queries: usize, keys: usize) -> usize {
 const FINISH: &str = "let sink = SINK;
         let last = max(largest, sink);
         if is_masked(largest) {
-            sum = vec4<f32>(0.0);
+            sum *= 0.0;
             total = 1.0;
         } else {
             let rescale = exp(largest - last);
             total = total * rescale + select(exp(sink - last), 0.0, is_masked(sink));
             sum *= rescale;
         }
-        for (var j = 0u; j < 4u; j++) {
-            if mine + j < values.x {
-                put_y(vec4<u32>(mine + j, head, token, batch), sum[j] / total);
+        EACH(j, PER_INVOCATION) {
+            if mine + #ju < values.x {
+                put_y(vec4<u32>(mine + #ju, head, token, batch), ELEMENT / total);
             }
         }";
 
 /// Leaves what one of several workgroups made of a query.
-const LEAVE: &str = "let at = number * (4u * wide + 2u);
+const LEAVE: &str = "let at = number * ((values.x + 3u) / 4u * 4u + 2u);
         if local == 0u {
             put_w(vec4<u32>(at, 0u, 0u, 0u), largest);
             put_w(vec4<u32>(at + 1u, 0u, 0u, 0u), total);
         }
-        for (var j = 0u; j < 4u; j++) {
-            put_w(vec4<u32>(at + 2u + mine + j, 0u, 0u, 0u), sum[j]);
+        EACH(j, PER_INVOCATION) {
+            put_w(vec4<u32>(at + 2u + mine + #ju, 0u, 0u, 0u), ELEMENT);
         }";
 
 /// The gradients of attention: first those of queries, with what each row of logits needs, then those of keys and values.
@@ -192,6 +224,38 @@ pub fn flash_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Vec
 fn correction(rope: &Rope, rotations: f64) -> f64 {
     let turns = rope.original_context as f64 / (rotations * 2.0 * PI);
     rope.dims as f64 * turns.ln() / (2.0 * f64::from(rope.freq_base).ln())
+}
+
+/// What comes before attention: queries and keys turned, keys and values written to their caches. `nodes` are the two rotations and the two writes.
+pub fn rope_store(nodes: [Node<'_>; 4], rope_of: Rope) -> Result<Launch, Reason> {
+    let [query, key, keys, values] = nodes;
+    let mut launch = rope(query, rope_of, 1.0)?;
+    for operand in &mut launch.operands {
+        *operand = operand.of(query);
+    }
+    let source = |node: Node<'_>, index: usize, name| -> Result<Operand, Reason> {
+        Ok(node.source_operand(index)?.of(node).named(name))
+    };
+    let added = [
+        source(key, 0, 'k')?,
+        source(keys, 1, 'n')?,
+        keys.result().of(keys).named('t'),
+        source(values, 0, 'v')?,
+        values.result().of(values).named('u'),
+    ];
+    floats(added.iter().filter(|operand| operand.name != 'n'))?;
+    let (y, v) = (launch.operands[0], added[3]);
+    let per_row = y.shape[0] - rope_of.dims / 2;
+    let count = per_row * (y.rows() + added[0].rows()) + v.elements();
+    let operands = launch.operands.into_iter().chain(added).collect();
+    let mut all = Launch::new(
+        "rope_store",
+        operands,
+        Work::Groups(count.div_ceil(GROUP as usize)),
+    );
+    all.shader.text = launch.shader.text;
+    (all.ints, all.floats) = (launch.ints, launch.floats);
+    Ok(all.can_fail())
 }
 
 /// Rotary embedding; with `direction` -1, pairs turn the other way.

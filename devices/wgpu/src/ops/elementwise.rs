@@ -1,7 +1,9 @@
 //! Functions of single elements.
 
+use super::matmul::{QUANTIZED_PIECE, numbers};
 use super::{elements, floats};
 use crate::plan::{Launch, Operands, Reason, Work};
+use crate::shader::Access;
 use samite_core::{Glu, Node, Shape, Unary};
 
 fn launch(
@@ -102,6 +104,19 @@ pub fn function(node: Node<'_>, function: Unary) -> Result<Launch, Reason> {
         Unary::Trunc => "trunc(x)",
     };
     unary(node, expression, parameters)
+}
+
+/// A gated unit of two sources that makes its results 8-bit numbers, too.
+pub fn gated_columns(node: Node<'_>, kind: Glu, swapped: bool) -> Result<Launch, Reason> {
+    let unit = glu(node, kind, swapped)?;
+    let y = node.result();
+    let mut operands = unit.operands;
+    operands.push(numbers(&y, Access::Write));
+    let work = Work::Groups(y.rows() * y.shape[0].div_ceil(QUANTIZED_PIECE));
+    let mut launch = Launch::new("gated_q8", operands, work).with("SCRATCH", 3);
+    launch.shader.text.extend(unit.shader.text);
+    launch.floats = unit.floats;
+    Ok(launch)
 }
 
 /// A gated linear unit of the halves of each row, or of two sources.

@@ -1,12 +1,14 @@
 //! Matrix products.
 
-use super::{floats, load_four};
+use super::{Known, floats, load_four, weights};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
-use crate::shader::Access;
+use crate::shader::{Access, MATRICES};
 use samite_core::{DType, Node};
 
 /// Products with up to so many columns go column by column, over whole rows.
-const MOST_COLUMNS: usize = 8;
+pub const MOST_COLUMNS: usize = 8;
+/// So many products with the same columns are one launch.
+pub const MOST_MATRICES: usize = 3;
 /// Invocations of a workgroup for these.
 const VECTOR_GROUP: usize = 64;
 /// With up to so many, an invocation keeps 32 elements of each.
@@ -18,7 +20,7 @@ const TILE: usize = 64;
 
 /// Loads for kernels that go along rows: of whole groups of 32 elements, which share scales, where there are few columns; otherwise of fours.
 fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launch {
-    let groups = a.dtype.is_quantized() && columns <= MOST_WIDE_COLUMNS;
+    let groups = a.dtype.is_quantized() && a.access == Access::Read && columns <= MOST_WIDE_COLUMNS;
     let (wide, load) = match groups {
         true => (8, "load32_a(row_a(row), k, &w)".to_owned()),
         false => (1, format!("w[0] = {}", load_four(a))),
@@ -31,10 +33,10 @@ fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launc
 }
 
 /// A matrix product, in parts of the rows of weights that are larger than a binding, and of columns whose results are.
-pub fn mul_mat(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+pub fn mul_mat(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch>, Reason> {
     let (y, a, b) = (
         node.result(),
-        node.source_operand(0)?,
+        weights(node, known.packed)?,
         node.source_operand(1)?,
     );
     floats([&y, &a, &b])?;
@@ -54,37 +56,116 @@ pub fn mul_mat(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reaso
         let count = columns.min(b.shape[1] - first_column);
         for first_row in (0..a.shape[1]).step_by(rows) {
             let height = rows.min(a.shape[1] - first_row);
-            let part = product(
+            let parts = [
                 y.part(1, first_column, count).part(0, first_row, height),
                 a.part(1, first_row, height),
                 b.part(1, first_column, count),
-                capacity,
-            );
+            ];
+            let part = product(parts, capacity, known.aligned);
             launches.push(part);
         }
     }
     Ok(launches)
 }
 
-fn product(y: Operand, a: Operand, b: Operand, capacity: &Capacity) -> Launch {
+fn product([y, a, b]: [Operand; 3], capacity: &Capacity, aligned: bool) -> Launch {
     let (m, n, batches) = (a.shape[1], b.shape[1], b.shape[2] * b.shape[3]);
     if n <= MOST_COLUMNS {
         let work = Work::Groups(m.div_ceil(VECTOR_ROWS) * batches);
         let launch = Launch::new("mul_mat_vec", vec![y, a, b], work).with("COLUMN_COUNT", n.max(1));
         return along_rows(launch, &a, &b, n).reduces(capacity);
     }
-    let work = Work::Groups(m.div_ceil(TILE) * n.div_ceil(TILE) * batches);
-    Launch::new("mul_mat", vec![y, a, b], work)
+    let tiles = |tile: usize| n.div_ceil(tile) * batches;
+    tiled(vec![y, a, b], tiles, BATCHES, capacity, aligned)
+}
+
+/// How tiles of batches of matrices lie.
+const BATCHES: &str = include_str!("../kernels/mul_mat_batches.wgsl");
+
+/// How tiles of the columns lie that go to an expert, by the lists that `expert_lists` made.
+const EXPERTS: &str = include_str!("../kernels/mul_mat_experts.wgsl");
+
+/// So many tiles keep large adapters busy.
+const ENOUGH_TILES: usize = 256;
+
+/// A product in tiles, which lie as `places` says; there are `tiles` of them along columns, by their size.
+fn tiled(
+    mut operands: Vec<Operand>,
+    tiles: impl Fn(usize) -> usize,
+    places: &str,
+    capacity: &Capacity,
+    aligned: bool,
+) -> Launch {
+    let [a, b] = [1, 2].map(|number| operands[number]);
+    let rows = a.shape[1];
+    // Halves have the range for weights of these types, and the precision.
+    let are_halves = a.dtype == DType::F16 || a.dtype.is_quantized() && a.dtype != DType::MXFP4;
+    let with_matrices = capacity.matrices && are_halves && a.shape[0].is_multiple_of(32);
+    let sizes = [[128, 128], [128, 64], [64, 64]];
+    let count = |[height, width]: [usize; 2]| rows.div_ceil(height) * tiles(width);
+    let [height, width] = match with_matrices {
+        false => [TILE, TILE],
+        true => *sizes
+            .iter()
+            .find(|&&size| count(size) >= ENOUGH_TILES)
+            .unwrap_or(&[64, 64]),
+    };
+    let mut strides = b.strides[1..].iter();
+    let is_wide = with_matrices
+        && aligned
+        && b.dtype == DType::F32
+        && b.has_contiguous_rows()
+        && strides.all(|stride| stride.is_multiple_of(16));
+    let mut columns = load_four(&b);
+    if is_wide {
+        operands[2].access = Access::Wide;
+        columns = "vector4_b(row_b(row), k)".to_owned();
+    }
+    let kernel = if with_matrices { MATRICES } else { "mul_mat" };
+    let launch = Launch::new(kernel, operands, Work::Groups(count([height, width])))
         .with("LOADED_A", load_four(&a))
-        .with("LOADED_B", load_four(&b))
+        .with("LOADED_B", columns)
+        .with("TILES", places)
+        .with("FOUND", if with_matrices { "found" } else { "tile_a[0]" });
+    if !with_matrices {
+        return launch;
+    }
+    // Elements of packed rows are decoded 16 at a time; a half of them belongs to a neighbour where tiles are low.
+    let pieces = match (a.access, height) {
+        (Access::Packed, 128) => {
+            "let row = load16_a(row_a(weights_row), k); EACH(i, 4) { w#i = halves(row[#i]); }"
+        }
+        (Access::Packed, _) => {
+            "let row = load16_a(row_a(weights_row), k & ~15u); let odd = (k & 8u) > 0u; EACH(i, 2) { w#i = halves(select(row[#i], row[2 + #i], odd)); }"
+        }
+        _ => "EACH(i, PIECES_A) { w#i = halves(weights4(weights_row, k + 4u * #iu)); }",
+    };
+    launch
+        .with("LOADED_PIECES", pieces)
+        .with("ROW_TILE", height)
+        .with("COLUMN_TILE", width)
+        .with("PIECES_A", height / 32)
+        .with("PIECES_B", width / 32)
+        .with("FRAGMENTS_M", height / 64)
+        .with("FRAGMENTS_N", width / 32)
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity)
 }
 
 /// Products with chosen experts: column by column of few tokens, or of many in tiles of those that share an expert.
-pub fn mul_mat_id(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
-    let (y, a) = (node.result(), node.source_operand(0)?);
+pub fn mul_mat_id(
+    node: Node<'_>,
+    capacity: &Capacity,
+    known: Known,
+) -> Result<Vec<Launch>, Reason> {
+    let (y, a) = (node.result(), weights(node, known.packed)?);
     let (b, c) = (node.source_operand(1)?, node.source_operand(2)?);
     floats([&y, &a, &b])?;
     let (experts, choices) = (a.shape[2], c.shape[0] * c.shape[1]);
+    // Kernels keep numbers of choices in floats.
+    if choices >= 1 << 24 {
+        return Err("so many choices of experts".into());
+    }
     if c.shape[1] > MOST_COLUMNS {
         let scratch = |access| {
             let count = experts * (1 + choices);
@@ -95,19 +176,72 @@ pub fn mul_mat_id(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Re
             .ints([experts])
             .can_fail();
         // Each expert's last tile may be a part of one.
-        let tiles = choices.div_ceil(TILE) + experts;
+        let tiles = |tile: usize| choices.div_ceil(tile) + experts;
         let operands = vec![y, a, b, c, scratch(Access::Read)];
-        let work = Work::Groups(a.shape[1].div_ceil(TILE) * tiles);
-        let products = Launch::new("mul_mat_experts", operands, work)
-            .with("LOADED_A", load_four(&a))
-            .with("LOADED_B", load_four(&b));
-        return Ok(vec![lists, products]);
+        return Ok(vec![
+            lists,
+            tiled(operands, tiles, EXPERTS, capacity, known.aligned),
+        ]);
     }
     let work = Work::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * c.shape[0] * c.shape[1]);
     let launch = Launch::new("mul_mat_id", vec![y, a, b, c], work);
     Ok(vec![
         along_rows(launch, &a, &b, 1).reduces(capacity).can_fail(),
     ])
+}
+
+/// The scratch memory of columns as 8-bit numbers, and of their scales and sums.
+pub fn numbers(columns: &Operand, access: Access) -> Operand {
+    let count = columns.rows() * (columns.shape[0] / 4 + columns.shape[0] / 8);
+    Operand::workspace('w', access, DType::I32, count)
+}
+
+/// Makes the columns of a product 8-bit numbers.
+pub fn quantize(node: Node<'_>) -> Result<Launch, Reason> {
+    let b = node.source_operand(1)?;
+    floats([&b])?;
+    let work = Work::Groups(b.rows() * b.shape[0].div_ceil(QUANTIZED_PIECE));
+    let launch = Launch::new("quantize", vec![numbers(&b, Access::Write), b], work);
+    Ok(launch.with("LOADED_B", load_four(&b)).with("SCRATCH", 0))
+}
+
+/// Elements that a workgroup makes 8-bit numbers.
+pub const QUANTIZED_PIECE: usize = 1024;
+
+/// Products of packed weights with the same columns, which are 8-bit numbers in scratch memory.
+pub fn packed_products(nodes: &[Node<'_>], capacity: &Capacity) -> Result<Launch, Reason> {
+    let Some(first) = nodes.first() else {
+        return Err("no products".into());
+    };
+    let b = first.source_operand(1)?;
+    let (lanes, rows) = capacity.packed_shape(b.shape[0], nodes);
+    let mut operands = Vec::new();
+    let (mut functions, mut calls, mut groups) = (String::new(), String::new(), 0);
+    for (&node, [weights, result]) in nodes.iter().zip([['a', 'y'], ['b', 'z'], ['c', 'v']]) {
+        let y = node.result().of(node).named(result);
+        let a = node.source_operand(0)?.packed().of(node).named(weights);
+        let count = a.shape[1].div_ceil(rows);
+        let text = include_str!("../kernels/mul_mat_q8_matrix.wgsl");
+        functions += &text
+            .replace("_A", &format!("_{weights}"))
+            .replace("_Y", &format!("_{result}"));
+        calls += &format!(
+            "    if number < {count}u {{ matrix_{weights}(number, local, place); return; }}\n    number -= {count}u;\n"
+        );
+        groups += count;
+        operands.extend([y, a]);
+    }
+    let scratch = operands.len();
+    operands.push(numbers(&b, Access::Wide));
+    floats(operands.iter().take(scratch))?;
+    let launch = Launch::new("mul_mat_q8", operands, Work::Groups(groups))
+        .with("MATRICES", functions)
+        .with("CALLS", calls)
+        .with("SCRATCH", scratch)
+        .with("ROW_COUNT", rows)
+        .with("COLUMN_COUNT", b.shape[1])
+        .with("GROUP_SIZE", lanes);
+    Ok(launch.reduces(capacity))
 }
 
 /// The sum of outer products.

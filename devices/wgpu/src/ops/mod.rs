@@ -1,29 +1,42 @@
 //! The table of operations: for a node, its launches, or the reason why there are none. What the device says it supports and what it runs both come
 //! from here.
 
-mod attention;
+pub mod attention;
 mod copies;
-mod elementwise;
-mod matmul;
-mod reductions;
+pub mod elementwise;
+pub mod matmul;
+pub mod reductions;
 mod rows;
 mod state;
 mod training;
 
-use crate::plan::{Capacity, Launch, Operand, Reason};
+use crate::plan::{Capacity, Launch, Operand, Operands, Reason};
 use crate::shader::{is_readable, is_writable};
 use samite_core::{DType, Node, Op};
+
+/// What is known of the memory of a node's sources.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known {
+    /// Source 0 is packed.
+    pub packed: bool,
+    /// Sources 1 and 2 begin at multiples of 16 bytes.
+    pub aligned: bool,
+}
 
 /// The launches of one node. None are needed for leaves, views and empty results.
 ///
 /// # Errors
 /// Why the device does not do it.
-pub fn launches(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+pub fn launches_of(
+    node: Node<'_>,
+    capacity: &Capacity,
+    known: Known,
+) -> Result<Vec<Launch>, Reason> {
     if matches!(node.op(), Op::Leaf) || node.op().is_view() {
         return Ok(Vec::new());
     }
     let mut fitting = Vec::new();
-    for launch in whole(node, capacity)? {
+    for launch in whole(node, capacity, known)? {
         check_types(&launch)?;
         launch.fit(capacity, &mut fitting)?;
     }
@@ -31,7 +44,7 @@ pub fn launches(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reas
 }
 
 /// The launches, however large their operands are.
-fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch>, Reason> {
     let one = |launch: Result<Launch, Reason>| launch.map(|launch| vec![launch]);
     match *node.op() {
         Op::Dup | Op::Cont | Op::Cpy | Op::Cast { .. } => one(copies::convert(node)),
@@ -63,7 +76,7 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
         Op::DiagMaskInf { past } => one(elementwise::diag_mask(node, past, f32::NEG_INFINITY)),
         Op::DiagMaskZero { past } => one(elementwise::diag_mask(node, past, 0.0)),
         Op::AddId => one(rows::add_id(node)),
-        Op::GetRows => rows::get(node, capacity),
+        Op::GetRows => rows::get(node, capacity, known.packed),
         Op::SetRows => rows::set(node, capacity),
 
         Op::Sum => one(reductions::sum(node, capacity)),
@@ -95,8 +108,8 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
         Op::ArgSort { order } => one(reductions::argsort(node, order)),
         Op::TopK { k } => one(reductions::top_k(node, k)),
 
-        Op::MulMat { .. } => matmul::mul_mat(node, capacity),
-        Op::MulMatId { .. } => matmul::mul_mat_id(node, capacity),
+        Op::MulMat { .. } => matmul::mul_mat(node, capacity, known),
+        Op::MulMatId { .. } => matmul::mul_mat_id(node, capacity, known),
         Op::OutProd => one(matmul::out_prod(node)),
 
         Op::SoftMax { scale, max_bias } => {
@@ -107,7 +120,7 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
             max_bias,
             softcap,
             ..
-        } => attention::flash(node, [scale, max_bias, softcap], capacity),
+        } => attention::flash(node, [scale, max_bias, softcap], capacity, known.aligned),
         Op::FlashAttnBack { scale } => attention::flash_back(node, scale, capacity),
         Op::Rope(rope) => one(attention::rope(node, rope, 1.0)),
         Op::RopeBack(rope) => one(attention::rope(node, rope, -1.0)),
@@ -131,21 +144,25 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
 
 /// Whether all operands have types that kernels read and write.
 fn check_types(launch: &Launch) -> Result<(), Reason> {
-    use crate::shader::Access;
     for operand in &launch.operands {
         let dtype = operand.dtype;
-        if operand.access != Access::Write && !is_readable(dtype) {
+        if operand.access.reads() && !is_readable(dtype) {
             return Err(format!("{dtype} cannot be read").into());
         }
-        if operand.access != Access::Read && !is_writable(dtype) {
+        if operand.access.writes() && !is_writable(dtype) {
             return Err(format!("{dtype} cannot be written").into());
         }
-        if operand.access != Access::Write && dtype.is_quantized() && !operand.has_contiguous_rows()
-        {
+        if operand.access.reads() && dtype.is_quantized() && !operand.has_contiguous_rows() {
             return Err("blocks with gaps between them".into());
         }
     }
     Ok(())
+}
+
+/// Source 0, the weights.
+fn weights(node: Node<'_>, packed: bool) -> Result<Operand, Reason> {
+    let a = node.source_operand(0)?;
+    Ok(if packed { a.packed() } else { a })
 }
 
 /// Fails for integers, where a kernel computes with floats.

@@ -1,7 +1,9 @@
 //! What makes one thing of a whole row.
 
-use super::{elements, floats};
+use super::matmul::numbers;
+use super::{elements, floats, load_four};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
+use crate::shader::Access;
 use samite_core::{Node, SortOrder};
 
 /// The longest row that is sorted: the work grows with its square.
@@ -52,6 +54,61 @@ pub fn norm(
         .with("GROUP_SIZE", GROUP)
         .reduces(capacity)
         .cut(&[1, 2, 3]))
+}
+
+/// A norm of rows times one row, `scaled`; of a sum of two, if there is one. Where `quantized`, the results are made 8-bit numbers, too.
+pub fn scaled_norm(
+    norm: Node<'_>,
+    scaled: Node<'_>,
+    sum: Option<(Node<'_>, [Node<'_>; 2])>,
+    eps: f32,
+    quantized: bool,
+    capacity: &Capacity,
+) -> Result<Launch, Reason> {
+    let y = scaled.result().of(scaled);
+    let b = scaled.source_operand(1)?.of(scaled).named('b');
+    let mut operands = vec![y];
+    let (mut first, mut again) = ("four(row, k)", "four(row, k)");
+    let mut loaded;
+    match sum {
+        None => {
+            let a = norm.source_operand(0)?.of(norm).named('a');
+            loaded = load_four(&a);
+            operands.push(a);
+        }
+        Some((sum, _)) => {
+            let a = sum.source_operand(0)?.of(sum).named('a');
+            let c = sum.source_operand(1)?.of(sum).named('c');
+            let mut s = sum.result().of(sum).named('s');
+            s.access = Access::Update;
+            loaded = format!("{} + {}", load_four(&a), load_four(&c));
+            (first, again) = ("summed(row, k)", "again(row, k)");
+            loaded += &format!(
+                ";\n}}\nfn summed(row: vec3<u32>, k: u32) -> vec4<f32> {{\n    let x = four(row, k);\n    EACH(j, 4) {{ put_s(vec4<u32>(k + #ju, row), x[#j]); }}\n    return x;\n}}\nfn again(row: vec3<u32>, k: u32) -> vec4<f32> {{\n    return {}",
+                load_four(&s)
+            );
+            operands.extend([a, c, s]);
+        }
+    }
+    operands.push(b);
+    floats(&operands)?;
+    elements(&y)?;
+    let scratch = operands.len();
+    let mut quantize = "";
+    if quantized {
+        operands.push(numbers(&y, Access::Write));
+        quantize = "quantize(x, k, number, shape.x, rows_of(shape), local)";
+    }
+    let launch = Launch::new("scaled_norm", operands, Work::Rows)
+        .floats([eps])
+        .with("LOADED_A", loaded)
+        .with("LOADED_B", load_four(&b))
+        .with("SUM_OF_FOUR", first)
+        .with("AGAIN", again)
+        .with("QUANTIZED;", quantize.to_owned() + ";")
+        .with("SCRATCH", scratch)
+        .with("GROUP_SIZE", GROUP);
+    Ok(launch.reduces(capacity))
 }
 
 /// The index of the largest element of each row.

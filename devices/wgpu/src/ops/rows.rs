@@ -1,6 +1,6 @@
 //! Rows by number.
 
-use super::{elements, floats};
+use super::{elements, floats, weights};
 use crate::plan::{Capacity, Launch, Operand, Operands, Reason, Work};
 use samite_core::{DType, Node};
 
@@ -13,10 +13,10 @@ fn numbers(dtype: DType) -> Result<(), Reason> {
 }
 
 /// The rows of source 0 that source 1 names, part by part of a table that is larger than a binding.
-pub fn get(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+pub fn get(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<Launch>, Reason> {
     let (y, a, b) = (
         node.result(),
-        node.source_operand(0)?,
+        weights(node, packed)?,
         node.source_operand(1)?,
     );
     numbers(b.dtype)?;

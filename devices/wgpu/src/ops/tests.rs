@@ -1,8 +1,10 @@
 //! Every shader that the conformance suite needs is valid WGSL. This needs no GPU.
 
-use super::launches;
+use super::{Known, launches_of};
+use crate::fuse::{self, Memory, is_packable};
 use crate::plan::{Capacity, Launch};
 use crate::shader::Shader;
+use samite_core::{DType, Graph, Rope, RopeMode};
 use samite_testing::cases;
 use std::collections::BTreeSet;
 
@@ -15,6 +17,9 @@ fn capacity(subgroups: bool, binding: usize) -> Capacity {
         subgroups,
         groups: 65535,
         overlaps: true,
+        matrices: subgroups,
+        lanes: None,
+        height: None,
     }
 }
 
@@ -26,10 +31,87 @@ fn all_launches(capacity: &Capacity) -> Vec<Launch> {
             .ids()
             .filter(|&id| case.graph.tensor(id).is_computed())
         {
-            all.extend(launches(case.graph.node(id), capacity).unwrap_or_default());
+            let node = case.graph.node(id);
+            for (packed, aligned) in [(false, false), (false, true), (true, true)] {
+                if !packed || node.source(0).is_some_and(is_packable) {
+                    let known = Known { packed, aligned };
+                    all.extend(launches_of(node, capacity, known).unwrap_or_default());
+                }
+            }
+            let steps = fuse::steps(&case.graph, &[id], capacity, Memory::AllPacked);
+            all.extend(steps.into_iter().flatten().map(|step| step.launch));
         }
     }
+    all.extend(fused(capacity));
     all
+}
+
+/// Launches of several nodes, as a layer of a model has them.
+fn fused(capacity: &Capacity) -> Vec<Launch> {
+    let mut all = Vec::new();
+    for (dtype, tokens, summed) in [
+        (DType::Q4_0, 1, false),
+        (DType::Q8_0, 3, true),
+        (DType::Q6_K, 8, true),
+    ] {
+        let mut g = Graph::new();
+        let x = g.input("x", DType::F32, [512, tokens, 1, 1]).unwrap();
+        let z = g.input("z", DType::F32, [512, tokens, 1, 1]).unwrap();
+        let scale = g.leaf("scale", DType::F32, [512, 1, 1, 1]).unwrap();
+        let mut weights = |name| g.leaf(name, dtype, [512, 512, 1, 1]).unwrap();
+        let [w1, w2, w3] = ["w1", "w2", "w3"].map(&mut weights);
+        let x = if summed { g.add(x, z).unwrap() } else { x };
+        let norm = g.rms_norm(x, 1e-5).unwrap();
+        let norm = g.mul(norm, scale).unwrap();
+        let [gate, up] = [w1, w2].map(|w| g.mul_mat(w, norm).unwrap());
+        let gated = g.glu_split(gate, up, samite_core::Glu::Swiglu).unwrap();
+        let down = g.mul_mat(w3, gated).unwrap();
+        let y = g.add(down, x).unwrap();
+        g.set_output(y);
+        let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
+        let steps = fuse::steps(&g, &nodes, capacity, Memory::AllPacked).unwrap();
+        let kernels: Vec<_> = steps.iter().map(|step| step.launch.shader.kernel).collect();
+        if capacity.binding > 1 << 20 {
+            let expected = [
+                "scaled_norm",
+                "mul_mat_q8",
+                "gated_q8",
+                "mul_mat_q8",
+                "elementwise",
+            ];
+            assert_eq!(kernels, expected);
+        }
+        all.extend(steps.into_iter().map(|step| step.launch));
+    }
+    let before_attention = before_attention(capacity);
+    let kernels: Vec<_> = before_attention
+        .iter()
+        .map(|launch| launch.shader.kernel)
+        .collect();
+    assert_eq!(kernels, ["rope_store"]);
+    all.extend(before_attention);
+    all
+}
+
+/// The rotations and writes of one layer, of four queries and two keys of length 16 for three tokens.
+fn before_attention(capacity: &Capacity) -> Vec<Launch> {
+    let mut g = Graph::new();
+    let input = |g: &mut Graph, dtype, shape| g.input("", dtype, shape).unwrap();
+    let positions = input(&mut g, DType::I32, [3, 1, 1, 1]);
+    let cells = input(&mut g, DType::I64, [3, 1, 1, 1]);
+    let [q, k] = [4, 2].map(|heads| input(&mut g, DType::F32, [16, heads, 3, 1]));
+    let v = input(&mut g, DType::F32, [32, 3, 1, 1]);
+    let caches = [0, 1].map(|_| g.leaf("cache", DType::F16, [32, 40, 1, 1]).unwrap());
+    let rope = Rope::new(16, RopeMode::Normal, 10_000.0);
+    let k = g.rope(k, positions, None, rope).unwrap();
+    let rows = g.reshape(k, [32, 3, 1, 1]).unwrap();
+    g.set_rows(rows, cells, caches[0]).unwrap();
+    g.set_rows(v, cells, caches[1]).unwrap();
+    let q = g.rope(q, positions, None, rope).unwrap();
+    g.set_output(q);
+    let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
+    let steps = fuse::steps(&g, &nodes, capacity, Memory::Stored).unwrap();
+    steps.into_iter().map(|step| step.launch).collect()
 }
 
 fn validate(shader: &Shader) -> Result<(), String> {
@@ -38,7 +120,10 @@ fn validate(shader: &Shader) -> Result<(), String> {
         .map_err(|error| error.emit_to_string_with_path(&source, &shader.name()))?;
     let mut validator = naga::valid::Validator::new(
         naga::valid::ValidationFlags::all(),
-        naga::valid::Capabilities::SUBGROUP | naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+        naga::valid::Capabilities::SUBGROUP
+            | naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32
+            | naga::valid::Capabilities::SHADER_FLOAT16
+            | naga::valid::Capabilities::COOPERATIVE_MATRIX,
     );
     validator
         .validate(&module)
@@ -80,7 +165,11 @@ fn every_shader_is_valid() {
 fn operands_that_share_a_binding_are_valid() {
     let launches = all_launches(&capacity(false, 1 << 30));
     let mut shaders: BTreeSet<Shader> = launches.into_iter().map(|launch| launch.shader).collect();
-    shaders.retain(|shader| shader.operands.len() > 1);
+    // Packed weights and scratch memory lie apart from the rest.
+    shaders.retain(|shader| {
+        let mut operands = shader.operands.iter();
+        shader.operands.len() > 1 && !operands.any(|(_, _, access)| access.is_wide())
+    });
     let mut refused = 0;
     for shader in shaders {
         let count = shader.operands.len() as u8;

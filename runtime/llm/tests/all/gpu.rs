@@ -79,7 +79,7 @@ fn every_architecture_gives_what_the_cpu_gives() {
 
 #[test]
 fn runs_overlap_and_limits_are_small() {
-    for parameters in ["", "subgroups=off,binding=64KiB"] {
+    for parameters in ["", "subgroups=off,binding=64KiB", "overlaps=off"] {
         let Some(gpu) = gpu(parameters) else { return };
         let file = TestModel::tiny("llama");
         let tokens = tokens(40);
