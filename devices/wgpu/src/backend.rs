@@ -3,7 +3,7 @@
 use crate::device::WgpuDevice;
 use crate::gpu::Gpu;
 use crate::waiting::{IN_BROWSER, ready};
-use samite_core::{Backend, Device, Error, Parameters, Rejected, Result};
+use samite_core::{Backend, Device, DeviceKind, Error, Parameters, Rejected, Result};
 use std::sync::{Arc, OnceLock};
 
 /// One device for each adapter. Drivers are asked when somebody asks for devices: loading them takes a moment.
@@ -103,8 +103,14 @@ impl Backend for WgpuBackend {
 
     fn doubt(&self, device: &dyn Device) -> Option<String> {
         let device = device.as_any().downcast_ref::<WgpuDevice>()?;
-        let why = "it is a program on the host's processors, not a GPU";
-        device.is_software().then(|| why.to_owned())
+        let why = match device.kind() {
+            _ if device.is_software() => "it is a program on the host's processors, not a GPU",
+            DeviceKind::IntegratedGpu => {
+                "it shares the host's memory, and none like it was ever tried"
+            }
+            _ => return None,
+        };
+        Some(why.to_owned())
     }
 
     fn configure(
