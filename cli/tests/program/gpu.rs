@@ -103,7 +103,10 @@ fn options_are_read_and_wrong_ones_named() {
         ("wgpu0:binding=1", ["'binding' is '1'", "64KiB"]),
         (
             "wgpu0:threads=1",
-            ["no parameter 'threads'", "subgroups, overlaps, binding"],
+            [
+                "no parameter 'threads'",
+                "subgroups, matrices, overlaps, binding, lanes, rows",
+            ],
         ),
         ("wgpu99", ["no device 'wgpu99'", "wgpu0"]),
     ] {

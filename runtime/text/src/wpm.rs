@@ -27,6 +27,12 @@ const CHINESE: [(char, char); 8] = [
     ('\u{2F800}', '\u{2FA1F}'),
 ];
 
+/// What a token that begins a word has behind the `▁` that marks it. Alone, `▁` is the character within a word.
+fn begun(token: &[u8]) -> Option<&[u8]> {
+    let rest = token.strip_prefix(ESCAPED_SPACE.as_bytes());
+    rest.filter(|rest| !rest.is_empty())
+}
+
 /// The part of a WordPiece tokenizer that the vocabulary does not hold.
 #[derive(Debug)]
 pub(crate) struct Wpm {
@@ -45,16 +51,13 @@ impl Wpm {
             let tokens = (0..).zip(&vocab.tokens);
             tokens.filter(|(_, token)| std::str::from_utf8(&token.text).is_ok())
         };
-        let space = ESCAPED_SPACE.as_bytes();
         let lowercase = data.lowercase.unwrap_or(true);
         Self {
-            begin: Trie::new(
-                texts().filter_map(|(id, token)| Some((token.text.strip_prefix(space)?, id))),
-            ),
+            begin: Trie::new(texts().filter_map(|(id, token)| Some((begun(&token.text)?, id)))),
             go_on: Trie::new(
                 texts()
                     .map(|(id, token)| (&*token.text, id))
-                    .filter(|(text, _)| !text.starts_with(space)),
+                    .filter(|(text, _)| begun(text).is_none()),
             ),
             unknown: vocab.special.unk,
             lowercase,
@@ -166,4 +169,20 @@ fn is_punctuation(c: char) -> bool {
             | G::FinalPunctuation
             | G::OtherPunctuation
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tokenizer::Tokenizer;
+    use crate::vocab::{TokenizerModel, VocabData};
+
+    /// As a vocabulary is written to a file, `▁` within a word (`##▁`) looks like a beginning without a word.
+    #[test]
+    fn the_mark_of_beginnings_is_a_character_too() {
+        let texts = ["[UNK]", "▁▁", "▁", "▁a", "b"];
+        let texts = texts.map(|text| text.as_bytes().to_vec()).to_vec();
+        let tokenizer = Tokenizer::new(VocabData::new(TokenizerModel::Bert, texts)).unwrap();
+        let tokens = |text| tokenizer.tokenize(text, false, false).unwrap();
+        assert_eq!(tokens("▁▁ a▁b ▁"), [1, 2, 3, 2, 4, 1]);
+    }
 }
