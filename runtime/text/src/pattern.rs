@@ -139,12 +139,12 @@ mod tests {
         pieces
     }
 
-    /// What a backtracking engine makes of it.
-    fn by_backtracking(expression: &fancy_regex::Regex, text: &str) -> Vec<String> {
+    /// What a backtracking engine makes of it, if it does not give up.
+    fn by_backtracking(expression: &fancy_regex::Regex, text: &str) -> Option<Vec<String>> {
         let mut pieces = Vec::new();
         let mut start = 0;
         for found in expression.find_iter(text) {
-            let found = found.unwrap();
+            let found = found.ok()?;
             if found.start() == found.end() {
                 continue;
             }
@@ -157,7 +157,7 @@ mod tests {
         if start < text.len() {
             pieces.push(text[start..].to_owned());
         }
-        pieces
+        Some(pieces)
     }
 
     #[test]
@@ -304,7 +304,9 @@ mod tests {
             let text: String = runs.iter().map(|(unit, count)| unit.repeat(*count)).collect();
             let regex = fancy_regex::Regex::new(&expression).unwrap();
             prop_assume!(!regex.is_match("").unwrap());
-            prop_assert_eq!(split(&expression, &text), by_backtracking(&regex, &text));
+            let expected = by_backtracking(&regex, &text);
+            prop_assume!(expected.is_some());
+            prop_assert_eq!(Some(split(&expression, &text)), expected);
         }
     }
 
@@ -315,7 +317,9 @@ mod tests {
             // Where an engine stops looking after an empty match is its own affair.
             let regex = fancy_regex::Regex::new(&expression).unwrap();
             prop_assume!(!regex.is_match("").unwrap());
-            prop_assert_eq!(split(&expression, &text), by_backtracking(&regex, &text));
+            let expected = by_backtracking(&regex, &text);
+            prop_assume!(expected.is_some());
+            prop_assert_eq!(Some(split(&expression, &text)), expected);
         }
     }
 }
