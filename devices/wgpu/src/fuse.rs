@@ -12,7 +12,7 @@ use crate::buffer::BUFFER_UNIT;
 use crate::ops::{self, Known, attention, elementwise, matmul, reductions};
 use crate::packed;
 use crate::plan::{Capacity, Launch, Reason, Which};
-use samite_core::{Graph, Layout, Node, Op, TensorId, TensorRef};
+use samite_core::{Graph, Layout, Node, Op, Readers, TensorId, TensorRef};
 
 /// A launch, and the node that it is counted for.
 pub struct Step {
@@ -396,34 +396,5 @@ impl Fusion<'_> {
         });
         *held = Some(columns);
         Some(1)
-    }
-}
-
-/// How many operands of computed nodes lie in a tensor's memory.
-struct Readers(Vec<usize>);
-
-impl Readers {
-    fn new(graph: &Graph) -> Self {
-        let mut readers = vec![0usize; graph.len()];
-        // A graph that neither has outputs nor writes anything is for all its results.
-        let mut tensors = graph.tensors().iter();
-        let has_purpose =
-            tensors.any(|tensor| tensor.flags.output || tensor.written().next().is_some());
-        for id in graph.ids() {
-            let tensor = graph.tensor(id);
-            if tensor.flags.output || tensor.flags.copied || !has_purpose {
-                readers[graph.memory_of(id).index()] = usize::MAX;
-            }
-            for (_, operand) in tensor.operands().filter(|_| tensor.is_computed()) {
-                let count = &mut readers[graph.memory_of(operand).index()];
-                *count = count.saturating_add(1);
-            }
-        }
-        Readers(readers)
-    }
-
-    /// Whether so many operands, and nobody else, read what is computed for a tensor.
-    fn only(&self, id: TensorId, count: usize) -> bool {
-        self.0[id.index()] == count
     }
 }

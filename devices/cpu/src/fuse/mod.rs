@@ -17,7 +17,7 @@ use crate::kernels::matmul::{Product, are_worth_gating};
 use crate::kernels::rope::Angles;
 use crate::operand::whole;
 use crate::table::kernel_for;
-use samite_core::{DType, Graph, Layout, Node, Op, Placed, TensorId};
+use samite_core::{DType, Layout, Node, Op, Placed, Readers, TensorId};
 
 /// What becomes of a computed node.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -274,36 +274,6 @@ fn may_be_written(work: &Placed<'_>, norm: Node<'_>, scaled: Node<'_>) -> bool {
     };
     let in_place = x.location() == result.location() && x.layout() == result.layout();
     !scale.overlaps(result) && (in_place || !x.overlaps(result))
-}
-
-/// How many operands of computed nodes lie in a tensor's memory.
-struct Readers(Vec<usize>);
-
-impl Readers {
-    fn new(graph: &Graph) -> Self {
-        let mut readers = vec![0; graph.len()];
-        // A graph that neither has outputs nor writes anything is for all its results.
-        let has_purpose = graph
-            .tensors()
-            .iter()
-            .any(|tensor| tensor.flags.output || tensor.written().next().is_some());
-        for id in graph.ids() {
-            let tensor = graph.tensor(id);
-            if tensor.flags.output || tensor.flags.copied || !has_purpose {
-                readers[graph.memory_of(id).index()] = usize::MAX;
-            }
-            for (_, operand) in tensor.operands().filter(|_| tensor.is_computed()) {
-                let count = &mut readers[graph.memory_of(operand).index()];
-                *count = count.saturating_add(1);
-            }
-        }
-        Readers(readers)
-    }
-
-    /// Whether so many operands, and nobody else, read what is computed for a tensor.
-    fn only(&self, id: TensorId, count: usize) -> bool {
-        self.0[id.index()] == count
-    }
 }
 
 #[cfg(test)]

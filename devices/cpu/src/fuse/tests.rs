@@ -5,7 +5,7 @@ use crate::harness::*;
 use crate::packed_buffer_type::packed_buffer_type;
 use crate::tune;
 use samite_core::{
-    Glu, Rope, RopeMode, Slot, TensorGroup, TensorRef, Usage, host_buffer_type, shape,
+    Glu, Graph, Rope, RopeMode, Slot, TensorGroup, TensorRef, Usage, host_buffer_type, shape,
 };
 use std::sync::Arc;
 
