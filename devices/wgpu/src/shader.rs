@@ -82,7 +82,7 @@ kernels! {
     "get_rows" "set_rows" "get_rows_back"
     "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "rope_store" "argmax" "sort"
     "mul_mat_vec" "mul_mat_q8" "quantize" "scaled_norm" "gated_q8" "mul_mat" "mul_mat_matrices" "mul_mat_id" "expert_lists" "out_prod"
-    "flash_attn" "flash_attn_wide" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
+    "flash_attn" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
     "ssm_conv" "ssm_scan" "gated_delta_net"
     "repeat_back" "cross_entropy" "cross_entropy_back" "adamw" "sgd"
 }
@@ -107,11 +107,20 @@ fn reader(dtype: DType) -> Option<&'static str> {
 
 /// How elements of packed rows are read; `None` for types that are not packed.
 fn packed_reader(dtype: DType) -> Option<&'static str> {
+    // Q4_K and Q5_K have the same heads.
+    macro_rules! with_scales {
+        ($file:literal) => {
+            concat!(
+                include_str!("kernels/types/packed_scales.wgsl"),
+                include_str!($file)
+            )
+        };
+    }
     Some(match dtype {
         DType::Q4_0 => include_str!("kernels/types/packed_q4_0.wgsl"),
         DType::Q8_0 => include_str!("kernels/types/packed_q8_0.wgsl"),
-        DType::Q4_K => include_str!("kernels/types/packed_q4_k.wgsl"),
-        DType::Q5_K => include_str!("kernels/types/packed_q5_k.wgsl"),
+        DType::Q4_K => with_scales!("kernels/types/packed_q4_k.wgsl"),
+        DType::Q5_K => with_scales!("kernels/types/packed_q5_k.wgsl"),
         DType::Q6_K => include_str!("kernels/types/packed_q6_k.wgsl"),
         _ => return None,
     })

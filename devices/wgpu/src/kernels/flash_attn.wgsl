@@ -1,19 +1,16 @@
 
 // Attention: one workgroup for each query of each head. It takes as many keys at a time as it has invocations: each makes one logit; then all
-// of them add up values, four elements each. Sums are rescaled when a larger logit comes. Where there are few queries and many keys, several
+// of them add up values, PER_INVOCATION elements each. Sums are rescaled when a larger logit comes. Where there are few queries and many keys, several
 // workgroups share the keys, and leave what `flash_attn_combine` needs in scratch memory.
 
-var<workgroup> query: array<f32, QUERY_SIZE>;
-var<workgroup> weights: array<f32, GROUP_SIZE>;
-var<workgroup> parts: array<vec4<f32>, GROUP_SIZE>;
-SLOPE
-fn key4(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_KEY;
-}
+// Invocations for all elements of a value, and how many add up the same elements, of different values.
+const WIDE: u32 = (VALUE_SIZEu + PER_INVOCATIONu - 1u) / PER_INVOCATIONu;
+const SUMS: u32 = GROUP_SIZEu / WIDE;
 
-fn value4(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_VALUE;
-}
+var<workgroup> weights: array<f32, GROUP_SIZE>;
+SLOPE
+LOADS
+var<workgroup> parts: array<Sum, GROUP_SIZE>;
 
 @compute @workgroup_size(GROUP_SIZE)
 fn main(
@@ -40,20 +37,13 @@ fn main(
     let kv_head = head / (queries.z / keys.z);
     let p = parameters.floats[0];
     let factor = slope(head);
-    for (var i = local; i < QUERY_SIZEu; i += GROUP_SIZEu) {
-        query[i] = 0.0;
-        if i < queries.x {
-            query[i] = get_a(vec4<u32>(i, token, head, batch));
-        }
-    }
+    keep_query(vec3<u32>(token, head, batch), local);
     // Who adds up which elements of which values.
-    let wide = (values.x + 3u) / 4u;
-    let shares = GROUP_SIZEu / wide;
-    let mine = local % wide * 4u;
-    let share = local / wide;
+    let mine = local % WIDE * PER_INVOCATIONu;
+    let share = local / WIDE;
     var largest = LOWEST;
     var total = 0.0;
-    var sum = vec4<f32>(0.0);
+    var sum = Sum();
     for (var first = begin; first < end; first += GROUP_SIZEu) {
         workgroupBarrier();
         let key = first + local;
@@ -61,12 +51,7 @@ fn main(
         if key < end {
             let mask = MASK_VALUE;
             if !is_masked(mask) {
-                let row = vec3<u32>(key, kv_head, batch);
-                var product = 0.0;
-                for (var k = 0u; k < queries.x; k += 4u) {
-                    product += dot(key4(row, k), vec4<f32>(query[k], query[k + 1u], query[k + 2u], query[k + 3u]));
-                }
-                logit = product * p.x;
+                logit = product(vec3<u32>(key, kv_head, batch)) * p.x;
                 if p.z != 0.0 {
                     logit = p.z * tanh(clamp(logit / p.z, -15.0, 15.0));
                 }
@@ -81,23 +66,16 @@ fn main(
         largest = next;
         workgroupBarrier();
         sum *= rescale;
-        if share < shares {
-            let count = min(GROUP_SIZEu, end - first);
-            for (var j = share; j < count; j += shares) {
-                let w = weights[j];
-                // What lies in unused cells of a cache does not matter.
-                if w != 0.0 {
-                    sum += w * value4(vec3<u32>(first + j, kv_head, batch), mine);
-                }
-            }
+        if share < SUMS {
+            sum = with_values(sum, vec3<u32>(first, kv_head, batch), mine, share, min(GROUP_SIZEu, end - first));
         }
     }
     total = sum_all(total, place);
     parts[local] = sum;
     workgroupBarrier();
     if share == 0u {
-        for (var j = 1u; j < shares; j++) {
-            sum += parts[j * wide + local];
+        for (var j = 1u; j < SUMS; j++) {
+            sum += parts[j * WIDE + local];
         }
         FINISH;
     }

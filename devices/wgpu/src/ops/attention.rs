@@ -115,25 +115,26 @@ pub fn flash(
             .with("GROUP_SIZE", ATTENTION_GROUP);
         second.push(combine);
     }
-    let (kernel, per) = match is_wide {
-        true => ("flash_attn_wide", 8),
-        false => ("flash_attn", 4),
+    let (loads, per, element) = match is_wide {
+        true => (
+            include_str!("../kernels/flash_attn_wide.wgsl"),
+            8,
+            "sum[#ju / 4u][#ju % 4u]",
+        ),
+        false => (include_str!("../kernels/flash_attn_any.wgsl"), 4, "sum[#j]"),
     };
-    let element = match is_wide {
-        true => "sum[#ju / 4u][#ju % 4u]",
-        false => "sum[#j]",
-    };
-    let finish = finish
-        .replace("PER_INVOCATION", &per.to_string())
-        .replace("ELEMENT", element);
     // Loads of a key that are made at once.
     let chunk = [8, 4, 2, 1]
         .into_iter()
         .find(|chunk| (q.shape[0] / 8).is_multiple_of(*chunk))
         .unwrap_or(1);
-    let attention = Launch::new(kernel, operands, Work::Groups(queries * shares))
+    let attention = Launch::new("flash_attn", operands, Work::Groups(queries * shares))
         .floats([scale, max_bias, softcap])
         .ints([power(heads)])
+        .with("LOADS", loads)
+        .with("FINISH", finish)
+        .with("PER_INVOCATION", per)
+        .with("ELEMENT", element)
         .with("QUERY_SIZE", q.shape[0].next_multiple_of(4))
         .with("LOADED_KEY", load_four(&k))
         .with("LOADED_VALUE", load_four(&v))
@@ -141,7 +142,6 @@ pub fn flash(
         .with("VALUE_SIZE", v.shape[0])
         .with("CHUNK", chunk)
         .with("MASK_VALUE", mask)
-        .with("FINISH", finish)
         .with("SHARES", shares)
         .with("GROUP_SIZE", ATTENTION_GROUP);
     first.push(attention.reduces(capacity));
