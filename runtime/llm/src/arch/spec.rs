@@ -673,8 +673,13 @@ pub enum Divisors {
 pub struct Yarn(pub Rope);
 
 impl Yarn {
-    /// What the frequency of a pair of elements is divided by.
-    pub fn divisor(self, pair: usize) -> f32 {
+    /// What the frequencies of all pairs of elements are divided by.
+    pub fn divisors(self) -> impl Iterator<Item = f32> {
+        (0..self.0.dims / 2).map(move |pair| self.divisor(pair))
+    }
+
+    /// What the frequency of a pair is divided by.
+    fn divisor(self, pair: usize) -> f32 {
         let rope = self.0;
         // The pair that rotates so often in the original context.
         let pair_of = |rotations: f32| {

@@ -151,10 +151,7 @@ impl Staging {
             Input::StateRead => return Ok(bytemuck::cast_slice(&self.read)),
             Input::StateWrite => return Ok(bytemuck::cast_slice(&self.write)),
             Input::Outputs => return Ok(bytemuck::cast_slice(&self.outputs)),
-            Input::Divisors(yarn) => {
-                let divisors = (0..yarn.0.dims / 2).map(|pair| yarn.divisor(pair));
-                return Ok(self.floats(divisors));
-            }
+            Input::Divisors(yarn) => return Ok(self.floats(yarn.divisors())),
             Input::Temperature(temperature) => {
                 let scales = part.iter().map(|token| temperature.at(token.position));
                 return Ok(self.floats(scales));

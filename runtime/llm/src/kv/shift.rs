@@ -78,8 +78,8 @@ impl Rotation<'_> {
             scheduler.write(step.write, 0, bytemuck::cast_slice(&write))?;
             scheduler.write(step.distances, 0, bytemuck::cast_slice(&distances))?;
             for (yarn, tensor) in &step.divisors {
-                let pairs: Vec<f32> = (0..yarn.0.dims / 2).map(|i| yarn.divisor(i)).collect();
-                scheduler.write(*tensor, 0, bytemuck::cast_slice(&pairs))?;
+                let divisors: Vec<f32> = yarn.divisors().collect();
+                scheduler.write(*tensor, 0, bytemuck::cast_slice(&divisors))?;
             }
             let result = scheduler.run(&never).and_then(|()| scheduler.synchronize());
             if let Err(error) = result {
