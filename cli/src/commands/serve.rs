@@ -1,6 +1,8 @@
 //! `samite serve`: a model over HTTP.
 
 mod aliases;
+#[cfg(feature = "kv-events")]
+mod fleet;
 mod source;
 
 pub use aliases::translate;
@@ -56,6 +58,10 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     requests: RequestArgs,
+
+    #[cfg(feature = "kv-events")]
+    #[command(flatten)]
+    fleet: fleet::FleetArgs,
 
     #[command(flatten)]
     talk: TalkArgs,
@@ -420,6 +426,8 @@ fn several(args: &Arc<ServeArgs>, options: &ServeOptions, files: Vec<PathBuf>) -
             "--alias: several models are called by the names of their files",
         ));
     }
+    #[cfg(feature = "kv-events")]
+    args.fleet.check_several()?;
     let mut models = Vec::new();
     let is_named = !args.model.is_embedded();
     if is_named && let Some(path) = args.model.file()? {
@@ -628,6 +636,8 @@ impl ServeArgs {
             }
         };
         let least = requests.draft_p_min;
+        #[cfg(feature = "kv-events")]
+        let publisher = self.fleet.publisher(&options.model_id(model))?;
         let begin = move |context: Context| {
             let drafter = match &draft {
                 Some((draft, options)) => {
@@ -642,6 +652,10 @@ impl ServeArgs {
             }
             if let Some(folder) = &disk {
                 engine.keep_on_disk(folder, disk_bytes)?;
+            }
+            #[cfg(feature = "kv-events")]
+            if let Some(publisher) = &publisher {
+                engine.observe_blocks(publisher.block_size(), publisher.observer());
             }
             Ok::<_, samite::llm::Error>(engine)
         };

@@ -5,6 +5,7 @@ mod batch;
 mod drafts;
 mod room;
 
+use crate::blocks::{BlockObserver, Blocks};
 use crate::disk::DiskTexts;
 use crate::draft::{Account, Costs, Luck};
 use crate::drafter::Drafter;
@@ -112,6 +113,7 @@ pub struct Engine {
     active: Vec<Active>,
     kept: KeptTexts,
     disk: Option<DiskTexts>,
+    blocks: Option<Blocks>,
     free_sequences: Vec<usize>,
     /// All sets of adapters that were asked for; the first one is the one that the context came with.
     adapters: Vec<Vec<ScaledAdapter>>,
@@ -184,6 +186,7 @@ impl Engine {
             active: Vec::new(),
             kept: KeptTexts::default(),
             disk: None,
+            blocks: None,
             free_sequences: (0..options.n_seq()).rev().collect(),
             adapters: vec![context.options().adapters.clone()],
             default_adapters: 0,
@@ -218,6 +221,31 @@ impl Engine {
         })?;
         self.disk = Some(texts);
         Ok(())
+    }
+
+    /// Tells after each step which blocks of so many tokens have come into the cache, and which are gone; and when the engine is dropped, that all are.
+    /// Texts of requests with a salt or adapters of their own are not told, nor those of which a part was forgotten: nobody else can go on from them.
+    pub fn observe_blocks(&mut self, size: usize, observer: BlockObserver) {
+        self.blocks = Some(Blocks::new(size, observer));
+    }
+
+    fn tell_blocks(&mut self) {
+        let Some(blocks) = &mut self.blocks else {
+            return;
+        };
+        let common = (self.default_adapters, 0);
+        let active = self.active.iter().filter_map(|active| {
+            let Running {
+                tokens,
+                key,
+                counts,
+                ..
+            } = &active.running;
+            let is_told = *key == common && !counts.truncated;
+            is_told.then(|| (active.sequence, &tokens[..active.decoded]))
+        });
+        let kept = self.kept.iter().filter(|text| text.key == common);
+        blocks.update(active.chain(kept.map(|text| (text.sequence, &text.tokens[..]))));
     }
 
     /// Writes what is in the cache of a sequence to disk, if that is worth a file.
@@ -436,6 +464,12 @@ impl Engine {
 
     /// Does what there is to do, for the time of one batch.
     pub fn step(&mut self) -> Step {
+        let step = self.work();
+        self.tell_blocks();
+        step
+    }
+
+    fn work(&mut self) -> Step {
         let now = self.clock.now();
         self.end_unwanted(now);
         self.note_pauses(now);

@@ -28,6 +28,7 @@
 //! | `outbox.rs` | the queue between the engine and a [`Reader`] |
 //! | `engine.rs` | [`Engine`]: `admission.rs` gives slots, `batch.rs` plans and computes, `drafts.rs` drafts, `room.rs` makes room |
 //! | `running.rs` | one request on its way |
+//! | `blocks.rs` | which blocks of tokens are in the cache, for routers |
 //! | `disk.rs` | texts that are kept on disk, too |
 //! | `draft.rs` | tokens that a text may go on with, and how many of them are worth a try |
 //! | `drafter.rs` | [`Drafter`]: a smaller model that says what they are |
@@ -36,6 +37,7 @@
 //! | `view.rs` | [`View`]: what can be seen from outside |
 #![forbid(unsafe_code)]
 
+mod blocks;
 mod disk;
 mod draft;
 mod drafter;
@@ -48,6 +50,7 @@ mod request;
 mod running;
 mod view;
 
+pub use blocks::{BlockEvent, BlockObserver};
 pub use drafter::Drafter;
 pub use driver::{Handle, drive, drive_sleeping};
 pub use engine::{Engine, EngineOptions, Step};

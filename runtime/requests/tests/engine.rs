@@ -10,10 +10,11 @@ use samite_llm::{
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
-    CacheMiss, CacheWish, Drafter, Engine, EngineOptions, Event, FailureKind, Finished, MissCause,
-    Reader, Reason, Refusal, Request, Shift, Started, Step, drive, drive_sleeping,
+    BlockEvent, CacheMiss, CacheWish, Drafter, Engine, EngineOptions, Event, FailureKind, Finished,
+    MissCause, Reader, Reason, Refusal, Request, Shift, Started, Step, drive, drive_sleeping,
 };
 use samite_text::SamplerParams;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -974,4 +975,83 @@ impl Clock for Ticking {
     fn sleep(&self, time: Duration) {
         self.0.sleep(time);
     }
+}
+
+/// Texts to the ends of blocks, as somebody knows them who hears the events.
+fn known_blocks(told: &Mutex<Vec<BlockEvent>>) -> Vec<Vec<u32>> {
+    let mut known: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    for event in told.lock().unwrap().iter() {
+        match event {
+            BlockEvent::Cleared => known.clear(),
+            BlockEvent::Removed { hashes } => known.retain(|hash, _| !hashes.contains(hash)),
+            BlockEvent::Stored {
+                parent,
+                hashes,
+                tokens,
+            } => {
+                let mut text: Vec<u32> = parent.map_or(Vec::new(), |parent| known[&parent].clone());
+                for (hash, block) in hashes.iter().zip(tokens.chunks(4)) {
+                    text.extend(block);
+                    known.insert(*hash, text.clone());
+                }
+            }
+        }
+    }
+    known.into_values().collect()
+}
+
+#[test]
+fn blocks_that_are_told_are_those_that_the_next_prompt_finds() {
+    let mut engine = engine(2);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&told);
+    engine.observe_blocks(
+        4,
+        Box::new(move |events| heard.lock().unwrap().extend(events)),
+    );
+    let expected = |prompt: &[u32]| {
+        let known = known_blocks(&told);
+        let known = known.iter().filter(|text| prompt.starts_with(text));
+        known.map(Vec::len).max().unwrap_or(0)
+    };
+    // More texts than are kept, which begin alike, come again, and push each other out.
+    let mut hits = 0;
+    for (first, length) in [
+        (10, 20),
+        (10, 30),
+        (60, 21),
+        (100, 17),
+        (140, 33),
+        (60, 21),
+        (10, 9),
+    ] {
+        let prompt: Vec<u32> = (first..first + length).collect();
+        let known = expected(&prompt);
+        let (started, _) = answer(&mut engine, request(prompt.iter().copied(), 3));
+        assert!(
+            started.cached >= known.min(prompt.len() - 1),
+            "{started:?}, {known}"
+        );
+        assert!(started.cached < known + 4, "{started:?}, {known}");
+        assert_eq!(expected(&prompt), prompt.len() / 4 * 4);
+        hits += known;
+    }
+    assert!(hits >= 20, "{hits}");
+    // What only a request with the same salt finds is not told.
+    let salted = Request {
+        cache: CacheWish {
+            salt: 7,
+            ..CacheWish::default()
+        },
+        ..request(200..230, 3)
+    };
+    answer(&mut engine, salted);
+    assert_eq!(expected(&Vec::from_iter(200..230)), 0);
+    engine.forget_kept();
+    engine.step();
+    assert_eq!(known_blocks(&told), Vec::<Vec<u32>>::new());
+    answer(&mut engine, request(10..30, 4));
+    assert!(!known_blocks(&told).is_empty());
+    drop(engine);
+    assert_eq!(told.lock().unwrap().last(), Some(&BlockEvent::Cleared));
 }

@@ -15,10 +15,10 @@
 //! | [`text`] | tokenizers, samplers, UTF-8 streams |
 //! | `grammar` | text that keeps to a JSON schema, a regular expression or a grammar |
 //! | [`llm`] | models, contexts, generation |
-//! | `requests`, `serve` | many requests in one context; a model over HTTP |
+//! | `requests`, `serve`, `kv_events` | many requests in one context; a model over HTTP; what is in its cache, for routers |
 //! | [`train`] | gradients, optimizers, training |
 //!
-//! Each device is a feature: `blas`, `cpu`, `ggml` and `reference`, all on by default; `wgpu`, `remote`, `grammar`, `hub`, `serve` and `async` are not. `default-features = false, features = ["cpu"]`
+//! Each device is a feature: `blas`, `cpu`, `ggml` and `reference`, all on by default; `wgpu`, `remote`, `grammar`, `hub`, `serve`, `kv-events` and `async` are not. `default-features = false, features = ["cpu"]`
 //! links the CPU device alone.
 //!
 //! A graph on the best device of this machine:
@@ -67,6 +67,8 @@ pub use samite_gguf as gguf;
 pub use samite_grammar as grammar;
 #[cfg(feature = "hub")]
 pub use samite_hub as hub;
+#[cfg(feature = "kv-events")]
+pub use samite_kv_events as kv_events;
 pub use samite_llm as llm;
 pub use samite_quant as quant;
 pub use samite_registry as registry;

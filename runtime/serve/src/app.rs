@@ -180,12 +180,7 @@ impl App {
 
     /// The model's id.
     pub fn model_id(&self) -> String {
-        let file = self.model.path().file_name();
-        let file = file.map(|name| name.to_string_lossy().into_owned());
-        let alias = self.options.aliases.first().cloned();
-        alias
-            .or(file)
-            .unwrap_or_else(|| self.model.name().to_owned())
+        self.options.model_id(&self.model)
     }
 
     /// The adapters in these shares, and what changes the model in any case.

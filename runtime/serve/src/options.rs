@@ -1,7 +1,7 @@
 //! How a server is set up.
 
 use samite_chat::ReasoningFormat;
-use samite_llm::{Adapter, ScaledAdapter};
+use samite_llm::{Adapter, Model, ScaledAdapter};
 use samite_text::SamplerParams;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -91,6 +91,16 @@ pub struct ServeOptions {
     pub drain_seconds: u64,
     /// Whether the path of Vertex AI answers, too.
     pub predict_path: Option<String>,
+}
+
+impl ServeOptions {
+    /// What clients call the model: its first alias, or else its file's name.
+    pub fn model_id(&self, model: &Model) -> String {
+        let file = model.path().file_name();
+        let file = file.map(|name| name.to_string_lossy().into_owned());
+        let alias = self.aliases.first().cloned();
+        alias.or(file).unwrap_or_else(|| model.name().to_owned())
+    }
 }
 
 impl Default for ServeOptions {

@@ -3,31 +3,43 @@
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
+import { copyFile, mkdtemp, rm } from "node:fs/promises";
 import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { createInterface } from "node:readline";
+import { fileURLToPath } from "node:url";
 
 const { chromium } = createRequire(`${process.cwd()}/`)("playwright-core");
 const [program, pictures] = process.argv.slice(2);
-const server = spawn(program, ["serve", "--port", "0"], { stdio: ["ignore", "ignore", "pipe"] });
-const url = await new Promise((resolve, reject) => {
-  createInterface({ input: server.stderr }).on("line", (line) => {
-    const found = /served at (http:\S+)/.exec(line);
-    if (found) resolve(found[1]);
+
+/** A server, and where its page is. */
+async function started(...flags) {
+  const server = spawn(program, ["serve", "--port", "0", ...flags], { stdio: ["ignore", "ignore", "pipe"] });
+  const url = await new Promise((resolve, reject) => {
+    createInterface({ input: server.stderr }).on("line", (line) => {
+      const found = /served at (http:\S+)/.exec(line);
+      if (found) resolve(found[1]);
+    });
+    server.on("exit", (code) => reject(new Error(`the server ended with ${code}`)));
+    server.on("error", reject);
   });
-  server.on("exit", (code) => reject(new Error(`the server ended with ${code}`)));
-  server.on("error", reject);
-});
+  server.removeAllListeners("exit");
+  return { server, url };
+}
+
+const { server, url } = await started();
 const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: ["--no-sandbox"] });
 
 /** A page whose errors fail the test. */
-async function opened(options = {}) {
+async function opened(options = {}, address = url) {
   const context = await browser.newContext({ viewport: { width: 1100, height: 760 }, ...options });
   const page = await context.newPage();
   page.setDefaultTimeout(15000);
   page.wrong = [];
   page.on("pageerror", (error) => page.wrong.push(String(error)));
   page.on("console", (message) => message.type() === "error" && page.wrong.push(message.text()));
-  await page.goto(url);
+  await page.goto(address);
   await page.waitForSelector(".hint button");
   return page;
 }
@@ -206,6 +218,41 @@ const tests = {
     return page;
   },
 
+  async "one of several models is chosen"() {
+    const stories = fileURLToPath(new URL("../../../models/stories/stories.gguf", import.meta.url));
+    const folder = await mkdtemp(join(tmpdir(), "samite-page-"));
+    for (const name of ["first", "second"]) await copyFile(stories, join(folder, `${name}.gguf`));
+    const several = await started("--models-dir", folder, "-c", "512", "--models-max", "1");
+    try {
+      const page = await opened({}, several.url);
+      await page.waitForSelector("#which:not([hidden])");
+      assert.deepEqual(await page.locator("#which option").allInnerTexts(), ["first", "second"]);
+      await set(page, { max_tokens: "4", temperature: "0" });
+      for (const name of ["second", "first"]) {
+        await page.selectOption("#which", name);
+        await page.waitForFunction((name) => document.title.startsWith(name), name);
+        const sent = page.waitForRequest("**/v1/chat/completions");
+        await page.click("#new");
+        await ask(page, "Once upon a time");
+        assert.equal((await sent).postDataJSON().model, name);
+        assert.ok((await answers(page).innerText()).length > 4);
+        // It has been loaded, and the other one has made room.
+        const { data } = await page.evaluate(async () => (await fetch(new URL("v1/models", location))).json());
+        assert.deepEqual(data.map((model) => [model.id, model.status.value]), ["first", "second"].map((id) => [id, id === name ? "loaded" : "unloaded"]));
+      }
+      await page.click("#machine-open");
+      await page.waitForSelector("#machine table");
+      await page.click("#machine-close");
+      await picture(page, "several");
+      // Nothing is known of a model that is not loaded, which Chromium tells of.
+      page.wrong = page.wrong.filter((error) => !error.includes("400"));
+      return page;
+    } finally {
+      several.server.kill();
+      await rm(folder, { recursive: true });
+    }
+  },
+
   async "a telephone in the dark"() {
     const page = await opened({ viewport: { width: 360, height: 640 }, colorScheme: "dark" });
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 360);
@@ -259,6 +306,5 @@ for (const [name, test] of Object.entries(tests)) {
   }
 }
 await browser.close();
-server.removeAllListeners("exit");
 server.kill();
 process.exit(failed ? 1 : 0);

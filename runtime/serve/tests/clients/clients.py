@@ -1,19 +1,23 @@
 """Real clients talk to `samite serve` with the model that is part of the program.
 
-Usage: clients.py PROGRAM [FOLDER]. Needs the packages openai, anthropic, ollama, langchain-openai and llm. FOLDER has node_modules with Node's openai, which is
+Usage: clients.py PROGRAM [FOLDER]. Needs the packages openai, anthropic, ollama, langchain-openai llm, pyzmq and msgspec. FOLDER has node_modules with Node's openai, which is
 tried, too.
 """
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
 
 import anthropic
+import msgspec
 import ollama
 import openai
+import zmq
 
 KEY = "secret"
 TOOL = {
@@ -193,17 +197,129 @@ def with_node(base, folder, text):
     subprocess.run(["node", script], cwd=folder, env=environment, check=True, timeout=120)
 
 
-def main():
-    program = sys.argv[1]
-    flags = ["serve", "--port", "0", "--api-key", KEY, "--embeddings", "-c", "2048", "--parallel", "4", "--chat-template", "chatml"]
+class Blocks:
+    """What a router learns of a server's cache from its events over ZeroMQ."""
+
+    def __init__(self, publisher, replay):
+        context = zmq.Context.instance()
+        self.subscriber = context.socket(zmq.SUB)
+        self.subscriber.connect(publisher)
+        self.subscriber.setsockopt(zmq.SUBSCRIBE, b"kv@")
+        self.asker = context.socket(zmq.DEALER)
+        self.asker.connect(replay)
+        self.texts, self.next = {}, 0
+
+    def take(self, number, payload):
+        assert number == self.next, (number, self.next)
+        self.next += 1
+        time_of, events, rank = msgspec.msgpack.decode(payload)
+        assert abs(time_of - time.time()) < 60 and rank == 0
+        for event in events:
+            match event:
+                case ["BlockStored", hashes, parent, tokens, 8, None, "GPU"]:
+                    before = self.texts[parent] if parent is not None else []
+                    for at, number in enumerate(hashes):
+                        assert number not in self.texts
+                        before = before + tokens[8 * at : 8 * at + 8]
+                        self.texts[number] = before
+                case ["BlockRemoved", hashes, "GPU"]:
+                    for number in hashes:
+                        del self.texts[number]
+                case ["AllBlocksCleared"]:
+                    self.texts.clear()
+                case other:
+                    raise AssertionError(other)
+
+    def listen(self):
+        while self.subscriber.poll(500):
+            topic, number, payload = self.subscriber.recv_multipart()
+            assert topic == b"kv@pod@m", topic
+            number = int.from_bytes(number, "big")
+            # What was asked for again has come before.
+            if number >= self.next:
+                self.take(number, payload)
+
+    def catch_up(self):
+        self.asker.send_multipart([b"", self.next.to_bytes(8, "big")])
+        while self.asker.poll(5000):
+            empty, number, payload = self.asker.recv_multipart()
+            number = int.from_bytes(number, "big", signed=True)
+            if number == -1:
+                assert empty == payload == b""
+                return
+            self.take(number, payload)
+        raise AssertionError("nobody answers")
+
+    def known(self, tokens):
+        """How many tokens of a text are in whole blocks of the cache."""
+        known = list(self.texts.values())
+        return max((len(text) for text in known if tokens[: len(text)] == text), default=0)
+
+
+def with_zeromq(program):
+    ports = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
+    events = ["--kv-events", ports[0], "--kv-events-replay", ports[1], "--kv-events-topic", "kv@pod@m", "--kv-events-block", "8"]
+    flags = ["serve", "--port", "0", "--api-key", KEY, "-c", "1024", "--parallel", "2", "--keep", "2", *events]
+    with running(program, flags) as (server, base):
+
+        def ask(path, body):
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+            request = urllib.request.Request(base + path, json.dumps(body).encode(), headers)
+            return json.load(urllib.request.urlopen(request, timeout=60))
+
+        def complete(prompt, **more):
+            return ask("/completion", {"prompt": prompt, "n_predict": 12, "temperature": 0, "return_tokens": True, **more})
+
+        def tokens_of(text):
+            return ask("/tokenize", {"content": text, "add_special": True})["tokens"]
+
+        blocks = Blocks(*ports)
+        prompts = [" ".join(f"{word} {number}" for number in range(20)) for word in ("cat", "dog", "tree")]
+        for number, prompt in enumerate([prompts[0], prompts[0] + " again", prompts[1], prompts[2], prompts[0]]):
+            expected = blocks.known(tokens_of(prompt))
+            answer = complete(prompt)
+            cached = answer["timings"]["cache_n"]
+            # A whole prompt is computed but for its last token, at most.
+            assert min(expected, len(tokens_of(prompt)) - 1) <= cached < expected + 8, (number, expected, cached)
+            blocks.catch_up() if number % 2 == 0 else blocks.listen()
+            written = tokens_of(prompt) + answer["tokens"][:-1]
+            assert blocks.known(written) == len(written) // 8 * 8
+        assert len(blocks.texts) > 8
+        server.terminate()
+        assert server.wait(timeout=20) == 0
+        blocks.listen()
+        assert not blocks.texts, "the end clears all"
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@contextlib.contextmanager
+def running(program, flags):
+    """A server, and where it is."""
     server = subprocess.Popen([program, *flags], stderr=subprocess.PIPE, text=True)
     try:
         base = None
         for line in server.stderr:
             if " is served at " in line:
-                base = line.split(" is served at ")[1].strip()
+                base = line.split(" is served at ")[1].strip().rstrip("/")
                 break
         assert base, "the server did not start"
+        yield server, base
+    finally:
+        server.kill()
+
+
+def main():
+    program = sys.argv[1]
+    flags = ["serve", "--port", "0", "--api-key", KEY, "--embeddings", "-c", "2048", "--parallel", "4", "--chat-template", "chatml"]
+    with_zeromq(program)
+    with running(program, flags) as (server, base):
         text = with_openai(base)
         with_anthropic(base, text)
         with_ollama(base, text)
@@ -215,9 +331,7 @@ def main():
         server.terminate()
         start = time.time()
         assert server.wait(timeout=20) == 0, server.returncode
-        print(f"openai {openai.__version__}, anthropic {anthropic.__version__}, ollama, LangChain and llm are served; the end took {time.time() - start:.1f} s")
-    finally:
-        server.kill()
+        print(f"openai {openai.__version__}, anthropic {anthropic.__version__}, ollama, LangChain, llm and pyzmq are served; the end took {time.time() - start:.1f} s")
 
 
 main()

@@ -1,0 +1,64 @@
+//! What a server tells the routers of a fleet.
+
+use crate::args::number;
+use crate::failure::{Failure, Outcome};
+use clap::Args;
+use samite::kv_events::{Publisher, PublisherOptions};
+use std::sync::Arc;
+
+/// Flags of fleets.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Fleet")]
+pub struct FleetArgs {
+    /// Tell over ZeroMQ which blocks of tokens are in the cache, as vLLM does, to whoever connects here, such as tcp://*:5557. It is not encrypted
+    #[arg(long, value_name = "ENDPOINT")]
+    kv_events: Option<String>,
+    /// Where those ask who missed some of it, such as tcp://*:5558
+    #[arg(long, value_name = "ENDPOINT", requires = "kv_events")]
+    kv_events_replay: Option<String>,
+    /// What the messages begin with [default: kv@HOSTNAME@MODEL]
+    #[arg(long, value_name = "TOPIC", requires = "kv_events")]
+    kv_events_topic: Option<String>,
+    /// Tokens of a block
+    #[arg(long, value_name = "N", default_value = "16", value_parser = block_size, requires = "kv_events")]
+    kv_events_block: usize,
+}
+
+fn block_size(text: &str) -> Result<usize, String> {
+    number(text, 1, 4096)
+}
+
+/// Messages that are kept for those who missed them; as many as vLLM's.
+const KEPT: usize = 10_000;
+
+impl FleetArgs {
+    /// What tells the events of the model of this name, if it was asked for.
+    pub fn publisher(&self, model: &str) -> Outcome<Option<Arc<Publisher>>> {
+        let Some(endpoint) = &self.kv_events else {
+            return Ok(None);
+        };
+        let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "localhost".to_owned());
+        let topic = self.kv_events_topic.clone();
+        let options = PublisherOptions {
+            endpoint: endpoint.clone(),
+            replay: self.kv_events_replay.clone(),
+            topic: topic.unwrap_or_else(|| format!("kv@{host}@{model}")),
+            block_size: self.kv_events_block,
+            kept: KEPT,
+        };
+        let publisher = Publisher::start(options)
+            .map_err(|error| Failure::usage(format_args!("--kv-events: {error}")))?;
+        tracing::info!(endpoint = publisher.endpoint(), "events of the cache");
+        Ok(Some(Arc::new(publisher)))
+    }
+
+    /// Refuses it where there are several models: routers expect one in a process.
+    pub fn check_several(&self) -> Outcome {
+        match &self.kv_events {
+            None => Ok(()),
+            Some(_) => Err(Failure::usage(
+                "--kv-events: routers expect one model in a process: leave --models-dir and further -m out",
+            )),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Batches of events as MessagePack.
+//!
+//! A batch is `[time, [event, ...], rank]`. Events are `["BlockStored", hashes, parent, tokens, block_size, null, "GPU"]`, where the null stands for the number of an adapter,
+//! `["BlockRemoved", hashes, "GPU"]` and `["AllBlocksCleared"]`. "GPU" is what routers call the cache that prompts are computed in, on whatever device it is.
+
+use samite_requests::BlockEvent;
+use serde::Serialize;
+
+const MEDIUM: &str = "GPU";
+
+/// An event as it is written: an array, which begins with its name.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Told<'e> {
+    Stored(
+        &'static str,
+        &'e [u64],
+        Option<u64>,
+        &'e [u32],
+        usize,
+        (),
+        &'static str,
+    ),
+    Removed(&'static str, &'e [u64], &'static str),
+    Cleared((&'static str,)),
+}
+
+/// The bytes of a batch. `time` is in seconds since 1970; a block has `size` tokens.
+pub(crate) fn batch(
+    time: f64,
+    size: usize,
+    events: &[BlockEvent],
+) -> Result<Vec<u8>, rmp_serde::encode::Error> {
+    let told = events.iter().map(|event| match event {
+        BlockEvent::Stored {
+            parent,
+            hashes,
+            tokens,
+        } => Told::Stored("BlockStored", hashes, *parent, tokens, size, (), MEDIUM),
+        BlockEvent::Removed { hashes } => Told::Removed("BlockRemoved", hashes, MEDIUM),
+        BlockEvent::Cleared => Told::Cleared(("AllBlocksCleared",)),
+    });
+    rmp_serde::to_vec(&(time, told.collect::<Vec<_>>(), 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_has_the_bytes_that_msgspec_writes() {
+        // Python's msgspec wrote them from structures with vLLM's fields (array_like, tag).
+        let expected = "93cb3ff80000000000009497ab426c6f636b53746f72656492cfffffffffffffffff07c09401cd012cce000111700002c0a347505597ab426c6f\
+            636b53746f72656491090792050602c0a347505593ac426c6f636b52656d6f7665649107a347505591b0416c6c426c6f636b73436c656172656400";
+        let stored = |parent, hashes: &[u64], tokens: &[u32]| BlockEvent::Stored {
+            parent,
+            hashes: hashes.to_vec(),
+            tokens: tokens.to_vec(),
+        };
+        let events = [
+            stored(None, &[u64::MAX, 7], &[1, 300, 70_000, 0]),
+            stored(Some(7), &[9], &[5, 6]),
+            BlockEvent::Removed { hashes: vec![7] },
+            BlockEvent::Cleared,
+        ];
+        let bytes = batch(1.5, 2, &events).unwrap();
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, expected);
+    }
+}
