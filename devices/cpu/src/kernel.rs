@@ -207,6 +207,11 @@ impl Scratch {
     pub fn at(&self, offset: usize) -> *mut u8 {
         self.0.wrapping_add(offset)
     }
+
+    /// What comes from a byte on.
+    pub fn behind(&self, offset: usize) -> Self {
+        Scratch(self.at(offset))
+    }
 }
 
 /// How a product comes by the columns of source 1, or rope by its angles.

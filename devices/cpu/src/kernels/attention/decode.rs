@@ -39,14 +39,19 @@ struct Plan {
     total: usize,
 }
 
-fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
+/// Whether a task has all keys of its rows.
+fn is_whole(extents: Extents) -> bool {
+    extents.rows() >= ENOUGH_ROWS
+}
+
+fn plan(node: Node<'_>, threads: usize, is_whole: bool) -> Option<Plan> {
     let extents = Extents::of(node, 0)?;
     let Extents { d, dv, keys, .. } = extents;
     let rows = extents.rows();
-    let splits = if rows < ENOUGH_ROWS {
-        keys.div_ceil(SPLIT).max(1)
-    } else {
+    let splits = if is_whole {
         1
+    } else {
+        keys.div_ceil(SPLIT).max(1)
     };
     let partials = if splits == 1 {
         0
@@ -79,7 +84,13 @@ fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
 }
 
 pub(super) fn scratch(node: Node<'_>, threads: usize) -> Option<usize> {
-    Some(plan(node, threads)?.total)
+    let is_whole = is_whole(Extents::of(node, 0)?);
+    Some(plan(node, threads, is_whole)?.total)
+}
+
+/// Scratch memory of [`Alone`].
+pub(super) fn scratch_alone(node: Node<'_>, threads: usize) -> Option<usize> {
+    Some(plan(node, threads, true)?.total)
 }
 
 /// Everything that tasks need.
@@ -114,24 +125,44 @@ const SLACK: f32 = 8.0;
 /// Weights that are summed up side by side.
 const LANES: usize = 16;
 
+/// Tokens that are computed one by one among others.
+#[derive(Clone, Copy)]
+pub(super) struct Alone(Attention);
+
+impl Alone {
+    /// For a node, with [`scratch_alone`] bytes of memory.
+    pub fn new(context: &KernelContext<'_>, scratch: Scratch) -> Result<Self> {
+        let plan = plan(context.node, context.threads, true).ok_or_else(too_large)?;
+        Ok(Alone(Attention::new(context, plan, scratch)?))
+    }
+
+    /// How many tasks there are.
+    pub fn tasks(&self) -> usize {
+        self.0.tasks()
+    }
+
+    /// Batch and token of a task.
+    pub fn place(&self, task: usize) -> (usize, usize) {
+        let Part { batch, token, .. } = self.0.part(task);
+        (batch, token)
+    }
+
+    /// Computes some heads of a token.
+    ///
+    /// # Safety
+    /// See [`Operand`](crate::operand::Operand); `task` and `worker` must exist.
+    pub unsafe fn task(&self, task: usize, worker: usize) {
+        // SAFETY: as promised.
+        unsafe { self.0.task(task, worker) }
+    }
+}
+
 pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let plan = plan(context.node, context.threads).ok_or_else(too_large)?;
-    let extents = plan.extents;
-    let operands = Operands::of(context)?;
-    let attention = Attention {
-        plan,
-        operands,
-        scratch: context.scratch(plan.total)?,
-        products: products_of(context.isa, element(&operands.k)).ok_or_else(no_kernel)?,
-        weighted_sums: weighted_sums_of(context.isa, element(&operands.v)).ok_or_else(no_kernel)?,
-        decode_mask: decode_of(context.isa, DType::F16).ok_or_else(no_kernel)?,
-    };
+    let extents = Extents::of(context.node, 0).ok_or_else(too_large)?;
+    let plan = plan(context.node, context.threads, is_whole(extents)).ok_or_else(too_large)?;
+    let attention = Attention::new(context, plan, context.scratch(plan.total)?)?;
     let rows = extents.rows();
-    let tasks = plan.splits
-        * extents.group().div_ceil(plan.head_block)
-        * extents.tokens
-        * extents.kv_heads
-        * extents.batch;
+    let tasks = attention.tasks();
     let attend = Phase::new(tasks, extents.work(), move |tasks, worker| {
         for task in tasks {
             // SAFETY: tasks are inside of the shapes, which inference checked to fit; tasks write different parts of the
@@ -154,18 +185,72 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     Ok([attend].into_iter().chain(merge).collect())
 }
 
+/// What a task computes: a block of the heads that share one of keys.
+struct Part {
+    block: usize,
+    kv_head: usize,
+    split: usize,
+    token: usize,
+    batch: usize,
+}
+
 impl Attention {
+    fn new(context: &KernelContext<'_>, plan: Plan, scratch: Scratch) -> Result<Self> {
+        let operands = Operands::of(context)?;
+        let (isa, v) = (context.isa, &operands.v);
+        Ok(Attention {
+            plan,
+            operands,
+            scratch,
+            products: products_of(isa, element(&operands.k)).ok_or_else(no_kernel)?,
+            weighted_sums: weighted_sums_of(isa, element(v)).ok_or_else(no_kernel)?,
+            decode_mask: decode_of(isa, DType::F16).ok_or_else(no_kernel)?,
+        })
+    }
+
+    fn head_blocks(&self) -> usize {
+        self.plan.extents.group().div_ceil(self.plan.head_block)
+    }
+
+    fn tasks(&self) -> usize {
+        let Extents {
+            tokens,
+            kv_heads,
+            batch,
+            ..
+        } = self.plan.extents;
+        self.plan.splits * self.head_blocks() * tokens * kv_heads * batch
+    }
+
+    #[inline]
+    fn part(&self, task: usize) -> Part {
+        let (plan, extents) = (&self.plan, &self.plan.extents);
+        // Rows of all heads of keys lie side by side in a cache: one after the other, they use all of what processors fetch.
+        let (rest, block) = divide(task, self.head_blocks());
+        let (rest, kv_head) = divide(rest, extents.kv_heads);
+        let (rest, split) = divide(rest, plan.splits);
+        let (batch, token) = divide(rest, extents.tokens);
+        Part {
+            block,
+            kv_head,
+            split,
+            token,
+            batch,
+        }
+    }
+
     /// # Safety
     /// See [`Operand`](crate::operand::Operand); `task` and `worker` must exist.
     unsafe fn task(&self, task: usize, worker: usize) {
         let (plan, extents, own) = (&self.plan, &self.plan.extents, &self.operands);
         let group = extents.group();
-        let head_blocks = group.div_ceil(plan.head_block);
-        // Rows of all heads of keys lie side by side in a cache: one after the other, they use all of what processors fetch.
-        let (rest, block) = divide(task, head_blocks);
-        let (rest, kv_head) = divide(rest, extents.kv_heads);
-        let (rest, split) = divide(rest, plan.splits);
-        let (batch, token) = divide(rest, extents.tokens);
+        let Part {
+            block,
+            kv_head,
+            split,
+            token,
+            batch,
+        } = self.part(task);
 
         let first_head = block * plan.head_block;
         let count = plan.head_block.min(group - first_head);

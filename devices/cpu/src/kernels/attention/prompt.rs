@@ -1,5 +1,7 @@
-//! Attention of many tokens: a task is some blocks of query rows, which walk over blocks of keys together.
+//! Attention of many tokens: a task is some blocks of query rows, which walk over blocks of keys together. Where few rows of a block see the same
+//! keys, as of many sequences that each have one token, its tokens are computed one by one.
 
+use super::decode::{Alone, scratch_alone};
 use super::query_block::{Block, Blocks, Class, LANES_STRIDE, Lanes, ROWS, Sums, cap, soften};
 use super::{Extents, Memory, Operands, rows_of, too_large};
 use crate::detect::Isa;
@@ -18,6 +20,9 @@ const _: () = assert!(KEYS <= u8::MAX as usize);
 
 /// Most blocks of query rows of a task: keys, and mostly values, become operands once for all.
 const MOST_BLOCKS: usize = 8;
+
+/// Rows that must see a block of keys, on average over those that some row sees, to be computed together.
+const TOGETHER: usize = 6;
 
 /// Tasks of a thread before they get more than one block.
 const ENOUGH_TASKS: usize = 8;
@@ -93,16 +98,34 @@ impl Plan {
         })
     }
 
-    /// Bytes of the memory of all workers, and of the classes behind it.
-    fn bytes(&self, threads: usize) -> Option<[usize; 2]> {
-        let floats = self.floats.checked_mul(threads)?;
+    /// Where parts of the scratch memory begin, one behind the other.
+    fn parts(&self, node: Node<'_>, threads: usize) -> Option<Parts> {
         let [masks, tokens, keys] = self.classes;
-        let classes = masks.checked_mul(tokens)?.checked_mul(keys)?;
-        Some([
-            floats.checked_mul(size_of::<f32>())?,
-            classes.checked_mul(size_of::<Class>())?,
-        ])
+        let blocks = masks.checked_mul(tokens)?;
+        let workers = self.floats.checked_mul(threads)?;
+        let classes = workers.checked_mul(size_of::<f32>())?;
+        let bytes = blocks.checked_mul(keys)?.checked_mul(size_of::<Class>())?;
+        let alone = classes.checked_add(bytes)?;
+        let one_by_one = alone.checked_add(blocks)?.checked_next_multiple_of(64)?;
+        let end = match blocks {
+            0 => one_by_one,
+            _ => one_by_one.checked_add(scratch_alone(node, threads)?)?,
+        };
+        Some(Parts {
+            classes,
+            alone,
+            one_by_one,
+            end,
+        })
     }
+}
+
+/// Parts of the scratch memory behind that of workers.
+struct Parts {
+    classes: usize,
+    alone: usize,
+    one_by_one: usize,
+    end: usize,
 }
 
 impl Arithmetic {
@@ -123,8 +146,8 @@ impl Arithmetic {
 }
 
 pub(super) fn scratch(node: Node<'_>, isa: Isa, threads: usize) -> Option<usize> {
-    let [workers, classes] = Plan::new(node, isa, threads)?.bytes(threads)?;
-    workers.checked_add(classes)
+    let plan = Plan::new(node, isa, threads)?;
+    Some(plan.parts(node, threads)?.end)
 }
 
 /// Everything that tasks need.
@@ -135,6 +158,8 @@ struct Attention {
     scratch: Scratch,
     /// Where classes of the mask lie.
     classes: *mut Class,
+    /// Where it is noted which blocks of tokens are computed one by one.
+    alone: *mut bool,
 }
 
 // SAFETY: addresses, as in `Scratch`.
@@ -144,17 +169,20 @@ unsafe impl Sync for Attention {}
 
 pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let plan = Plan::new(context.node, context.isa, context.threads).ok_or_else(too_large)?;
-    let [workers, classes] = plan.bytes(context.threads).ok_or_else(too_large)?;
-    let scratch = context.scratch(workers.checked_add(classes).ok_or_else(too_large)?)?;
+    let parts = plan.parts(context.node, context.threads);
+    let parts = parts.ok_or_else(too_large)?;
+    let scratch = context.scratch(parts.end)?;
     let attention = Attention {
         plan,
         operands: Operands::of(context)?,
         scratch,
-        classes: scratch.at(workers).cast(),
+        classes: scratch.at(parts.classes).cast(),
+        alone: scratch.at(parts.alone).cast(),
     };
+    let work = plan.extents.work();
     let of_a_head = plan.blocks.of_a_head().div_ceil(plan.each);
     let tasks = of_a_head * plan.blocks.kv_heads();
-    let rows = Phase::new(tasks, plan.extents.work(), move |tasks, worker| {
+    let together = Phase::new(tasks, work, move |tasks, worker| {
         for task in tasks {
             let first = task % of_a_head * plan.each;
             // SAFETY: blocks are inside of the shapes, which inference checked to fit; they write different rows of the
@@ -164,20 +192,30 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         Ok(())
     });
     let [masks, tokens, _] = plan.classes;
-    Ok(match attention.operands.mask {
-        Some(mask) if classes > 0 => {
-            let cost = (masks * plan.extents.tokens * plan.extents.keys) as f64 * 0.05;
-            let classify = Phase::new(masks * tokens, cost, move |tasks, _| {
-                for task in tasks {
-                    // SAFETY: there are so many masks and blocks of tokens, and each task has classes of its own.
-                    unsafe { attention.classify(mask, task / tokens, task % tokens) };
-                }
-                Ok(())
-            });
-            vec![classify, rows]
+    let Some(mask) = attention.operands.mask.filter(|_| masks > 0) else {
+        return Ok(vec![together]);
+    };
+    let cost = (masks * plan.extents.tokens * plan.extents.keys) as f64 * 0.05;
+    let classify = Phase::new(masks * tokens, cost, move |tasks, _| {
+        for task in tasks {
+            // SAFETY: there are so many masks and blocks of tokens, and each task has classes of its own.
+            unsafe { attention.classify(mask, task / tokens, task % tokens) };
         }
-        _ => vec![rows],
-    })
+        Ok(())
+    });
+    let alone = Alone::new(context, scratch.behind(parts.one_by_one))?;
+    let one_by_one = Phase::new(alone.tasks(), work, move |tasks, worker| {
+        for task in tasks {
+            let (batch, token) = alone.place(task);
+            if attention.is_alone(batch, plan.blocks.block_of(token)) {
+                // SAFETY: tasks are inside of the shapes, and write different rows of the result, which no block writes; workers
+                // have their own memory.
+                unsafe { alone.task(task, worker) };
+            }
+        }
+        Ok(())
+    });
+    Ok(vec![classify, together, one_by_one])
 }
 
 /// A block and what it has seen so far.
@@ -220,6 +258,48 @@ impl Attention {
             // SAFETY: masks are at least as large as there are tokens and keys, and there is room for all classes.
             unsafe { self.place(&block, key).write(block.class(mask, key, len)) };
         }
+        // SAFETY: there is a place for each mask and block of tokens, and classes were just written.
+        unsafe {
+            let is_alone = self.are_seen_by_few(&block, mask);
+            self.noted(number, tokens).write(is_alone);
+        }
+    }
+
+    /// Whether few rows of a block see the same keys.
+    ///
+    /// # Safety
+    /// The block must exist, and its classes be written.
+    unsafe fn are_seen_by_few(&self, block: &Block, mask: Operand) -> bool {
+        let keys = self.plan.extents.keys;
+        // SAFETY: as promised.
+        let visible = |key: usize| unsafe { self.place(block, key).read().visible };
+        let seen = (0..keys).step_by(KEYS).filter(|&key| visible(key) > 0);
+        let all = seen.count() * TOGETHER;
+        // Of a sequence's tokens, the first and the last one see nearly the same.
+        // SAFETY: the mask has a row for each token of the block, and all keys.
+        let blocks_of = |token| unsafe { block.blocks_seen(token, mask, keys, KEYS) };
+        let ends = blocks_of(0) + blocks_of(block.tokens() - 1);
+        if ends * block.rows() >= 2 * all {
+            return false;
+        }
+        let mut rows = 0;
+        (0..block.tokens()).all(|token| {
+            rows += blocks_of(token) * block.heads();
+            rows < all
+        })
+    }
+
+    /// Where it is noted whether tokens of a block are computed one by one.
+    fn noted(&self, number: usize, tokens: usize) -> *mut bool {
+        let [_, of_tokens, _] = self.plan.classes;
+        self.alone.wrapping_add(number * of_tokens + tokens)
+    }
+
+    /// Whether tokens of a block are computed one by one.
+    fn is_alone(&self, batch: usize, tokens: usize) -> bool {
+        let [masks, ..] = self.plan.classes;
+        // SAFETY: where there are classes, the phase before wrote a note for each mask and block of tokens.
+        masks > 0 && unsafe { self.noted(batch % masks, tokens).read() }
     }
 
     /// Where the class of a block lies.
@@ -283,10 +363,12 @@ impl Attention {
         let end = blocks.of_a_head().min(first + self.plan.each);
         let mut states: [Option<State<'_>>; MOST_BLOCKS] = from_fn(|i| {
             let number = first + i;
-            let [queries, values] =
-                (number < end).then(|| self.plan.own.map(|count| memory.floats(count)))?;
+            let block = (number < end).then(|| blocks.block(kv_head, number))?;
+            if self.is_alone(block.batch, blocks.tokens_of(&block)) {
+                return None;
+            }
+            let [queries, values] = self.plan.own.map(|count| memory.floats(count));
             values.fill(0.0);
-            let block = blocks.block(kv_head, number);
             // SAFETY: the block exists.
             unsafe { self.turn(block, queries, shared) };
             Some(State {

@@ -51,7 +51,12 @@ impl Blocks {
 
     /// Which of [`of_tokens`](Blocks::of_tokens) a block has.
     pub fn tokens_of(&self, block: &Block) -> usize {
-        block.first_token / self.token_block
+        self.block_of(block.first_token)
+    }
+
+    /// Which of [`of_tokens`](Blocks::of_tokens) has this token.
+    pub fn block_of(&self, token: usize) -> usize {
+        token / self.token_block
     }
 
     /// A block with so many of [`of_tokens`](Blocks::of_tokens) before it.
@@ -109,6 +114,37 @@ impl Block {
     /// How many rows there are.
     pub fn rows(&self) -> usize {
         self.heads * self.tokens
+    }
+
+    /// How many heads of each token.
+    pub fn heads(&self) -> usize {
+        self.heads
+    }
+
+    /// How many tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// How many blocks of `size` keys a token sees some key of, by a mask that is the same for all heads.
+    ///
+    /// # Safety
+    /// See [`Operand`]; the mask must have a row for this token of the block, and `keys` keys.
+    pub unsafe fn blocks_seen(
+        &self,
+        token: usize,
+        mask: Operand,
+        keys: usize,
+        size: usize,
+    ) -> usize {
+        let [_, _, _, m3] = mask.shape();
+        let row = mask.at([self.first_token + token, 0, self.batch % m3]);
+        // SAFETY: this is a row of the mask, which has `keys` numbers; nobody writes to a mask that is read.
+        let row = unsafe { std::slice::from_raw_parts(row.cast_const().cast::<u16>(), keys) };
+        let blocks = row.chunks(size);
+        blocks
+            .filter(|block| block.iter().fold(0, |any, m| any | (m ^ NO_KEY)) != 0)
+            .count()
     }
 
     /// Head and token of each row.

@@ -128,6 +128,71 @@ fn attention_over_few_and_many_keys() {
 }
 
 #[test]
+fn tokens_of_many_sequences_see_their_own_keys() {
+    // 42 sequences have a token and 32 keys each; one has 54 tokens, which see those before them, and 40 keys before all.
+    let (d, heads, kv_heads, alone, own, before) = (32, 6, 2, 42, 32, 40);
+    let tokens = alone + 54;
+    let keys = alone * own + before + 54;
+    let is_seen = |token: usize, key: usize| match token < alone {
+        true => key / own == token,
+        false => key >= alone * own && key - alone * own <= before + token - alone,
+    };
+    for dtype in [DType::F32, DType::F16, DType::Q8_0] {
+        let mut g = Graph::new();
+        let q = input(&mut g, &[d, tokens, heads]);
+        let k = input(&mut g, &[d, keys, kv_heads]);
+        let v = input(&mut g, &[d, keys, kv_heads]);
+        let mask = input(&mut g, &[keys, tokens]);
+        let sinks = input(&mut g, &[heads]);
+        let half_mask = g.cast(mask, DType::F16).unwrap();
+        let (k2, v2) = (g.cast(k, dtype).unwrap(), g.cast(v, dtype).unwrap());
+        let (seen_k, seen_v) = (
+            g.cast(k2, DType::F32).unwrap(),
+            g.cast(v2, DType::F32).unwrap(),
+        );
+        let out = g
+            .flash_attn([q, k2, v2], Some(half_mask), Some(sinks), 0.5)
+            .unwrap();
+        let queries = numbers(1, d * tokens * heads);
+        let mask_rows: Vec<f32> = (0..tokens * keys)
+            .map(|i| match is_seen(i / keys, i % keys) {
+                true => 0.0,
+                false => f32::NEG_INFINITY,
+            })
+            .collect();
+        let [(got, key_rows, values), other] = [1, 3].map(|threads| {
+            let mut bench = Bench::new(&g, &device(threads)).unwrap();
+            bench.write(q, &queries);
+            bench.write(k, &numbers(2, d * keys * kv_heads));
+            bench.write(v, &numbers(3, d * keys * kv_heads));
+            bench.write(mask, &mask_rows);
+            bench.write(sinks, &[f32::NEG_INFINITY; 6]);
+            bench.run().unwrap();
+            let [out, k, v] = [out, seen_k, seen_v].map(|tensor| bench.read::<f32>(tensor));
+            (out, k, v)
+        });
+        assert_eq!(got, other.0, "{dtype}");
+        for token in 0..tokens {
+            for head in 0..heads {
+                let kv = head / (heads / kv_heads) * keys * d;
+                let query = &queries[(head * tokens + token) * d..];
+                let hidden = |key| match is_seen(token, key) {
+                    true => 0.0,
+                    false => f64::NEG_INFINITY,
+                };
+                let expected = attend(query, &key_rows[kv..], &values[kv..], [d, keys], hidden);
+                let got = &got[(token * heads + head) * d..][..d];
+                // One by one, nothing is rounded to 16 bits; the second block of 21 tokens is the last one of them.
+                let bound = if token < alone { 2e-6 } else { 5e-4 };
+                for (a, b) in got.iter().zip(expected) {
+                    assert!((f64::from(*a) - b).abs() < bound, "{a} {b} {dtype} {token}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn attention_to_keys_that_matter_more_and_more_or_less_and_less() {
     let (d, keys, heads) = (8, 700, 4);
     for tokens in [1, 40] {
