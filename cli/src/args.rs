@@ -19,12 +19,16 @@ use samite::registry::{
     BuiltIn, DISABLE_VARIABLE, GgmlOptions, MetaDevice, MetaOptions, Pool, Prediction,
     ProcessGroup, Registry,
 };
+#[cfg(feature = "remote")]
+use samite::registry::{RemoteBackend, RemoteOptions};
 use samite::sched::compare::in_order;
 use samite::sched::{DeviceSet, Fallback};
 use samite::{CancelToken, DType, Device, DeviceKind};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+#[cfg(feature = "remote")]
+use std::time::Duration;
 
 /// How many CPU threads.
 #[derive(Clone, Copy, Debug, Args)]
@@ -72,6 +76,37 @@ pub struct RemoteArgs {
     /// File with the token for these servers: a copy of the one that the server names
     #[arg(long, value_name = "FILE", help_heading = "Backends")]
     remote_token: Option<PathBuf>,
+
+    /// Seconds that a model whose device is lost waits for the server to come back, to be loaded again and go on where it was
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, help_heading = "Backends", value_parser = clap::value_parser!(u32).range(0..=86400))]
+    remote_wait: u32,
+}
+
+#[cfg(feature = "remote")]
+impl RemoteArgs {
+    fn client(&self) -> RemoteOptions {
+        RemoteOptions {
+            token: self.remote_token.clone(),
+            ..RemoteOptions::default()
+        }
+    }
+
+    /// How long to wait for servers that are lost, if there are any.
+    pub fn wait(&self) -> Option<Duration> {
+        let wait = Duration::from_secs(self.remote_wait.into());
+        (!self.remote.is_empty() && !wait.is_zero()).then_some(wait)
+    }
+
+    /// Which of the servers cannot be used now, and why.
+    pub fn unreachable(&self) -> Option<String> {
+        let client = self.client();
+        let mut servers = self.remote.iter();
+        servers.find_map(|address| {
+            let place = address.split('#').next().unwrap_or_default();
+            let why = RemoteBackend::check(address, &client).err()?;
+            Some(format!("{place}: {why}"))
+        })
+    }
 }
 
 impl RegistryArgs {
@@ -93,10 +128,7 @@ impl RegistryArgs {
         #[cfg(feature = "remote")]
         {
             options.remote.clone_from(&self.remote.remote);
-            options
-                .remote_client
-                .token
-                .clone_from(&self.remote.remote_token);
+            options.remote_client = self.remote.client();
         }
         options.ggml = GgmlOptions::from_environment();
         // Who names a file on the command line means the current folder.
@@ -566,6 +598,12 @@ pub enum LoadArg {
 }
 
 impl ModelArgs {
+    /// Servers of samite's own.
+    #[cfg(feature = "remote")]
+    pub fn remote(&self) -> &RemoteArgs {
+        &self.devices.backends.remote
+    }
+
     /// Whether the CPU was put behind the devices that were named.
     pub fn adds_cpu(&self, devices: &DeviceSet) -> bool {
         self.devices.adds_cpu(devices)

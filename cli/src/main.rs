@@ -18,6 +18,7 @@ mod interrupt;
 mod log;
 mod progress;
 mod ranks;
+mod renewal;
 mod sampling;
 mod shown;
 mod spelling;

@@ -8,6 +8,7 @@ use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::{self, Source};
 use crate::interrupt;
+use crate::renewal::Renewal;
 use crate::sampling::SamplingArgs;
 use crate::shown::{counted, escaped, one_line, say};
 use clap::Args;
@@ -20,7 +21,6 @@ use samite::{CancelToken, Conversation, ConversationError};
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Flags of `samite chat`.
 #[derive(Debug, Args)]
@@ -185,8 +185,13 @@ pub fn run(args: ChatArgs) -> Outcome {
     let template = form.choose(&model)?;
     let sampling = args.sampling.params(sampler_params(model.metadata())?)?;
     Sampler::new(sampling.clone()).map_err(Failure::usage)?;
-    let context = args.model.context(Arc::clone(&model), context_options)?;
+    let renewal = Renewal::new(&args.model, &args.cpu, &context_options);
+    let name = escaped(model.name()).into_owned();
+    let context = args.model.context(model, context_options)?;
     let mut talk = Conversation::with_template(context, template).map_err(failure)?;
+    if let Some(renewal) = renewal {
+        talk.on_loss(move |lost| renewal.renew(lost));
+    }
     talk.options.sampling = sampling;
     talk.options.max_tokens = args.n_predict;
     talk.options.reasoning = args.reasoning_format;
@@ -209,10 +214,7 @@ pub fn run(args: ChatArgs) -> Outcome {
         is_quiet: args.quiet,
     };
     if is_terminal && !args.quiet {
-        say(format_args!(
-            "{}; /help lists commands",
-            escaped(model.name())
-        ));
+        say(format_args!("{name}; /help lists commands"));
         if args.model.is_embedded() {
             say(
                 "This small model only tells stories: begin one with \"Once upon a time\".\nFor a conversation, give a model with -m.",

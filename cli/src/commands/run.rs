@@ -5,6 +5,7 @@ use crate::args::{ModelArgs, number_or_all, token_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
+use crate::renewal::Renewal;
 use crate::sampling::SamplingArgs;
 use crate::shown::{counted, say};
 use crate::trace_file::TraceFile;
@@ -12,13 +13,14 @@ use crate::watch::{Trouble, WatchArgs};
 use crate::{files, interrupt, ranks};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use samite::llm::{Context, Finish, GenerateOptions, Generation, Model, Session, sampler_params};
+use samite::llm::{Context, Finish, GenerateOptions, Generation, Session, sampler_params};
 use samite::text::{Sampler, SamplerParams};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Flags of `samite run`.
 #[derive(Debug, Args)]
@@ -111,7 +113,8 @@ pub struct RunArgs {
 
 /// What is there before the first token is computed.
 struct Ready {
-    model: Arc<Model>,
+    /// What it is called, and how long it took to load.
+    model: (String, Duration),
     session: Session,
     sampler: Sampler,
     seed: u64,
@@ -170,6 +173,7 @@ impl RunArgs {
         let params = self.sampling.params(sampler_params(model.metadata())?)?;
         let mut seed = params.seed;
         let sampler = Sampler::new(params).map_err(Failure::usage)?;
+        let renewal = Renewal::new(&self.model, &self.cpu, &context_options);
         let context = self.model.context(Arc::clone(&model), context_options)?;
         let mut session = Session::new(context)?;
         // Only now it is known how much of an endless text is enough.
@@ -231,11 +235,16 @@ impl RunArgs {
             Some(watching) => watching.start(session.context_mut(), count)?,
             None => Default::default(),
         };
+        // Recordings are of one context.
+        let is_recorded = trace.is_some() || self.watch.is_given();
+        if let (Some(renewal), false) = (renewal, is_recorded || ranks::group().is_some()) {
+            session.on_loss(move |lost| renewal.renew(lost));
+        }
         if let Some(group) = ranks::group() {
             session.settle_choices(|token| Ok(group.of_first(token.into())? as u32));
         }
         Ok(Ready {
-            model,
+            model: (model.name().to_owned(), model.load_time()),
             session,
             sampler,
             seed,
@@ -352,7 +361,7 @@ pub fn run(args: RunArgs) -> Outcome {
         };
         say(format_args!(
             "loaded in {:.2} s; prompt: {}, {:.1} tokens/s; generation: {}, {:.1} tokens/s; seed {seed}{why}",
-            model.load_time().as_secs_f64(),
+            model.1.as_secs_f64(),
             counted(t.prompt_tokens, "token"),
             t.prompt_per_second(),
             counted(generation.tokens.len(), "token"),
@@ -363,7 +372,13 @@ pub fn run(args: RunArgs) -> Outcome {
 }
 
 /// What --json prints.
-fn as_json(model: &Model, prompt: &str, text: String, generation: &Generation, seed: u64) -> Value {
+fn as_json(
+    (model, load_time): &(String, Duration),
+    prompt: &str,
+    text: String,
+    generation: &Generation,
+    seed: u64,
+) -> Value {
     let finish = match generation.finish {
         Finish::EndToken(_) => "end",
         Finish::StopString(_) => "stop",
@@ -373,14 +388,14 @@ fn as_json(model: &Model, prompt: &str, text: String, generation: &Generation, s
     };
     let t = generation.timings;
     let mut value = json!({
-        "model": model.name(),
+        "model": model,
         "prompt": prompt,
         "text": text,
         "tokens": generation.tokens,
         "finish": finish,
         "seed": seed,
         "timings": {
-            "load_seconds": model.load_time().as_secs_f64(),
+            "load_seconds": load_time.as_secs_f64(),
             "reused_tokens": t.reused_tokens,
             "prompt_tokens": t.prompt_tokens,
             "prompt_seconds": t.prompt.as_secs_f64(),

@@ -343,14 +343,14 @@ fn a_process_that_is_killed_ends_the_others() {
 fn a_process_that_stands_still_is_lost_at_the_deadline() {
     for (number, way) in ways().into_iter().enumerate() {
         let word = format!("off,samite=error,samite_stopped_{number}=off");
-        let mut running = Running::endless(way, 2, &word, &["--deadline", "4"]);
+        let mut running = Running::endless(way, 3, &word, &["--deadline", "4"]);
         let start = Instant::now();
         send("STOP", 1, &word);
         let (failed, said) = running.end(1, Duration::from_secs(25));
         assert!(failed, "{way:?}: {said}");
         assert!(start.elapsed() >= Duration::from_secs(4), "{way:?}: {said}");
         let line = said.lines().find(|line| line.starts_with("error: "));
-        for part in ["device lost", "did not come to", "within 4 s"] {
+        for part in ["device lost", "rank 1 did not come to", "within 4 s"] {
             assert!(line.unwrap_or_default().contains(part), "{way:?}: {said}");
         }
         if way == Way::Own {

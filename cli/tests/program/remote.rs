@@ -1,7 +1,7 @@
 //! Devices of another process, over gRPC and TLS: `samite remote-server` and `--remote`.
 
 use crate::{command, samite, tiny};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -91,62 +91,161 @@ fn a_model_writes_the_same_text_on_servers() {
     );
 }
 
+/// Flags for a server's device.
+fn on<'a>(address: &'a str, token: &'a str) -> [&'a str; 6] {
+    [
+        "--device",
+        "remote0",
+        "--remote",
+        address,
+        "--remote-token",
+        token,
+    ]
+}
+
+/// A long story, which is killed in the middle.
+const LONG: [&str; 5] = ["-n", "1000", "-c", "2048", "--ignore-eos"];
+
+/// Starts the program, and waits until it has written so many bytes.
+fn begun(flags: &[&str], bytes: usize) -> (Child, Vec<u8>) {
+    let mut child = command(STORY.iter().chain(&LONG).chain(flags))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut text = vec![0; bytes];
+    let out = child.stdout.as_mut().unwrap();
+    out.read_exact(&mut text).unwrap();
+    (child, text)
+}
+
+/// Waits for the end of the program: its code, all its text and its notes.
+fn ended((child, mut text): (Child, Vec<u8>)) -> (Option<i32>, String, String) {
+    let output = child.wait_with_output().unwrap();
+    text.extend(output.stdout);
+    let string = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), string(text), string(output.stderr))
+}
+
 #[test]
-fn a_server_that_is_killed_is_an_error_and_never_a_hang() {
+fn a_server_that_comes_back_is_used_again() {
     let folder = tempfile::tempdir().unwrap();
     let mut server = Server::start(folder.path(), "0", &["--device", "cpu"]);
     let (address, port) = (server.address.clone(), server.port().to_owned());
     let token = folder.path().join("tokens");
-    let token = token.to_str().unwrap();
-    let flags = [
-        "-n",
-        "300",
-        "--device",
-        "remote0",
-        "--remote",
-        &address,
-        "--remote-token",
-        token,
-    ];
-    let whole = samite(STORY.iter().chain(&flags)).ok();
-    let mut failures = 0;
-    for round in 0..8 {
-        let child = command(STORY.iter().chain(&flags))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        std::thread::sleep(Duration::from_millis(20 + 23 * round));
+    let flags = on(&address, token.to_str().unwrap());
+    let whole = samite(STORY.iter().chain(&LONG).chain(&["--device", "cpu"])).ok();
+    for bytes in [20, 500, 1500] {
+        let child = begun(&flags, bytes);
         drop(server);
         server = Server::start(folder.path(), &port, &["--device", "cpu"]);
         assert_eq!(server.address, address, "the key is kept");
-        let start = Instant::now();
-        let output = child.wait_with_output().unwrap();
-        assert!(start.elapsed() < Duration::from_secs(20), "round {round}");
-        let text = String::from_utf8_lossy(&output.stdout);
-        if output.status.success() {
-            assert_eq!(text, whole);
-            continue;
-        }
-        failures += 1;
-        let error = String::from_utf8_lossy(&output.stderr);
+        let (code, text, notes) = ended(child);
+        assert_eq!(code, Some(0), "{notes}");
+        assert!(notes.contains("it is back"), "{notes}");
+        assert_eq!(text, whole);
+    }
+}
+
+#[test]
+fn a_server_that_does_not_come_back_is_an_error_and_never_a_hang() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), "0", &["--device", "cpu"]);
+    let (address, port) = (server.address.clone(), server.port().to_owned());
+    let token = folder.path().join("tokens");
+    let flags = on(&address, token.to_str().unwrap());
+    let children = ["0", "1"].map(|wait| {
+        let flags = [&flags[..], &["--remote-wait", wait]].concat();
+        begun(&flags, 40)
+    });
+    drop(server);
+    let start = Instant::now();
+    let [at_once, waited] = children.map(ended);
+    assert!(start.elapsed() < Duration::from_secs(20));
+    for (code, _, notes) in [&at_once, &waited] {
+        assert_eq!(*code, Some(1), "{notes}");
+        let mut errors = notes.lines().filter(|line| line.starts_with("error: "));
+        let error = errors.next().unwrap();
         assert!(
-            output
-                .status
-                .code()
-                .is_some_and(|code| code == 1 || code == 2),
-            "round {round}: {:?}: {error}",
-            output.status
-        );
-        assert!(whole.starts_with(text.trim_end()), "{text}");
-        assert!(
-            error.contains(&port) || error.contains("remote0"),
+            error.contains(&port) && error.contains("remote0"),
             "{error}"
         );
+        assert_eq!(errors.next(), None);
     }
-    assert!(failures > 0, "all were quicker than the end of the server");
-    // The server that is there now serves.
-    assert_eq!(samite(STORY.iter().chain(&flags)).ok(), whole);
+    assert!(!at_once.2.contains("come back"), "{}", at_once.2);
+    let patient = waited.2;
+    assert!(
+        patient.contains("did not come back within 1 s"),
+        "{patient}"
+    );
+}
+
+#[test]
+fn a_conversation_outlives_its_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), "0", &["--device", "cpu"]);
+    let (address, port) = (server.address.clone(), server.port().to_owned());
+    let token = folder.path().join("tokens");
+    let flags = on(&address, token.to_str().unwrap());
+    let talk = |flags: &[&str], between: &mut dyn FnMut()| {
+        let mut child = command(
+            ["chat", "-t", "1", "-n", "12", "-q", "--seed", "1"]
+                .iter()
+                .chain(flags),
+        )
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        let mut answers = BufReader::new(child.stdout.take().unwrap()).lines();
+        input.write_all(b"Once upon a time\n").unwrap();
+        let first = answers.next().unwrap().unwrap();
+        between();
+        input.write_all(b"And then\n").unwrap();
+        let second = answers.next().unwrap().unwrap();
+        drop(input);
+        assert!(child.wait().unwrap().success());
+        (first, second)
+    };
+    let expected = talk(&["--device", "cpu"], &mut || {});
+    let mut server = Some(server);
+    let answers = talk(&flags, &mut || {
+        drop(server.take());
+        server = Some(Server::start(folder.path(), &port, &["--device", "cpu"]));
+    });
+    assert_eq!(answers, expected);
+}
+
+#[cfg(feature = "serve")]
+#[test]
+fn a_model_over_http_is_loaded_again_when_its_server_is_back() {
+    let (_dir, model) = tiny();
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Server::start(folder.path(), "0", &["--device", "cpu"]);
+    let (address, port) = (server.address.clone(), server.port().to_owned());
+    let token = folder.path().join("tokens");
+    let flags = on(&address, token.to_str().unwrap());
+    let over_http = crate::serve::Server::start(&model, &flags);
+    let body = serde_json::json!({"prompt": [3, 70, 9, 120], "n_predict": 20, "temperature": 0});
+    let answer = |words: &str| {
+        let text = over_http.answer("POST", "/completion", &body);
+        let head = text.lines().next().unwrap_or_default();
+        assert!(head.contains(words), "{text}");
+        let body = text.split_once("\r\n\r\n").unwrap().1;
+        let body: serde_json::Value = serde_json::from_str(body).unwrap();
+        body["content"].clone()
+    };
+    let expected = answer("200");
+    for _ in 0..2 {
+        drop(server);
+        // This one finds out that the server is gone; that it is away, the next one.
+        answer("500");
+        // 503 if it is quicker than the end of the engine.
+        answer(" 50");
+        server = Server::start(folder.path(), &port, &["--device", "cpu"]);
+        assert_eq!(answer("200"), expected);
+    }
 }
 
 #[test]

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 /// A server on the loopback, until the end of the test.
-struct Server {
+pub struct Server {
     child: Child,
     address: String,
 }
 
 impl Server {
-    fn start(model: &Path, flags: &[&str]) -> Self {
+    pub fn start(model: &Path, flags: &[&str]) -> Self {
         let mut child = command(["serve", "--port", "0", "-t", "1", "-m"])
             .arg(model)
             .args(flags)
@@ -35,14 +35,20 @@ impl Server {
     }
 
     fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+        let text = self.answer(method, path, body);
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+        serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+    }
+
+    /// The answer as it comes.
+    pub fn answer(&self, method: &str, path: &str, body: &Value) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let body = body.to_string();
         let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
         write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
-        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
-        serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+        text
     }
 }
 

@@ -102,6 +102,10 @@ impl Transport for Beside {
         self.memory.test()
     }
 
+    fn missing(&mut self) -> Vec<usize> {
+        self.memory.missing()
+    }
+
     fn gathered(&self) -> &[u8] {
         self.memory.gathered()
     }

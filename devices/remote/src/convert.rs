@@ -222,6 +222,15 @@ impl Maker<'_> {
 impl Part {
     /// `nodes` of a graph, in their order, with names.
     pub fn of(graph: &Graph, nodes: &[TensorId]) -> Self {
+        Self::with_stored(graph, nodes, &|_| true)
+    }
+
+    /// The same; what is stored, but not where `is_stored` says so, comes as a copy and is a leaf.
+    pub fn with_stored(
+        graph: &Graph,
+        nodes: &[TensorId],
+        is_stored: &dyn Fn(Node<'_>) -> bool,
+    ) -> Self {
         let mut is_here = vec![false; graph.len()];
         for id in nodes {
             is_here[id.index()] = true;
@@ -257,7 +266,7 @@ impl Part {
             part: Part::default(),
             places: vec![None; graph.len()],
             named: true,
-            is_stored: &|_| true,
+            is_stored,
         };
         for &id in nodes {
             if graph.tensor(id).is_computed() {

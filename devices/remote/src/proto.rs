@@ -326,6 +326,9 @@ pub struct Prepare {
     /// By tensor. Views have an empty place: they lie where their memory is.
     #[prost(message, repeated, tag = "4")]
     pub places: ::prost::alloc::vec::Vec<Place>,
+    /// Scratch memory, of as many bytes as the answer about the graph says. Without it, the server takes some.
+    #[prost(message, optional, tag = "5")]
+    pub workspace: ::core::option::Option<Place>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Run {
@@ -377,6 +380,8 @@ pub mod question {
         Accepts = 1,
         /// How many bytes the tensor, or the node's result, takes.
         Size = 2,
+        /// What the device wants for a graph of which it computes all nodes: scratch memory, their order, and what stays.
+        Graph = 3,
     }
     impl Kind {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -388,6 +393,7 @@ pub mod question {
                 Self::Supports => "SUPPORTS",
                 Self::Accepts => "ACCEPTS",
                 Self::Size => "SIZE",
+                Self::Graph => "GRAPH",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -396,6 +402,7 @@ pub mod question {
                 "SUPPORTS" => Some(Self::Supports),
                 "ACCEPTS" => Some(Self::Accepts),
                 "SIZE" => Some(Self::Size),
+                "GRAPH" => Some(Self::Graph),
                 _ => None,
             }
         }
@@ -407,8 +414,23 @@ pub struct Answer {
     pub yes: bool,
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
+    /// Bytes; for a graph, those of scratch memory.
     #[prost(uint64, tag = "3")]
     pub size: u64,
+    /// The tensors of a graph that are nodes, by position, in the order in which the device would compute them; empty if it has no wish.
+    #[prost(uint32, repeated, tag = "4")]
+    pub order: ::prost::alloc::vec::Vec<u32>,
+    /// What stays in its memory for longer than the graph says.
+    #[prost(message, repeated, tag = "5")]
+    pub keeps: ::prost::alloc::vec::Vec<Keep>,
+}
+/// Nothing may take the memory of a tensor before a node was computed, not even that node's result. Both are positions in a graph.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Keep {
+    #[prost(uint32, tag = "1")]
+    pub tensor: u32,
+    #[prost(uint32, tag = "2")]
+    pub until: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Failure {

@@ -4,7 +4,12 @@
 mod common;
 
 use common::{Counter, Lender, Proxy, eventually, floats};
-use samite_core::{CancelToken, Device, Error, Layout, TensorGroup, Usage};
+use samite_core::{
+    CancelToken, DType, Delegate, Delegating, Device, Error, Graph, Keep, Layout, Op, Placed,
+    TensorGroup, TensorId, TensorRef, Usage,
+};
+use samite_reference::ReferenceDevice;
+use samite_remote::RemoteOptions;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -243,4 +248,163 @@ fn runs_are_stopped() {
         matches!(result, Err(Error::Cancelled)),
         "{result:?} after {took:?}"
     );
+}
+
+#[test]
+fn a_session_without_a_connection_makes_room_for_another_of_its_token() {
+    let mib = 1 << 20;
+    let lender = Lender::start(|options| {
+        let text = format!("{}\n{}\n", "11".repeat(32), "22".repeat(32));
+        std::fs::write(&options.tokens, text).unwrap();
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let only_mine = std::fs::Permissions::from_mode(0o600);
+            std::fs::set_permissions(&options.tokens, only_mine).unwrap();
+        }
+        options.memory = Some(3 * mib);
+        options.sessions = 3;
+    });
+    // One whose connection breaks and is not made anew, one with a connection, and one with another token.
+    let proxy = Proxy::start(lender.place());
+    let through = proxy.address(&lender.address);
+    let killed = lender.try_connect(&through, &lender.options()).unwrap();
+    let take = |device: &Arc<dyn Device>| device.buffer_type().allocate(mib, Usage::Any);
+    let _of_killed = [take(&killed).unwrap(), take(&killed).unwrap()];
+    let living = lender.connect();
+    let held = take(&living).unwrap();
+    let other_token = lender.folder.path().join("other");
+    // Its permissions, too.
+    std::fs::copy(lender.tokens(), &other_token).unwrap();
+    std::fs::write(&other_token, "22".repeat(32)).unwrap();
+    let options = RemoteOptions {
+        token: Some(other_token),
+        ..RemoteOptions::default()
+    };
+    let other = lender.try_connect(&lender.address, &options).unwrap();
+    assert!(take(&other).is_err());
+    proxy.is_shut.store(true, Ordering::SeqCst);
+    proxy.cut();
+    let free = |device: &Arc<dyn Device>| device.memory().free.unwrap();
+    eventually("it counts as free", || free(&living) == 2 * mib);
+    // The other token gets nothing of it, and no session more.
+    assert_eq!(free(&other), 0);
+    assert!(take(&other).is_err());
+    assert!(lender.try_connect(&lender.address, &options).is_err());
+    assert_eq!(lender.server.sessions(), 3);
+    let second = take(&living).unwrap();
+    assert_eq!(lender.server.sessions(), 2);
+    assert_eq!(lender.server.memory_in_use(), 2 * mib);
+    assert!(take(&other).is_ok());
+    drop((held, second));
+}
+
+/// A device that wants scratch memory for each node, the second node first, and the first result for longer.
+struct Wishful(Arc<dyn Device>);
+
+impl Delegate for Wishful {
+    fn inner(&self) -> &Arc<dyn Device> {
+        &self.0
+    }
+
+    fn workspace(&self, _: &Graph, nodes: &[TensorId]) -> Result<usize, Error> {
+        Ok(1024 * nodes.len())
+    }
+
+    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
+        let is_sum = |id: &&TensorId| matches!(graph.tensor(**id).op, Op::Add);
+        let Some(&until) = nodes.iter().find(is_sum).filter(|_| nodes.len() > 1) else {
+            return Vec::new();
+        };
+        let tensor = nodes[0];
+        nodes.swap(0, 1);
+        vec![Keep { tensor, until }]
+    }
+}
+
+#[test]
+fn what_the_device_wishes_is_part_of_the_clients_plan() {
+    let wishful = Delegating::device(Wishful(ReferenceDevice::new(Default::default())));
+    let lender = Lender::of(&[wishful], |_| {});
+    let device = lender.connect();
+    let mut g = Graph::new();
+    let x = g.input("x", DType::F32, [4, 4, 1, 1]).unwrap();
+    let before = g.sqr(x).unwrap();
+    let turned = g.transpose(before).unwrap();
+    let first = g.cont(turned).unwrap();
+    let row = g.rows(first, 1, 2).unwrap();
+    let second = g.sqrt(x).unwrap();
+    let rows = g.rows(second, 1, 2).unwrap();
+    let sum = g.add(row, rows).unwrap();
+    g.set_output(sum);
+    // What was computed elsewhere comes as it is; views are where they are read.
+    let mut nodes = [first, second, row, rows, sum];
+    let sizes = device.workspaces(&g, &[&nodes, &[sum], &[row]]).unwrap();
+    // The part has the views that nobody else has, too.
+    assert_eq!(sizes, [5 * 1024, 1024, 0]);
+    let keeps = device.optimize(&g, &mut nodes);
+    assert_eq!(nodes, [second, first, row, rows, sum]);
+    let (tensor, until) = (first, sum);
+    assert_eq!(keeps, [Keep { tensor, until }]);
+
+    let input = [("x", floats(4)), ("y", floats(4))];
+    let group = TensorGroup::allocate(&device.buffer_type(), Usage::Any, &input).unwrap();
+    let mut g = Graph::new();
+    let x = g.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+    let y = g.sqr(x).unwrap();
+    g.set_output(y);
+    let places: Vec<_> = (0..2)
+        .map(|i| Some(group.tensors[i].tensor().clone()))
+        .collect();
+    let mut stream = Arc::clone(&device).open_stream().unwrap();
+    let mut prepare = |workspace: Option<&TensorRef>| {
+        let placed = Placed {
+            graph: &g,
+            nodes: &[y],
+            places: &places,
+            workspace,
+            compiled: None,
+        };
+        let prepared = stream.prepare(placed);
+        (prepared, lender.server.memory_in_use())
+    };
+    let taken = lender.server.memory_in_use();
+    let scratch = |size: usize| {
+        let layout = Layout::contiguous(DType::I8, [size, 1, 1, 1]).unwrap();
+        let memory = device.buffer_type();
+        TensorGroup::allocate(&memory, Usage::Compute, &[("workspace", layout)]).unwrap()
+    };
+    let small = scratch(1023);
+    let error = prepare(Some(small.tensors[0].tensor())).0.err().unwrap();
+    assert!(error.to_string().contains("needs 1024"), "{error}");
+    drop(small);
+    let enough = scratch(1024);
+    let (prepared, now) = prepare(Some(enough.tensors[0].tensor()));
+    assert!(prepared.is_ok());
+    assert_eq!(now, taken + 1024, "it is the client's memory");
+    drop((prepared, enough));
+    // A client that names none.
+    let (prepared, now) = prepare(None);
+    assert!(prepared.is_ok());
+    assert_eq!(now, taken + 1024, "the server takes it");
+}
+
+#[test]
+fn a_panic_of_a_device_ends_its_session_alone() {
+    struct Panics(Arc<dyn Device>);
+    impl Delegate for Panics {
+        fn inner(&self) -> &Arc<dyn Device> {
+            &self.0
+        }
+        fn workspace(&self, _: &Graph, _: &[TensorId]) -> Result<usize, Error> {
+            panic!("on purpose")
+        }
+    }
+    let panics = Delegating::device(Panics(ReferenceDevice::new(Default::default())));
+    let lender = Lender::of(&[panics], |_| {});
+    let (device, other) = (lender.connect(), lender.connect());
+    let error = Counter::new(&device).err().unwrap();
+    assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
+    let group = TensorGroup::allocate(&other.buffer_type(), Usage::Any, &[("x", floats(4))]);
+    assert!(group.is_ok());
 }

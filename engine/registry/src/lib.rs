@@ -26,7 +26,8 @@ pub use samite_meta::{
 pub use samite_ranks as ranks;
 #[cfg(feature = "remote")]
 pub use samite_remote::{
-    KEY_FILE, RemoteOptions, RemoteServer, RemoteServerOptions, TOKEN_FILE, settings_folder,
+    KEY_FILE, RemoteBackend, RemoteOptions, RemoteServer, RemoteServerOptions, TOKEN_FILE,
+    settings_folder,
 };
 #[cfg(feature = "rpc")]
 pub use samite_rpc::{ClientOptions, Server, ServerOptions};

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod compare;
+mod lost;
 mod memory;
 mod micro_batches;
 mod options;
@@ -62,6 +63,8 @@ pub struct Context {
     pooled: Vec<(u32, usize)>,
     watcher: Option<Watcher>,
     adapters: SequenceAdapters,
+    /// Why nothing can be decoded any more.
+    lost: Option<Error>,
 }
 
 impl std::fmt::Debug for Context {
@@ -107,6 +110,7 @@ impl Context {
             pooled: Vec::new(),
             watcher: None,
             adapters: SequenceAdapters::new(options.n_seq),
+            lost: None,
             options: ContextOptions {
                 n_ubatch,
                 ..options
@@ -572,6 +576,9 @@ impl Context {
     /// Checks that `batch` can be decoded.
     fn begin(&mut self, batch: &Batch) -> Result<()> {
         self.forget_results();
+        if let Some(lost) = &self.lost {
+            return Err(lost.clone());
+        }
         let spec = self.model.spec();
         let n_batch = self.options.n_batch;
         batch.check(spec.n_vocab, spec.n_embd, n_batch, &self.cache.cells)?;

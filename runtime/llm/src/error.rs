@@ -71,6 +71,11 @@ impl Error {
         matches!(self, Error::Core(samite_core::Error::Cancelled))
     }
 
+    /// Whether a device is gone, with all that lived on it.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Error::Core(samite_core::Error::DeviceLost { .. }))
+    }
+
     /// Whether the work was stopped by a [`Watcher`](crate::Watcher).
     pub fn is_stopped(&self) -> bool {
         matches!(self, Error::Core(samite_core::Error::Stopped))

@@ -268,6 +268,23 @@ impl Model {
         }
     }
 
+    /// What is known of the model, without its weights and devices but the last one.
+    pub(crate) fn without_data(&self) -> Result<Arc<Self>> {
+        let host = self.devices.iter().last();
+        Ok(Arc::new(Model {
+            path: self.path.clone(),
+            metadata: self.metadata.clone(),
+            spec: self.spec.clone(),
+            tokenizer: self.tokenizer.clone(),
+            devices: DeviceSet::new(host.into_iter().cloned().collect())?,
+            weights: Weights::default(),
+            kv: Vec::new(),
+            fit: self.fit.clone(),
+            n_adapters: AtomicU64::new(0),
+            ..*self
+        }))
+    }
+
     /// A number for a further adapter, greater than those before.
     pub(crate) fn next_adapter(&self) -> u64 {
         self.n_adapters.fetch_add(1, Ordering::Relaxed)

@@ -106,6 +106,18 @@ impl fmt::Debug for Settle {
     }
 }
 
+/// Makes another context when a device is lost.
+struct Renew(Box<dyn FnMut(&Error) -> Result<Context> + Send>);
+
+impl fmt::Debug for Renew {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Renew")
+    }
+}
+
+/// How often in a row a context is made anew before a token is decoded.
+const MOST_RENEWALS: usize = 3;
+
 /// One text in sequence 0 of a context. What two prompts begin with in common is decoded once.
 #[derive(Debug)]
 pub struct Session {
@@ -113,6 +125,8 @@ pub struct Session {
     tokenizer: Arc<Tokenizer>,
     /// The tokens in the cache, in order.
     tokens: Vec<u32>,
+    /// How many of them came with each batch, so that they can be decoded again with the same rounding.
+    batches: Vec<usize>,
     /// [`Cells::changes`](crate::Cells::changes) after the session's own last change of its sequence.
     own_changes: u64,
     /// Whether somebody else changed the sequence through the context.
@@ -121,6 +135,7 @@ pub struct Session {
     stopped: Option<Stopped>,
     batch: Batch,
     settle: Option<Settle>,
+    renew: Option<Renew>,
 }
 
 impl Session {
@@ -142,15 +157,26 @@ impl Session {
             context,
             tokenizer,
             tokens: Vec::new(),
+            batches: Vec::new(),
             stopped: None,
             batch: Batch::new(),
             settle: None,
+            renew: None,
         })
     }
 
     /// From now on, `settle` says which token is taken, given the one that was sampled: where several processes write one text, that of the first one.
     pub fn settle_choices(&mut self, settle: impl FnMut(u32) -> Result<u32> + Send + 'static) {
         self.settle = Some(Settle(Box::new(settle)));
+    }
+
+    /// From now on, `renew` makes another context of the same model when a device is [lost](Error::is_lost), of which it is told; the tokens of the text are decoded again
+    /// in it, in the same batches, and generation goes on where it was. By then, the session has given up what the lost context had; but what else holds the model should have let it go.
+    /// Who watched or traced the lost context does not see the new one. A text that forgot its beginning is decoded as if it had begun so.
+    ///
+    /// If `renew` fails, so does what the session is doing. It is tried again when there is something to decode.
+    pub fn on_loss(&mut self, renew: impl FnMut(&Error) -> Result<Context> + Send + 'static) {
+        self.renew = Some(Renew(Box::new(renew)));
     }
 
     /// The context.
@@ -185,6 +211,7 @@ impl Session {
     /// If a device fails.
     pub fn clear(&mut self) -> Result<()> {
         self.tokens.clear();
+        self.batches.clear();
         self.stopped = None;
         self.change(Context::clear)
     }
@@ -256,6 +283,7 @@ impl Session {
         self.change(|context| context.restore(0, &saved))
             .map_err(in_file)?;
         self.is_foreign = false;
+        self.batches = vec![saved.tokens.len()];
         self.tokens = saved.tokens;
         self.stopped = saved.stopped;
         Ok(application)
@@ -279,9 +307,64 @@ impl Session {
 
     fn decode_batch(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
-        let result = self.change(|context| context.decode(&batch));
+        let mut result = self.change(|context| context.decode(&batch));
+        for _ in 0..MOST_RENEWALS {
+            match result {
+                Err(lost) if lost.is_lost() && self.renew.is_some() => {
+                    if let Err(error) = self.renew(&lost) {
+                        result = Err(error);
+                        break;
+                    }
+                    result = self
+                        .decode_again()
+                        .and_then(|()| self.change(|context| context.decode(&batch)));
+                }
+                _ => break,
+            }
+        }
         self.batch = batch;
         result
+    }
+
+    /// Takes another context in the place of a lost one.
+    fn renew(&mut self, lost: &Error) -> Result<()> {
+        let Some(Renew(renew)) = &mut self.renew else {
+            return Err(lost.clone());
+        };
+        self.context.give_up(lost.clone())?;
+        let mut context = renew(lost)?;
+        if context.model().spec() != self.context.model().spec() {
+            return Err(Error::invalid(format!(
+                "{}: the text cannot go on: this is another model by now",
+                context.model().path().display()
+            )));
+        }
+        context.clear()?;
+        self.own_changes = context.cells().changes(0);
+        self.is_foreign = false;
+        self.context = context;
+        Ok(())
+    }
+
+    /// Decodes the text so far in a context that has nothing of it.
+    fn decode_again(&mut self) -> Result<()> {
+        let mut batch = Batch::new();
+        let n_batch = self.context.options().n_batch;
+        let mut end = 0;
+        for count in self.batches.clone() {
+            let mut first = end;
+            end += count;
+            while first < end {
+                let next = end.min(first + n_batch);
+                batch.clear();
+                for (position, &token) in (first..next).zip(&self.tokens[first..next]) {
+                    batch.add(token, position as i32, &[0], false);
+                }
+                self.change(|context| context.decode(&batch))?;
+                first = next;
+            }
+        }
+        Ok(())
     }
 
     /// Continues `prompt`: the whole text so far, of which what is in the cache already is not decoded again. `on_text`
@@ -464,6 +547,7 @@ impl Session {
         self.batch.add(token, position, &[0], true);
         self.decode_batch()?;
         self.tokens.push(token);
+        self.batches.push(1);
         Ok(())
     }
 
@@ -500,6 +584,12 @@ impl Session {
         });
         let common = reusable.unwrap_or(0);
         self.tokens.truncate(common);
+        let mut left = common;
+        for count in &mut self.batches {
+            *count = left.min(*count);
+            left -= *count;
+        }
+        self.batches.retain(|&count| count > 0);
         self.change(|context| context.remove(0, common as i32..))?;
         // What is left is a beginning that nobody else touched.
         self.is_foreign = false;
@@ -509,7 +599,11 @@ impl Session {
         let marked = prompt.len().saturating_sub(BEFORE_THE_END);
         if self.context.keeps_states() && marked >= common + BEFORE_THE_END {
             self.decode_part(prompt, marked)?;
-            self.context.mark(0)?;
+            match self.context.mark(0) {
+                // What is decoded next finds that out, too, and knows what to do.
+                Err(error) if error.is_lost() && self.renew.is_some() => {}
+                marked => marked?,
+            }
         }
         self.decode_part(prompt, prompt.len())
     }
@@ -526,6 +620,7 @@ impl Session {
             }
             self.decode_batch()?;
             self.tokens.extend_from_slice(part);
+            self.batches.push(part.len());
         }
         Ok(())
     }
@@ -544,6 +639,7 @@ impl Session {
             return Ok(false);
         }
         self.tokens.drain(keep..keep + forget);
+        self.batches = vec![self.tokens.len()];
         Ok(true)
     }
 }

@@ -1,6 +1,7 @@
 //! A thread that drives an engine, and how others reach it.
 
 use crate::engine::{Engine, Step};
+use crate::event::FailureKind;
 use crate::outbox::{Bell, Outbox, Reader, outbox};
 use crate::request::{Limits, Prepared, Refusal, Request};
 use crate::view::{Totals, View};
@@ -27,6 +28,8 @@ struct Inbox {
     must_end: bool,
     /// The thread is gone.
     is_over: bool,
+    /// It is because a device is lost.
+    is_lost: bool,
 }
 
 impl Inbox {
@@ -186,6 +189,12 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
             engine.end_all();
         }
         let step = engine.step();
+        if engine.is_lost() {
+            engine.fail_all(FailureKind::Device, "a device is lost");
+            shared.show(engine.view());
+            shared.lock().is_lost = true;
+            return;
+        }
         let view = engine.view();
         totals = view.totals;
         let mut inbox = shared.lock();
@@ -302,6 +311,11 @@ impl Handle {
     /// Whether the thread is gone.
     pub fn is_over(&self) -> bool {
         self.0.lock().is_over
+    }
+
+    /// Whether a device is lost, and the thread gone because of that.
+    pub fn is_lost(&self) -> bool {
+        self.0.lock().is_lost
     }
 
     /// Takes no more requests, and ends when those that are there are answered.

@@ -137,6 +137,8 @@ pub struct Engine {
     turn: usize,
     next_id: u64,
     is_closing: bool,
+    /// A device is gone, with all that lived on it.
+    is_lost: bool,
     swapped_bytes: usize,
     /// By slot: the tag of the last request.
     tags: Vec<u64>,
@@ -201,6 +203,7 @@ impl Engine {
             turn: 0,
             next_id: 1,
             is_closing: false,
+            is_lost: false,
             swapped_bytes: 0,
             tags: vec![0; options.slots],
             totals: Totals::default(),
@@ -367,18 +370,26 @@ impl Engine {
         self.is_closing = true;
     }
 
+    /// Whether a device is lost: nothing can be computed any more.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
     /// Ends all requests.
     pub fn end_all(&mut self) {
+        self.fail_all(FailureKind::Closing, "the server ends");
+    }
+
+    /// Ends all requests, for this reason.
+    pub(crate) fn fail_all(&mut self, kind: FailureKind, why: &str) {
         self.is_closing = true;
         let now = self.clock.now();
         for mut running in std::mem::take(&mut self.queue) {
             self.forget_swapped(&mut running);
-            running.fail(FailureKind::Closing, "the server ends", now);
+            running.fail(kind, why, now);
         }
         while let Some(mut active) = self.active.pop() {
-            active
-                .running
-                .fail(FailureKind::Closing, "the server ends", now);
+            active.running.fail(kind, why, now);
             self.leave(active, false);
         }
     }

@@ -194,6 +194,14 @@ impl Conversation {
         self.session.context()
     }
 
+    /// From now on, `renew` makes another context when a device is lost, in which the conversation goes on: see [`Session::on_loss`].
+    pub fn on_loss(
+        &mut self,
+        renew: impl FnMut(&crate::llm::Error) -> crate::llm::Result<Context> + Send + 'static,
+    ) {
+        self.session.on_loss(renew);
+    }
+
     /// How a conversation becomes a text.
     pub fn template(&self) -> &ChatTemplate {
         &self.template

@@ -2,6 +2,7 @@
 
 use crate::app::{App, lock};
 use crate::hub::{Loaded, Source};
+use samite_requests::Handle;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -30,6 +31,13 @@ pub struct State {
     /// Since when nobody uses it, and how long it stays then.
     pub idle_since: Option<Instant>,
     pub stays: Option<Duration>,
+}
+
+impl State {
+    fn is_lost(&self) -> bool {
+        let handle = self.app.as_ref().and_then(|app| app.handle.as_ref());
+        handle.is_some_and(Handle::is_lost)
+    }
 }
 
 /// What a model is at.
@@ -65,6 +73,12 @@ impl Entry {
     /// The model, if it is there, as one that was used just now.
     pub fn using(&self, use_number: impl FnOnce() -> u64) -> Option<Arc<App>> {
         let mut state = lock(&self.state);
+        if self.source.is_some() && state.is_lost() {
+            // It is loaded again. The thread is at its end, and requests that have it hear that.
+            state.app = None;
+            state.thread = None;
+            state.bytes = 0;
+        }
         let app = state.app.clone()?;
         state.last_use = use_number();
         state.idle_since = None;

@@ -412,11 +412,15 @@ impl Hub {
 
     /// Whether an engine is gone though nobody ended it.
     pub(crate) fn is_broken(&self) -> bool {
-        !self.is_draining.load(Ordering::SeqCst)
-            && self
-                .loaded()
-                .filter_map(|app| app.handle.clone())
-                .any(|handle| handle.is_over())
+        let is_broken = |entry: &Entry| {
+            let state = lock(&entry.state);
+            let handle = state.app.as_ref().and_then(|app| app.handle.as_ref());
+            // With a source, it is loaded again for the next request.
+            handle.is_some_and(|handle| {
+                handle.is_over() && (entry.source.is_none() || !handle.is_lost())
+            })
+        };
+        !self.is_draining.load(Ordering::SeqCst) && self.entries.iter().any(is_broken)
     }
 
     /// Ends all engines, and waits for them. What they were at is lost.

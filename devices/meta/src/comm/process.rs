@@ -45,6 +45,9 @@ const QUESTIONS: usize = 100_000;
 /// How long it sleeps.
 const PAUSE: Duration = Duration::from_micros(50);
 
+/// Who waits tells the others so when this part of the time that it waits is over, so that they know at their deadline who does not.
+const CALLING: u32 = 4;
+
 /// Most numbers that are summed in one round, so that what all have together stays small.
 const PIECE: usize = 1 << 18;
 
@@ -420,6 +423,7 @@ impl ProcessGroup {
     fn wait(&self, state: &mut State, head: Head, within: Duration) -> Result<()> {
         let ProcessOptions { cancel, clock, .. } = &self.0.options;
         let start = clock.now();
+        let mut has_called = false;
         for turn in 0_usize.. {
             let is_done = state.transport.test().map_err(|error| match error {
                 Error::Device { message, .. } => lost(message),
@@ -433,14 +437,27 @@ impl ProcessGroup {
             if waited > within {
                 break;
             }
+            if waited > within / CALLING && !has_called {
+                has_called = true;
+                state.transport.call_out();
+            }
             match () {
                 () if waited > YIELDING || turn > QUESTIONS => clock.sleep(PAUSE),
                 () if waited > SPINNING => std::thread::yield_now(),
                 () => std::hint::spin_loop(),
             }
         }
+        let missing = state.transport.missing();
+        let who = match &missing[..] {
+            [] => "another process".to_owned(),
+            [rank] => format!("rank {rank}"),
+            ranks => {
+                let ranks: Vec<_> = ranks.iter().map(usize::to_string).collect();
+                format!("ranks {}", ranks.join(", "))
+            }
+        };
         Err(lost(format!(
-            "another process did not come to {head} within {} s: it ended, or is much slower",
+            "{who} did not come to {head} within {} s: it ended, or is much slower",
             within.as_secs_f32()
         )))
     }

@@ -28,6 +28,15 @@ pub trait Transport: Send {
     /// If it will never be.
     fn test(&mut self) -> Result<bool>;
 
+    /// Tells the others that this process waits in the gathering that is under way, where a transport could not know otherwise who has come to it. Called once
+    /// in a gathering that takes long.
+    fn call_out(&mut self) {}
+
+    /// Who has not come to the gathering that is under way, as far as that is known: when a deadline is over. Nothing is gathered afterwards.
+    fn missing(&mut self) -> Vec<usize> {
+        Vec::new()
+    }
+
     /// What all had, one behind the other in the members' order: when [`test`](Transport::test) has said so, until the next beginning.
     fn gathered(&self) -> &[u8];
 

@@ -52,6 +52,10 @@ type GatherAll<H> = unsafe extern "C" fn(
     *mut H,
 ) -> c_int;
 type Test<H> = unsafe extern "C" fn(*mut H, *mut c_int, *mut c_void) -> c_int;
+type BeginSend<H> = unsafe extern "C" fn(*const c_void, c_int, H, c_int, c_int, H, *mut H) -> c_int;
+type Probe<H> = unsafe extern "C" fn(c_int, c_int, H, *mut c_int, *mut c_void) -> c_int;
+type Receive<H> =
+    unsafe extern "C" fn(*mut c_void, c_int, H, c_int, c_int, H, *mut c_void) -> c_int;
 type Abort<H> = unsafe extern "C" fn(H, c_int) -> c_int;
 type ErrorText = unsafe extern "C" fn(c_int, *mut c_char, *mut c_int) -> c_int;
 type LibraryVersion = unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int;
@@ -64,6 +68,9 @@ pub(crate) struct Api<H> {
     pub set_error_handler: SetErrorHandler<H>,
     pub gather_all: GatherAll<H>,
     pub test: Test<H>,
+    pub send: BeginSend<H>,
+    pub probe: Probe<H>,
+    pub receive: Receive<H>,
     pub abort: Abort<H>,
     pub error_text: ErrorText,
     pub finalize: unsafe extern "C" fn() -> c_int,
@@ -153,6 +160,9 @@ impl Loaded {
                 set_error_handler: self.function("MPI_Comm_set_errhandler")?,
                 gather_all: self.function("MPI_Iallgatherv")?,
                 test: self.function("MPI_Test")?,
+                send: self.function("MPI_Isend")?,
+                probe: self.function("MPI_Iprobe")?,
+                receive: self.function("MPI_Recv")?,
                 abort: self.function("MPI_Abort")?,
                 error_text: self.function("MPI_Error_string")?,
                 finalize: self.function("MPI_Finalize")?,

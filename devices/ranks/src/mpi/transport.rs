@@ -15,7 +15,22 @@ pub(crate) struct Mpi<H: Handle> {
     memory: Memory,
     request: H,
     is_pending: bool,
+    /// Gatherings so far.
+    number: u64,
+    /// What was sent to those who may miss this process: the number of a gathering, and what MPI does with it. Kept until it has arrived.
+    calls: Vec<(Box<[u8; CALL]>, H)>,
+    /// By process: the last gathering that it said it waits in.
+    heard: Vec<u64>,
 }
+
+/// Bytes of a message that says where a process waits.
+const CALL: usize = 8;
+
+/// What marks such messages.
+const TAG: c_int = 7319;
+
+/// How often it is looked for them: MPI moves messages only while it is asked.
+const LOOKS: usize = 1000;
 
 /// Memory that MPI uses until a request is done. It neither moves nor is freed before.
 #[derive(Default)]
@@ -55,7 +70,47 @@ impl<H: Handle> Mpi<H> {
             size,
             memory: Memory::default(),
             is_pending: false,
+            number: 0,
+            calls: Vec::new(),
+            heard: vec![0; size],
         })
+    }
+
+    /// Takes what others said about where they wait.
+    fn hear(&mut self) {
+        for rank in 0..self.size {
+            let from = rank as c_int;
+            loop {
+                let mut is_there = 0;
+                let (world, ignored) = (self.api.world, self.api.ignore_status);
+                // SAFETY: MPI has begun, and the handle is that of all processes.
+                let code = unsafe { (self.api.probe)(from, TAG, world, &mut is_there, ignored) };
+                if code != 0 || is_there == 0 {
+                    break;
+                }
+                let mut call = [0; CALL];
+                // SAFETY: a message is there, so that this returns at once; it has as many bytes as there is room for, or MPI says that it has not.
+                let code = unsafe {
+                    let to = call.as_mut_ptr().cast();
+                    (self.api.receive)(to, CALL as c_int, self.api.byte, from, TAG, world, ignored)
+                };
+                if code != 0 {
+                    break;
+                }
+                self.heard[rank] = self.heard[rank].max(u64::from_le_bytes(call));
+            }
+        }
+    }
+
+    /// Forgets the calls that have left.
+    fn forget_calls(&mut self) {
+        let (test, ignored) = (self.api.test, self.api.ignore_status);
+        self.calls.retain_mut(|(_, request)| {
+            let mut done = 0;
+            // SAFETY: the request is one that began.
+            let code = unsafe { test(request, &mut done, ignored) };
+            code == 0 && done == 0
+        });
     }
 
     fn check(&self, code: c_int) -> Result<()> {
@@ -137,6 +192,7 @@ impl<H: Handle> Transport for Mpi<H> {
         };
         // Also of one that failed it is not known what it still does.
         self.is_pending = true;
+        self.number += 1;
         self.check(code)
     }
 
@@ -149,6 +205,42 @@ impl<H: Handle> Transport for Mpi<H> {
         Ok(done != 0)
     }
 
+    fn call_out(&mut self) {
+        self.forget_calls();
+        for rank in (0..self.size).filter(|&rank| rank != self.rank) {
+            let call = Box::new(self.number.to_le_bytes());
+            let mut request = self.api.no_request;
+            // SAFETY: MPI has begun. What is sent stays where it is, as the box does not move, until the request is done or for ever.
+            let code = unsafe {
+                let (from, byte, world) = (call.as_ptr().cast(), self.api.byte, self.api.world);
+                (self.api.send)(
+                    from,
+                    CALL as c_int,
+                    byte,
+                    rank as c_int,
+                    TAG,
+                    world,
+                    &mut request,
+                )
+            };
+            match code {
+                0 => self.calls.push((call, request)),
+                // It is not known what MPI still does with it.
+                _ => std::mem::forget(call),
+            }
+        }
+    }
+
+    fn missing(&mut self) -> Vec<usize> {
+        for _ in 0..LOOKS {
+            self.hear();
+        }
+        let others = (0..self.size).filter(|&rank| rank != self.rank);
+        others
+            .filter(|&rank| self.heard[rank] < self.number)
+            .collect()
+    }
+
     fn gathered(&self) -> &[u8] {
         match self.is_pending {
             true => &[],
@@ -157,6 +249,9 @@ impl<H: Handle> Transport for Mpi<H> {
     }
 
     fn finish(&mut self) -> Result<()> {
+        // MPI wants every message to be received before it ends.
+        self.hear();
+        self.forget_calls();
         // SAFETY: MPI has begun and not ended, as nobody calls this twice: the group is over then.
         self.check(unsafe { (self.api.finalize)() })
     }
@@ -173,5 +268,7 @@ impl<H: Handle> Drop for Mpi<H> {
             // MPI may still write there.
             std::mem::forget(std::mem::take(&mut self.memory));
         }
+        self.forget_calls();
+        std::mem::forget(std::mem::take(&mut self.calls));
     }
 }

@@ -189,7 +189,7 @@ impl Shared {
             return Err(others(path, &what));
         }
         shared.map.put(rank).store(1, Ordering::Release);
-        while let Some(missing) = shared.missing() {
+        while let Some(missing) = shared.first_missing() {
             if start.elapsed() > deadline {
                 let what = format!(
                     "rank {missing} did not come within {} s: start all processes with the same file",
@@ -207,7 +207,7 @@ impl Shared {
     }
 
     /// Who has put fewer pieces than this process.
-    fn missing(&self) -> Option<usize> {
+    fn first_missing(&self) -> Option<usize> {
         (0..self.size).find(|&rank| self.map.put(rank).load(Ordering::Acquire) < self.count)
     }
 
@@ -354,11 +354,14 @@ impl Transport for Shared {
 
     fn test(&mut self) -> Result<bool> {
         while self.piece < self.pieces {
-            if let Some(missing) = self.missing() {
+            if let Some(missing) = self.first_missing() {
                 self.tests = self.tests.wrapping_add(1);
                 let is_time = self.tests.is_multiple_of(PATIENCE);
                 // What it put before its end counts.
-                if is_time && !is_taken(&self.file, missing) && self.missing() == Some(missing) {
+                if is_time
+                    && !is_taken(&self.file, missing)
+                    && self.first_missing() == Some(missing)
+                {
                     self.map
                         .ended()
                         .store(missing as u64 + 1, Ordering::Release);
@@ -380,6 +383,11 @@ impl Transport for Shared {
             }
         }
         Ok(true)
+    }
+
+    fn missing(&mut self) -> Vec<usize> {
+        let has_come = |rank: &usize| self.map.put(*rank).load(Ordering::Acquire) >= self.count;
+        (0..self.size).filter(|rank| !has_come(rank)).collect()
     }
 
     fn gathered(&self) -> &[u8] {

@@ -5,8 +5,8 @@ use super::memory::{Far, RemoteBuffer, RemoteMemory, command};
 use super::stream::{RemoteEvent, RemoteStream};
 use crate::proto::{self, command::Command as Kind, result::Result as Outcome};
 use samite_core::{
-    BufferType, Capabilities, Device, DeviceKind, Event, Graph, MemoryInfo, Node, Op, Result,
-    Stream, Support, TensorId, same_buffer_type,
+    BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, Keep, MemoryInfo, Node, Op,
+    Result, Stream, Support, TensorId, same_buffer_type,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -135,6 +135,43 @@ impl Device for RemoteDevice {
         self.supports_buffer_type(from) && self.supports_buffer_type(to)
     }
 
+    fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize> {
+        if !nodes.iter().any(|&id| graph.tensor(id).is_computed()) {
+            return Ok(0);
+        }
+        let (_, answer) = self.far.wishes(graph, nodes)?;
+        // An older server answers something else, and takes scratch memory itself. What the device refuses is said where the graph is prepared.
+        let size = if answer.yes { answer.size } else { 0 };
+        usize::try_from(size).map_err(|_| Error::shape("the size of the workspace overflows"))
+    }
+
+    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
+        if !nodes.iter().any(|&id| graph.tensor(id).is_computed()) {
+            return Vec::new();
+        }
+        let (tensors, answer) = match self.far.wishes(graph, nodes) {
+            Ok(wishes) => wishes,
+            Err(error) => {
+                tracing::debug!(%error, "the wishes of {} are not known", self.name());
+                return Vec::new();
+            }
+        };
+        let tensor = |position: u32| tensors.get(position as usize).copied();
+        let order: Option<Vec<_>> = answer.order.into_iter().map(tensor).collect();
+        if let Some(order) = order.filter(|order| !order.is_empty())
+            && let Some(ordered) = in_order(graph, nodes, &order)
+        {
+            nodes.copy_from_slice(&ordered);
+        }
+        let keep = |keep: proto::Keep| {
+            Some(Keep {
+                tensor: tensor(keep.tensor)?,
+                until: tensor(keep.until)?,
+            })
+        };
+        answer.keeps.into_iter().filter_map(keep).collect()
+    }
+
     fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
         Ok(Box::new(RemoteStream::new(self)))
     }
@@ -146,4 +183,41 @@ impl Device for RemoteDevice {
     fn as_any(&self) -> &dyn Any {
         self
     }
+}
+
+/// `nodes` with those that are computed in the order in which `wished` has them, each behind the views that it reads; `None` if that is no order of these.
+fn in_order(graph: &Graph, nodes: &[TensorId], wished: &[TensorId]) -> Option<Vec<TensorId>> {
+    let mut is_open = vec![false; graph.len()];
+    for id in nodes {
+        is_open[id.index()] = true;
+    }
+    let mut ordered = Vec::with_capacity(nodes.len());
+    let mut take = |id: TensorId, ordered: &mut Vec<_>| {
+        if std::mem::take(&mut is_open[id.index()]) {
+            ordered.push(id);
+        }
+    };
+    for &id in wished.iter().filter(|&&id| graph.tensor(id).is_computed()) {
+        for (_, source) in graph.tensor(id).operands() {
+            let mut views = Vec::new();
+            let mut view = source;
+            while graph.tensor(view).op.is_view() {
+                views.push(view);
+                match graph.tensor(view).sources.first() {
+                    Some(&Some(next)) => view = next,
+                    _ => break,
+                }
+            }
+            views
+                .into_iter()
+                .rev()
+                .for_each(|view| take(view, &mut ordered));
+        }
+        take(id, &mut ordered);
+    }
+    // Views that nobody here reads need no work.
+    for &id in nodes.iter().filter(|&&id| !graph.tensor(id).is_computed()) {
+        take(id, &mut ordered);
+    }
+    (ordered.len() == nodes.len()).then_some(ordered)
 }

@@ -6,8 +6,8 @@ use crate::proto::{self, command::Command as Kind, result::Result as Outcome};
 use crate::server::{LONGEST, MOST_RESULTS};
 use prost::bytes::Bytes;
 use samite_core::{
-    Buffer, BufferType, Error, Location, MemoryId, Node, Result, Rows, Slot, Support, TensorInfo,
-    TensorRef, Usage,
+    Buffer, BufferType, Error, Graph, Location, MemoryId, Node, Result, Rows, Slot, Support,
+    TensorId, TensorInfo, TensorRef, Usage,
 };
 use std::any::Any;
 use std::collections::HashMap;
@@ -128,15 +128,44 @@ impl Far {
         };
         if let Some(node) = node {
             // What lies in other memory comes as a copy, if at all.
-            let is_here = |node: Node<'_>| self.memory_of(node).is_some();
-            let part = Part::question(node, &is_here);
-            let stored = part.stored.iter();
-            question.memories = stored
-                .filter_map(|&id| self.memory_of(node.graph().node(id)))
-                .collect();
+            let part = Part::question(node, &|node| self.memory_of(node).is_some());
+            question.memories = self.memories_of(node.graph(), &part);
             question.json = part.json().into();
         }
         question
+    }
+
+    /// What the device wants for nodes of a graph, and the graph that they are to it. Nothing of it is kept, as these graphs are asked about once.
+    pub fn wishes(
+        &self,
+        graph: &Graph,
+        nodes: &[TensorId],
+    ) -> Result<(Vec<TensorId>, proto::Answer)> {
+        let part = Part::with_stored(graph, nodes, &|node| self.memory_of(node).is_some());
+        let tensors = part.tensors.clone();
+        let question = proto::Question {
+            kind: proto::question::Kind::Graph.into(),
+            device: self.number,
+            memories: self.memories_of(graph, &part),
+            json: part.json().into(),
+            ..proto::Question::default()
+        };
+        let results = self.call(vec![command(Kind::Question(question))])?;
+        match results.into_iter().next().and_then(|result| result.result) {
+            Some(Outcome::Answer(answer)) => Ok((tensors, answer)),
+            _ => Err(Error::device(
+                &self.name,
+                "the server leaves a question without an answer",
+            )),
+        }
+    }
+
+    /// The memories that the stored tensors of a part lie in.
+    fn memories_of(&self, graph: &Graph, part: &Part) -> Vec<u32> {
+        let stored = part.stored.iter();
+        stored
+            .filter_map(|&id| self.memory_of(graph.node(id)))
+            .collect()
     }
 
     /// The number of the memory that a stored tensor lies in, if it is this device's.

@@ -9,6 +9,7 @@ mod memory;
 mod stream;
 
 use crate::identity::{self, Address};
+use crate::proto;
 use device::RemoteDevice;
 use endpoint::Endpoint;
 use samite_core::{Backend, Device, Rejected};
@@ -75,18 +76,16 @@ impl RemoteBackend {
         backend
     }
 
+    /// Whether a server can be used now.
+    ///
+    /// # Errors
+    /// Why not, and what to do.
+    pub fn check(address: &str, options: &RemoteOptions) -> Result<(), String> {
+        session(address, options).map(drop)
+    }
+
     fn open(&self, address: &str, options: &RemoteOptions) -> Result<Vec<Arc<dyn Device>>, String> {
-        let address = Address::parse(address)?;
-        let token = options.token.clone().or_else(|| {
-            let folder = identity::settings_folder()?;
-            Some(folder.join(identity::TOKEN_FILE))
-        });
-        let token = token.ok_or("there is no token: name its file with --remote-token")?;
-        let tokens = identity::read_tokens(&token).map_err(|error| {
-            format!("no token: {error}: give --remote-token a copy of the file of tokens that the server names at its start")
-        })?;
-        let token = tokens.into_iter().next().ok_or("there is no token")?;
-        let (endpoint, described) = Endpoint::connect(address, token, options)?;
+        let (endpoint, described) = session(address, options)?;
         let first = self.devices.len();
         let devices = (0u32..).zip(described).map(|(number, described)| {
             let name = format!("remote{}", first + number as usize);
@@ -96,6 +95,24 @@ impl RemoteBackend {
         });
         devices.collect()
     }
+}
+
+/// A new session with a server, and the server's devices.
+fn session(
+    address: &str,
+    options: &RemoteOptions,
+) -> Result<(Arc<Endpoint>, Vec<proto::Device>), String> {
+    let address = Address::parse(address)?;
+    let token = options.token.clone().or_else(|| {
+        let folder = identity::settings_folder()?;
+        Some(folder.join(identity::TOKEN_FILE))
+    });
+    let token = token.ok_or("there is no token: name its file with --remote-token")?;
+    let tokens = identity::read_tokens(&token).map_err(|error| {
+        format!("no token: {error}: give --remote-token a copy of the file of tokens that the server names at its start")
+    })?;
+    let token = tokens.into_iter().next().ok_or("there is no token")?;
+    Endpoint::connect(address, token, options)
 }
 
 impl Backend for RemoteBackend {

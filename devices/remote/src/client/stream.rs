@@ -232,6 +232,10 @@ impl Stream for RemoteStream {
             Ok(self.buffer(place)?.place(place.slot))
         });
         let places = places.collect::<Result<Vec<_>>>()?;
+        let workspace = match work.workspace {
+            Some(workspace) => Some(self.buffer(workspace)?.place(workspace.slot)),
+            None => None,
+        };
         let prepared = RemoteGraph {
             device: Arc::clone(&self.device),
             number: next(),
@@ -245,6 +249,7 @@ impl Stream for RemoteStream {
                 device: self.far().number,
                 json: part.json().into(),
                 places,
+                workspace,
             }))])?;
         }
         Ok(Box::new(prepared))

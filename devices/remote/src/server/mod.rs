@@ -3,6 +3,7 @@
 //! - `guard`: a connection, until its client is known.
 //! - `session`: what outlives a connection: requests, replies, who continues.
 //! - `work`: memory and graphs of a session, and what commands do with them.
+//! - `siblings`: sessions that make room for others.
 //! - `store`: pieces of weights on disk.
 //!
 //! Connections are tasks of a small asynchronous runtime, which computes nothing, so that the other side is told in time that the server lives; each
@@ -10,6 +11,7 @@
 
 mod guard;
 mod session;
+mod siblings;
 mod store;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -25,6 +27,7 @@ use rustls::ServerConfig;
 use samite_core::{Device, Ledger};
 pub(crate) use session::KEPT;
 use session::{Sender, Session};
+use siblings::Siblings;
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{Error, Result};
@@ -131,6 +134,8 @@ impl fmt::Debug for RemoteServer {
     }
 }
 
+type Sessions = HashMap<[u8; 16], Arc<Session>>;
+
 struct Shared {
     devices: Arc<[Lent]>,
     described: Vec<proto::Device>,
@@ -138,7 +143,7 @@ struct Shared {
     tokens: Vec<Token>,
     store: Option<Arc<Store>>,
     memory: Arc<Ledger>,
-    sessions: Mutex<HashMap<[u8; 16], Arc<Session>>>,
+    sessions: Mutex<Sessions>,
     strangers: Mutex<HashMap<IpAddr, u32>>,
     received: AtomicU64,
 }
@@ -371,9 +376,15 @@ impl Shared {
                 .map(Arc::clone)
                 .ok_or_else(|| Status::not_found("there is no such session any more"));
         }
-        let of_token = sessions.values().filter(|s| s.owner == token.name).count();
         let (all, most) = (self.options.sessions, self.options.sessions_per_token);
-        if of_token >= most {
+        let count = |sessions: &Sessions| {
+            let own = sessions.values().filter(|s| s.owner == token.name);
+            own.count()
+        };
+        while (count(&sessions) >= most || sessions.len() >= all)
+            && self.end_orphan(&mut sessions, &token.name).is_some()
+        {}
+        if count(&sessions) >= most {
             return Err(Status::resource_exhausted(format!(
                 "this token has {most} sessions already, which is the server's quota: end one, or use another token"
             )));
@@ -385,24 +396,40 @@ impl Shared {
         }
         let failed = |error: Error| Status::internal(error.to_string());
         let name = identity::random().map_err(failed)?;
+        let memory = self.memory.part(self.options.memory_per_session);
         let belongings = Belongings::new(
             Arc::clone(&self.devices),
-            self.memory.part(self.options.memory_per_session),
+            Arc::clone(&memory),
             Limits {
                 buffers: self.options.buffers,
                 graphs: self.options.graphs,
                 tensors: self.options.tensors,
             },
             self.store.clone(),
-            token.name.clone(),
+            Siblings {
+                shared: Arc::downgrade(self),
+                owner: token.name.clone(),
+            },
             identity::random().map_err(failed)?,
         );
         let timers = tokio::runtime::Handle::current();
-        let session = Session::start(name, token.name.clone(), belongings, timers);
+        let session = Session::start(name, token.name.clone(), belongings, memory, timers);
         let session = session.map_err(failed)?;
         sessions.insert(name, Arc::clone(&session));
         tracing::info!("a session of token {} begins", token.name);
         Ok(session)
+    }
+
+    /// Ends the session of a token that has been without a connection for the longest time, if there is one.
+    fn end_orphan(&self, sessions: &mut Sessions, owner: &str) -> Option<Arc<Session>> {
+        let orphans = sessions.values().filter(|session| session.owner == owner);
+        let orphans = orphans.filter_map(|session| Some((session.left_since()?, session.name)));
+        let (_, name) = orphans.min()?;
+        let session = sessions.remove(&name)?;
+        session.end();
+        session.ended.notify_waiters();
+        tracing::info!("a session of token {owner} without a connection makes room");
+        Some(session)
     }
 
     /// Passes on the requests of one connection.
@@ -443,7 +470,10 @@ impl Shared {
         if !is_over {
             // Another connection may go on with it.
             drop((requests, sender));
-            tokio::time::sleep(self.options.absence).await;
+            tokio::select! {
+                () = tokio::time::sleep(self.options.absence) => {}
+                () = session.ended.notified() => return,
+            }
             if !session.is_left_since(connection) {
                 return;
             }

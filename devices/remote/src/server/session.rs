@@ -4,12 +4,12 @@
 use super::work::{Belongings, Stopper};
 use crate::proto;
 use prost::Message;
-use samite_core::CancelToken;
+use samite_core::{CancelToken, Ledger};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use tonic::Status;
 
@@ -36,6 +36,12 @@ pub(super) struct Session {
     queue: mpsc::Sender<Queued>,
     room: Arc<Semaphore>,
     timers: tokio::runtime::Handle,
+    /// What it has taken.
+    pub memory: Arc<Ledger>,
+    /// Gone when that is free.
+    pub alive: Weak<()>,
+    /// That it was ended although its connection could come back.
+    pub ended: Notify,
 }
 
 /// A run that is under way.
@@ -49,7 +55,11 @@ struct Running {
 struct State {
     /// The connection that replies go to, with its number.
     sender: Option<(u64, Sender)>,
+    /// Since when there is none.
+    left: Option<Instant>,
     connections: u64,
+    /// Nothing is done any more.
+    is_broken: bool,
     /// The last request that was taken from a connection.
     received: u64,
     done: u64,
@@ -67,12 +77,29 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A request, and its share of the bytes that may wait.
 type Queued = (proto::Request, OwnedSemaphorePermit);
 
+/// Tells the client when the thread of a session is gone before the session: a device panicked.
+struct AtEnd(Weak<Session>);
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        if let Some(session) = self.0.upgrade() {
+            let mut state = lock(&session.state);
+            state.is_broken = true;
+            if let Some((_, sender)) = &state.sender {
+                let why = "the server failed at a request: its log says why";
+                let _ = sender.send(Err(Status::internal(why)));
+            }
+        }
+    }
+}
+
 impl Session {
     /// A new session, with a thread that works until the session is dropped.
     pub fn start(
         name: [u8; 16],
         owner: String,
         mut belongings: Belongings,
+        memory: Arc<Ledger>,
         timers: tokio::runtime::Handle,
     ) -> std::io::Result<Arc<Self>> {
         let (queue, mut requests) = mpsc::channel::<Queued>(QUEUE.0);
@@ -85,10 +112,14 @@ impl Session {
             queue,
             room: Arc::new(Semaphore::new(QUEUE.1)),
             timers,
+            memory,
+            alive: Arc::downgrade(&belongings.alive),
+            ended: Notify::new(),
         });
         let weak = Arc::downgrade(&session);
         let thread = std::thread::Builder::new().name("remote session".to_owned());
         thread.spawn(move || {
+            let _end = AtEnd(Weak::clone(&weak));
             while let Some((request, room)) = requests.blocking_recv() {
                 let Some(session) = weak.upgrade() else { break };
                 session.work(&mut belongings, request);
@@ -142,7 +173,7 @@ impl Session {
         welcome: impl FnOnce(u64) -> proto::Reply,
     ) -> Option<u64> {
         let mut state = lock(&self.state);
-        if state.dropped > seen {
+        if state.dropped > seen || state.is_broken {
             return None;
         }
         state.see(seen);
@@ -158,6 +189,7 @@ impl Session {
             ..proto::Reply::default()
         }));
         state.sender = Some((number, sender));
+        state.left = None;
         Some(number)
     }
 
@@ -209,8 +241,14 @@ impl Session {
             .is_some_and(|(now, _)| *now == connection);
         if is_its {
             state.sender = None;
+            state.left = Some(Instant::now());
         }
         is_its
+    }
+
+    /// Since when it has no connection, if it had one.
+    pub fn left_since(&self) -> Option<Instant> {
+        lock(&self.state).left
     }
 
     /// Whether no connection came after this one.

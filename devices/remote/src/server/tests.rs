@@ -1,12 +1,13 @@
 //! Commands of clients that know the protocol and keep no rule of it.
 
+use super::siblings::Siblings;
 use super::work::{Belongings, Lent, Limits, Stopper};
 use crate::convert::{Part, layout_to};
 use crate::proto::{self, command::Command as Kind, failure::Code, result::Result as Outcome};
 use prost::Message;
 use samite_core::{CancelToken, DType, Device, Graph, Layout, Ledger};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 struct Nobody;
 
@@ -30,7 +31,10 @@ fn belongings(ledger: &Arc<Ledger>) -> Belongings {
         Arc::clone(ledger),
         limits,
         None,
-        "x".into(),
+        Siblings {
+            shared: Weak::new(),
+            owner: "x".into(),
+        },
         [7; 32],
     )
 }
@@ -81,6 +85,7 @@ fn prepare(graph: u64, places: Vec<Option<proto::Place>>) -> Kind {
         device: 0,
         json: Part::of(&g, &[y]).json().into(),
         places: places.into_iter().map(Option::unwrap_or_default).collect(),
+        workspace: None,
     })
 }
 

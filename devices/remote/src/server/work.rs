@@ -1,5 +1,6 @@
 //! One session's memory and graphs, and what its commands do with them.
 
+use super::siblings::Siblings;
 use super::store::{Found, LONGEST, Store};
 use crate::convert::{failure, graph_of, layout_of, over_quota, role_of, usage_of};
 use crate::proto::{self, command::Command as Kind};
@@ -80,9 +81,10 @@ pub(super) struct Belongings {
     ledger: Arc<Ledger>,
     limits: Limits,
     store: Option<Arc<Store>>,
-    /// Names the token.
-    owner: String,
+    siblings: Siblings,
     nonce: [u8; 32],
+    /// Gone with everything else.
+    pub alive: Arc<()>,
 }
 
 /// Why a command failed.
@@ -114,7 +116,7 @@ impl Belongings {
         ledger: Arc<Ledger>,
         limits: Limits,
         store: Option<Arc<Store>>,
-        owner: String,
+        siblings: Siblings,
         nonce: [u8; 32],
     ) -> Self {
         Belongings {
@@ -126,8 +128,9 @@ impl Belongings {
             ledger,
             limits,
             store,
-            owner,
+            siblings,
             nonce,
+            alive: Arc::new(()),
         }
     }
 
@@ -197,17 +200,20 @@ impl Belongings {
                     Ok(answer) => answer,
                     // There is no such memory, or no such node.
                     Err(error) => proto::Answer {
-                        yes: false,
                         reason: error.to_string(),
-                        size: 0,
+                        ..proto::Answer::default()
                     },
                 };
                 return Ok(Some(Outcome::Answer(answer)));
             }
             Kind::MemoryOf(device) => {
                 let memory = self.lent(device).map_err(refuse)?.device.memory();
+                // Whoever needs it gets it.
+                let more = self.siblings.bytes();
                 let left = Some(self.ledger.left()).filter(|left| *left < usize::MAX);
-                let free = match (memory.free, left) {
+                let left = left.map(|left| left.saturating_add(more));
+                let free = memory.free.map(|free| free.saturating_add(more));
+                let free = match (free, left) {
                     (Some(free), Some(left)) => Some(free.min(left)),
                     (free, left) => free.or(left),
                 };
@@ -252,17 +258,22 @@ impl Belongings {
                 memory.max_size()
             )));
         }
-        let charge = self.charge(bytes)?;
-        lent.device
-            .check_free(bytes, "a client's buffer")
-            .map_err(refuse)?;
-        let buffer = memory
-            .allocate(bytes, usage_of(request.usage))
-            .map_err(refuse)?;
-        let held = Held {
-            buffer,
-            tensors: Mutex::default(),
-            _charge: charge,
+        let held = loop {
+            let held = self.charge(bytes).and_then(|charge| {
+                let free = lent.device.check_free(bytes, "a client's buffer");
+                let buffer = free.and_then(|()| memory.allocate(bytes, usage_of(request.usage)));
+                Ok(Held {
+                    buffer: buffer.map_err(refuse)?,
+                    tensors: Mutex::default(),
+                    _charge: charge,
+                })
+            });
+            match held {
+                Err(failure)
+                    if failure.code() == proto::failure::Code::OutOfMemory
+                        && self.siblings.end_one() => {}
+                held => break held?,
+            }
         };
         self.buffers.insert(request.buffer, Arc::new(held));
         Ok(())
@@ -380,14 +391,14 @@ impl Belongings {
             }
             place.write(offset, &request.data).map_err(refuse)?;
             if let Some(store) = &self.store {
-                store.keep(&hash, &request.data, &self.owner);
+                store.keep(&hash, &request.data, &self.siblings.owner);
             }
             return state(State::Done, &[]);
         }
         let Some(store) = &self.store else {
             return state(State::Missing, &[]);
         };
-        match store.find(&hash, len, &self.owner) {
+        match store.find(&hash, len, &self.siblings.owner) {
             Found::Nothing => state(State::Missing, &[]),
             Found::Own(bytes) => {
                 place.write(offset, &bytes).map_err(refuse)?;
@@ -399,7 +410,7 @@ impl Belongings {
                 // The comparison of hashes takes the same time whatever they are.
                 if proof.is_ok_and(|proof| expected == blake3::Hash::from(proof)) {
                     place.write(offset, &bytes).map_err(refuse)?;
-                    store.keep(&hash, &bytes, &self.owner);
+                    store.keep(&hash, &bytes, &self.siblings.owner);
                     return state(State::Done, &[]);
                 }
                 match request.proof.is_empty() {
@@ -500,10 +511,7 @@ impl Belongings {
             };
             places.push(place);
         }
-        let nodes: Vec<TensorId> = graph
-            .ids()
-            .filter(|&id| !graph.tensor(id).sources.is_empty() || graph.tensor(id).is_computed())
-            .collect();
+        let nodes = nodes_of(&graph);
         for &id in &nodes {
             if graph.tensor(id).is_computed()
                 && let Support::No(reason) = device.supports(graph.node(id))
@@ -513,12 +521,33 @@ impl Belongings {
             }
         }
         let bytes = device.workspace(&graph, &nodes)?;
-        let workspace = self.workspace(number, bytes)?;
+        let own = match &request.workspace {
+            Some(place) => {
+                let (place, held) = self.place_in(place)?;
+                let has = place.layout().bytes();
+                if has < bytes || !device.supports_buffer_type(place.buffer.buffer_type()) {
+                    return Err(Error::invalid(format!(
+                        "scratch memory of {has} bytes in '{}': the graph needs {bytes} in memory of {}",
+                        place.buffer.buffer_type().name(),
+                        device.name()
+                    )));
+                }
+                memory.push(held);
+                Some(place)
+            }
+            None => None,
+        };
+        let workspace = match own {
+            Some(_) => None,
+            None => self.workspace(number, bytes)?,
+        };
         let work = samite_core::Placed {
             graph: &graph,
             nodes: &nodes,
             places: &places,
-            workspace: workspace.as_ref().map(|workspace| &workspace.place),
+            workspace: own
+                .as_ref()
+                .or(workspace.as_ref().map(|workspace| &workspace.place)),
             compiled: None,
         };
         work.check()?;
@@ -617,13 +646,20 @@ impl Belongings {
             let memory = lent.memories.get(number as usize);
             memory.ok_or_else(|| Error::invalid(format!("there is no memory {number}")))
         };
-        if request.json.len() > MOST_JSON >> 8 {
+        let (most_json, most_tensors) = match request.kind() {
+            Kind::Graph => (MOST_JSON, self.limits.tensors),
+            _ => (MOST_JSON >> 8, 64),
+        };
+        if request.json.len() > most_json {
             return Err(Error::invalid("a question is too long"));
         }
+        // For as long as it is read.
+        let charge = self.charge(request.json.len().saturating_mul(JSON_COST));
+        let _charge = charge.map_err(|failure| crate::convert::error("server", *failure))?;
         let mut memories = request.memories.iter();
         let graph = match request.json.is_empty() {
             true => Graph::new(),
-            false => graph_of(&request.json, 64, |_, name, layout| {
+            false => graph_of(&request.json, most_tensors, |_, name, layout| {
                 let memory = memory_of(*memories.next().unwrap_or(&0))?;
                 let buffer = unallocated(memory, memory.max_size(), Usage::Weights);
                 StoredTensor::new(name, buffer, 0, *layout)
@@ -637,7 +673,7 @@ impl Belongings {
                 Support::Yes => String::new(),
                 Support::No(reason) => reason.into_owned(),
             },
-            size: 0,
+            ..proto::Answer::default()
         };
         Ok(match request.kind() {
             Kind::Supports => answer(lent.device.supports(wanted()?)),
@@ -652,12 +688,41 @@ impl Belongings {
                 };
                 proto::Answer {
                     yes: true,
-                    reason: String::new(),
                     size: memory_of(request.memory)?.alloc_size(&info)? as u64,
+                    ..proto::Answer::default()
+                }
+            }
+            Kind::Graph => {
+                let before = nodes_of(&graph);
+                let mut nodes = before.clone();
+                let keeps = lent.device.optimize(&graph, &mut nodes);
+                let position = |id: TensorId| id.index() as u32;
+                let keeps = keeps.into_iter().map(|keep| proto::Keep {
+                    tensor: position(keep.tensor),
+                    until: position(keep.until),
+                });
+                proto::Answer {
+                    yes: true,
+                    size: lent.device.workspace(&graph, &nodes)? as u64,
+                    keeps: keeps.collect(),
+                    order: match nodes == before {
+                        true => Vec::new(),
+                        false => nodes.into_iter().map(position).collect(),
+                    },
+                    ..proto::Answer::default()
                 }
             }
         })
     }
+}
+
+/// What a device is given of a graph: all but leaves.
+fn nodes_of(graph: &Graph) -> Vec<TensorId> {
+    let is_node = |id: &TensorId| {
+        let tensor = graph.tensor(*id);
+        !tensor.sources.is_empty() || tensor.is_computed()
+    };
+    graph.ids().filter(is_node).collect()
 }
 
 /// Whether memory gives tensors another form, so that their size there is another one.

@@ -274,6 +274,15 @@ impl KvCache {
         self.bytes.iter().map(|(name, size)| (name.as_str(), *size))
     }
 
+    /// Frees all cells and their memory, for good.
+    pub fn give_up(&mut self) {
+        self.both().for_each(Cells::clear);
+        self.states.iter_mut().for_each(States::clear);
+        self.layers.fill(LayerCache::default());
+        self.groups.clear();
+        self.bytes.clear();
+    }
+
     /// The cells of layers that look through a window, if they are apart, or those of the others.
     pub fn cells_of(&mut self, windowed: bool) -> Option<&mut Cells> {
         match windowed {

@@ -5,9 +5,11 @@ use samite_llm::{
     Context, ContextOptions, Error, Finish, GenerateOptions, Generation, Model, ModelOptions,
     Session, perplexity,
 };
+use samite_reference::{FaultPlan, ReferenceDevice, ReferenceOptions};
 use samite_text::{Constraint, ConstraintError, Sampler, SamplerParams};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
@@ -684,6 +686,74 @@ fn a_beginning_is_reused_whatever_is_kept_of_it() {
             assert_eq!(generation.timings.reused_tokens, expected, "{architecture}");
             let (fresh, _) = generate(&mut session(&model, 256), &prompt, &some(9));
             assert_eq!(text, fresh, "{architecture}, turn {turn}");
+        }
+    }
+}
+
+/// A device that is lost at some call, a session with a model on it that makes another context then, and how often it did.
+fn losing(file: &TestModel, plan: &Arc<FaultPlan>) -> (Session, Arc<AtomicUsize>) {
+    let options = |plan: Option<&Arc<FaultPlan>>| ReferenceOptions {
+        faults: plan.cloned(),
+        ..ReferenceOptions::default()
+    };
+    let path = file.path.clone();
+    let open = move |plan: Option<&Arc<FaultPlan>>| {
+        let device = ReferenceDevice::new(options(plan));
+        let model = Model::load(&path, &ModelOptions::new(vec![device as _, cpu()]))?;
+        let options = ContextOptions {
+            n_ctx: Some(64),
+            n_batch: 8,
+            ..precise()
+        };
+        Context::new(model, options)
+    };
+    let mut session = Session::new(open(Some(plan)).unwrap()).unwrap();
+    let renewals = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&renewals);
+    session.on_loss(move |lost| {
+        assert!(lost.is_lost(), "{lost}");
+        counter.fetch_add(1, Ordering::SeqCst);
+        open(None)
+    });
+    (session, renewals)
+}
+
+#[test]
+fn a_text_goes_on_in_another_context_when_a_device_is_lost() {
+    for architecture in ["llama", "lfm2"] {
+        let file = TestModel::tiny(architecture);
+        let params = SamplerParams {
+            temperature: 1.5,
+            ..SamplerParams::default()
+        };
+        let text = |session: &mut Session| {
+            let mut sampler = Sampler::new(params.clone()).unwrap();
+            let mut text = String::new();
+            let generation = session.generate(&tokens(30), &mut sampler, &some(12), |piece| {
+                text += piece;
+                ControlFlow::Continue(())
+            });
+            let generation = generation.unwrap();
+            let second = generate(session, &tokens(20), &some(3));
+            (text, generation.tokens, second.0, second.1.tokens)
+        };
+        let plan = FaultPlan::new();
+        let (mut session, _) = losing(&file, &plan);
+        plan.reset();
+        let expected = text(&mut session);
+        let calls = plan.calls();
+        assert!(calls > 30, "{calls}");
+        for call in (0..calls).step_by(calls / 29) {
+            plan.reset();
+            let (mut session, renewals) = losing(&file, &plan);
+            plan.reset();
+            plan.lose_from(call);
+            assert_eq!(text(&mut session), expected, "{architecture}: call {call}");
+            assert_eq!(
+                renewals.load(Ordering::SeqCst),
+                1,
+                "{architecture}: call {call}"
+            );
         }
     }
 }

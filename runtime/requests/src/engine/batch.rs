@@ -357,6 +357,7 @@ impl Engine {
     /// A device failed, or somebody stopped it: the requests of the batch cannot go on, and what the context lost is kept no longer.
     fn batch_failed(&mut self, planned: &[Part], error: &Error) {
         tracing::error!(%error, requests = planned.len(), "a batch failed");
+        self.is_lost |= error.is_lost();
         let now = self.clock.now();
         for part in planned {
             if let Some(at) = self.find(part.id) {

@@ -33,6 +33,8 @@ enum Others {
     At(Duration),
     /// Nothing comes.
     Lost,
+    /// The same, and it is known of the last one that it waits, too.
+    LostOne,
     /// The connection says that they are gone.
     Killed,
     /// They are at another call.
@@ -48,6 +50,8 @@ struct Scripted {
     round: usize,
     gathered: Vec<u8>,
     began: Arc<AtomicU64>,
+    /// The times of calls, added up.
+    called: Arc<AtomicU64>,
 }
 
 impl Transport for Scripted {
@@ -93,8 +97,20 @@ impl Transport for Scripted {
             Others::At(time) => {
                 Ok(self.clock.micros.load(Ordering::Relaxed) >= time.as_micros() as u64)
             }
-            Others::Lost => Ok(false),
+            Others::Lost | Others::LostOne => Ok(false),
             Others::Killed => Err(Error::device("mpi", "the connection broke")),
+        }
+    }
+
+    fn call_out(&mut self) {
+        let micros = self.clock.micros.load(Ordering::Relaxed);
+        self.called.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    fn missing(&mut self) -> Vec<usize> {
+        match self.script[self.round - 1] {
+            Others::Lost => vec![0, 2],
+            _ => vec![0],
         }
     }
 
@@ -124,6 +140,7 @@ fn scripted(script: &[Others]) -> (ProcessGroup, Arc<Slept>, Arc<AtomicU64>) {
         round: 0,
         gathered: Vec::new(),
         began: Arc::clone(&began),
+        called: Arc::default(),
     };
     let options = ProcessOptions {
         deadline: DEADLINE,
@@ -194,6 +211,38 @@ fn who_does_not_come_is_lost_at_the_deadline_and_never_before() {
             "{waited:?}"
         );
         is_dead(&group, &began, "did not come to");
+    }
+}
+
+#[test]
+fn who_does_not_come_is_named_as_far_as_the_others_told() {
+    for (others, who) in [
+        (
+            Others::Lost,
+            "meta: device lost: ranks 0, 2 did not come to sum number 1",
+        ),
+        (
+            Others::LostOne,
+            "meta: device lost: rank 0 did not come to sum number 1",
+        ),
+    ] {
+        let (mut group, clock, _) = scripted(&[others]);
+        let called = Arc::new(AtomicU64::new(0));
+        let state = Arc::get_mut(&mut group.0).unwrap().state.get_mut().unwrap();
+        state.transport = Box::new(Scripted {
+            script: vec![others],
+            clock,
+            round: 0,
+            gathered: Vec::new(),
+            began: Arc::default(),
+            called: Arc::clone(&called),
+        });
+        let error = group.communicator().all_reduce(&mut [1.0]).unwrap_err();
+        assert!(error.to_string().starts_with(who), "{error}");
+        // Once, early enough for others to hear it.
+        let called = Duration::from_micros(called.load(Ordering::Relaxed));
+        let early = DEADLINE / CALLING;
+        assert!((early..early + 2 * PAUSE).contains(&called), "{called:?}");
     }
 }
 

@@ -1,0 +1,95 @@
+//! Servers that come back: a model whose device was lost is loaded again, and gets a context like the one before.
+
+use crate::args::ModelArgs;
+use crate::cpu_args::CpuArgs;
+use crate::failure::Failure;
+use crate::shown::{one_line, say};
+use samite::CancelToken;
+use samite::llm::{Context, ContextOptions, Error, Result};
+use std::time::{Duration, Instant};
+
+/// How often it is tried again.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Makes contexts anew, by the same flags.
+pub struct Renewal {
+    model: ModelArgs,
+    cpu: CpuArgs,
+    /// Without adapters.
+    options: ContextOptions,
+    cancel: CancelToken,
+    wait: Duration,
+}
+
+impl Renewal {
+    /// For a model by these flags; `None` if it has no servers that could come back.
+    pub fn new(model: &ModelArgs, cpu: &CpuArgs, options: &ContextOptions) -> Option<Self> {
+        #[cfg(feature = "remote")]
+        let wait = model.remote().wait()?;
+        #[cfg(not(feature = "remote"))]
+        let wait = Option::<Duration>::None?;
+        Some(Renewal {
+            model: model.clone(),
+            cpu: cpu.clone(),
+            options: options.clone(),
+            cancel: options.cancel.clone(),
+            wait,
+        })
+    }
+
+    /// Waits until all servers are there, and loads the model again.
+    ///
+    /// # Errors
+    /// If a server does not come back in time, or has no room for the model; when cancelled.
+    pub fn renew(&self, lost: &Error) -> Result<Context> {
+        let start = Instant::now();
+        let device = match lost {
+            Error::Core(samite::Error::DeviceLost { device, .. }) => device.clone(),
+            _ => "remote".into(),
+        };
+        let seconds = self.wait.as_secs();
+        let lost = one_line(&lost.to_string());
+        say(format_args!(
+            "{lost}; waiting up to {seconds} s for it to come back"
+        ));
+        let failed = |message: String| {
+            let message = message.into();
+            Err(samite::Error::DeviceLost { device, message }.into())
+        };
+        loop {
+            let why = match self.unreachable() {
+                Some(why) => why,
+                None => match self.context() {
+                    Ok(context) => {
+                        say("it is back: the model is loaded again, and the text goes on");
+                        return Ok(context);
+                    }
+                    Err(Failure::Interrupted) => return Err(samite::Error::Cancelled.into()),
+                    Err(failure) if self.unreachable().is_none() => {
+                        let why = failure.text();
+                        return failed(format!("the model cannot be loaded again: {why}"));
+                    }
+                    Err(failure) => failure.text(),
+                },
+            };
+            self.cancel.check()?;
+            if start.elapsed() >= self.wait {
+                return failed(format!("it did not come back within {seconds} s: {why}"));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// A server that cannot be used, and why.
+    fn unreachable(&self) -> Option<String> {
+        #[cfg(feature = "remote")]
+        return self.model.remote().unreachable();
+        #[cfg(not(feature = "remote"))]
+        None
+    }
+
+    fn context(&self) -> Result<Context, Failure> {
+        let model = self.model.load(&self.cpu, &self.cancel)?;
+        self.model.context(model, self.options.clone())
+    }
+}

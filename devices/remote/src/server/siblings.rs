@@ -1,0 +1,46 @@
+//! Other sessions of the same token that have no connection: their clients were killed perhaps, or come back. They make room where a session needs it.
+
+use super::{Shared, lock};
+use std::sync::Weak;
+use std::time::{Duration, Instant};
+
+/// How long it may take until the memory of a session that was ended is free.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a session knows of others of its token.
+pub(super) struct Siblings {
+    pub shared: Weak<Shared>,
+    /// Names the token.
+    pub owner: String,
+}
+
+impl Siblings {
+    /// Bytes that would be free if all of them that have no connection ended.
+    pub fn bytes(&self) -> usize {
+        let Some(shared) = self.shared.upgrade() else {
+            return 0;
+        };
+        let sessions = lock(&shared.sessions);
+        let orphans = sessions
+            .values()
+            .filter(|session| session.owner == self.owner && session.left_since().is_some());
+        orphans.map(|session| session.memory.taken()).sum()
+    }
+
+    /// Ends the one that has been without a connection for the longest time, and waits until its memory is free. Whether there was one.
+    pub fn end_one(&self) -> bool {
+        let Some(shared) = self.shared.upgrade() else {
+            return false;
+        };
+        let Some(session) = shared.end_orphan(&mut lock(&shared.sessions), &self.owner) else {
+            return false;
+        };
+        let alive = Weak::clone(&session.alive);
+        drop(session);
+        let start = Instant::now();
+        while alive.strong_count() > 0 && start.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        true
+    }
+}
