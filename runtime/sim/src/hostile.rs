@@ -9,7 +9,7 @@ use samite_wire::rpc::record::Record;
 use samite_wire::rpc::version::V7;
 
 /// Deeds of all of them in one case.
-const MOST_DEEDS: usize = 24;
+const MOST_DEEDS: usize = 32;
 /// Messages of others that they know.
 const MOST_KNOWN: usize = 48;
 /// Bytes between two addresses at which buffers begin.
@@ -17,7 +17,8 @@ const DISTANCE: u64 = 1 << 40;
 
 /// What one of them does.
 pub(crate) enum Deed {
-    Come,
+    /// Somebody comes, and says this.
+    Come(Vec<u8>),
     /// The one with this number, of those that are there.
     Say(usize, Vec<u8>),
     Leave(usize),
@@ -37,7 +38,7 @@ impl Hostile {
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         Hostile {
-            seldom: rng.pick(&[None, Some(4), Some(20), Some(20)]),
+            seldom: rng.pick(&[None, Some(10), Some(40), Some(40), Some(200)]),
             rng,
             left: MOST_DEEDS,
             known: Vec::new(),
@@ -52,7 +53,8 @@ impl Hostile {
     pub fn overhear(&mut self, bytes: &[u8]) {
         let is_whole = bytes.split_at_checked(HEADER).is_some_and(|(head, rest)| {
             let len = u64::from_le_bytes(std::array::from_fn(|i| head[1 + i]));
-            head[0] != Command::SetTensor as u8 && len == rest.len() as u64
+            ![Command::SetTensor as u8, Command::Hello as u8].contains(&head[0])
+                && len == rest.len() as u64
         });
         if is_whole && self.known.len() < MOST_KNOWN {
             self.known.push(bytes.to_vec());
@@ -67,7 +69,7 @@ impl Hostile {
         }
         self.left -= 1;
         if there == 0 || there < 2 && self.rng.one_in(6) {
-            return Some(Deed::Come);
+            return Some(Deed::Come(self.look_around()));
         }
         let which = self.rng.below(there);
         Some(match self.rng.below(24) {
@@ -80,6 +82,38 @@ impl Hostile {
             3..9 => Deed::Say(which, self.repeat()),
             _ => Deed::Say(which, self.ask()),
         })
+    }
+
+    /// Takes memory as others have it, and looks what is in there; now and then, of a buffer that nobody has.
+    fn look_around(&mut self) -> Vec<u8> {
+        let mut all = message(&Request::Hello);
+        if self.rng.one_in(4) {
+            all.extend(self.repeat());
+            return all;
+        }
+        for buffer in 1..2 + self.rng.below(3) as u64 {
+            let size = self.rng.pick(&[64, 4096, 4096, 4096]);
+            all.extend(message(&Request::AllocBuffer { device: 0, size }));
+            let n = (size / 4) as u32;
+            let tensor = Record {
+                buffer,
+                ne: [n, 1, 1, 1],
+                nb: [4, n * 4, n * 4, n * 4],
+                data: buffer * DISTANCE,
+                ..Record::NONE
+            };
+            let offset = 0;
+            all.extend(message(&Request::GetTensor {
+                tensor,
+                offset,
+                size,
+            }));
+        }
+        // The address of what was freed is the next one's.
+        if self.rng.one_in(4) {
+            all.extend(message(&Request::FreeBuffer { buffer: 1 }));
+        }
+        all
     }
 
     /// Messages of others, some of them changed in one place.
@@ -99,9 +133,9 @@ impl Hostile {
         all
     }
 
-    /// A greeting, mostly: a second one ends a session.
+    /// Nothing, mostly: a second greeting ends a session.
     fn greet(&mut self) -> Vec<u8> {
-        match self.rng.one_in(2) {
+        match self.rng.one_in(16) {
             true => message(&Request::Hello),
             false => Vec::new(),
         }
@@ -109,12 +143,14 @@ impl Hostile {
 
     /// A place in a buffer that may be its own, somebody else's, or nobody's.
     fn place(&mut self) -> Record {
-        let buffer = self.rng.pick(&[1, 1, 1, 2, 2, 3, 4, 9, u64::MAX]);
-        let n = self.rng.pick(&[1, 16, 16, 256, 1024, 1 << 20, u32::MAX]);
+        let buffer = self.rng.pick(&[1, 1, 1, 1, 1, 2, 2, 2, 3, 9, u64::MAX]);
+        let n = self
+            .rng
+            .pick(&[1, 16, 16, 16, 256, 1024, 1024, 1 << 20, u32::MAX]);
         let offset = self
             .rng
             .pick(&[0, 0, 0, 64, 4096, DISTANCE - 64, u64::MAX / 2]);
-        let slot = match self.rng.one_in(8) {
+        let slot = match self.rng.one_in(16) {
             true => self.rng.below(6) as u64,
             false => buffer,
         };
@@ -138,8 +174,12 @@ impl Hostile {
         for _ in 0..1 + self.rng.below(5) {
             let tensor = self.place();
             let size = u64::from(tensor.ne[0]) * 4;
-            let size = self.rng.pick(&[size, size, size, 64, 1 << 50, u64::MAX]);
-            let offset = self.rng.pick(&[0, 0, 0, 0, 4, 1 << 40, u64::MAX - 3]);
+            let size = self
+                .rng
+                .pick(&[size, size, size, size, size, 64, 1 << 50, u64::MAX]);
+            let offset = self
+                .rng
+                .pick(&[0, 0, 0, 0, 0, 0, 0, 4, 1 << 40, u64::MAX - 3]);
             let buffer = tensor.buffer;
             let device = u32::from(self.rng.one_in(12));
             let request = match self.rng.below(12) {

@@ -5,7 +5,7 @@
 //! late, lost with everything behind it, or cut off, and the server may be started again.
 
 use crate::fault::Fault;
-use crate::hostile::Hostile;
+use crate::hostile::{Deed, Hostile};
 use crate::world::{Time, World};
 use samite_core::environment::{Clock, Connection, Listener, Network};
 use samite_rpc::{End, Server, Session};
@@ -371,13 +371,16 @@ impl Net {
         };
         drop(state);
         match deed {
-            crate::hostile::Deed::Come => drop(self.open(None)),
-            crate::hostile::Deed::Say(which, bytes) => self.put(open[which], false, &bytes),
-            crate::hostile::Deed::Leave(which) => {
+            Deed::Come(bytes) => {
+                let line = self.open(None);
+                self.put(line, false, &bytes);
+            }
+            Deed::Say(which, bytes) => self.put(open[which], false, &bytes),
+            Deed::Leave(which) => {
                 let now = self.world.now();
                 self.lock().plan(open[which], now, 0, Event::ClientLeft);
             }
-            crate::hostile::Deed::Cut(which) => self.cut(open[which]),
+            Deed::Cut(which) => self.cut(open[which]),
         }
     }
 

@@ -58,8 +58,8 @@ impl Call {
     fn draw(rng: &mut Rng) -> Self {
         match rng.below(12) {
             0 => Call::Leave,
-            1 => Call::Free,
-            2 | 3 => Call::Keep,
+            1 | 2 => Call::Free,
+            3..6 => Call::Keep,
             _ => {
                 let count = 1 + rng.below(3);
                 let token = |_| (3 + rng.below(256) as u32, rng.one_in(2));
