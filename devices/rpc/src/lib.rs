@@ -16,4 +16,4 @@ mod client;
 mod server;
 
 pub use client::{ClientOptions, RpcBackend};
-pub use server::{Server, ServerOptions};
+pub use server::{End, Replies, Server, ServerOptions, Session};

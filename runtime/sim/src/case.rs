@@ -13,6 +13,8 @@ pub enum Workload {
     Models,
     /// Many requests in one context.
     Requests,
+    /// Clients of a server of ggml's RPC protocol, some of them hostile.
+    Rpc,
 }
 
 impl Workload {
@@ -22,6 +24,7 @@ impl Workload {
             Workload::Graphs => "graphs",
             Workload::Models => "models",
             Workload::Requests => "requests",
+            Workload::Rpc => "rpc",
         }
     }
 }
@@ -34,7 +37,10 @@ impl FromStr for Workload {
             "graphs" => Ok(Workload::Graphs),
             "models" => Ok(Workload::Models),
             "requests" => Ok(Workload::Requests),
-            _ => Err(format!("'{name}' is none of graphs, models and requests")),
+            "rpc" => Ok(Workload::Rpc),
+            _ => Err(format!(
+                "'{name}' is none of graphs, models, requests and rpc"
+            )),
         }
     }
 }
@@ -57,12 +63,14 @@ pub struct Case {
 }
 
 impl Case {
-    /// The whole case of a seed: graphs mostly, which are quick; every eighth seed has models, every tenth one requests.
+    /// The whole case of a seed: graphs mostly, which are quick; every eighth seed has models, every tenth one requests, every
+    /// tenth one a server.
     pub fn new(seed: u64) -> Self {
         Case {
             seed,
             workload: match (seed % 10, seed % 8) {
                 (5, _) => Workload::Requests,
+                (2, _) => Workload::Rpc,
                 (_, 7) => Workload::Models,
                 _ => Workload::Graphs,
             },

@@ -71,7 +71,7 @@ faults! {
     ReadFile = "read-file",
     /// The clock is far ahead all at once. Not an error.
     ClockJump = "clock-jump",
-    /// A graph is cut where it need not be. Not an error, as are all that follow.
+    /// A graph is cut where it need not be. Not an error, as are the next ones.
     Split = "split",
     /// A graph that has a plan is planned again.
     PlanAgain = "plan-again",
@@ -79,15 +79,23 @@ faults! {
     ForgetPlan = "forget-plan",
     /// A file is read in the smallest pieces.
     SmallChunks = "small-chunks",
+    /// A connection breaks: what is on its way is lost.
+    Cut = "cut",
+    /// Nothing that a connection carries arrives any more.
+    Silence = "silence",
+    /// A server ends, and another one begins.
+    Restart = "restart",
+    /// Bytes arrive seconds later. Not an error.
+    Late = "late",
 }
 
 impl Fault {
     /// Whether nobody should notice.
     pub fn is_harmless(self) -> bool {
-        use Fault::{ClockJump, ForgetPlan, PlanAgain, SmallChunks, Split, Torn};
+        use Fault::{ClockJump, ForgetPlan, Late, PlanAgain, SmallChunks, Split, Torn};
         matches!(
             self,
-            ClockJump | ForgetPlan | PlanAgain | SmallChunks | Split | Torn
+            ClockJump | ForgetPlan | Late | PlanAgain | SmallChunks | Split | Torn
         )
     }
 }

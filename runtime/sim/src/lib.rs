@@ -5,7 +5,7 @@
 //! `docs/simulation.md` tells how it works, with a failure followed step by step.
 //!
 //! - A [`Case`] is everything that a simulation depends on. [`run`] plays it and says what was wrong.
-//! - A [`Workload`] is what the application does: random graphs on a scheduler, contexts of language models, or many requests in one context. Everything is also done on one plain
+//! - A [`Workload`] is what the application does: random graphs on a scheduler, contexts of language models, many requests in one context, or clients of an RPC server. Everything is also done on one plain
 //!   reference device, and results must be equal bit by bit.
 //! - A [`Fault`] is something that goes wrong. What fails must say why, leave everything usable, and work when it is done again.
 //! - A [`Search`] runs many seeds; [`shrink`] makes a case that failed small.
@@ -29,12 +29,15 @@ mod economy;
 mod environment;
 mod fault;
 mod graphs;
+mod hostile;
 mod known;
 mod machine;
 mod memory;
 mod models;
+mod net;
 mod player;
 mod requests;
+mod rpc;
 mod search;
 mod shadow;
 mod stream;
@@ -59,6 +62,7 @@ pub fn run(case: &Case, is_wanted: bool) -> Outcome {
         Workload::Graphs => graphs::play(case, &world, &mut outcome),
         Workload::Models => models::play(case, &world, &mut outcome),
         Workload::Requests => requests::play(case, &world, &mut outcome),
+        Workload::Rpc => rpc::play(case, &world, &mut outcome),
     });
     // Warnings about simulated devices concern nobody.
     let play = || tracing::subscriber::with_default(NoSubscriber::new(), || catch_unwind(play));

@@ -177,6 +177,16 @@ impl SimBuffer {
         self.owner
             .world
             .call(self.owner.device, what, Some(fault))?;
+        if offset
+            .checked_add(len)
+            .is_none_or(|end| end > self.memory.len())
+        {
+            let mistake = format!(
+                "{what}: bytes {offset}..+{len} of a buffer of {} bytes",
+                self.memory.len()
+            );
+            self.owner.world.with(|state| state.violate(mistake));
+        }
         let start = self.location.offset + offset;
         let access = Access {
             memory: self.location.memory,

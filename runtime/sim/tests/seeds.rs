@@ -3,7 +3,8 @@
 
 use samite_sim::{Case, Fault, Search, Workload, run, shrink};
 
-/// Cases that one test run tries. `SAMITE_SIM_SEEDS=first..end` asks for others. `SAMITE_SIM_SHRINK=0` tells of a failure as it was found.
+/// Cases that one test run tries. `SAMITE_SIM_SEEDS=first..end` asks for others,
+/// `SAMITE_SIM_WORKLOAD` for one workload only. `SAMITE_SIM_SHRINK=0` tells of a failure as it was found.
 const SEEDS: u64 = 2_000;
 
 #[test]
@@ -12,7 +13,10 @@ fn seeds_pass() {
         let (first, end) = range.split_once("..").unwrap();
         first.parse().unwrap()..end.parse().unwrap()
     });
+    let workload = std::env::var("SAMITE_SIM_WORKLOAD").ok();
+    let workload: Option<Workload> = workload.map(|name| name.parse().unwrap());
     let search = Search {
+        workload,
         threads: std::thread::available_parallelism().unwrap().get(),
         most_failures: 1,
         ..Search::new(range.unwrap_or(0..SEEDS))
@@ -24,6 +28,10 @@ fn seeds_pass() {
             _ => shrink(failure),
         };
         panic!("{}; again: samite sim {}", failure.what, failure.case);
+    }
+    println!("{} cases, {} steps", summary.cases, summary.steps);
+    if workload.is_some() {
+        return println!("{:?}", summary.faults);
     }
     // A search in which little happens would show little.
     assert!(summary.steps > 3 * summary.cases, "{summary:?}");
@@ -100,6 +108,7 @@ fn every_workload_meets_faults_of_its_own() {
         (Workload::Graphs, Fault::Import),
         (Workload::Models, Fault::ReadFile),
         (Workload::Requests, Fault::Compute),
+        (Workload::Rpc, Fault::Cut),
     ] {
         let search = Search {
             workload: Some(workload),

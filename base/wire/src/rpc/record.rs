@@ -118,23 +118,30 @@ impl Record {
 
     /// Appends the bytes.
     pub fn write(&self, out: &mut Vec<u8>) {
-        let begin = out.len();
-        out.extend(self.id.to_le_bytes());
-        out.extend(self.dtype.to_le_bytes());
-        out.extend(self.buffer.to_le_bytes());
-        self.ne.iter().for_each(|n| out.extend(n.to_le_bytes()));
-        self.nb.iter().for_each(|n| out.extend(n.to_le_bytes()));
-        out.extend(self.op.to_le_bytes());
+        let mut bytes = [0; RECORD];
+        let mut rest = &mut bytes[..];
+        // Questions about a graph are some thousand of these: one copy each.
+        let mut put = |field: &[u8]| {
+            if let Some(to) = rest.split_off_mut(..field.len()) {
+                to.copy_from_slice(field);
+            }
+        };
+        put(&self.id.to_le_bytes());
+        put(&self.dtype.to_le_bytes());
+        put(&self.buffer.to_le_bytes());
+        self.ne.iter().for_each(|n| put(&n.to_le_bytes()));
+        self.nb.iter().for_each(|n| put(&n.to_le_bytes()));
+        put(&self.op.to_le_bytes());
         let params = self.op_params.iter();
-        params.for_each(|word| out.extend(word.to_le_bytes()));
-        out.extend(self.flags.to_le_bytes());
-        self.src.iter().for_each(|id| out.extend(id.to_le_bytes()));
-        out.extend(self.view_src.to_le_bytes());
-        out.extend(self.view_offs.to_le_bytes());
-        out.extend(self.data.to_le_bytes());
-        out.extend(self.name);
-        out.extend(self.use_count.to_le_bytes());
-        debug_assert_eq!(out.len() - begin, RECORD);
+        params.for_each(|word| put(&word.to_le_bytes()));
+        put(&self.flags.to_le_bytes());
+        self.src.iter().for_each(|id| put(&id.to_le_bytes()));
+        put(&self.view_src.to_le_bytes());
+        put(&self.view_offs.to_le_bytes());
+        put(&self.data.to_le_bytes());
+        put(&self.name);
+        put(&self.use_count.to_le_bytes());
+        out.extend_from_slice(&bytes);
     }
 
     /// Reads a record.

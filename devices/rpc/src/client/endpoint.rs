@@ -123,9 +123,8 @@ impl Endpoint {
         let failed = |error: io::Error| Error::io(format!("cannot use {address}"), error);
         let environment = &options.environment;
         let connection = environment.network.connect(address, options.connect);
-        let clock = Arc::clone(&environment.clock);
         let channel = connection
-            .and_then(|connection| Channel::new(connection, clock, options.patience))
+            .and_then(|connection| Channel::new(connection, options.patience))
             .map_err(failed)?;
         let mut link = Link {
             channel: Ok(channel),

@@ -1,6 +1,6 @@
-//! The server: it accepts connections, each of which is a session on a thread of its own.
+//! The server: it accepts connections, each of which has a session and a thread of its own that moves bytes between them.
 //!
-//! - `session`: requests and what is done about them.
+//! - `session`: requests and what is done about them, without a connection.
 //! - `places`: what a client's numbers of buffers and addresses stand for.
 //! - `work`: graphs, bound to devices.
 
@@ -8,10 +8,11 @@ mod places;
 mod session;
 mod work;
 
-use crate::channel::Channel;
+use crate::channel::{ended, send};
 use samite_core::environment::{Connection, Listener};
 use samite_core::{Device, Environment, Ledger};
-use session::{End, Session};
+use session::PIECE;
+pub use session::{End, Replies, Session};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -107,25 +108,53 @@ impl Server {
     }
 
     /// Serves one client until it leaves or breaks a rule.
-    pub fn serve_client(&self, connection: Box<dyn Connection>) {
+    pub fn serve_client(self: &Arc<Self>, connection: Box<dyn Connection>) {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let seat = Seat::take(&self.clients, self.options.clients);
-        if seat.is_none() {
+        let Some(session) = self.begin() else {
             let most = self.options.clients;
             tracing::warn!("client {number} is turned away: there are {most} already");
             return;
-        }
+        };
         tracing::info!("client {number} connected");
-        let clock = Arc::clone(&self.options.environment.clock);
-        let end = Channel::new(connection, clock, self.options.patience)
-            .map_err(End::from)
-            .and_then(|channel| Session::new(self, channel).serve());
-        match end {
+        match self.converse(session, connection) {
             Ok(()) => tracing::info!("client {number} left"),
             Err(End::Lost(error)) => tracing::info!("client {number} is lost: {error}"),
             Err(End::Refused(reason)) => {
                 tracing::warn!("the connection of client {number} is closed: {reason}");
             }
+        }
+    }
+
+    /// A session for one more client, whose bytes the caller moves; `None` if there are too many clients.
+    pub fn begin(self: &Arc<Self>) -> Option<Session> {
+        Some(Session::new(self, Seat::take(self)?))
+    }
+
+    /// Moves bytes between a connection and its session.
+    fn converse(
+        &self,
+        mut session: Session,
+        mut connection: Box<dyn Connection>,
+    ) -> Result<(), End> {
+        connection.set_timeout(Some(self.options.patience))?;
+        let clock = &self.options.environment.clock;
+        let mut bytes = vec![0; PIECE];
+        loop {
+            let deadline = session.deadline();
+            if deadline.is_some_and(|end| clock.now() >= end) {
+                return Err(End::Lost(io::ErrorKind::TimedOut.into()));
+            }
+            let len = match connection.receive(&mut bytes) {
+                Ok(0) if deadline.is_none() => return Ok(()),
+                Ok(0) => return Err(End::Lost(ended())),
+                Ok(len) => len,
+                // Between messages, a client may be silent.
+                Err(error) if error.kind() == io::ErrorKind::TimedOut && deadline.is_none() => {
+                    continue;
+                }
+                Err(error) => return Err(End::Lost(error)),
+            };
+            session.take(&bytes[..len], &mut |reply| send(&mut *connection, reply))?;
         }
     }
 
@@ -141,18 +170,20 @@ impl Server {
 }
 
 /// One of a limited number of clients.
-struct Seat<'a>(&'a AtomicUsize);
+struct Seat(Arc<Server>);
 
-impl<'a> Seat<'a> {
-    fn take(clients: &'a AtomicUsize, most: usize) -> Option<Self> {
+impl Seat {
+    fn take(server: &Arc<Server>) -> Option<Self> {
+        let most = server.options.clients;
         let one_more = |now| (now < most).then_some(now + 1);
+        let clients = &server.clients;
         let taken = clients.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
-        taken.is_ok().then(|| Seat(clients))
+        taken.is_ok().then(|| Seat(Arc::clone(server)))
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for Seat {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.clients.fetch_sub(1, Ordering::Relaxed);
     }
 }

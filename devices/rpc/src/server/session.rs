@@ -1,9 +1,9 @@
 //! One client: its requests, its buffers, its graphs.
 
-use super::Server;
 use super::places::{Buffers, Question, layout};
 use super::work::{Lane, Work, prepare, run};
-use crate::channel::Channel;
+use super::{Seat, Server};
+use samite_core::environment::Instant;
 use samite_core::{Charge, Device, Ledger, TensorInfo, TensorRef, Usage};
 use samite_wire::Reason;
 use samite_wire::import::{Importer, supported};
@@ -13,17 +13,23 @@ use samite_wire::rpc::graph::{GraphMessage, MOST_SOURCES};
 use samite_wire::rpc::message::{ASKS_SUPPORT, Greeting, Request};
 use samite_wire::rpc::record::Record;
 use samite_wire::rpc::version::{Protocol, V7};
+use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes of data that are on their way through the server at once.
-const PIECE: usize = 1 << 20;
+pub(super) const PIECE: usize = 1 << 20;
+
+/// Bytes per second that a client sends at least, besides the time that it may be silent.
+const SLOWEST: u64 = 64 << 10;
 
 /// Longest message that is read as a whole.
 const LONGEST: u64 = 64 << 20;
 
 /// Why a session ended before the client left.
-pub(super) enum End {
+#[derive(Debug)]
+pub enum End {
     /// The connection is broken or too slow.
     Lost(io::Error),
     /// The client asked for something that it may not have.
@@ -54,9 +60,35 @@ impl From<String> for End {
     }
 }
 
-pub(super) struct Session<'a> {
-    server: &'a Server,
-    channel: Channel,
+/// Where replies go.
+pub type Replies<'a> = &'a mut dyn FnMut(&[u8]) -> io::Result<()>;
+
+/// What the next bytes of a client are.
+enum Next {
+    /// A header.
+    Header,
+    /// What is read as a whole before anything is done: so many bytes of a message of `len` bytes.
+    Message {
+        command: Command,
+        len: u64,
+        wanted: usize,
+        /// For the message itself, if it is long.
+        charge: Option<Charge>,
+    },
+    /// Data that is written to a tensor as it comes.
+    Data {
+        place: TensorRef,
+        at: usize,
+        left: usize,
+    },
+}
+
+/// What a client says, and what is done about it: a machine that is given bytes as they come. It has no connection and waits for nothing but devices.
+pub struct Session {
+    server: Arc<Server>,
+    next: Next,
+    /// When the message that is being read must be complete.
+    deadline: Option<Instant>,
     protocol: &'static Protocol,
     is_greeted: bool,
     ledger: Arc<Ledger>,
@@ -65,15 +97,23 @@ pub(super) struct Session<'a> {
     fallback: Option<Lane>,
     /// By device: the graph that it computed last.
     kept: Vec<Option<Work>>,
-    /// What is read, and data on its way.
+    /// What is read, and replies on their way.
     bytes: Vec<u8>,
+    _seat: Seat,
 }
 
-impl<'a> Session<'a> {
-    pub fn new(server: &'a Server, channel: Channel) -> Self {
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Session({} buffers)", self.buffers.len())
+    }
+}
+
+impl Session {
+    pub(super) fn new(server: &Arc<Server>, seat: Seat) -> Self {
         Session {
-            server,
-            channel,
+            server: Arc::clone(server),
+            next: Next::Header,
+            deadline: None,
             protocol: &V7,
             is_greeted: false,
             ledger: server.memory.part(server.options.memory_per_client),
@@ -82,57 +122,141 @@ impl<'a> Session<'a> {
             fallback: server.options.fallback.as_ref().map(Lane::new),
             kept: server.devices.iter().map(|_| None).collect(),
             bytes: Vec::new(),
+            _seat: seat,
         }
     }
 
-    /// Answers requests until the client leaves.
-    pub fn serve(mut self) -> Result<(), End> {
-        while let Some(command) = self.channel.first()? {
-            let mut len = [0; HEADER - 1];
-            self.channel.receive(&mut len)?;
-            let len = u64::from_le_bytes(len);
-            let command =
-                Command::of(command).ok_or_else(|| format!("command {command} is not known"))?;
-            if self.is_greeted == (command == Command::Hello) {
-                return Err(format!("{command:?} is not the greeting, or a second one").into());
-            }
-            command.check(self.protocol, len)?;
-            self.channel.expect(len);
-            let result = match command {
-                Command::GraphCompute => self.compute(len),
-                Command::SetTensor => self.write(len),
-                _ => self.answer(command, len),
+    /// When the message that is being read must be complete; `None` between messages.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Does what the next `bytes` of the client complete.
+    ///
+    /// # Errors
+    /// What ends the session.
+    pub fn take(&mut self, mut bytes: &[u8], replies: Replies<'_>) -> Result<(), End> {
+        while !bytes.is_empty() {
+            let wanted = match &self.next {
+                Next::Header => HEADER,
+                Next::Message { wanted, .. } => *wanted,
+                Next::Data { .. } => {
+                    bytes = self.write(bytes)?;
+                    continue;
+                }
             };
-            result.map_err(|end| match end {
-                End::Refused(reason) => End::Refused(format!("{command:?}: {reason}").into()),
-                lost => lost,
-            })?;
+            if self.deadline.is_none() {
+                self.expect(0);
+            }
+            let piece = (wanted - self.bytes.len()).min(bytes.len());
+            let refused = |_| Reason::from("there is no memory for the message");
+            self.bytes.try_reserve(piece).map_err(refused)?;
+            let (now, later) = bytes.split_at(piece);
+            self.bytes.extend(now);
+            bytes = later;
+            if self.bytes.len() == wanted {
+                self.complete(replies)?;
+            }
         }
         Ok(())
     }
 
-    /// Reads `len` bytes. Memory is taken as they come.
-    fn read(&mut self, len: u64) -> Result<(), End> {
-        let len = usize::try_from(len).ok().filter(|_| len <= LONGEST);
-        let len = len.ok_or_else(|| format!("messages have at most {LONGEST} bytes"))?;
+    /// `len` more bytes have to come, quickly.
+    fn expect(&mut self, len: u64) {
+        let options = &self.server.options;
+        let time = options.patience + Duration::from_secs(len / SLOWEST);
+        self.deadline = options.environment.clock.now().checked_add(time);
+    }
+
+    /// Goes on to the next message.
+    fn end_message(&mut self) {
+        self.next = Next::Header;
+        self.deadline = None;
         self.bytes.clear();
-        while self.bytes.len() < len {
-            let at = self.bytes.len();
-            let piece = PIECE.min(len - at);
-            let refused = |_| Reason::from("there is no memory for the message");
-            self.bytes.try_reserve(piece).map_err(refused)?;
-            self.bytes.resize(at + piece, 0);
-            self.channel.receive(&mut self.bytes[at..])?;
+        if self.bytes.capacity() > PIECE {
+            self.bytes = Vec::new();
         }
+    }
+
+    /// Everything that was wanted is there.
+    fn complete(&mut self, replies: Replies<'_>) -> Result<(), End> {
+        let next = std::mem::replace(&mut self.next, Next::Header);
+        let Next::Message {
+            command,
+            len,
+            charge,
+            ..
+        } = next
+        else {
+            self.begin()?;
+            // Some messages are nothing but a header.
+            return match self.next {
+                Next::Message { wanted: 0, .. } => self.complete(replies),
+                _ => Ok(()),
+            };
+        };
+        let result = match command {
+            Command::GraphCompute => self.compute(charge),
+            Command::SetTensor => self.begin_write(len),
+            _ => self.answer(command, replies),
+        };
+        result.map_err(|end| match end {
+            End::Refused(reason) => End::Refused(format!("{command:?}: {reason}").into()),
+            lost => lost,
+        })?;
+        if !matches!(self.next, Next::Data { .. }) {
+            self.end_message();
+        }
+        Ok(())
+    }
+
+    /// A header is there.
+    fn begin(&mut self) -> Result<(), End> {
+        let Some((&command, len)) = self.bytes.split_first() else {
+            return Ok(());
+        };
+        let len = u64::from_le_bytes(std::array::from_fn(|i| len[i]));
+        self.bytes.clear();
+        let command =
+            Command::of(command).ok_or_else(|| format!("command {command} is not known"))?;
+        if self.is_greeted == (command == Command::Hello) {
+            return Err(format!("{command:?} is not the greeting, or a second one").into());
+        }
+        command.check(self.protocol, len)?;
+        self.expect(len);
+        let mut charge = None;
+        let wanted = match command {
+            Command::SetTensor => Request::SET_TENSOR as u64,
+            Command::GraphCompute => {
+                charge = self.ledger.take(usize::try_from(len).unwrap_or(usize::MAX));
+                if charge.is_none() {
+                    return Err(format!(
+                        "{command:?}: a message of {len} bytes is more than this client may take"
+                    )
+                    .into());
+                }
+                len
+            }
+            _ => len,
+        };
+        let wanted = usize::try_from(wanted).ok().filter(|_| wanted <= LONGEST);
+        let wanted =
+            wanted.ok_or_else(|| format!("{command:?}: messages have at most {LONGEST} bytes"))?;
+        self.next = Next::Message {
+            command,
+            len,
+            wanted,
+            charge,
+        };
         Ok(())
     }
 
     /// Sends a reply.
-    fn reply(&mut self, payload: &[u8]) -> Result<(), End> {
+    fn reply(&mut self, payload: &[u8], replies: Replies<'_>) -> Result<(), End> {
         let mut message = Vec::with_capacity(8 + payload.len());
         message.extend((payload.len() as u64).to_le_bytes());
         message.extend(payload);
-        Ok(self.channel.send(&message)?)
+        Ok(replies(&message)?)
     }
 
     fn device(&self, number: u32) -> Result<&Arc<dyn Device>, End> {
@@ -155,8 +279,7 @@ impl<'a> Session<'a> {
         most.min(Buffers::DISTANCE - 1)
     }
 
-    fn answer(&mut self, command: Command, len: u64) -> Result<(), End> {
-        self.read(len)?;
+    fn answer(&mut self, command: Command, replies: Replies<'_>) -> Result<(), End> {
         match Request::read(command, &self.bytes)? {
             Request::Hello => {
                 self.is_greeted = true;
@@ -164,19 +287,19 @@ impl<'a> Session<'a> {
                     version: self.protocol.version,
                     answers_support: true,
                 };
-                self.reply(&greeting.payload(self.protocol))
+                self.reply(&greeting.payload(self.protocol), replies)
             }
             Request::DeviceCount => {
                 let count = self.server.devices.len() as u32;
-                self.reply(&count.to_le_bytes())
+                self.reply(&count.to_le_bytes(), replies)
             }
             Request::GetAlignment { device } => {
                 let alignment = self.device(device)?.buffer_type().alignment() as u64;
-                self.reply(&alignment.to_le_bytes())
+                self.reply(&alignment.to_le_bytes(), replies)
             }
             Request::GetMaxSize { device } => {
                 let most = self.max_size(&**self.device(device)?);
-                self.reply(&most.to_le_bytes())
+                self.reply(&most.to_le_bytes(), replies)
             }
             Request::GetDeviceMemory { device } => {
                 let memory = self.device(device)?.memory();
@@ -184,14 +307,14 @@ impl<'a> Session<'a> {
                 let free = memory.free.unwrap_or(total).min(self.ledger.left());
                 let mut reply = (free as u64).to_le_bytes().to_vec();
                 reply.extend((total as u64).to_le_bytes());
-                self.reply(&reply)
+                self.reply(&reply, replies)
             }
             Request::AllocBuffer { device, size } => {
                 let device = Arc::clone(self.device(device)?);
                 let number = self.allocate(&*device, size);
                 let mut reply = number.to_le_bytes().to_vec();
                 reply.extend(if number == 0 { 0 } else { size }.to_le_bytes());
-                self.reply(&reply)
+                self.reply(&reply, replies)
             }
             Request::BufferGetBase { buffer } => {
                 let held = self.buffers.get(buffer)?;
@@ -200,7 +323,7 @@ impl<'a> Session<'a> {
                 } else {
                     held.base
                 };
-                self.reply(&base.to_le_bytes())
+                self.reply(&base.to_le_bytes(), replies)
             }
             Request::FreeBuffer { buffer } => {
                 // Upstream's programs run graphs again after they freed buffers of others.
@@ -223,19 +346,19 @@ impl<'a> Session<'a> {
                 Ok(place.buffer.fill(place.slot, offset, size, value)?)
             }
             // Nothing is kept from earlier: another client must not find out what this one has.
-            Request::SetTensorHash { .. } => self.reply(&[0]),
+            Request::SetTensorHash { .. } => self.reply(&[0], replies),
             Request::GetTensor {
                 tensor,
                 offset,
                 size,
-            } => self.send_bytes(&tensor, offset, size),
+            } => self.send_bytes(&tensor, offset, size, replies),
             Request::CopyTensor { from, to } => {
                 let (from, to) = (self.place(&from)?, self.place(&to)?);
                 let fits = from.layout() == to.layout();
                 if fits {
                     to.copy_from(&from)?;
                 }
-                self.reply(&[u8::from(fits)])
+                self.reply(&[u8::from(fits)], replies)
             }
             Request::InitTensor { tensor } => {
                 let place = self.place(&tensor)?;
@@ -253,7 +376,7 @@ impl<'a> Session<'a> {
                     0 => alloc_size(&*lent, &tensor, &sources)?,
                     _ => u64::from(self.can_compute(&*lent, &tensor, &sources)),
                 };
-                self.reply(&answer.to_le_bytes())
+                self.reply(&answer.to_le_bytes(), replies)
             }
             Request::GraphRecompute { device } => {
                 self.device(device)?;
@@ -308,15 +431,8 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Reads a graph and computes it.
-    fn compute(&mut self, len: u64) -> Result<(), End> {
-        let charge: Option<Charge> = self.ledger.take(usize::try_from(len).unwrap_or(usize::MAX));
-        if charge.is_none() {
-            return Err(
-                format!("a message of {len} bytes is more than this client may take").into(),
-            );
-        }
-        self.read(len)?;
+    /// Computes the graph that was read. Its message is paid for until its work is bound.
+    fn compute(&mut self, charge: Option<Charge>) -> Result<(), End> {
         let graph = GraphMessage::read(&self.bytes, self.server.options.tensors)?;
         self.device(graph.device)?;
         let number = graph.device as usize;
@@ -325,9 +441,7 @@ impl<'a> Session<'a> {
         let (lane, fallback) = (&mut self.lanes[number], self.fallback.as_mut());
         let work = prepare(&graph, &self.buffers, &self.ledger, lane, fallback)?;
         self.kept[number] = Some(work);
-        if self.bytes.capacity() > PIECE {
-            self.bytes = Vec::new();
-        }
+        drop(charge);
         self.run(number)
     }
 
@@ -339,28 +453,44 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Receives bytes into a tensor, piece by piece.
-    fn write(&mut self, len: u64) -> Result<(), End> {
-        self.read(Request::SET_TENSOR as u64)?;
+    /// The head of a write is there; its data come behind it.
+    fn begin_write(&mut self, len: u64) -> Result<(), End> {
         let request = Request::read(Command::SetTensor, &self.bytes)?;
         let Request::SetTensor { tensor, offset, .. } = request else {
             return Err("a write is something else".to_owned().into());
         };
         let place = self.place(&tensor)?;
-        let (mut at, mut left) = range(&place, offset, len - Request::SET_TENSOR as u64)?;
-        while left > 0 {
-            let piece = PIECE.min(left);
-            self.bytes.resize(piece, 0);
-            self.channel.receive(&mut self.bytes)?;
-            place.buffer.write(place.slot, at, &self.bytes)?;
-            at += piece;
-            left -= piece;
+        let (at, left) = range(&place, offset, len - Request::SET_TENSOR as u64)?;
+        if left > 0 {
+            self.next = Next::Data { place, at, left };
         }
         Ok(())
     }
 
+    /// Writes what there is of the data of a write. Returns what is behind it.
+    fn write<'b>(&mut self, bytes: &'b [u8]) -> Result<&'b [u8], End> {
+        let Next::Data { place, at, left } = &mut self.next else {
+            return Ok(bytes);
+        };
+        let (now, later) = bytes.split_at((*left).min(bytes.len()));
+        let written = place.buffer.write(place.slot, *at, now);
+        written.map_err(|error| format!("{:?}: {error}", Command::SetTensor))?;
+        *at += now.len();
+        *left -= now.len();
+        if *left == 0 {
+            self.end_message();
+        }
+        Ok(later)
+    }
+
     /// Sends bytes of a tensor, piece by piece.
-    fn send_bytes(&mut self, tensor: &Record, offset: u64, size: u64) -> Result<(), End> {
+    fn send_bytes(
+        &mut self,
+        tensor: &Record,
+        offset: u64,
+        size: u64,
+        replies: Replies<'_>,
+    ) -> Result<(), End> {
         let place = self.place(tensor)?;
         let (mut at, mut left) = range(&place, offset, size)?;
         let mut header = 8;
@@ -373,7 +503,7 @@ impl<'a> Session<'a> {
                 let out = &mut self.bytes[header..];
                 place.buffer.read(place.slot, at, out)?;
             }
-            self.channel.send(&self.bytes)?;
+            replies(&self.bytes)?;
             header = 0;
             at += piece;
             left -= piece;

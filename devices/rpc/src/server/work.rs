@@ -38,6 +38,8 @@ impl Lane {
 struct Piece {
     on_fallback: bool,
     prepared: Box<dyn Prepared>,
+    /// Scratch memory, which prepared work need not hold by itself.
+    _workspace: Option<TensorRef>,
 }
 
 /// A graph that can be run again and again.
@@ -106,6 +108,7 @@ pub(super) fn prepare(
                 .stream()
                 .and_then(|stream| stream.prepare(work))
                 .map_err(text)?,
+            _workspace: workspace,
         });
     }
     Ok(Work {

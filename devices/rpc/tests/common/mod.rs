@@ -1,7 +1,7 @@
 //! A server on the loopback, and a client that says whatever it is told to.
 #![allow(dead_code, clippy::unwrap_used)] // not every test needs everything
 
-use samite_core::environment::{Connection, Network, SystemNetwork};
+use samite_core::environment::{Network, SystemNetwork};
 use samite_core::{DType, Device, Layout};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_rpc::{Server, ServerOptions};
@@ -191,29 +191,4 @@ pub fn values(bytes: &[u8]) -> Vec<f32> {
         .iter()
         .map(|value| f32::from_le_bytes(*value))
         .collect()
-}
-
-/// A connection that has all requests already, and keeps no replies.
-#[derive(Debug)]
-pub struct Recording {
-    pub requests: Vec<u8>,
-    pub at: usize,
-}
-
-impl Connection for Recording {
-    fn send(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        Ok(bytes.len())
-    }
-
-    fn receive(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let rest = &self.requests[self.at..];
-        let len = rest.len().min(buffer.len());
-        buffer[..len].copy_from_slice(&rest[..len]);
-        self.at += len;
-        Ok(len)
-    }
-
-    fn set_timeout(&mut self, _: Option<Duration>) -> std::io::Result<()> {
-        Ok(())
-    }
 }

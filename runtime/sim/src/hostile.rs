@@ -1,0 +1,260 @@
+//! Clients of a server that know its protocol and keep no rule of it.
+
+use samite_testing::Rng;
+use samite_wire::numbers::{flag, op};
+use samite_wire::rpc::frame::{Command, HEADER};
+use samite_wire::rpc::graph::GraphMessage;
+use samite_wire::rpc::message::Request;
+use samite_wire::rpc::record::Record;
+use samite_wire::rpc::version::V7;
+
+/// Deeds of all of them in one case.
+const MOST_DEEDS: usize = 32;
+/// Messages of others that they know.
+const MOST_KNOWN: usize = 48;
+/// Bytes between two addresses at which buffers begin.
+const DISTANCE: u64 = 1 << 40;
+
+/// What one of them does.
+pub(crate) enum Deed {
+    /// Somebody comes, and says this.
+    Come(Vec<u8>),
+    /// The one with this number, of those that are there.
+    Say(usize, Vec<u8>),
+    Leave(usize),
+    Cut(usize),
+}
+
+pub(crate) struct Hostile {
+    rng: Rng,
+    /// One occasion in so many is used; none at all by some seeds.
+    seldom: Option<usize>,
+    left: usize,
+    /// Messages of others.
+    known: Vec<Vec<u8>>,
+}
+
+impl Hostile {
+    pub fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        Hostile {
+            seldom: rng.pick(&[None, Some(10), Some(40), Some(40), Some(200)]),
+            rng,
+            left: MOST_DEEDS,
+            known: Vec::new(),
+        }
+    }
+
+    pub fn stop(&mut self) {
+        self.left = 0;
+    }
+
+    /// Somebody else's message, which may be said again. Writes are left out: whoever repeats one may see what it wrote.
+    pub fn overhear(&mut self, bytes: &[u8]) {
+        let is_whole = bytes.split_at_checked(HEADER).is_some_and(|(head, rest)| {
+            let len = u64::from_le_bytes(std::array::from_fn(|i| head[1 + i]));
+            ![Command::SetTensor as u8, Command::Hello as u8].contains(&head[0])
+                && len == rest.len() as u64
+        });
+        if is_whole && self.known.len() < MOST_KNOWN {
+            self.known.push(bytes.to_vec());
+        }
+    }
+
+    /// What is done now, if something is, by `there` of them.
+    pub fn next(&mut self, there: usize) -> Option<Deed> {
+        let seldom = self.seldom?;
+        if self.left == 0 || !self.rng.one_in(seldom) {
+            return None;
+        }
+        self.left -= 1;
+        if there == 0 || there < 2 && self.rng.one_in(6) {
+            return Some(Deed::Come(self.look_around()));
+        }
+        let which = self.rng.below(there);
+        Some(match self.rng.below(24) {
+            0 => Deed::Leave(which),
+            1 => Deed::Cut(which),
+            2 => {
+                let len = self.rng.below(64);
+                Deed::Say(which, (0..len).map(|_| self.rng.bits() as u8).collect())
+            }
+            3..9 => Deed::Say(which, self.repeat()),
+            _ => Deed::Say(which, self.ask()),
+        })
+    }
+
+    /// Takes memory as others have it, and looks what is in there; now and then, of a buffer that nobody has.
+    fn look_around(&mut self) -> Vec<u8> {
+        let mut all = message(&Request::Hello);
+        if self.rng.one_in(4) {
+            all.extend(self.repeat());
+            return all;
+        }
+        for buffer in 1..2 + self.rng.below(3) as u64 {
+            let size = self.rng.pick(&[64, 4096, 4096, 4096]);
+            all.extend(message(&Request::AllocBuffer { device: 0, size }));
+            let n = (size / 4) as u32;
+            let tensor = Record {
+                buffer,
+                ne: [n, 1, 1, 1],
+                nb: [4, n * 4, n * 4, n * 4],
+                data: buffer * DISTANCE,
+                ..Record::NONE
+            };
+            let offset = 0;
+            all.extend(message(&Request::GetTensor {
+                tensor,
+                offset,
+                size,
+            }));
+        }
+        // The address of what was freed is the next one's.
+        if self.rng.one_in(4) {
+            all.extend(message(&Request::FreeBuffer { buffer: 1 }));
+        }
+        all
+    }
+
+    /// Messages of others, some of them changed in one place.
+    fn repeat(&mut self) -> Vec<u8> {
+        let mut all = self.greet();
+        for _ in 0..1 + self.rng.below(6) {
+            if self.known.is_empty() {
+                break;
+            }
+            let mut message = self.known[self.rng.below(self.known.len())].clone();
+            if self.rng.one_in(3) {
+                let at = self.rng.below(message.len());
+                message[at] = self.rng.pick(&[0, 1, 2, 0x7f, 0x80, 0xff]);
+            }
+            all.extend(message);
+        }
+        all
+    }
+
+    /// Nothing, mostly: a second greeting ends a session.
+    fn greet(&mut self) -> Vec<u8> {
+        match self.rng.one_in(16) {
+            true => message(&Request::Hello),
+            false => Vec::new(),
+        }
+    }
+
+    /// A place in a buffer that may be its own, somebody else's, or nobody's.
+    fn place(&mut self) -> Record {
+        let buffer = self.rng.pick(&[1, 1, 1, 1, 1, 2, 2, 2, 3, 9, u64::MAX]);
+        let n = self
+            .rng
+            .pick(&[1, 16, 16, 16, 256, 1024, 1024, 1 << 20, u32::MAX]);
+        let offset = self
+            .rng
+            .pick(&[0, 0, 0, 64, 4096, DISTANCE - 64, u64::MAX / 2]);
+        let slot = match self.rng.one_in(16) {
+            true => self.rng.below(6) as u64,
+            false => buffer,
+        };
+        let mut record = Record {
+            id: 1 + self.rng.below(4) as u64,
+            buffer,
+            ne: [n, 1, 1, 1],
+            nb: [4, n.wrapping_mul(4), n.wrapping_mul(4), n.wrapping_mul(4)],
+            data: slot.wrapping_mul(DISTANCE).wrapping_add(offset),
+            ..Record::NONE
+        };
+        if self.rng.one_in(10) {
+            record.dtype = self.rng.below(50) as u32;
+        }
+        record
+    }
+
+    /// Requests as the protocol has them, with numbers that are wrong now and then.
+    fn ask(&mut self) -> Vec<u8> {
+        let mut all = self.greet();
+        for _ in 0..1 + self.rng.below(5) {
+            let tensor = self.place();
+            let size = u64::from(tensor.ne[0]) * 4;
+            let size = self
+                .rng
+                .pick(&[size, size, size, size, size, 64, 1 << 50, u64::MAX]);
+            let offset = self
+                .rng
+                .pick(&[0, 0, 0, 0, 0, 0, 0, 4, 1 << 40, u64::MAX - 3]);
+            let buffer = tensor.buffer;
+            let device = u32::from(self.rng.one_in(12));
+            let request = match self.rng.below(12) {
+                0 | 1 => Request::AllocBuffer {
+                    device,
+                    size: self.rng.pick(&[64, 4096, 4096, 4096, 1 << 20, 1 << 60]),
+                },
+                2 => Request::FreeBuffer { buffer },
+                3 => Request::BufferClear { buffer, value: 7 },
+                4 => Request::MemsetTensor {
+                    tensor,
+                    offset,
+                    size,
+                    value: 9,
+                },
+                5 => Request::CopyTensor {
+                    from: tensor,
+                    to: self.place(),
+                },
+                6 => Request::GraphRecompute { device },
+                7 => {
+                    let payload = self.graph();
+                    all.extend(Command::GraphCompute.header(payload.len() as u64));
+                    all.extend(payload);
+                    continue;
+                }
+                8 => {
+                    let request = Request::SetTensor {
+                        tensor,
+                        cache: false,
+                        offset,
+                    };
+                    let mut payload = request.payload(&V7);
+                    payload.extend(vec![0x5a; size.min(2048) as usize]);
+                    all.extend(Command::SetTensor.header(payload.len() as u64));
+                    all.extend(payload);
+                    continue;
+                }
+                _ => Request::GetTensor {
+                    tensor,
+                    offset,
+                    size,
+                },
+            };
+            all.extend(message(&request));
+        }
+        if self.rng.one_in(8) {
+            // The rest never comes.
+            all.truncate(self.rng.below(all.len()));
+        }
+        all
+    }
+
+    fn graph(&mut self) -> Vec<u8> {
+        let leaf = Record {
+            id: 1,
+            op: op::NONE,
+            ..self.place()
+        };
+        let node = Record {
+            id: 2,
+            op: self
+                .rng
+                .pick(&[op::SQR, op::SQR, op::SCALE, op::MUL_MAT, 200]),
+            flags: flag::COMPUTE,
+            src: std::array::from_fn(|i| u64::from(i == 0)),
+            ..self.place()
+        };
+        GraphMessage::write(0, &[2], &[leaf, node])
+    }
+}
+
+fn message(request: &Request) -> Vec<u8> {
+    let payload = request.payload(&V7);
+    let mut message = request.command().header(payload.len() as u64).to_vec();
+    message.extend(payload);
+    message
+}

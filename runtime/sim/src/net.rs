@@ -1,0 +1,533 @@
+//! A simulated network, with a server of ggml's RPC protocol in it.
+//!
+//! Clients wait on the host's thread, as they do on a system's connection. The server's sessions are machines that are given bytes, so while a client waits,
+//! the network moves bytes, those of other clients too, until its own have come. What is sent arrives in pieces, some time later and in its order; it may be
+//! late, lost with everything behind it, or cut off, and the server may be started again.
+
+use crate::fault::Fault;
+use crate::hostile::{Deed, Hostile};
+use crate::world::{Time, World};
+use samite_core::environment::{Clock, Connection, Listener, Network};
+use samite_rpc::{End, Server, Session};
+use samite_testing::Rng;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io::{Error, ErrorKind, Result};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How much later something comes that is late: less than anybody's patience.
+const LATE: Time = 5_000_000_000;
+
+/// Makes a server.
+type NewServer = Box<dyn Fn() -> Arc<Server> + Send>;
+
+/// What happens on a line.
+enum Event {
+    ToServer(Vec<u8>),
+    ToClient(Vec<u8>),
+    /// The client's side is closed.
+    ClientLeft,
+    /// The server's side is closed.
+    ServerLeft,
+    /// A message should be complete.
+    Deadline,
+}
+
+/// A connection.
+struct Line {
+    /// Who has it: the number of a client, or nobody who keeps rules.
+    client: Option<usize>,
+    session: Option<Session>,
+    /// What the client has not received yet.
+    inbox: VecDeque<u8>,
+    is_closed: bool,
+    /// Nothing arrives any more.
+    is_silent: bool,
+    /// Something went wrong with it that explains an error.
+    is_harmed: bool,
+    /// When the last bytes arrive, to the server and to the client.
+    last: [Time; 2],
+    /// Everything that the server said, for as long as nobody has looked.
+    heard: Vec<u8>,
+}
+
+struct State {
+    rng: Rng,
+    /// By time, then by a drawn number, then by a counted one: no two are the same.
+    events: BTreeMap<(Time, u64, u64), (usize, Event)>,
+    count: u64,
+    lines: Vec<Line>,
+    server: Arc<Server>,
+    new_server: NewServer,
+    hostile: Hostile,
+    /// Bytes that nobody but their owner may see: their owner, who is a client.
+    secrets: Vec<(Option<usize>, Vec<u8>)>,
+}
+
+/// The network.
+pub(crate) struct Net {
+    world: Arc<World>,
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for Net {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Net({:?})", self.world)
+    }
+}
+
+impl Net {
+    pub fn new(
+        seed: u64,
+        world: &Arc<World>,
+        clock: Arc<dyn Clock>,
+        new_server: NewServer,
+    ) -> Arc<Self> {
+        let mut rng = Rng::new(seed);
+        let hostile = Hostile::new(rng.bits());
+        let state = State {
+            rng,
+            events: BTreeMap::new(),
+            count: 0,
+            lines: Vec::new(),
+            server: new_server(),
+            new_server,
+            hostile,
+            secrets: Vec::new(),
+        };
+        Arc::new(Net {
+            world: Arc::clone(world),
+            clock,
+            state: Mutex::new(state),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server that listens now.
+    pub fn server(&self) -> Arc<Server> {
+        Arc::clone(&self.lock().server)
+    }
+
+    /// Bytes that only `owner` may see, or no client at all.
+    pub fn keep_secret(&self, owner: Option<usize>, bytes: &[u8]) {
+        self.lock().secrets.push((owner, bytes.to_vec()));
+    }
+
+    /// Whether something went wrong with the last connection of a client, from the network's or the server's side.
+    pub fn is_harmed(&self, client: usize) -> bool {
+        let state = self.lock();
+        let mut lines = state.lines.iter().rev();
+        let last = lines.find(|line| line.client == Some(client));
+        last.is_some_and(|line| line.is_harmed)
+    }
+
+    fn note(&self, text: impl FnOnce() -> String) {
+        self.world.with(|state| state.note(|_| text()));
+    }
+
+    fn strikes(&self, fault: Fault) -> bool {
+        self.world.with(|state| {
+            let strikes = state.faults.strikes(fault);
+            if strikes {
+                state.note(|_| format!("FAULT: {fault}"));
+            }
+            strikes
+        })
+    }
+
+    /// A connection of a client, or of somebody who keeps no rule.
+    fn open(&self, client: Option<usize>) -> usize {
+        let mut state = self.lock();
+        // The server turns away whoever is one too many.
+        let session = state.server.begin();
+        let is_closed = session.is_none();
+        state.lines.push(Line {
+            client,
+            session,
+            inbox: VecDeque::new(),
+            is_closed,
+            is_silent: false,
+            is_harmed: false,
+            last: [0; 2],
+            heard: Vec::new(),
+        });
+        state.lines.len() - 1
+    }
+
+    /// Puts bytes on their way to the server or to the client, whole or in pieces.
+    fn put(&self, line: usize, to_client: bool, bytes: &[u8]) {
+        let late = match self.strikes(Fault::Late) {
+            true => LATE,
+            false => 0,
+        };
+        let now = self.world.now();
+        let mut state = self.lock();
+        if state.lines[line].is_silent {
+            return;
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let len = match state.rng.below(8) {
+                0 => 1 + state.rng.below(rest.len().min(16)),
+                1 => 1 + state.rng.below(rest.len()),
+                _ => rest.len(),
+            };
+            let (piece, later) = rest.split_at(len.min(rest.len()));
+            rest = later;
+            let delay = state.rng.pick(&[10, 1_000, 50_000, 1_000_000]);
+            let delay = state.rng.below(delay) as Time + late;
+            let event = match to_client {
+                true => Event::ToClient(piece.to_vec()),
+                false => Event::ToServer(piece.to_vec()),
+            };
+            state.plan(line, now + delay, usize::from(to_client), event);
+        }
+    }
+
+    /// Breaks a connection: what is on its way is lost.
+    fn cut(&self, line: usize) {
+        self.note(|| format!("line {line} is cut"));
+        let mut state = self.lock();
+        let session = state.cut(line);
+        drop(state);
+        drop(session);
+    }
+
+    /// The server ends and another one begins: all connections break.
+    fn restart(&self) {
+        let mut state = self.lock();
+        let lines = 0..state.lines.len();
+        let sessions: Vec<_> = lines.map(|line| state.cut(line)).collect();
+        drop(state);
+        drop(sessions);
+        let old = self.server();
+        self.check_empty(&old);
+        let mut state = self.lock();
+        state.server = (state.new_server)();
+    }
+
+    fn check_empty(&self, server: &Server) {
+        let kept = (server.clients(), server.memory_in_use());
+        if kept != (0, 0) {
+            let mistake = format!("a server without clients has {kept:?} clients and bytes");
+            self.world.with(|state| state.violate(mistake));
+        }
+    }
+
+    /// Lets what is next happen, at `until` at the latest. False if nothing does.
+    fn turn(&self, until: Option<Time>) -> bool {
+        let mut state = self.lock();
+        let Some((&(at, ..), _)) = state.events.first_key_value() else {
+            return false;
+        };
+        if until.is_some_and(|until| at > until) {
+            return false;
+        }
+        let Some((_, (line, event))) = state.events.pop_first() else {
+            return false;
+        };
+        drop(state);
+        let wait = at.saturating_sub(self.world.now());
+        self.world.with(|state| state.advance(wait));
+        match event {
+            Event::ToServer(bytes) => self.serve(line, &bytes),
+            Event::ToClient(bytes) => self.hear(line, &bytes),
+            Event::ClientLeft => self.end_session(line, "the client left"),
+            Event::ServerLeft => self.lock().lines[line].is_closed = true,
+            Event::Deadline => {
+                let state = self.lock();
+                let session = state.lines[line].session.as_ref();
+                let deadline = session.and_then(Session::deadline);
+                drop(state);
+                if deadline.is_some_and(|deadline| self.clock.now() >= deadline) {
+                    self.lock().lines[line].is_harmed = true;
+                    self.end_session(line, "a message is too slow");
+                }
+            }
+        }
+        self.check_memory();
+        self.play_hostile();
+        true
+    }
+
+    fn end_session(&self, line: usize, why: &str) {
+        self.note(|| format!("line {line}: {why}"));
+        let now = self.world.now();
+        let mut state = self.lock();
+        let session = state.lines[line].session.take();
+        if session.is_some() {
+            state.plan(line, now, 1, Event::ServerLeft);
+        }
+        drop(state);
+        drop(session);
+    }
+
+    /// The server is given bytes.
+    fn serve(&self, line: usize, bytes: &[u8]) {
+        if self.strikes(Fault::Restart) {
+            return self.restart();
+        }
+        let Some(mut session) = self.lock().lines[line].session.take() else {
+            return;
+        };
+        let mut replies = Vec::new();
+        let taken = session.take(bytes, &mut |reply| {
+            replies.extend(reply);
+            Ok(())
+        });
+        self.note(|| {
+            format!(
+                "line {line}: {} bytes, {} bytes of replies",
+                bytes.len(),
+                replies.len()
+            )
+        });
+        self.put(line, true, &replies);
+        match taken {
+            Ok(()) => {
+                let deadline = session.deadline();
+                let wait = deadline.map(|end| end.saturating_duration_since(self.clock.now()));
+                let now = self.world.now();
+                let mut state = self.lock();
+                state.lines[line].session = Some(session);
+                if let Some(wait) = wait {
+                    let at = now + wait.as_nanos() as Time;
+                    state.plan(line, at, 2, Event::Deadline);
+                }
+            }
+            Err(end) => {
+                let why = match end {
+                    End::Lost(error) => error.to_string(),
+                    End::Refused(reason) => reason.into_owned(),
+                };
+                let mut state = self.lock();
+                let is_explained = crate::player::is_injected(&why);
+                state.lines[line].is_harmed |= is_explained;
+                state.lines[line].session = Some(session);
+                drop(state);
+                self.end_session(line, &why);
+            }
+        }
+    }
+
+    /// A client is given bytes.
+    fn hear(&self, line: usize, bytes: &[u8]) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let line = &mut state.lines[line];
+        line.inbox.extend(bytes);
+        let from = line.heard.len().saturating_sub(64);
+        line.heard.drain(..from);
+        line.heard.extend(bytes);
+        let seen = state.secrets.iter().find(|(owner, secret)| {
+            let is_foreign = match (owner, line.client) {
+                (Some(owner), client) => client != Some(*owner),
+                // The model's own users read what they loaded.
+                (None, client) => client.is_none(),
+            };
+            is_foreign
+                && line
+                    .heard
+                    .windows(secret.len())
+                    .any(|bytes| bytes == secret)
+        });
+        if let Some((owner, _)) = seen {
+            let mistake = format!("client {:?} sees bytes of client {owner:?}", line.client);
+            self.world.with(|state| state.violate(mistake));
+        }
+        if line.client.is_none() {
+            line.inbox.clear();
+        }
+    }
+
+    /// Nobody has more memory than the server counts, nor more than its quota.
+    fn check_memory(&self) {
+        let server = self.server();
+        let counted = server.memory_in_use();
+        self.world.with(|state| {
+            let far = state.live().find(|(name, _)| *name == FAR);
+            let there = far.map_or(0, |(_, live)| live.bytes);
+            if there > counted || counted > MEMORY {
+                state.violate(format!(
+                    "clients have {there} bytes, the server counts {counted}, and the quota is {MEMORY}"
+                ));
+            }
+        });
+    }
+
+    /// Lets those who keep no rule do something now and then.
+    fn play_hostile(&self) {
+        let mut state = self.lock();
+        let open = state.lines.iter().enumerate();
+        let open = open.filter(|(_, line)| line.client.is_none() && line.session.is_some());
+        let open: Vec<usize> = open.map(|(number, _)| number).collect();
+        let Some(deed) = state.hostile.next(open.len()) else {
+            return;
+        };
+        drop(state);
+        match deed {
+            Deed::Come(bytes) => {
+                let line = self.open(None);
+                self.put(line, false, &bytes);
+            }
+            Deed::Say(which, bytes) => self.put(open[which], false, &bytes),
+            Deed::Leave(which) => {
+                let now = self.world.now();
+                self.lock().plan(open[which], now, 0, Event::ClientLeft);
+            }
+            Deed::Cut(which) => self.cut(open[which]),
+        }
+    }
+
+    /// Everything that is on its way arrives; whoever is hostile leaves. Then the server must have nothing any more.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.hostile.stop();
+        let now = self.world.now();
+        for line in 0..state.lines.len() {
+            if state.lines[line].client.is_none() {
+                state.plan(line, now, 0, Event::ClientLeft);
+            }
+        }
+        drop(state);
+        while self.turn(None) {}
+        self.check_empty(&self.server());
+    }
+}
+
+/// The name of the server's device.
+pub(crate) const FAR: &str = "far";
+
+/// Bytes that all clients of the server may have.
+pub(crate) const MEMORY: usize = 16 << 20;
+
+impl State {
+    /// Something will happen at `at`, behind what goes the same way: to the server, to the client, or no way.
+    fn plan(&mut self, line: usize, at: Time, way: usize, event: Event) {
+        let at = match self.lines[line].last.get_mut(way) {
+            Some(last) => {
+                // A nanosecond apart, so that their order stays.
+                *last = at.max(*last + 1);
+                *last
+            }
+            None => at,
+        };
+        self.count += 1;
+        let order = self.rng.bits();
+        self.events.insert((at, order, self.count), (line, event));
+    }
+
+    fn cut(&mut self, line: usize) -> Option<Session> {
+        self.events.retain(|_, (other, _)| *other != line);
+        let line = &mut self.lines[line];
+        line.is_closed = true;
+        line.is_harmed = true;
+        line.session.take()
+    }
+}
+
+/// How one client reaches the server.
+#[derive(Debug)]
+pub(crate) struct SimNetwork {
+    pub net: Arc<Net>,
+    pub client: usize,
+}
+
+impl Network for SimNetwork {
+    fn connect(&self, _: &str, _: Duration) -> Result<Box<dyn Connection>> {
+        Ok(Box::new(SimConnection {
+            line: self.net.open(Some(self.client)),
+            net: Arc::clone(&self.net),
+            timeout: None,
+        }))
+    }
+
+    fn listen(&self, _: &str) -> Result<Box<dyn Listener>> {
+        Err(ErrorKind::Unsupported.into())
+    }
+}
+
+#[derive(Debug)]
+struct SimConnection {
+    net: Arc<Net>,
+    line: usize,
+    timeout: Option<Time>,
+}
+
+impl Connection for SimConnection {
+    fn send(&mut self, bytes: &[u8]) -> Result<usize> {
+        let net = &self.net;
+        net.lock().hostile.overhear(bytes);
+        // Time passes, in which others are served.
+        let until = net.world.now() + 1_000;
+        while net.turn(Some(until)) {}
+        for fault in [Fault::Cut, Fault::Silence] {
+            if !net.strikes(fault) {
+                continue;
+            }
+            match fault {
+                Fault::Cut => net.cut(self.line),
+                _ => {
+                    let mut state = net.lock();
+                    state.lines[self.line].is_silent = true;
+                    state.lines[self.line].is_harmed = true;
+                }
+            }
+        }
+        if net.lock().lines[self.line].is_closed {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        net.put(self.line, false, bytes);
+        Ok(bytes.len())
+    }
+
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let net = &self.net;
+        let end = self.timeout.map(|timeout| net.world.now() + timeout);
+        loop {
+            {
+                let mut state = net.lock();
+                let line = &mut state.lines[self.line];
+                if !line.inbox.is_empty() {
+                    let len = line.inbox.len().min(buffer.len());
+                    for (to, from) in buffer.iter_mut().zip(line.inbox.drain(..len)) {
+                        *to = from;
+                    }
+                    return Ok(len);
+                }
+                if line.is_closed {
+                    return Ok(0);
+                }
+            }
+            if net.turn(end) {
+                continue;
+            }
+            let Some(end) = end else {
+                let mistake = "a client waits for ever".to_owned();
+                net.world.with(|state| state.violate(mistake));
+                return Err(Error::other("a wait without an end"));
+            };
+            let left = end.saturating_sub(net.world.now());
+            net.world.with(|state| state.advance(left));
+            return Err(ErrorKind::TimedOut.into());
+        }
+    }
+
+    fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<()> {
+        self.timeout = timeout.map(|timeout| timeout.as_nanos() as Time);
+        Ok(())
+    }
+}
+
+impl Drop for SimConnection {
+    fn drop(&mut self) {
+        let now = self.net.world.now();
+        let mut state = self.net.lock();
+        state.plan(self.line, now, 0, Event::ClientLeft);
+    }
+}
