@@ -3,6 +3,7 @@
 use crate::gpu::{MOST_BINDINGS, Opened};
 use crate::plan::MOST_OPERANDS;
 use crate::shader::{FIRST_OPERAND, Shader};
+use crate::stored_pipelines::StoredPipelines;
 use samite_core::Result;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -13,12 +14,17 @@ pub struct Pipelines {
     layouts: Vec<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
     compiled: Mutex<BTreeMap<Shader, Arc<wgpu::ComputePipeline>>>,
     patch: OnceLock<wgpu::ComputePipeline>,
+    stored: Option<StoredPipelines>,
     /// For tests: what to put in place of a text.
     falsified: Option<[&'static str; 2]>,
 }
 
 impl Pipelines {
-    pub fn new(device: &wgpu::Device, falsified: Option<[&'static str; 2]>) -> Self {
+    pub fn new(
+        device: &wgpu::Device,
+        stored: Option<StoredPipelines>,
+        falsified: Option<[&'static str; 2]>,
+    ) -> Self {
         let most = device.limits().max_storage_buffers_per_shader_stage;
         let most = most.min(MOST_BINDINGS).saturating_sub(1) as usize;
         let layouts = (0..=most.min(MOST_OPERANDS)).map(|operands| layout(device, operands));
@@ -26,8 +32,14 @@ impl Pipelines {
             layouts: layouts.collect(),
             compiled: Mutex::default(),
             patch: OnceLock::new(),
+            stored,
             falsified,
         }
+    }
+
+    /// The pipelines on disk.
+    pub fn stored(&self) -> Option<&StoredPipelines> {
+        self.stored.as_ref()
     }
 
     /// The layout of bind groups with so many bindings of operands.
@@ -81,7 +93,8 @@ pub fn compile(
     layout: Option<&wgpu::PipelineLayout>,
     entry: &str,
 ) -> Result<wgpu::ComputePipeline> {
-    opened.make(&format!("the kernel '{name}'"), 0, || {
+    let stored = opened.pipelines.stored();
+    let pipeline = opened.make(&format!("the kernel '{name}'"), 0, || {
         let module = opened
             .device
             .create_shader_module(wgpu::ShaderModuleDescriptor {
@@ -100,9 +113,13 @@ pub fn compile(
                     zero_initialize_workgroup_memory: false,
                     ..Default::default()
                 },
-                cache: None,
+                cache: stored.map(|stored| &stored.cache),
             })
-    })
+    })?;
+    if let Some(stored) = stored {
+        stored.count();
+    }
+    Ok(pipeline)
 }
 
 fn layout(device: &wgpu::Device, operands: usize) -> (wgpu::BindGroupLayout, wgpu::PipelineLayout) {

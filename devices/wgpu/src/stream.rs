@@ -409,6 +409,9 @@ impl Stream for WgpuStream {
             Ok(steps)
         })??;
         opened.write(&parameters, 0, &bytes)?;
+        if let Some(stored) = opened.pipelines.stored() {
+            stored.store(false);
+        }
         Ok(Box::new(PreparedSteps {
             device: Arc::clone(&self.device),
             steps,

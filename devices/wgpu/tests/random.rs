@@ -11,7 +11,7 @@ use samite_testing::{RandomGraph, Rng, random_graph};
 use samite_wgpu::WgpuBackend;
 use std::sync::Arc;
 
-/// Graphs of each kind of machine; `SAMITE_RANDOM_GRAPHS` says how many there are in all.
+/// So many graphs; `SAMITE_RANDOM_GRAPHS` says another number, `SAMITE_RANDOM_FIRST` the first one.
 const GRAPHS: u64 = 150;
 
 fn store(
@@ -40,7 +40,32 @@ fn outputs(
     devices: Vec<Arc<dyn Device>>,
     copies: usize,
 ) -> Option<Vec<(TensorId, Vec<f32>)>> {
-    let graph = graph(seed, &devices);
+    outputs_of(seed, graph(seed, &devices), devices, copies)
+}
+
+/// What the reference gives if each input of floats is the next one, up or down: how much a result may differ that is as good.
+fn nudged(seed: u64, device: Arc<dyn Device>) -> Vec<(TensorId, Vec<f32>)> {
+    let devices = vec![device];
+    let mut graph = graph(seed, &devices);
+    let mut rng = Rng::new(seed);
+    for (id, bytes) in &mut graph.inputs {
+        if graph.graph.tensor(*id).layout.dtype() == DType::F32 {
+            for float in bytes.as_chunks_mut::<4>().0 {
+                let value = f32::from_le_bytes(*float);
+                let near = [value.next_up(), value.next_down()][rng.below(2)];
+                *float = near.to_le_bytes();
+            }
+        }
+    }
+    outputs_of(seed, graph, devices, 1).unwrap()
+}
+
+fn outputs_of(
+    seed: u64,
+    graph: RandomGraph,
+    devices: Vec<Arc<dyn Device>>,
+    copies: usize,
+) -> Option<Vec<(TensorId, Vec<f32>)>> {
     let options = Options {
         copies,
         ..Options::default()
@@ -82,13 +107,12 @@ fn random_graphs_give_what_the_reference_gives() {
     let apart = backend
         .configure(gpu, "overlaps=off".parse().unwrap())
         .unwrap();
-    let count = std::env::var("SAMITE_RANDOM_GRAPHS")
-        .ok()
-        .and_then(|n| n.parse().ok());
+    let variable = |name| std::env::var(name).ok()?.parse().ok();
     let reference = || -> Arc<dyn Device> { ReferenceDevice::new(ReferenceOptions::default()) };
-    let mut placed = 0;
-    let graphs = count.unwrap_or(GRAPHS);
-    for seed in 0..graphs {
+    let (mut placed, mut noisy) = (0, 0);
+    let graphs = variable("SAMITE_RANDOM_GRAPHS").unwrap_or(GRAPHS);
+    let first: u64 = variable("SAMITE_RANDOM_FIRST").unwrap_or(0);
+    for seed in first..first + graphs {
         let expected = outputs(seed, vec![reference()], 1).unwrap();
         // As in browsers, too.
         let gpu = Arc::clone([gpu, &apart][seed as usize % 2]);
@@ -102,9 +126,17 @@ fn random_graphs_give_what_the_reference_gives() {
             continue;
         };
         placed += 1;
-        for ((id, found), (_, expected)) in found.iter().zip(&expected) {
+        for (number, ((id, found), (_, expected))) in found.iter().zip(&expected).enumerate() {
             let error = nmse(found, expected);
-            assert!(error <= 1e-6, "seed {seed}, {id}: {error:.1e}");
+            if error > 1e-6 {
+                // What is left of a number less the same number rounded, for example, is noise.
+                noisy += 1;
+                let noise = nmse(&nudged(seed, reference())[number].1, expected);
+                assert!(
+                    error <= 4.0 * noise,
+                    "seed {seed}, {id}: {error:.1e}, noise {noise:.1e}"
+                );
+            }
         }
         // The same bits again.
         assert_eq!(
@@ -113,6 +145,7 @@ fn random_graphs_give_what_the_reference_gives() {
             "seed {seed}"
         );
     }
+    assert!(noisy * 1000 <= graphs, "{noisy} of {graphs} are noise");
     assert!(
         placed * 10 >= graphs * 9,
         "{placed} of {graphs} graphs could be placed"
