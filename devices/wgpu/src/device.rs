@@ -266,7 +266,10 @@ impl Device for WgpuDevice {
             let steps = fuse::steps(graph, nodes, &capacity, memory).unwrap_or_default();
             let operands = steps.into_iter().flat_map(|step| step.launch.operands);
             let scratch = operands.filter(|operand| operand.which == Which::Workspace);
-            scratch.map(|operand| operand.bytes()).max().unwrap_or(0)
+            scratch
+                .map(|operand| operand.first + operand.bytes())
+                .max()
+                .unwrap_or(0)
         };
         Ok(needed(Memory::Stored).max(needed(Memory::AllPacked)))
     }
@@ -283,10 +286,8 @@ impl Device for WgpuDevice {
         let steps = steps.map_err(|(id, reason)| {
             Error::unsupported(self.name(), graph.tensor(id).op.name(), reason)
         })?;
-        for step in steps {
-            cancel.check()?;
-            opened.pipelines.get(opened, &step.launch.shader)?;
-        }
+        let shaders = steps.iter().map(|step| &step.launch.shader);
+        opened.pipelines.get_all(opened, shaders, cancel)?;
         if let Some(stored) = opened.pipelines.stored() {
             stored.store(false);
         }

@@ -254,12 +254,10 @@ fn has_matrices(adapter: &wgpu::Adapter, limits: &wgpu::Limits) -> bool {
 
 /// Fails if a test wants this call of the driver to fail.
 fn count_call(fault: &AtomicU64, device: &str) -> Result<()> {
-    let left = fault.load(Ordering::Relaxed);
-    if left > 0 {
-        fault.store(left - 1, Ordering::Relaxed);
-    }
-    match left {
-        1 => Err(Error::device(device, "a fault that a test asked for")),
+    // Kernels are compiled side by side.
+    let less = |left: u64| left.checked_sub(1);
+    match fault.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
+        Ok(1) => Err(Error::device(device, "a fault that a test asked for")),
         _ => Ok(()),
     }
 }

@@ -4,9 +4,14 @@ use crate::gpu::{MOST_BINDINGS, Opened};
 use crate::plan::MOST_OPERANDS;
 use crate::shader::{FIRST_OPERAND, Shader};
 use crate::stored_pipelines::StoredPipelines;
-use samite_core::Result;
-use std::collections::BTreeMap;
+use crate::waiting::IN_BROWSER;
+use samite_core::{CancelToken, Error, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Most threads that compile at a time.
+const MOST_COMPILERS: usize = 8;
 
 /// The pipelines of one device.
 pub struct Pipelines {
@@ -65,6 +70,53 @@ impl Pipelines {
         let pipeline = Arc::new(pipeline);
         lock().insert(shader.clone(), Arc::clone(&pipeline));
         Ok(pipeline)
+    }
+
+    /// Compiles those of `shaders` that were not, several at a time: each takes a driver some milliseconds or more. Others than the first that fails may be compiled, too.
+    ///
+    /// # Errors
+    /// If the driver refuses one, or `cancel` says so.
+    pub fn get_all<'a>(
+        &self,
+        opened: &Opened,
+        shaders: impl Iterator<Item = &'a Shader>,
+        cancel: &CancelToken,
+    ) -> Result<()> {
+        let missing: BTreeSet<&Shader> = {
+            let compiled = self.compiled.lock();
+            let compiled = compiled.unwrap_or_else(PoisonError::into_inner);
+            shaders
+                .filter(|shader| !compiled.contains_key(shader))
+                .collect()
+        };
+        let missing = Vec::from_iter(missing);
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<()> {
+            while let Some(shader) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                cancel.check()?;
+                self.get(opened, shader)?;
+            }
+            Ok(())
+        };
+        if IN_BROWSER || missing.len() < 2 {
+            return work();
+        }
+        let others = std::thread::available_parallelism().map_or(1, usize::from);
+        let others = others.min(missing.len()).min(MOST_COMPILERS) - 1;
+        std::thread::scope(|scope| {
+            // Where no thread can be had, this one does it all.
+            let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+            let others: Vec<_> = (0..others).filter_map(spawn).collect();
+            let mut result = work();
+            for other in others {
+                let theirs = other.join();
+                let theirs = theirs.unwrap_or_else(|_| {
+                    Err(Error::invalid("a thread that compiles kernels panicked"))
+                });
+                result = result.and(theirs);
+            }
+            result
+        })
     }
 
     /// The kernel that sets some bits of a word.

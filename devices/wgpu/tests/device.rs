@@ -508,6 +508,88 @@ fn long_rows_and_many_experts_come_in_parts() {
     }
 }
 
+/// Attention makes its results 8-bit numbers for the product behind it: the same bits as when both are computed by themselves.
+#[test]
+fn attention_gives_a_product_its_columns() {
+    for parameters in ["", "subgroups=off,overlaps=off"] {
+        let Some(device) = device(parameters) else {
+            return;
+        };
+        for (tokens, keys, kv_type) in [
+            (3, 40, DType::F16),
+            (1, 1100, DType::F16),
+            (2, 600, DType::F32),
+            (8, 40, DType::Q8_0),
+        ] {
+            let mut graph = Graph::new();
+            let mut input = |dtype, shape| graph.input("", dtype, shape).unwrap();
+            let q = input(DType::F32, [64, tokens, 4, 1]);
+            let [k, v] = [0, 1].map(|_| input(kv_type, [64, keys, 2, 1]));
+            let w = graph.leaf("w", DType::Q8_0, [256, 96, 1, 1]).unwrap();
+            let op = Op::FlashAttn {
+                scale: 0.125,
+                max_bias: 0.0,
+                softcap: 0.0,
+                precision: samite_core::Precision::F32,
+            };
+            let attention = graph.push(op, &[Some(q), Some(k), Some(v)]).unwrap();
+            let columns = graph.reshape(attention, [256, tokens, 1, 1]).unwrap();
+            let product = graph.mul_mat(w, columns).unwrap();
+            let mut places = places(&device, &graph);
+            let packed = &device.extra_buffer_types()[0];
+            let wanted = [("w", graph.tensor(w).layout)];
+            let group = TensorGroup::allocate(packed, Usage::Weights, &wanted).unwrap();
+            places[w.index()] = Some(group.tensors[0].tensor().clone());
+            let base = places[attention.index()].clone().unwrap();
+            let mut view = base;
+            view.slot.layout = graph.tensor(columns).layout;
+            places[columns.index()] = Some(view);
+            let place = |id: TensorId| places[id.index()].as_ref().unwrap();
+            let mut rng = Rng::new(3);
+            for id in [q, k, v, w] {
+                let layout = graph.tensor(id).layout;
+                let bytes = Recipe::UNIT.bytes(&layout, &mut rng).unwrap();
+                place(id).write(0, &bytes).unwrap();
+            }
+            let nodes = [attention, product];
+            let mut run = |parts: &[&[TensorId]]| {
+                let mut stream = Arc::clone(&device).open_stream().unwrap();
+                for nodes in parts {
+                    let bytes = device.workspace(&graph, nodes).unwrap();
+                    let layout = Layout::contiguous(DType::I8, [bytes.max(4), 1, 1, 1]).unwrap();
+                    let memory = device.buffer_type();
+                    let wanted = [("", layout)];
+                    let group = TensorGroup::allocate(&memory, Usage::Compute, &wanted).unwrap();
+                    let work = Placed {
+                        graph: &graph,
+                        nodes,
+                        places: &places,
+                        workspace: Some(group.tensors[0].tensor()),
+                        compiled: None,
+                    };
+                    let mut prepared = stream.prepare(work).unwrap();
+                    stream
+                        .run(&mut *prepared, control(&CancelToken::new()))
+                        .unwrap();
+                    stream.synchronize().unwrap();
+                }
+                let mut found = vec![0f32; 96 * tokens];
+                let bytes = bytemuck::cast_slice_mut(&mut found);
+                stream.read(place(product), 0, bytes).unwrap();
+                found
+            };
+            let apart = run(&[&nodes[..1], &nodes[1..]]);
+            place(product).write(0, &vec![0; 4 * 96 * tokens]).unwrap();
+            assert_eq!(
+                run(&[&nodes]),
+                apart,
+                "{kv_type}, {tokens} tokens, {keys} keys"
+            );
+            assert!(apart.iter().any(|x| x.abs() > 0.1), "{apart:?}");
+        }
+    }
+}
+
 #[test]
 fn limits_are_measured() {
     let Some(device) = device("") else { return };

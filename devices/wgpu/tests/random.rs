@@ -2,12 +2,12 @@
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
 use samite_core::{
-    Backend, BufferType, CancelToken, DType, Device, Error, Layout, Result, StoredTensor,
+    Backend, BufferType, CancelToken, DType, Device, Error, Graph, Layout, Result, StoredTensor,
     TensorGroup, TensorId, Usage,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::{Assignments, Options, Scheduler, nmse};
-use samite_testing::{RandomGraph, Rng, random_graph};
+use samite_testing::{RandomGraph, Rng, imprecise_device, random_graph};
 use samite_wgpu::WgpuBackend;
 use std::sync::Arc;
 
@@ -40,32 +40,7 @@ fn outputs(
     devices: Vec<Arc<dyn Device>>,
     copies: usize,
 ) -> Option<Vec<(TensorId, Vec<f32>)>> {
-    outputs_of(seed, graph(seed, &devices), devices, copies)
-}
-
-/// What the reference gives if each input of floats is the next one, up or down: how much a result may differ that is as good.
-fn nudged(seed: u64, device: Arc<dyn Device>) -> Vec<(TensorId, Vec<f32>)> {
-    let devices = vec![device];
-    let mut graph = graph(seed, &devices);
-    let mut rng = Rng::new(seed);
-    for (id, bytes) in &mut graph.inputs {
-        if graph.graph.tensor(*id).layout.dtype() == DType::F32 {
-            for float in bytes.as_chunks_mut::<4>().0 {
-                let value = f32::from_le_bytes(*float);
-                let near = [value.next_up(), value.next_down()][rng.below(2)];
-                *float = near.to_le_bytes();
-            }
-        }
-    }
-    outputs_of(seed, graph, devices, 1).unwrap()
-}
-
-fn outputs_of(
-    seed: u64,
-    graph: RandomGraph,
-    devices: Vec<Arc<dyn Device>>,
-    copies: usize,
-) -> Option<Vec<(TensorId, Vec<f32>)>> {
+    let graph = graph(seed, &devices);
     let options = Options {
         copies,
         ..Options::default()
@@ -129,11 +104,13 @@ fn random_graphs_give_what_the_reference_gives() {
         for (number, ((id, found), (_, expected))) in found.iter().zip(&expected).enumerate() {
             let error = nmse(found, expected);
             if error > 1e-6 {
-                // What is left of a number less the same number rounded, for example, is noise.
+                // What is left of numbers that cancel each other is noise: a sum may be off by some units in the last place, here 16.
                 noisy += 1;
-                let noise = nmse(&nudged(seed, reference())[number].1, expected);
+                let imprecise = imprecise_device(&reference());
+                let near = outputs(seed, vec![imprecise], 1).unwrap();
+                let noise = nmse(&near[number].1, expected);
                 assert!(
-                    error <= 4.0 * noise,
+                    error <= 16.0 * 16.0 * noise,
                     "seed {seed}, {id}: {error:.1e}, noise {noise:.1e}"
                 );
             }
@@ -145,9 +122,45 @@ fn random_graphs_give_what_the_reference_gives() {
             "seed {seed}"
         );
     }
-    assert!(noisy * 1000 <= graphs, "{noisy} of {graphs} are noise");
+    assert!(noisy <= 1 + graphs / 1000, "{noisy} of {graphs} are noise");
     assert!(
         placed * 10 >= graphs * 9,
         "{placed} of {graphs} graphs could be placed"
     );
+}
+
+/// Numbers that cancel each other leave noise, and others do not.
+#[test]
+fn noise_is_what_is_left_of_numbers_that_cancel() {
+    let reference: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
+    let noise = |cancels: bool| {
+        let mut graph = Graph::new();
+        let x = graph.input("x", DType::F32, [64, 3, 1, 1]).unwrap();
+        let mut y = graph.soft_max(x, None, None, 1.0, 0.0).unwrap();
+        if cancels {
+            let halves = graph.cast(y, DType::F16).unwrap();
+            let rounded = graph.cast(halves, DType::F32).unwrap();
+            y = graph.sub(rounded, y).unwrap();
+        }
+        graph.set_output(y);
+        let values: Vec<u8> = (0..192u16)
+            .flat_map(|i| (f32::from(i * 37 % 101) / 50.0).to_le_bytes())
+            .collect();
+        let run = |device| {
+            let mut scheduler = Scheduler::new(vec![device], Options::default()).unwrap();
+            scheduler
+                .load_with(&graph, &Assignments::new(), &CancelToken::new())
+                .unwrap();
+            scheduler.write(x, 0, &values).unwrap();
+            scheduler.run(&CancelToken::new()).unwrap();
+            let mut bytes = vec![0; values.len()];
+            scheduler.read(y, 0, &mut bytes).unwrap();
+            let floats = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
+            floats.collect::<Vec<_>>()
+        };
+        let expected = run(Arc::clone(&reference));
+        nmse(&run(imprecise_device(&reference)), &expected)
+    };
+    assert!((1e-16..1e-12).contains(&noise(false)), "{:e}", noise(false));
+    assert!(noise(true) > 1e-9, "{:e}", noise(true));
 }

@@ -120,7 +120,13 @@ fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch
             max_bias,
             softcap,
             ..
-        } => attention::flash(node, [scale, max_bias, softcap], capacity, known.aligned),
+        } => attention::flash(
+            node,
+            [scale, max_bias, softcap],
+            capacity,
+            known.aligned,
+            None,
+        ),
         Op::FlashAttnBack { scale } => attention::flash_back(node, scale, capacity),
         Op::Rope(rope) => one(attention::rope(node, rope, 1.0)),
         Op::RopeBack(rope) => one(attention::rope(node, rope, -1.0)),
