@@ -99,6 +99,7 @@ delegate! {
     fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool;
     fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool;
     fn wants_offload(&self, node: Node<'_>) -> bool;
+    fn wants_selection(&self) -> bool;
     fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize>;
     fn workspaces(&self, graph: &Graph, parts: &[&[TensorId]]) -> Result<Vec<usize>>;
     fn member_memories(&self) -> Vec<Arc<dyn BufferType>>;

@@ -264,6 +264,12 @@ pub trait Device: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether the largest of many numbers in its memory are best chosen here, by `ArgMax` and `TopK`, instead of reading all of them. For these, what is
+    /// not a number must be no larger than minus infinity in `ArgMax`, and of equal numbers, the first must be chosen.
+    fn wants_selection(&self) -> bool {
+        false
+    }
+
     /// Bytes of scratch memory, in its own buffer type, that it needs while it runs these nodes of `graph`.
     ///
     /// # Errors

@@ -45,8 +45,12 @@ impl WgpuDevice {
         }
     }
 
-    /// The same adapter and memory, used as `options` say.
+    /// The same adapter and memory, used as `options` say. Whether compiled kernels are kept on disk is a matter of the adapter: it must be said before it
+    /// is first used.
     pub fn with_options(&self, options: WgpuOptions) -> Arc<dyn Device> {
+        if options.without_cache {
+            self.gpu.keep_pipelines_in(None);
+        }
         Arc::new(self.with(options))
     }
 
@@ -97,6 +101,17 @@ impl WgpuDevice {
         Ok(())
     }
 
+    /// Keeps compiled kernels in another folder: before the adapter is first used. For tests.
+    pub fn keep_pipelines_in(&self, folder: std::path::PathBuf) {
+        self.gpu.keep_pipelines_in(Some(folder));
+    }
+
+    /// Bytes of compiled kernels that were found on disk when the adapter was opened, and that its driver took; `None` if none are kept. For tests.
+    pub fn found_pipelines(&self) -> Option<usize> {
+        let opened = self.gpu.opened()?;
+        Some(opened.pipelines.stored()?.found)
+    }
+
     /// Puts a text in place of another one in all shaders, as if the driver misread them: before the adapter is first used. For tests.
     pub fn falsify(&self, text: &'static str, by: &'static str) {
         self.gpu.falsify([text, by]);
@@ -110,6 +125,12 @@ impl WgpuDevice {
     /// How many calls are made before that one; 0 if it was made. For tests.
     pub fn calls_before_failure(&self) -> u64 {
         self.gpu.calls_before_failure()
+    }
+
+    /// How many launches `nodes` are, as far as is known before tensors have places; `None` if some of them are not supported.
+    pub fn launch_count(&self, graph: &Graph, nodes: &[TensorId]) -> Option<usize> {
+        let steps = fuse::steps(graph, nodes, &self.capacity(), Memory::Stored);
+        Some(steps.ok()?.len())
     }
 
     /// Whether sums are made by operations over subgroups.
@@ -233,6 +254,11 @@ impl Device for WgpuDevice {
         matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. }) && columns >= OFFLOAD_COLUMNS
     }
 
+    fn wants_selection(&self) -> bool {
+        // What computes on the host's processors has its memory at hand.
+        self.options.selection.unwrap_or(!self.is_software())
+    }
+
     fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize> {
         // Launches run one after the other, so that all use the same. Whether weights will be packed may not be known yet.
         let capacity = self.capacity();
@@ -240,7 +266,10 @@ impl Device for WgpuDevice {
             let steps = fuse::steps(graph, nodes, &capacity, memory).unwrap_or_default();
             let operands = steps.into_iter().flat_map(|step| step.launch.operands);
             let scratch = operands.filter(|operand| operand.which == Which::Workspace);
-            scratch.map(|operand| operand.bytes()).max().unwrap_or(0)
+            scratch
+                .map(|operand| operand.first + operand.bytes())
+                .max()
+                .unwrap_or(0)
         };
         Ok(needed(Memory::Stored).max(needed(Memory::AllPacked)))
     }
@@ -257,9 +286,10 @@ impl Device for WgpuDevice {
         let steps = steps.map_err(|(id, reason)| {
             Error::unsupported(self.name(), graph.tensor(id).op.name(), reason)
         })?;
-        for step in steps {
-            cancel.check()?;
-            opened.pipelines.get(opened, &step.launch.shader)?;
+        let shaders = steps.iter().map(|step| &step.launch.shader);
+        opened.pipelines.get_all(opened, shaders, cancel)?;
+        if let Some(stored) = opened.pipelines.stored() {
+            stored.store(false);
         }
         // Pipelines are kept by the device: there is nothing to hand over.
         Ok(None)

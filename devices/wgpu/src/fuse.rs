@@ -3,7 +3,7 @@
 //! - Products of packed weights with few columns take these as 8-bit numbers, which are made once for all products that follow each other with the
 //!   same columns. Up to three of them are one launch.
 //! - A norm of rows and the factor that follows it are one launch, with the sum that it is of, if there is one.
-//! - Where such a norm, or a gated unit, gives the columns of a product, it makes the 8-bit numbers, too.
+//! - Where such a norm, a gated unit, or attention gives the columns of a product, it makes the 8-bit numbers, too.
 //! - The rotations of queries and keys, and the writes of keys and values to their caches, are one launch.
 //!
 //! Launches are made from layouts, and from what is known of memory: which weights are packed, and which tensors overlap.
@@ -11,7 +11,7 @@
 use crate::buffer::BUFFER_UNIT;
 use crate::ops::{self, Known, attention, elementwise, matmul, reductions};
 use crate::packed;
-use crate::plan::{Capacity, Launch, Reason, Which};
+use crate::plan::{Capacity, Launch, Operands, Reason, Which};
 use samite_core::{Graph, Layout, Node, Op, Readers, TensorId, TensorRef};
 
 /// A launch, and the node that it is counted for.
@@ -109,7 +109,8 @@ pub fn steps(
             .products(at, &mut held, &mut steps)
             .or_else(|| fusion.norm(at, &mut held, &mut steps))
             .or_else(|| fusion.gated(at, &mut held, &mut steps))
-            .or_else(|| fusion.before_attention(at, &mut held, &mut steps));
+            .or_else(|| fusion.before_attention(at, &mut held, &mut steps))
+            .or_else(|| fusion.attention(at, &mut held, &mut steps));
         if let Some(count) =
             fused.filter(|_| steps[first..].iter().all(|step| step.launch.fits(capacity)))
         {
@@ -371,6 +372,52 @@ impl Fusion<'_> {
         });
         *held = None;
         Some(4)
+    }
+
+    /// Attention that gives the columns of the product behind it.
+    fn attention(
+        &self,
+        at: usize,
+        held: &mut Option<Columns>,
+        steps: &mut Vec<Step>,
+    ) -> Option<usize> {
+        let node = self.nodes[at];
+        let &Op::FlashAttn {
+            scale,
+            max_bias,
+            softcap,
+            ..
+        } = node.op()
+        else {
+            return None;
+        };
+        let columns = self
+            .columns(at + 1)
+            .filter(|columns| columns.are_rows_of_memory(node))?;
+        let [size, heads, tokens, batch] = node.layout().shape();
+        let fits = attention::can_be_quantized(size)
+            && batch == 1
+            && columns.layout.shape() == [size * heads, tokens, 1, 1];
+        if !fits {
+            return None;
+        }
+        let b = self.nodes[at + 1].source_operand(1).ok()?;
+        let aligned = [1, 2].into_iter().filter_map(|index| node.source(index));
+        let aligned = aligned
+            .into_iter()
+            .all(|source| self.memory.is_aligned(source.id()));
+        let numbers = [scale, max_bias, softcap];
+        let launches = attention::flash(node, numbers, self.capacity, aligned, Some(&b)).ok()?;
+        let most = self.capacity.operands;
+        if launches.iter().any(|launch| launch.operands.len() > most) {
+            return None;
+        }
+        steps.extend(launches.into_iter().map(|launch| Step {
+            node: node.id(),
+            launch,
+        }));
+        *held = Some(columns);
+        Some(1)
     }
 
     /// A gated unit that gives the columns of the product behind it.

@@ -1,11 +1,14 @@
 //! An opened adapter: its device and queue, waiting, reading and writing, and what went wrong.
 
 use crate::experimental;
+use crate::kept::Kept;
 use crate::pipelines::Pipelines;
 use crate::self_test::Verdict;
+use crate::stored_pipelines::StoredPipelines;
 use crate::waiting::{Answer, IN_BROWSER, ready};
 use samite_core::{Error, MemoryId, Result};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -33,6 +36,8 @@ pub struct Gpu {
     /// Held while it is opened, or tried.
     opening: Mutex<()>,
     verdict: OnceLock<Verdict>,
+    /// The folder of compiled pipelines, if they are kept.
+    pipelines_folder: Mutex<Option<PathBuf>>,
     /// For tests: what to put in place of a text in all shaders.
     falsified: OnceLock<[&'static str; 2]>,
     /// For tests: which of the next calls of the driver fails, counted from 1; 0 for none.
@@ -70,6 +75,7 @@ impl Gpu {
             opened: OnceLock::new(),
             opening: Mutex::default(),
             verdict: OnceLock::new(),
+            pipelines_folder: Mutex::new(samite_core::cache_folder()),
             falsified: OnceLock::new(),
             fault: Arc::default(),
         }))
@@ -133,6 +139,11 @@ impl Gpu {
             && self.verdict.get().is_none_or(|verdict| verdict.matrices)
     }
 
+    /// Keeps compiled pipelines in another folder, or nowhere: if it is not opened yet.
+    pub fn keep_pipelines_in(&self, folder: Option<PathBuf>) {
+        *lock(&self.pipelines_folder) = folder;
+    }
+
     /// Puts a text in place of another one in all shaders. For tests.
     pub fn falsify(&self, texts: [&'static str; 2]) {
         let _ = self.falsified.set(texts); // once is enough
@@ -156,6 +167,7 @@ impl Gpu {
         count_call(&self.fault, &self.name)?;
         let mut features = wgpu::Features::empty();
         features.set(wgpu::Features::SUBGROUP, self.has_subgroups);
+        features |= self.adapter.features() & wgpu::Features::PIPELINE_CACHE;
         let opened = |features: wgpu::Features| {
             let descriptor = wgpu::DeviceDescriptor {
                 label: Some("samite"),
@@ -198,9 +210,14 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             lock(&uncaptured.error).get_or_insert(error.to_string());
         }));
+        let folder = lock(&self.pipelines_folder)
+            .clone()
+            .filter(|_| !self.is_falsified());
+        let kept = folder.map(|folder| Kept::in_folder(folder, &self.info, "pipelines"));
+        let stored = kept.and_then(|kept| StoredPipelines::open(&device, kept));
         Ok(Opened {
             name: Arc::clone(&self.name),
-            pipelines: Pipelines::new(&device, self.falsified.get().copied()),
+            pipelines: Pipelines::new(&device, stored, self.falsified.get().copied()),
             fault: Arc::clone(&self.fault),
             device,
             queue,
@@ -237,12 +254,10 @@ fn has_matrices(adapter: &wgpu::Adapter, limits: &wgpu::Limits) -> bool {
 
 /// Fails if a test wants this call of the driver to fail.
 fn count_call(fault: &AtomicU64, device: &str) -> Result<()> {
-    let left = fault.load(Ordering::Relaxed);
-    if left > 0 {
-        fault.store(left - 1, Ordering::Relaxed);
-    }
-    match left {
-        1 => Err(Error::device(device, "a fault that a test asked for")),
+    // Kernels are compiled side by side.
+    let less = |left: u64| left.checked_sub(1);
+    match fault.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
+        Ok(1) => Err(Error::device(device, "a fault that a test asked for")),
         _ => Ok(()),
     }
 }

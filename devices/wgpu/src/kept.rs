@@ -1,6 +1,8 @@
 //! What is kept about an adapter and its driver, from one run of the program to the next.
 
+use std::fs::{File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{Read, Write};
 use std::path::PathBuf;
 
 /// A file in the user's folder for what can be found out again. Where there is no such folder, or it cannot be written, things are found out anew.
@@ -16,7 +18,8 @@ impl Kept {
         Some(Self::in_folder(samite_core::cache_folder()?, info, what))
     }
 
-    fn in_folder(folder: PathBuf, info: &wgpu::AdapterInfo, what: &str) -> Self {
+    /// The same in another folder.
+    pub fn in_folder(folder: PathBuf, info: &wgpu::AdapterInfo, what: &str) -> Self {
         let subject = format!(
             "samite {} {what} {} {:x} {:x} {} {} {}",
             env!("CARGO_PKG_VERSION"),
@@ -56,11 +59,129 @@ impl Kept {
         }
         // Two programs may do this at once; a reader sees one or the other.
         let unfinished = self.file.with_extension(std::process::id().to_string());
-        let done = std::fs::write(&unfinished, whole)
+        let done = write_private(&unfinished, &whole)
             .and_then(|()| std::fs::rename(&unfinished, &self.file));
         if let Err(error) = done {
             tracing::debug!("{} is not kept: {error}", self.file.display());
             let _ = std::fs::remove_file(&unfinished);
+        }
+    }
+
+    /// What [`write_trusted`](Kept::write_trusted) kept, if it is whole, about this adapter and driver, and in a file that only this user can have
+    /// written. On systems other than Unix, the user's folder is taken to be the user's.
+    pub fn read_trusted(&self) -> Option<Vec<u8>> {
+        let refused = |why: &str| {
+            tracing::warn!("{} is not used: {why}", self.file.display());
+            None
+        };
+        let mut file = File::open(&self.file).ok()?;
+        let about = file.metadata().ok()?;
+        if !about.is_file() || !is_private(&about) {
+            return refused("others than its owner may write it, or it is another user's");
+        }
+        if about.len() > MOST_TRUSTED as u64 {
+            return refused("it is too large");
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).ok()?;
+        let rest = bytes.strip_prefix(self.subject.as_bytes())?;
+        let (sum, data) = rest.strip_prefix(b"\n")?.split_first_chunk::<8>()?;
+        if *sum != self.sum(data) {
+            return refused("it is damaged");
+        }
+        Some(data.to_vec())
+    }
+
+    /// Keeps `bytes` that are believed when they are read: with a checksum, in a file that only this user can write. Too many are not kept.
+    pub fn write_trusted(&self, bytes: &[u8]) {
+        if bytes.len() + self.subject.len() + 16 <= MOST_TRUSTED {
+            self.write(&[&self.sum(bytes), bytes].concat());
+        }
+    }
+
+    fn sum(&self, bytes: &[u8]) -> [u8; 8] {
+        let mut hasher = DefaultHasher::new();
+        (&self.subject, bytes).hash(&mut hasher);
+        hasher.finish().to_le_bytes()
+    }
+}
+
+/// Most bytes of a file that is believed.
+const MOST_TRUSTED: usize = 64 << 20;
+
+/// Writes a file that nobody else can read or write.
+fn write_private(path: &PathBuf, bytes: &[u8]) -> std::io::Result<()> {
+    let mut options = OpenOptions::new();
+    // Nobody prepared it for us.
+    let _ = std::fs::remove_file(path);
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)?.write_all(bytes)
+}
+
+/// Whether a file is this user's, and nobody else can write it.
+#[cfg(unix)]
+fn is_private(about: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    about.uid() == rustix::process::geteuid().as_raw() && about.mode() & 0o022 == 0
+}
+
+#[cfg(not(unix))]
+fn is_private(_: &std::fs::Metadata) -> bool {
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(driver: &str) -> wgpu::AdapterInfo {
+        let mut info = wgpu::AdapterInfo::new(wgpu::DeviceType::Cpu, wgpu::Backend::Vulkan);
+        info.driver_info = driver.to_owned();
+        info
+    }
+
+    #[test]
+    fn only_a_whole_file_of_this_user_about_this_driver_is_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = |driver| Kept::in_folder(folder.path().to_owned(), &info(driver), "pipelines");
+        let (mine, newer) = (kept("1.0"), kept("1.1"));
+        assert_eq!(mine.read_trusted(), None);
+        mine.write_trusted(b"machine code");
+        assert_eq!(mine.read_trusted().unwrap(), b"machine code");
+        assert_eq!(newer.read_trusted(), None);
+        // Another driver's, under this one's name.
+        std::fs::copy(&mine.file, &newer.file).unwrap();
+        assert_eq!(newer.read_trusted(), None);
+        // Any bit may be wrong, and the end may be missing.
+        let whole = std::fs::read(&mine.file).unwrap();
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 4;
+            std::fs::write(&mine.file, damaged).unwrap();
+            assert_eq!(mine.read_trusted(), None, "byte {at}");
+            std::fs::write(&mine.file, &whole[..at]).unwrap();
+            assert_eq!(mine.read_trusted(), None, "{at} bytes");
+        }
+        std::fs::write(&mine.file, &whole).unwrap();
+        assert!(mine.read_trusted().is_some());
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let mode = |mode| {
+                let mode = std::fs::Permissions::from_mode(mode);
+                std::fs::set_permissions(&mine.file, mode).unwrap();
+            };
+            for wrong in [0o620, 0o602, 0o666] {
+                mode(wrong);
+                assert_eq!(mine.read_trusted(), None, "{wrong:o}");
+            }
+            mode(0o644);
+            assert!(mine.read_trusted().is_some());
+            mine.write_trusted(b"again");
+            let mode = std::fs::metadata(&mine.file).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
         }
     }
 }

@@ -33,6 +33,7 @@
 //! | `windows` | what bindings show of buffers |
 //! | `shader` | the text of a shader from its parts |
 //! | `pipelines` | compiled shaders |
+//! | `stored_pipelines` | the same on disk |
 //! | `ops` | the table of operations |
 //! | `kernels/*.wgsl` | the kernels; `kernels/types/*.wgsl` how each type is read and written |
 #![deny(unsafe_code)]
@@ -53,6 +54,7 @@ mod pipelines;
 mod plan;
 mod self_test;
 mod shader;
+mod stored_pipelines;
 mod stream;
 mod waiting;
 mod windows;

@@ -14,6 +14,10 @@ pub struct WgpuOptions {
     pub without_matrices: bool,
     /// Operands of a kernel that overlap in memory share a binding, as browsers demand.
     pub without_overlaps: bool,
+    /// Compiled kernels are not kept on disk.
+    pub without_cache: bool,
+    /// The likeliest tokens are chosen on the device; on GPUs if it is not said.
+    pub selection: Option<bool>,
     /// Most bytes of a tensor that a kernel sees at once; the adapter's limit if that is less, or none is given.
     pub binding: Option<usize>,
     /// Invocations of a workgroup of products with packed weights.
@@ -23,7 +27,7 @@ pub struct WgpuOptions {
 }
 
 impl WgpuOptions {
-    /// These options, changed by the parameters `subgroups=on|off`, `matrices=on|off`, `overlaps=on|off` and `binding=<bytes>`, such as `1MiB`, of the device called `device`.
+    /// These options, changed by the parameters `subgroups=on|off`, `matrices=on|off`, `overlaps=on|off`, `cache=on|off`, `selection=on|off` and `binding=<bytes>`, such as `1MiB`, of the device called `device`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other parameters or values.
@@ -37,6 +41,7 @@ impl WgpuOptions {
             ("subgroups", &mut self.without_subgroups),
             ("matrices", &mut self.without_matrices),
             ("overlaps", &mut self.without_overlaps),
+            ("cache", &mut self.without_cache),
         ] {
             match parameters.take(key).as_deref() {
                 None => {}
@@ -44,6 +49,13 @@ impl WgpuOptions {
                 Some("off") => *without = true,
                 Some(other) => return Err(wrong(key, other, "on or off")),
             }
+        }
+        if let Some(text) = parameters.take("selection") {
+            self.selection = Some(match &*text {
+                "on" => true,
+                "off" => false,
+                other => return Err(wrong("selection", other, "on or off")),
+            });
         }
         if let Some(text) = parameters.take("binding") {
             let bytes = bytes(&text).filter(|&bytes| bytes >= LEAST_BINDING);
@@ -66,6 +78,8 @@ impl WgpuOptions {
                 "subgroups",
                 "matrices",
                 "overlaps",
+                "cache",
+                "selection",
                 "binding",
                 "lanes",
                 "rows",
@@ -94,6 +108,8 @@ mod tests {
         let with = |text: &str| WgpuOptions::default().with("wgpu0", text.parse().unwrap());
         let options = with("subgroups=off,binding=1MiB").unwrap();
         assert!(options.without_subgroups && !options.without_overlaps);
+        assert_eq!(with("selection=on").unwrap().selection, Some(true));
+        assert!(with("cache=off").unwrap().without_cache);
         assert!(with("overlaps=off").unwrap().without_overlaps);
         assert_eq!(options.binding, Some(1 << 20));
         assert_eq!(with("").unwrap(), WgpuOptions::default());
@@ -102,7 +118,10 @@ mod tests {
             ("overlaps=1", "'overlaps' is '1'"),
             ("binding=1KiB", "'binding' is '1KiB'"),
             ("binding=x", "at least 64KiB"),
-            ("f16=off", "it has: subgroups, matrices, overlaps, binding"),
+            (
+                "f16=off",
+                "it has: subgroups, matrices, overlaps, cache, selection, binding",
+            ),
         ] {
             let error = with(text).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");

@@ -3,9 +3,15 @@
 use crate::gpu::{MOST_BINDINGS, Opened};
 use crate::plan::MOST_OPERANDS;
 use crate::shader::{FIRST_OPERAND, Shader};
-use samite_core::Result;
-use std::collections::BTreeMap;
+use crate::stored_pipelines::StoredPipelines;
+use crate::waiting::IN_BROWSER;
+use samite_core::{CancelToken, Error, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Most threads that compile at a time.
+const MOST_COMPILERS: usize = 8;
 
 /// The pipelines of one device.
 pub struct Pipelines {
@@ -13,12 +19,17 @@ pub struct Pipelines {
     layouts: Vec<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
     compiled: Mutex<BTreeMap<Shader, Arc<wgpu::ComputePipeline>>>,
     patch: OnceLock<wgpu::ComputePipeline>,
+    stored: Option<StoredPipelines>,
     /// For tests: what to put in place of a text.
     falsified: Option<[&'static str; 2]>,
 }
 
 impl Pipelines {
-    pub fn new(device: &wgpu::Device, falsified: Option<[&'static str; 2]>) -> Self {
+    pub fn new(
+        device: &wgpu::Device,
+        stored: Option<StoredPipelines>,
+        falsified: Option<[&'static str; 2]>,
+    ) -> Self {
         let most = device.limits().max_storage_buffers_per_shader_stage;
         let most = most.min(MOST_BINDINGS).saturating_sub(1) as usize;
         let layouts = (0..=most.min(MOST_OPERANDS)).map(|operands| layout(device, operands));
@@ -26,8 +37,14 @@ impl Pipelines {
             layouts: layouts.collect(),
             compiled: Mutex::default(),
             patch: OnceLock::new(),
+            stored,
             falsified,
         }
+    }
+
+    /// The pipelines on disk.
+    pub fn stored(&self) -> Option<&StoredPipelines> {
+        self.stored.as_ref()
     }
 
     /// The layout of bind groups with so many bindings of operands.
@@ -53,6 +70,53 @@ impl Pipelines {
         let pipeline = Arc::new(pipeline);
         lock().insert(shader.clone(), Arc::clone(&pipeline));
         Ok(pipeline)
+    }
+
+    /// Compiles those of `shaders` that were not, several at a time: each takes a driver some milliseconds or more. Others than the first that fails may be compiled, too.
+    ///
+    /// # Errors
+    /// If the driver refuses one, or `cancel` says so.
+    pub fn get_all<'a>(
+        &self,
+        opened: &Opened,
+        shaders: impl Iterator<Item = &'a Shader>,
+        cancel: &CancelToken,
+    ) -> Result<()> {
+        let missing: BTreeSet<&Shader> = {
+            let compiled = self.compiled.lock();
+            let compiled = compiled.unwrap_or_else(PoisonError::into_inner);
+            shaders
+                .filter(|shader| !compiled.contains_key(shader))
+                .collect()
+        };
+        let missing = Vec::from_iter(missing);
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<()> {
+            while let Some(shader) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                cancel.check()?;
+                self.get(opened, shader)?;
+            }
+            Ok(())
+        };
+        if IN_BROWSER || missing.len() < 2 {
+            return work();
+        }
+        let others = std::thread::available_parallelism().map_or(1, usize::from);
+        let others = others.min(missing.len()).min(MOST_COMPILERS) - 1;
+        std::thread::scope(|scope| {
+            // Where no thread can be had, this one does it all.
+            let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+            let others: Vec<_> = (0..others).filter_map(spawn).collect();
+            let mut result = work();
+            for other in others {
+                let theirs = other.join();
+                let theirs = theirs.unwrap_or_else(|_| {
+                    Err(Error::invalid("a thread that compiles kernels panicked"))
+                });
+                result = result.and(theirs);
+            }
+            result
+        })
     }
 
     /// The kernel that sets some bits of a word.
@@ -81,7 +145,8 @@ pub fn compile(
     layout: Option<&wgpu::PipelineLayout>,
     entry: &str,
 ) -> Result<wgpu::ComputePipeline> {
-    opened.make(&format!("the kernel '{name}'"), 0, || {
+    let stored = opened.pipelines.stored();
+    let pipeline = opened.make(&format!("the kernel '{name}'"), 0, || {
         let module = opened
             .device
             .create_shader_module(wgpu::ShaderModuleDescriptor {
@@ -100,9 +165,13 @@ pub fn compile(
                     zero_initialize_workgroup_memory: false,
                     ..Default::default()
                 },
-                cache: None,
+                cache: stored.map(|stored| &stored.cache),
             })
-    })
+    })?;
+    if let Some(stored) = stored {
+        stored.count();
+    }
+    Ok(pipeline)
 }
 
 fn layout(device: &wgpu::Device, operands: usize) -> (wgpu::BindGroupLayout, wgpu::PipelineLayout) {

@@ -80,7 +80,7 @@ macro_rules! kernels {
 kernels! {
     "elementwise" "move" "cast" "encode" "add_id"
     "get_rows" "set_rows" "get_rows_back"
-    "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "rope_store" "argmax" "sort"
+    "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "rope_store" "argmax" "sort" "top_k"
     "mul_mat_vec" "mul_mat_q8" "quantize" "scaled_norm" "gated_q8" "mul_mat" "mul_mat_matrices" "mul_mat_id" "expert_lists" "out_prod"
     "flash_attn" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
     "ssm_conv" "ssm_scan" "gated_delta_net"

@@ -12,7 +12,8 @@ use crate::windows::{Window, share};
 use bytemuck::Zeroable;
 use samite_core::environment::Instant;
 use samite_core::{
-    Device, Error, Event, Node, Placed, Prepared, Result, RunControl, Stream, TensorId, TensorRef,
+    CancelToken, Device, Error, Event, Node, Placed, Prepared, Result, RunControl, Stream,
+    TensorId, TensorRef,
 };
 use std::any::Any;
 use std::borrow::Cow;
@@ -251,11 +252,12 @@ impl WgpuStream {
     fn scratch<'a>(&self, work: &Placed<'a>, operand: &Operand) -> Result<(&'a WgpuBuffer, u64)> {
         let missing = || Error::invalid("the workspace is missing or too small");
         let workspace = work.workspace.ok_or_else(missing)?;
-        if workspace.layout().bytes() < operand.bytes() {
+        let needed = operand.first.checked_add(operand.bytes());
+        if needed.is_none_or(|needed| workspace.layout().bytes() < needed) {
             return Err(missing());
         }
         let buffer = WgpuBuffer::of(workspace, self.device.gpu()).ok_or_else(missing)?;
-        let start = buffer.range(workspace.slot, 0, operand.bytes())?;
+        let start = buffer.range(workspace.slot, operand.first, operand.bytes())?;
         if !start.is_multiple_of(4) {
             return Err(missing());
         }
@@ -389,6 +391,12 @@ impl Stream for WgpuStream {
             }
             launches.push((id, launch, names.len()));
         }
+        // Where operands share bindings, shaders are others.
+        if capacity.overlaps {
+            let shaders = launches.iter().map(|(_, launch, _)| &launch.shader);
+            let pipelines = &opened.pipelines;
+            pipelines.get_all(opened, shaders, &CancelToken::new())?;
+        }
         let fallible = self.failures.number(names);
         let align = u64::from(opened.device.limits().min_uniform_buffer_offset_alignment);
         let stride = (std::mem::size_of::<Parameters>() as u64).next_multiple_of(align.max(16));
@@ -409,6 +417,9 @@ impl Stream for WgpuStream {
             Ok(steps)
         })??;
         opened.write(&parameters, 0, &bytes)?;
+        if let Some(stored) = opened.pipelines.stored() {
+            stored.store(false);
+        }
         Ok(Box::new(PreparedSteps {
             device: Arc::clone(&self.device),
             steps,

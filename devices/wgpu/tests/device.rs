@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
 use samite_core::{
-    Backend, CancelToken, DType, Device, Error, Graph, Layout, Placed, RunControl, StoredTensor,
-    TensorGroup, TensorId, TensorRef, Usage,
+    Backend, CancelToken, DType, Device, Error, Graph, Layout, Op, Placed, RunControl,
+    StoredTensor, TensorGroup, TensorId, TensorRef, Usage,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_testing::{Case, Input, Limit, Outcome, Recipe, Rng, Suite, check_contract, run_case};
@@ -31,6 +31,52 @@ fn it_keeps_the_contract() {
         assert_eq!(report.failures(), [], "{parameters}\n{report}");
         assert!(report.passed() >= 15, "{parameters}\n{report}");
     }
+}
+
+#[test]
+fn compiled_kernels_are_found_again_unless_somebody_touched_them() {
+    let folder = tempfile::tempdir().unwrap();
+    // The adapter anew, as another run of the program opens it.
+    let open = |parameters: &str| -> Option<Option<usize>> {
+        let device = device(parameters)?;
+        let own = device.as_any().downcast_ref::<WgpuDevice>().unwrap();
+        if !parameters.contains("cache=off") {
+            own.keep_pipelines_in(folder.path().to_owned());
+        }
+        drop(Arc::clone(&device).open_stream().unwrap());
+        let mut bytes = [0; 4];
+        let layout = Layout::contiguous(DType::I8, [5, 1, 1, 1]).unwrap();
+        let memory = device.buffer_type();
+        let group = TensorGroup::allocate(&memory, Usage::Any, &[("", layout)]).unwrap();
+        // A part of a word, which a kernel writes.
+        group.tensors[0].tensor().write(1, &[7]).unwrap();
+        group.tensors[0].tensor().read(1, &mut bytes).unwrap();
+        assert_eq!(bytes[0], 7);
+        Some(own.found_pipelines())
+    };
+    let Some(first) = open("") else { return };
+    if first.is_none() {
+        samite_testing::skipped("the driver gives no compiled kernels out");
+        return;
+    }
+    let files = || -> Vec<_> {
+        let files = std::fs::read_dir(&folder).unwrap();
+        files.map(|file| file.unwrap().path()).collect()
+    };
+    assert_eq!((first, files().len()), (Some(0), 1));
+    assert!(open("").unwrap().unwrap() > 0);
+    let file = files().remove(0);
+    let whole = std::fs::read(&file).unwrap();
+    for at in [0, whole.len() / 2, whole.len() - 1] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        std::fs::write(&file, damaged).unwrap();
+        assert_eq!(open(""), Some(Some(0)), "byte {at}");
+        // A good one is in its place.
+        assert!(open("").unwrap().unwrap() > 0);
+    }
+    assert_eq!(open("cache=off"), Some(None));
+    assert_eq!(files().len(), 1);
 }
 
 /// What the device may leave to others.
@@ -336,6 +382,211 @@ fn attention_over_long_caches_is_put_together() {
             "{}",
             case.name
         );
+    }
+}
+
+/// What one workgroup does not go through alone, and what more than one binding holds.
+#[test]
+fn long_rows_and_many_experts_come_in_parts() {
+    let Some(whole) = device("") else { return };
+    let Some(small) = device("binding=64KiB") else {
+        return;
+    };
+    let reference: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
+    let f32 = |shape| (DType::F32, shape, Recipe::UNIT);
+    let ties = |shape| (DType::F32, shape, Recipe::Ties);
+    let experts = |slots, tokens| {
+        let recipe = Recipe::DistinctIds { limit: 7 };
+        (DType::I32, [slots, tokens, 1, 1], recipe)
+    };
+    let product = || Op::MulMatId {
+        precision: samite_core::Precision::F32,
+    };
+    let nmse = Limit::Nmse(1e-9);
+    let cases = [
+        (&whole, Op::Sum, vec![f32([9000, 7, 1, 1])], nmse, 2),
+        (&whole, Op::Sum, vec![f32([8192, 1, 1, 1])], nmse, 1),
+        (
+            &whole,
+            Op::CrossEntropyLoss,
+            vec![f32([700, 9, 1, 1]); 2],
+            nmse,
+            2,
+        ),
+        (
+            &whole,
+            Op::ArgMax,
+            vec![ties([20_000, 3, 1, 1])],
+            Limit::Exact,
+            2,
+        ),
+        (
+            &whole,
+            Op::ArgMax,
+            vec![f32([151_936, 2, 1, 1])],
+            Limit::Exact,
+            2,
+        ),
+        (
+            &whole,
+            Op::TopK { k: 40 },
+            vec![f32([32_001, 2, 1, 1])],
+            Limit::Exact,
+            2,
+        ),
+        (
+            &whole,
+            Op::TopK { k: 5 },
+            vec![ties([6000, 3, 2, 1])],
+            Limit::Exact,
+            2,
+        ),
+        // The last piece has fewer elements than are wanted.
+        (
+            &whole,
+            Op::TopK { k: 40 },
+            vec![f32([5121, 1, 1, 1])],
+            Limit::Exact,
+            2,
+        ),
+        // Of each expert, a binding holds a half; of all, three or less.
+        (
+            &small,
+            product(),
+            vec![
+                (DType::F16, [256, 250, 7, 1], Recipe::UNIT),
+                f32([256, 2, 3, 1]),
+                experts(2, 3),
+            ],
+            nmse,
+            14,
+        ),
+        (
+            &small,
+            product(),
+            vec![
+                (DType::F16, [64, 150, 7, 1], Recipe::UNIT),
+                f32([64, 2, 20, 1]),
+                experts(2, 20),
+            ],
+            nmse,
+            4,
+        ),
+    ];
+    for (device, op, sources, limit, launches) in cases {
+        let mut graph = Graph::new();
+        let mut inputs = Vec::new();
+        let mut ids = Vec::new();
+        for (dtype, shape, recipe) in sources {
+            let tensor = graph.input("", dtype, shape).unwrap();
+            inputs.push(Input {
+                tensor,
+                recipe,
+                weights: false,
+            });
+            ids.push(Some(tensor));
+        }
+        let name = op.name();
+        let output = graph.push(op, &ids).unwrap();
+        let case = Case {
+            name: name.to_owned(),
+            op: name,
+            graph,
+            inputs,
+            output,
+            limit,
+            in_place: None,
+        };
+        let outcome = run_case(device, &reference, &case);
+        assert!(
+            matches!(outcome, Outcome::Passed { .. }),
+            "{name}: {outcome:?}"
+        );
+        let own = device.as_any().downcast_ref::<WgpuDevice>().unwrap();
+        let found = own.launch_count(&case.graph, &[output]).unwrap();
+        assert_eq!(found, launches, "{name}");
+    }
+}
+
+/// Attention makes its results 8-bit numbers for the product behind it: the same bits as when both are computed by themselves.
+#[test]
+fn attention_gives_a_product_its_columns() {
+    for parameters in ["", "subgroups=off,overlaps=off"] {
+        let Some(device) = device(parameters) else {
+            return;
+        };
+        for (tokens, keys, kv_type) in [
+            (3, 40, DType::F16),
+            (1, 1100, DType::F16),
+            (2, 600, DType::F32),
+            (8, 40, DType::Q8_0),
+        ] {
+            let mut graph = Graph::new();
+            let mut input = |dtype, shape| graph.input("", dtype, shape).unwrap();
+            let q = input(DType::F32, [64, tokens, 4, 1]);
+            let [k, v] = [0, 1].map(|_| input(kv_type, [64, keys, 2, 1]));
+            let w = graph.leaf("w", DType::Q8_0, [256, 96, 1, 1]).unwrap();
+            let op = Op::FlashAttn {
+                scale: 0.125,
+                max_bias: 0.0,
+                softcap: 0.0,
+                precision: samite_core::Precision::F32,
+            };
+            let attention = graph.push(op, &[Some(q), Some(k), Some(v)]).unwrap();
+            let columns = graph.reshape(attention, [256, tokens, 1, 1]).unwrap();
+            let product = graph.mul_mat(w, columns).unwrap();
+            let mut places = places(&device, &graph);
+            let packed = &device.extra_buffer_types()[0];
+            let wanted = [("w", graph.tensor(w).layout)];
+            let group = TensorGroup::allocate(packed, Usage::Weights, &wanted).unwrap();
+            places[w.index()] = Some(group.tensors[0].tensor().clone());
+            let base = places[attention.index()].clone().unwrap();
+            let mut view = base;
+            view.slot.layout = graph.tensor(columns).layout;
+            places[columns.index()] = Some(view);
+            let place = |id: TensorId| places[id.index()].as_ref().unwrap();
+            let mut rng = Rng::new(3);
+            for id in [q, k, v, w] {
+                let layout = graph.tensor(id).layout;
+                let bytes = Recipe::UNIT.bytes(&layout, &mut rng).unwrap();
+                place(id).write(0, &bytes).unwrap();
+            }
+            let nodes = [attention, product];
+            let mut run = |parts: &[&[TensorId]]| {
+                let mut stream = Arc::clone(&device).open_stream().unwrap();
+                for nodes in parts {
+                    let bytes = device.workspace(&graph, nodes).unwrap();
+                    let layout = Layout::contiguous(DType::I8, [bytes.max(4), 1, 1, 1]).unwrap();
+                    let memory = device.buffer_type();
+                    let wanted = [("", layout)];
+                    let group = TensorGroup::allocate(&memory, Usage::Compute, &wanted).unwrap();
+                    let work = Placed {
+                        graph: &graph,
+                        nodes,
+                        places: &places,
+                        workspace: Some(group.tensors[0].tensor()),
+                        compiled: None,
+                    };
+                    let mut prepared = stream.prepare(work).unwrap();
+                    stream
+                        .run(&mut *prepared, control(&CancelToken::new()))
+                        .unwrap();
+                    stream.synchronize().unwrap();
+                }
+                let mut found = vec![0f32; 96 * tokens];
+                let bytes = bytemuck::cast_slice_mut(&mut found);
+                stream.read(place(product), 0, bytes).unwrap();
+                found
+            };
+            let apart = run(&[&nodes[..1], &nodes[1..]]);
+            place(product).write(0, &vec![0; 4 * 96 * tokens]).unwrap();
+            assert_eq!(
+                run(&[&nodes]),
+                apart,
+                "{kv_type}, {tokens} tokens, {keys} keys"
+            );
+            assert!(apart.iter().any(|x| x.abs() > 0.1), "{apart:?}");
+        }
     }
 }
 

@@ -2,16 +2,16 @@
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
 use samite_core::{
-    Backend, BufferType, CancelToken, DType, Device, Error, Layout, Result, StoredTensor,
+    Backend, BufferType, CancelToken, DType, Device, Error, Graph, Layout, Result, StoredTensor,
     TensorGroup, TensorId, Usage,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::{Assignments, Options, Scheduler, nmse};
-use samite_testing::{RandomGraph, Rng, random_graph};
+use samite_testing::{RandomGraph, Rng, imprecise_device, random_graph};
 use samite_wgpu::WgpuBackend;
 use std::sync::Arc;
 
-/// Graphs of each kind of machine; `SAMITE_RANDOM_GRAPHS` says how many there are in all.
+/// So many graphs; `SAMITE_RANDOM_GRAPHS` says another number, `SAMITE_RANDOM_FIRST` the first one.
 const GRAPHS: u64 = 150;
 
 fn store(
@@ -82,13 +82,12 @@ fn random_graphs_give_what_the_reference_gives() {
     let apart = backend
         .configure(gpu, "overlaps=off".parse().unwrap())
         .unwrap();
-    let count = std::env::var("SAMITE_RANDOM_GRAPHS")
-        .ok()
-        .and_then(|n| n.parse().ok());
+    let variable = |name| std::env::var(name).ok()?.parse().ok();
     let reference = || -> Arc<dyn Device> { ReferenceDevice::new(ReferenceOptions::default()) };
-    let mut placed = 0;
-    let graphs = count.unwrap_or(GRAPHS);
-    for seed in 0..graphs {
+    let (mut placed, mut noisy) = (0, 0);
+    let graphs = variable("SAMITE_RANDOM_GRAPHS").unwrap_or(GRAPHS);
+    let first: u64 = variable("SAMITE_RANDOM_FIRST").unwrap_or(0);
+    for seed in first..first + graphs {
         let expected = outputs(seed, vec![reference()], 1).unwrap();
         // As in browsers, too.
         let gpu = Arc::clone([gpu, &apart][seed as usize % 2]);
@@ -102,9 +101,19 @@ fn random_graphs_give_what_the_reference_gives() {
             continue;
         };
         placed += 1;
-        for ((id, found), (_, expected)) in found.iter().zip(&expected) {
+        for (number, ((id, found), (_, expected))) in found.iter().zip(&expected).enumerate() {
             let error = nmse(found, expected);
-            assert!(error <= 1e-6, "seed {seed}, {id}: {error:.1e}");
+            if error > 1e-6 {
+                // What is left of numbers that cancel each other is noise: a sum may be off by some units in the last place, here 16.
+                noisy += 1;
+                let imprecise = imprecise_device(&reference());
+                let near = outputs(seed, vec![imprecise], 1).unwrap();
+                let noise = nmse(&near[number].1, expected);
+                assert!(
+                    error <= 16.0 * 16.0 * noise,
+                    "seed {seed}, {id}: {error:.1e}, noise {noise:.1e}"
+                );
+            }
         }
         // The same bits again.
         assert_eq!(
@@ -113,8 +122,45 @@ fn random_graphs_give_what_the_reference_gives() {
             "seed {seed}"
         );
     }
+    assert!(noisy <= 1 + graphs / 1000, "{noisy} of {graphs} are noise");
     assert!(
         placed * 10 >= graphs * 9,
         "{placed} of {graphs} graphs could be placed"
     );
+}
+
+/// Numbers that cancel each other leave noise, and others do not.
+#[test]
+fn noise_is_what_is_left_of_numbers_that_cancel() {
+    let reference: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
+    let noise = |cancels: bool| {
+        let mut graph = Graph::new();
+        let x = graph.input("x", DType::F32, [64, 3, 1, 1]).unwrap();
+        let mut y = graph.soft_max(x, None, None, 1.0, 0.0).unwrap();
+        if cancels {
+            let halves = graph.cast(y, DType::F16).unwrap();
+            let rounded = graph.cast(halves, DType::F32).unwrap();
+            y = graph.sub(rounded, y).unwrap();
+        }
+        graph.set_output(y);
+        let values: Vec<u8> = (0..192u16)
+            .flat_map(|i| (f32::from(i * 37 % 101) / 50.0).to_le_bytes())
+            .collect();
+        let run = |device| {
+            let mut scheduler = Scheduler::new(vec![device], Options::default()).unwrap();
+            scheduler
+                .load_with(&graph, &Assignments::new(), &CancelToken::new())
+                .unwrap();
+            scheduler.write(x, 0, &values).unwrap();
+            scheduler.run(&CancelToken::new()).unwrap();
+            let mut bytes = vec![0; values.len()];
+            scheduler.read(y, 0, &mut bytes).unwrap();
+            let floats = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
+            floats.collect::<Vec<_>>()
+        };
+        let expected = run(Arc::clone(&reference));
+        nmse(&run(imprecise_device(&reference)), &expected)
+    };
+    assert!((1e-16..1e-12).contains(&noise(false)), "{:e}", noise(false));
+    assert!(noise(true) > 1e-9, "{:e}", noise(true));
 }

@@ -43,4 +43,4 @@ pub use recipe::{Recipe, Rng};
 pub use report::{Counts, Failure, Progress, Report, Suite, run_suite};
 pub use run::{Outcome, run_case, run_case_in};
 pub use skip::skipped;
-pub use wrong::wrong_device;
+pub use wrong::{imprecise_device, wrong_device};

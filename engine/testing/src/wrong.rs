@@ -1,14 +1,17 @@
-//! A device that computes some nodes wrongly, for tests of what is to find it.
+//! A device that computes some nodes wrongly, for tests of what is to find it; and one that computes a little imprecisely, for tests of what may differ.
 
+use crate::recipe::Rng;
 use samite_core::{
-    Delegate, Delegating, Device, Error, Event, Node, Placed, Prepared, Result, Rows, RunControl,
-    Stream, TensorRef,
+    DType, Delegate, Delegating, Device, Error, Event, Node, Placed, Prepared, Result, Rows,
+    RunControl, Stream, TensorRef,
 };
 use samite_quant::{can_encode, decode_row, encode_row};
 use std::any::Any;
 use std::sync::Arc;
 
 type IsWrong = Arc<dyn Fn(Node<'_>) -> bool + Send + Sync>;
+/// Changes the result of the node of this number.
+type Spoil = fn(&TensorRef, usize) -> Result<()>;
 
 /// A device that computes as `device` does, but for nodes that `is_wrong` names: their results are 5 % too large; of integers, the first two are
 /// in each other's place.
@@ -19,12 +22,25 @@ pub fn wrong_device(
     Delegating::device(Wrong {
         inner: Arc::clone(device),
         is_wrong: Arc::new(is_wrong),
+        spoil,
+    })
+}
+
+/// A device that computes as `device` does, but for the precision: the results in F32 of a row are all a unit in the last place (2^-23) larger, or all smaller, as
+/// those of a norm or softmax are. How far its results are from those of `device` says how far another device's may be that computes with F32.
+pub fn imprecise_device(device: &Arc<dyn Device>) -> Arc<dyn Device> {
+    let is_float = |node: Node<'_>| node.dtype() == DType::F32;
+    Delegating::device(Wrong {
+        inner: Arc::clone(device),
+        is_wrong: Arc::new(is_float),
+        spoil: nudge,
     })
 }
 
 struct Wrong {
     inner: Arc<dyn Device>,
     is_wrong: IsWrong,
+    spoil: Spoil,
 }
 
 impl Delegate for Wrong {
@@ -36,6 +52,7 @@ impl Delegate for Wrong {
         Ok(Box::new(WrongStream {
             inner: Arc::clone(&self.inner).open_stream()?,
             is_wrong: Arc::clone(&self.is_wrong),
+            spoil: self.spoil,
         }))
     }
 }
@@ -43,6 +60,7 @@ impl Delegate for Wrong {
 struct WrongStream {
     inner: Box<dyn Stream>,
     is_wrong: IsWrong,
+    spoil: Spoil,
 }
 
 /// Work in pieces, each with the result that is changed after it.
@@ -88,11 +106,11 @@ impl Stream for WrongStream {
         let Some(WrongWork(pieces)) = prepared.as_any().downcast_mut() else {
             return Err(Error::invalid("work of another stream"));
         };
-        for (piece, result) in pieces {
+        for (number, (piece, result)) in pieces.iter_mut().enumerate() {
             self.inner.run(&mut **piece, control)?;
             if let Some(result) = result {
                 self.inner.synchronize()?;
-                spoil(result)?;
+                (self.spoil)(result, number)?;
             }
         }
         Ok(())
@@ -131,8 +149,28 @@ impl Stream for WrongStream {
     }
 }
 
+/// Makes the numbers of each row of a result in F32 a little larger or smaller.
+fn nudge(result: &TensorRef, number: usize) -> Result<()> {
+    let layout = result.layout();
+    let mut bytes = vec![0; layout.bytes()];
+    result.read(0, &mut bytes)?;
+    let mut rng = Rng::new(number as u64);
+    for row in 0..layout.rows() {
+        let [i1, i2, i3] = layout.row_index(row);
+        let start = layout.row_offset(i1, i2, i3);
+        let factor = 1.0 + rng.pick(&[f32::EPSILON, -f32::EPSILON]);
+        for i in 0..layout.shape()[0] {
+            let at = start + i * layout.strides()[0];
+            if let Some(float) = bytes.get_mut(at..).and_then(<[u8]>::first_chunk_mut) {
+                *float = (f32::from_le_bytes(*float) * factor).to_le_bytes();
+            }
+        }
+    }
+    result.write(0, &bytes)
+}
+
 /// Makes a result wrong.
-fn spoil(result: &TensorRef) -> Result<()> {
+fn spoil(result: &TensorRef, _: usize) -> Result<()> {
     let layout = result.layout();
     let mut bytes = vec![0; layout.bytes()];
     result.read(0, &mut bytes)?;

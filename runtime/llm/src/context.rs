@@ -2,6 +2,7 @@
 
 mod adapters;
 mod compare;
+mod likeliest;
 mod lost;
 mod memory;
 mod micro_batches;
@@ -21,6 +22,7 @@ use crate::adapter::{self, Adapter, ScaledAdapter};
 use crate::arch::spec::Pooling;
 use crate::arch::{GraphInputs, GraphShape, Input, Output};
 use crate::batch::{Batch, BatchToken};
+use crate::context::likeliest::Likeliest;
 use crate::error::{Error, Result, try_resize};
 use crate::graphs::{GraphCache, GraphSource};
 use crate::kv::{Cells, KvCache, Rotation};
@@ -62,6 +64,7 @@ pub struct Context {
     /// The sequences of the last batch, each with its row, if they have embeddings as a whole.
     pooled: Vec<(u32, usize)>,
     watcher: Option<Watcher>,
+    likeliest: Likeliest,
     adapters: SequenceAdapters,
     /// Why nothing can be decoded any more.
     lost: Option<Error>,
@@ -109,6 +112,7 @@ impl Context {
             rows: Vec::new(),
             pooled: Vec::new(),
             watcher: None,
+            likeliest: Likeliest::default(),
             adapters: SequenceAdapters::new(options.n_seq),
             lost: None,
             options: ContextOptions {
@@ -190,6 +194,7 @@ impl Context {
 
     /// Takes the memory for the largest graph and for single tokens.
     fn reserve_all(&mut self) -> Result<()> {
+        self.likeliest = Likeliest::default();
         let mixed = Some(self.adapters.all()).filter(|_| self.adapters.any());
         for all in [None, mixed]
             .into_iter()
@@ -569,6 +574,7 @@ impl Context {
     }
 
     fn forget_results(&mut self) {
+        self.likeliest.forget();
         self.rows.clear();
         self.pooled.clear();
     }
@@ -626,9 +632,10 @@ impl Context {
         result
     }
 
-    /// The logits after token number `index` of the last batch, if they were wanted.
+    /// The logits after token number `index` of the last batch, if they were wanted, and not only the [likeliest tokens](Self::set_likeliest) were read.
     pub fn logits(&self, index: usize) -> Option<&[f32]> {
         match self.options.output {
+            _ if self.likeliest.found().is_some() => None,
             Output::Logits | Output::Both => self.value((*self.rows.get(index)?)?),
             Output::Embeddings(_) => None,
         }
@@ -817,6 +824,10 @@ impl Context {
         let shape = self.staging.place(batch, part, &mut self.cache, room)?;
         let shape = GraphShape {
             mixed: self.adapters.mixed(batch, part, &self.options.adapters),
+            n_likeliest: match self.watcher {
+                None if (batch.n_wanted(), shape.n_outputs) == (1, 1) => self.likeliest.count(),
+                _ => 0,
+            },
             ..shape
         };
         let inputs = self.load(shape)?;
@@ -857,6 +868,9 @@ impl Context {
                 watcher.run(&mut self.scheduler, &built.graph, cancel)?;
             }
             _ => self.scheduler.run(cancel)?,
+        }
+        if let Some(tensors) = inputs.likeliest.filter(|_| !rows.is_empty()) {
+            return self.likeliest.read(&mut self.scheduler, tensors);
         }
         // Reading waits for the run, so nothing is read that nobody wants.
         if let Some(result) = inputs.result.filter(|_| !rows.is_empty()) {

@@ -178,6 +178,7 @@ mod tests {
                 n_means: 0,
                 is_embedded: false,
                 mixed: None,
+                n_likeliest: 0,
             },
             graph: Graph::new(),
             inputs: Arc::default(),

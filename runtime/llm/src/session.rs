@@ -425,6 +425,24 @@ impl Session {
         stopped: Option<Stopped>,
         sampler: &mut Sampler,
         options: &GenerateOptions,
+        on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
+    ) -> Result<Generation> {
+        sampler.set_vocabulary(&self.tokenizer);
+        let enough = sampler.enough();
+        let enough = enough.filter(|_| options.log_probabilities.is_none());
+        self.context.set_likeliest(enough)?;
+        let result = self.write_text(prompt, stopped, sampler, options, on_text);
+        // Others read logits.
+        self.context.set_likeliest(None)?;
+        result
+    }
+
+    fn write_text(
+        &mut self,
+        prompt: &[u32],
+        stopped: Option<Stopped>,
+        sampler: &mut Sampler,
+        options: &GenerateOptions,
         mut on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
     ) -> Result<Generation> {
         self.stopped = None;
@@ -435,7 +453,6 @@ impl Session {
         let start = clock.now();
         self.decode_prompt(prompt, &mut timings)?;
         timings.prompt = clock.now().saturating_duration_since(start);
-        sampler.set_vocabulary(&self.tokenizer);
         let ended = match &stopped {
             Some(stopped) => {
                 sampler.resume(&stopped.sampler, prompt, stopped.generated)?;
@@ -463,17 +480,14 @@ impl Session {
             if options.max_tokens.is_some_and(|most| tokens.len() >= most) {
                 break Finish::MaxTokens;
             }
-            let logits = self
-                .context
-                .logits(row)
-                .ok_or_else(|| Error::invalid("there are no logits"))?;
-            let sampled = sampler.sample(logits)?;
+            let sampled = self.sample(sampler, row)?;
             let token = match &mut self.settle {
                 Some(Settle(settle)) => settle(sampled)?,
                 None => sampled,
             };
             sampler.accept(token)?;
             if let Some(count) = options.log_probabilities {
+                let logits = self.context.read_logits(row)?;
                 log_probabilities.extend(LogProbabilities::new(logits, token, count));
             }
             tokens.push(token);
@@ -535,6 +549,17 @@ impl Session {
             finish,
             timings,
         })
+    }
+
+    /// A token to follow the one of row `row` of the last batch.
+    fn sample(&mut self, sampler: &mut Sampler, row: usize) -> Result<u32> {
+        if let Some(likeliest) = self.context.likeliest() {
+            let n_vocab = self.context.model().spec().n_vocab;
+            if let Some(token) = sampler.sample_likeliest(likeliest, n_vocab)? {
+                return Ok(token);
+            }
+        }
+        Ok(sampler.sample(self.context.read_logits(row)?)?)
     }
 
     fn decode_one(&mut self, token: u32) -> Result<()> {

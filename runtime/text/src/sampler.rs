@@ -169,6 +169,49 @@ impl Sampler {
         })
     }
 
+    /// How many of the likeliest tokens are enough to [choose from](Self::sample_likeliest), with the result of [`sample`](Self::sample); `None` if all
+    /// logits are needed.
+    pub fn enough(&mut self) -> Option<usize> {
+        if self.constraint.is_some() || !self.params.logit_bias.is_empty() {
+            return None;
+        }
+        let count = self.chain.likeliest()?;
+        // None of these is chosen, even if they are all among the likeliest.
+        count.checked_add(self.suppressed.len())
+    }
+
+    /// As [`sample`](Self::sample), of a vocabulary of `count` tokens, if only the logits of the [`enough`](Self::enough) likeliest are known; of a single
+    /// one, it may be any number. `None` if that does not do: not all are numbers, and all logits are needed.
+    ///
+    /// # Errors
+    /// As [`sample`](Self::sample).
+    pub fn sample_likeliest(
+        &mut self,
+        likeliest: &[(u32, f32)],
+        count: usize,
+    ) -> Result<Option<u32>, SamplerError> {
+        let is_enough = self
+            .enough()
+            .is_some_and(|enough| likeliest.len() >= enough && enough > 0);
+        if !is_enough || !likeliest.iter().all(|(_, logit)| logit.is_finite()) {
+            return Ok(None);
+        }
+        let candidates = likeliest.iter().map(|&(id, logit)| Candidate {
+            id,
+            logit,
+            probability: 0.0,
+        });
+        self.candidates.set(candidates, false);
+        for &token in &self.suppressed {
+            self.candidates.change_logit(token, |_| f32::NEG_INFINITY);
+        }
+        let vocabulary = self.vocabulary.as_deref();
+        let (candidates, rng) = (&mut self.candidates, &mut self.rng);
+        let token = self.chain.choose(candidates, count, vocabulary, rng)?;
+        self.was_refused = false;
+        Ok(Some(token))
+    }
+
     /// Whether it is worth while to [`prepare`](Self::prepare): the constraint refused the last choice, and likely refuses the next one, too.
     pub fn needs_preparation(&self) -> bool {
         self.was_refused && !self.is_finished()
@@ -412,6 +455,30 @@ mod tests {
     }
 
     #[test]
+    fn what_looks_at_all_logits_needs_them() {
+        let all = |change: fn(&mut SamplerParams)| {
+            let mut params = SamplerParams::default();
+            change(&mut params);
+            Sampler::new(params).unwrap().enough()
+        };
+        assert_eq!(all(|_| {}), Some(40));
+        assert_eq!(all(|params| params.repeat_penalty = 1.1), None);
+        assert_eq!(all(|params| params.dry_multiplier = 0.5), None);
+        assert_eq!(all(|params| params.logit_bias = vec![(3, 1.0)]), None);
+        assert_eq!(all(|params| params.top_n_sigma = 1.0), None);
+        assert_eq!(all(|params| params.top_k = 0), None);
+        assert_eq!(
+            all(|params| params.stages = vec![Stage::MinP, Stage::TopK]),
+            None
+        );
+        let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
+        assert_eq!(sampler.enough(), Some(1));
+        assert_eq!(sampler.sample_likeliest(&[(7, 0.0)], 9), Ok(Some(7)));
+        assert_eq!(sampler.sample_likeliest(&[(0, f32::NAN)], 9), Ok(None));
+        assert_eq!(sampler.sample_likeliest(&[], 9), Ok(None));
+    }
+
+    #[test]
     fn the_likeliest_of_what_is_typical_is_not_always_the_likeliest() {
         let choose = |typical_p| {
             let params = SamplerParams {
@@ -533,6 +600,38 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_likeliest_are_enough(
+            logits in prop::collection::vec(prop_oneof![-3.0..3.0f32, (-2..3i32).prop_map(|x| x as f32)], 8..900),
+            temperature in prop_oneof![Just(0.0f32), 0.5..2.0f32],
+            (top_k, top_p, min_p) in (1..20usize, 0.5..=1.0f32, 0.0..=0.2f32),
+            suppressed in prop::collection::vec(0..8u32, 0..3),
+            seed: u64,
+        ) {
+            let params = SamplerParams { seed, temperature, top_k, top_p, min_p, ..Default::default() };
+            let mut sampler = Sampler::new(params).unwrap();
+            sampler.suppress(&suppressed);
+            let enough = sampler.enough().unwrap();
+            let most = if temperature == 0.0 { 1 } else { top_k };
+            prop_assert_eq!(enough, most + suppressed.len());
+            let mut order: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+            order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            order.truncate(enough);
+            if enough == 1 {
+                order[0].1 = 0.0;
+            }
+            let mut other = sampler.clone();
+            for _ in 0..4 {
+                let expected = sampler.sample(&logits);
+                let found = other.sample_likeliest(&order, logits.len());
+                if order.len() == enough {
+                    prop_assert_eq!(found, expected.map(Some));
+                } else {
+                    prop_assert_eq!(found, Ok(None));
+                }
+            }
+        }
+
         #[test]
         fn any_logits_give_a_token_or_an_error(
             logits in prop::collection::vec(prop_oneof![any::<f32>(), -5.0..5.0f32], 0..50),

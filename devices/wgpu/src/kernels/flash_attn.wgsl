@@ -10,6 +10,7 @@ const SUMS: u32 = GROUP_SIZEu / WIDE;
 var<workgroup> weights: array<f32, GROUP_SIZE>;
 SLOPE
 LOADS
+DECLARATIONS
 var<workgroup> parts: array<Sum, GROUP_SIZE>;
 
 @compute @workgroup_size(GROUP_SIZE)
@@ -79,4 +80,5 @@ fn main(
         }
         FINISH;
     }
+    AT_THE_END;
 }

@@ -1,6 +1,6 @@
 
 // Puts together what several workgroups made of one query's attention: one workgroup for each query of each head.
-
+DECLARATIONS
 @compute @workgroup_size(GROUP_SIZE)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -15,27 +15,31 @@ fn main(
     }
     let row = row_indices(number, shape);
     let head = row.x;
+    let token = row.y;
     // A largest logit, a total, and sums, of each share.
     let wide = (shape.x + 3u) / 4u * 4u + 2u;
     var largest = LOWEST;
     for (var s = 0u; s < SHARESu; s++) {
-        largest = max(largest, get_w(vec4<u32>((number * SHARESu + s) * wide, 0u, 0u, 0u)));
+        largest = max(largest, get_p(vec4<u32>((number * SHARESu + s) * wide, 0u, 0u, 0u)));
     }
     let sink = SINK;
     let last = max(largest, sink);
     var total = select(exp(sink - last), 0.0, is_masked(sink));
     for (var s = 0u; s < SHARESu; s++) {
         let at = (number * SHARESu + s) * wide;
-        let own = get_w(vec4<u32>(at, 0u, 0u, 0u));
-        total += select(exp(own - last), 0.0, is_masked(own)) * get_w(vec4<u32>(at + 1u, 0u, 0u, 0u));
+        let own = get_p(vec4<u32>(at, 0u, 0u, 0u));
+        total += select(exp(own - last), 0.0, is_masked(own)) * get_p(vec4<u32>(at + 1u, 0u, 0u, 0u));
     }
     for (var i = local; i < shape.x; i += GROUP_SIZEu) {
         var sum = 0.0;
         for (var s = 0u; s < SHARESu; s++) {
             let at = (number * SHARESu + s) * wide;
-            let own = get_w(vec4<u32>(at, 0u, 0u, 0u));
-            sum += select(exp(own - last), 0.0, is_masked(own)) * get_w(vec4<u32>(at + 2u + i, 0u, 0u, 0u));
+            let own = get_p(vec4<u32>(at, 0u, 0u, 0u));
+            sum += select(exp(own - last), 0.0, is_masked(own)) * get_p(vec4<u32>(at + 2u + i, 0u, 0u, 0u));
         }
-        put_y(vec4<u32>(i, row), select(sum / total, 0.0, is_masked(largest)));
+        let result = select(sum / total, 0.0, is_masked(largest));
+        put_y(vec4<u32>(i, row), result);
+        KEEP_RESULT;
     }
+    AT_THE_END;
 }

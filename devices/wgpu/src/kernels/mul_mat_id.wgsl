@@ -29,18 +29,22 @@ fn main(
     let first = number % blocks * ROWS;
     let slot = number / blocks % chosen.x;
     let token = number / (blocks * chosen.x);
-    let experts = weights.z;
-    let expert = index_c(at_c(vec4<u32>(slot, token, 0u, 0u)), experts);
-    // All invocations go on, since compilers must see that they meet at the barrier.
-    let is_known = expert < experts;
-    if !is_known {
+    // The weights may be those of a part of all experts: number of the first, how many there are in all.
+    let experts = parameters.ints[0].xy;
+    let chosen_expert = index_c(at_c(vec4<u32>(slot, token, 0u, 0u)), experts.y);
+    if chosen_expert >= experts.y {
         fail();
     }
+    // Those before the first are above all.
+    let expert = chosen_expert - experts.x;
+    // All invocations go on, since compilers must see that they meet at the barrier.
+    let is_here = expert < weights.z && chosen_expert < experts.y;
+    let length = select(0u, weights.x, is_here);
     var sums: array<f32, ROWS>;
     for (var i = 0u; i < ROWS; i++) {
         sums[i] = 0.0;
     }
-    for (var k = local * STEP; k < weights.x; k += GROUP_SIZEu * STEP) {
+    for (var k = local * STEP; k < length; k += GROUP_SIZEu * STEP) {
         var row = vec3<u32>(slot % shape_b().y, token, 0u);
         var x: array<vec4<f32>, WIDE>;
         for (var j = 0u; j < WIDE; j++) {
@@ -48,7 +52,7 @@ fn main(
         }
         var w: array<vec4<f32>, WIDE>;
         for (var r = 0u; r < ROWS; r++) {
-            row = vec3<u32>(min(first + r, weights.y - 1u), min(expert, experts - 1u), 0u);
+            row = vec3<u32>(min(first + r, weights.y - 1u), min(expert, weights.z - 1u), 0u);
             LOADED_A;
             for (var j = 0u; j < WIDE; j++) {
                 sums[r] += dot(w[j], x[j]);
@@ -63,7 +67,7 @@ fn main(
         }
     }
     workgroupBarrier();
-    if is_known && local < ROWS && first + local < weights.y {
+    if is_here && local < ROWS && first + local < weights.y {
         var sum = 0.0;
         for (var j = 0u; j < slots; j++) {
             sum += partials[local * slots + j];

@@ -1,5 +1,5 @@
 
-// The sum of so many elements, in logical order, times a factor: one workgroup for each sum.
+// The sum of so many elements, in logical order, times a factor: one workgroup for each sum. The last one may be of fewer.
 
 @compute @workgroup_size(GROUP_SIZE)
 fn main(
@@ -9,12 +9,14 @@ fn main(
 ) {
     let place = PLACE;
     let number = group_number(group, groups);
+    // Elements of a sum, sums, elements in all.
     let k = parameters.ints[0];
     if number >= k.y {
         return;
     }
+    let count = min(k.x, k.z - number * k.x);
     var sum = 0.0;
-    for (var j = local; j < k.x; j += GROUP_SIZEu) {
+    for (var j = local; j < count; j += GROUP_SIZEu) {
         sum += get_a(indices(number * k.x + j, shape_a()));
     }
     sum = sum_all(sum, place);

@@ -1,6 +1,6 @@
 
-// Indices in the order of values: one invocation for each element, which counts those that come before it. The work grows with the square of
-// the length, and needs no memory besides operands.
+// Indices in the order of values: one invocation for each element, which counts those of its piece of the row that come before it. The work grows with
+// the square of a piece, and needs no memory besides operands.
 
 // A number in the order of floats.
 fn key(i: vec4<u32>) -> u32 {
@@ -22,12 +22,16 @@ fn main(
     }
     let i = indices(n, shape);
     let mine = key(i);
+    let piece = parameters.ints[0].z;
+    let first = i.x / piece * piece;
+    let end = min(first + piece, shape.x);
     var before = 0u;
-    for (var j = 0u; j < shape.x; j++) {
+    for (var j = first; j < end; j++) {
         let other = key(vec4<u32>(j, i.yzw));
         before += select(0u, 1u, other < mine || (other == mine && j < i.x));
     }
-    if before < parameters.ints[0].x {
-        store_int_y(at_y(vec4<u32>(before, i.yzw)), i32(i.x));
+    let count = parameters.ints[0].x;
+    if before < count {
+        STORED;
     }
 }

@@ -1,6 +1,6 @@
 //! Softmax, attention, rotary embedding.
 
-use super::{elements, floats, load_four};
+use super::{elements, floats, load_four, matmul};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
 use crate::shader::Access;
 use samite_core::{DType, Node, Rope, RopeMode};
@@ -58,12 +58,14 @@ pub fn soft_max(
     })
 }
 
-/// Attention in one step.
+/// Attention in one step. Where the results are the columns of a product that takes these as 8-bit numbers, `columns` is that operand, and they are made
+/// such numbers, too: each head of a size that [`can_be_quantized`].
 pub fn flash(
     node: Node<'_>,
     [scale, max_bias, softcap]: [f32; 3],
     capacity: &Capacity,
     aligned: bool,
+    columns: Option<&Operand>,
 ) -> Result<Vec<Launch>, Reason> {
     let (y, q) = (node.result(), node.source_operand(0)?);
     let (mut k, mut v) = (node.source_operand(1)?, node.source_operand(2)?);
@@ -101,20 +103,44 @@ pub fn flash(
     let mut first = Vec::new();
     let mut second = Vec::new();
     let mut finish = FINISH.replace("SINK", sink);
+    let numbers = columns.map(|columns| matmul::numbers(columns, Access::Write));
     if shares > 1 {
         let wide = v.shape[0].next_multiple_of(4) + 2;
-        let scratch = |access| Operand::workspace('w', access, DType::F32, queries * shares * wide);
-        operands[0] = scratch(Access::Write);
+        // Behind the 8-bit numbers, and so far behind that no binding shows both.
+        let first = numbers.map_or(0, |numbers| (numbers.bytes() + 256).next_multiple_of(256));
+        let scratch = |name, access| Operand {
+            first,
+            ..Operand::workspace(name, access, DType::F32, queries * shares * wide)
+        };
+        operands[0] = scratch('w', Access::Write);
         operands.retain(|operand| operand.name != 'e');
         finish = LEAVE.to_owned();
-        let mut combined = vec![y, scratch(Access::Read)];
+        let mut combined = vec![y, scratch('p', Access::Read)];
         combined.extend(node.optional(4));
-        let combine = Launch::new("flash_attn_combine", combined, Work::Rows)
+        combined.extend(numbers);
+        let combine = Launch::new("flash_attn_combine", combined, Work::Rows);
+        let combine = with_numbers(combine, columns)
+            .with(
+                "KEEP_RESULT",
+                if columns.is_some() {
+                    "results[i] = result"
+                } else {
+                    ""
+                },
+            )
+            .with("VALUE_SIZE", v.shape[0])
             .with("SHARES", shares)
             .with("SINK", sink)
             .with("GROUP_SIZE", ATTENTION_GROUP);
         second.push(combine);
+    } else {
+        operands.extend(numbers);
     }
+    let kept = match (shares, columns) {
+        (1, Some(_)) => "results[mine + #ju] = ELEMENT / total;",
+        _ => "",
+    };
+    finish = finish.replace("KEEP_RESULT", kept);
     let (loads, per, element) = match is_wide {
         true => (
             include_str!("../kernels/flash_attn_wide.wgsl"),
@@ -128,7 +154,8 @@ pub fn flash(
         .into_iter()
         .find(|chunk| (q.shape[0] / 8).is_multiple_of(*chunk))
         .unwrap_or(1);
-    let attention = Launch::new("flash_attn", operands, Work::Groups(queries * shares))
+    let attention = Launch::new("flash_attn", operands, Work::Groups(queries * shares));
+    let attention = with_numbers(attention, columns.filter(|_| shares == 1))
         .floats([scale, max_bias, softcap])
         .ints([power(heads)])
         .with("LOADS", loads)
@@ -147,6 +174,29 @@ pub fn flash(
     first.push(attention.reduces(capacity));
     first.extend(second);
     Ok(first)
+}
+
+/// Heads whose results are made 8-bit numbers: in whole groups that share a scale, of four elements for each invocation.
+pub fn can_be_quantized(size: usize) -> bool {
+    size.is_multiple_of(32) && size <= 4 * ATTENTION_GROUP
+}
+
+/// Has a kernel of attention make its results 8-bit numbers, in its last operand, if they are `columns`.
+fn with_numbers(launch: Launch, columns: Option<&Operand>) -> Launch {
+    let Some(columns) = columns else {
+        return launch.with("DECLARATIONS", "").with("AT_THE_END;", "");
+    };
+    let functions = concat!(
+        include_str!("../kernels/q8.wgsl"),
+        include_str!("../kernels/flash_attn_q8.wgsl")
+    );
+    let scratch = launch.operands.len() - 1;
+    launch
+        .with("DECLARATIONS", functions)
+        .with("AT_THE_END", "quantize_results(head, token, local)")
+        .with("SCRATCH", scratch)
+        .with("COLUMN_LENGTH", columns.shape[0])
+        .with("COLUMN_COUNT", columns.shape[1])
 }
 
 /// Into how many parts keys are divided, so that the adapter has enough to do where there are few queries.
@@ -170,6 +220,7 @@ const FINISH: &str = "let sink = SINK;
         EACH(j, PER_INVOCATION) {
             if mine + #ju < values.x {
                 put_y(vec4<u32>(mine + #ju, head, token, batch), ELEMENT / total);
+                KEEP_RESULT
             }
         }";
 

@@ -152,7 +152,8 @@ fn tiled(
         .reduces(capacity)
 }
 
-/// Products with chosen experts: column by column of few tokens, or of many in tiles of those that share an expert.
+/// Products with chosen experts: column by column of few tokens, or of many in tiles of those that share an expert. Weights that are larger than a binding
+/// come in parts: some of the experts, or some rows of one.
 pub fn mul_mat_id(
     node: Node<'_>,
     capacity: &Capacity,
@@ -166,6 +167,7 @@ pub fn mul_mat_id(
     if choices >= 1 << 24 {
         return Err("so many choices of experts".into());
     }
+    let parts = parts_of_experts([y, a], capacity);
     if c.shape[1] > MOST_COLUMNS {
         let scratch = |access| {
             let count = experts * (1 + choices);
@@ -175,19 +177,41 @@ pub fn mul_mat_id(
         let lists = Launch::new("expert_lists", lists, Work::Groups(experts))
             .ints([experts])
             .can_fail();
-        // Each expert's last tile may be a part of one.
-        let tiles = |tile: usize| choices.div_ceil(tile) + experts;
-        let operands = vec![y, a, b, c, scratch(Access::Read)];
-        return Ok(vec![
-            lists,
-            tiled(operands, tiles, EXPERTS, capacity, known.aligned),
-        ]);
+        let products = parts.into_iter().map(|(first, [y, a])| {
+            // Each expert's last tile may be a part of one.
+            let tiles = |tile: usize| choices.div_ceil(tile) + a.shape[2];
+            let operands = vec![y, a, b, c, scratch(Access::Read)];
+            tiled(operands, tiles, EXPERTS, capacity, known.aligned).ints([first, experts])
+        });
+        return Ok(std::iter::once(lists).chain(products).collect());
     }
-    let work = Work::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * c.shape[0] * c.shape[1]);
-    let launch = Launch::new("mul_mat_id", vec![y, a, b, c], work);
-    Ok(vec![
-        along_rows(launch, &a, &b, 1).reduces(capacity).can_fail(),
-    ])
+    let products = parts.into_iter().map(|(first, [y, a])| {
+        let work = Work::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * choices);
+        let launch = Launch::new("mul_mat_id", vec![y, a, b, c], work).ints([first, experts]);
+        along_rows(launch, &a, &b, 1).reduces(capacity).can_fail()
+    });
+    Ok(products.collect())
+}
+
+/// Parts of results and weights that fit into a binding, each with its first expert.
+fn parts_of_experts([y, a]: [Operand; 2], capacity: &Capacity) -> Vec<(usize, [Operand; 2])> {
+    let room = capacity.binding.saturating_sub(capacity.alignment + 4);
+    let (height, experts) = (a.shape[1], a.shape[2]);
+    let fits = |&count: &usize| a.part(2, 0, count).bytes() <= room;
+    let count = (1..=experts).rev().find(fits).unwrap_or(1);
+    let mut rows = height.max(1);
+    while rows > 1 && a.part(2, 0, count).part(1, 0, rows).bytes() > room {
+        rows = rows.div_ceil(2);
+    }
+    let mut parts = Vec::new();
+    for first in (0..experts).step_by(count) {
+        let a = a.part(2, first, count.min(experts - first));
+        for from in (0..height).step_by(rows) {
+            let rows = rows.min(height - from);
+            parts.push((first, [y.part(0, from, rows), a.part(1, from, rows)]));
+        }
+    }
+    parts
 }
 
 /// The scratch memory of columns as 8-bit numbers, and of their scales and sums.

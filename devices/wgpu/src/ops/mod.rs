@@ -79,7 +79,7 @@ fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch
         Op::GetRows => rows::get(node, capacity, known.packed),
         Op::SetRows => rows::set(node, capacity),
 
-        Op::Sum => one(reductions::sum(node, capacity)),
+        Op::Sum => reductions::sum(node, capacity),
         Op::SumRows => one(reductions::sum_rows(node, 1.0, capacity)),
         Op::Mean => {
             let count = node.source_layout(0).map_or(1, |x| x.shape()[0]);
@@ -104,9 +104,9 @@ fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch
             ["false", "1.0 / max(sqrt(squares), eps)"],
             capacity,
         )),
-        Op::ArgMax => one(reductions::argmax(node)),
+        Op::ArgMax => reductions::argmax(node),
         Op::ArgSort { order } => one(reductions::argsort(node, order)),
-        Op::TopK { k } => one(reductions::top_k(node, k)),
+        Op::TopK { k } => reductions::top_k(node, k),
 
         Op::MulMat { .. } => matmul::mul_mat(node, capacity, known),
         Op::MulMatId { .. } => matmul::mul_mat_id(node, capacity, known),
@@ -120,7 +120,13 @@ fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch
             max_bias,
             softcap,
             ..
-        } => attention::flash(node, [scale, max_bias, softcap], capacity, known.aligned),
+        } => attention::flash(
+            node,
+            [scale, max_bias, softcap],
+            capacity,
+            known.aligned,
+            None,
+        ),
         Op::FlashAttnBack { scale } => attention::flash_back(node, scale, capacity),
         Op::Rope(rope) => one(attention::rope(node, rope, 1.0)),
         Op::RopeBack(rope) => one(attention::rope(node, rope, -1.0)),
@@ -134,7 +140,7 @@ fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch
         Op::RmsNormBack { eps } => one(training::rms_norm_back(node, eps, capacity)),
         Op::SoftMaxBack { scale } => one(training::soft_max_back(node, scale, capacity)),
         Op::GetRowsBack { .. } => one(training::get_rows_back(node)),
-        Op::CrossEntropyLoss => one(training::cross_entropy(node, capacity)),
+        Op::CrossEntropyLoss => training::cross_entropy(node, capacity),
         Op::CrossEntropyLossBack => one(training::cross_entropy_back(node, capacity)),
         Op::OptStepAdamW => one(training::adamw(node)),
         Op::OptStepSgd => one(training::sgd(node)),

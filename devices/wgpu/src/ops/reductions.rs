@@ -4,10 +4,22 @@ use super::matmul::numbers;
 use super::{elements, floats, load_four};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
 use crate::shader::Access;
-use samite_core::{Node, SortOrder};
+use samite_core::{DType, Node, SortOrder};
 
 /// The longest row that is sorted: the work grows with its square.
 const LONGEST_SORT: usize = 1 << 14;
+/// Of longer rows than this, the largest elements are found in pieces first.
+const SORTED_PIECE: usize = 1 << 10;
+/// More elements than this are gone through by several workgroups, whose results one puts together.
+const PIECE: usize = 1 << 13;
+/// So many workgroups at most.
+const MOST_PIECES: usize = 256;
+
+/// Elements of a piece, and how many pieces there are.
+fn pieces(count: usize) -> [usize; 2] {
+    let size = PIECE.max(count.div_ceil(MOST_PIECES));
+    [size, count.div_ceil(size).max(1)]
+}
 
 fn both(node: Node<'_>) -> Result<Vec<Operand>, Reason> {
     let operands = vec![node.result(), node.source_operand(0)?];
@@ -16,24 +28,55 @@ fn both(node: Node<'_>) -> Result<Vec<Operand>, Reason> {
     Ok(operands)
 }
 
-/// The sum of all elements.
-pub fn sum(node: Node<'_>, capacity: &Capacity) -> Result<Launch, Reason> {
-    let operands = both(node)?;
-    let count = operands[1].elements();
-    let launch = Launch::new("rows", operands, Work::Groups(1));
-    let launch = launch.ints([count, 1]).floats([1.0]);
-    Ok(launch.with("GROUP_SIZE", GROUP).reduces(capacity))
+/// The sum of all elements: of pieces first, if there are many.
+pub fn sum(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+    let [y, a] = both(node)?[..] else {
+        return Err("operands are missing".into());
+    };
+    let count = a.elements();
+    let [size, pieces] = pieces(count);
+    if pieces == 1 {
+        return Ok(vec![sums([y, a], [count, 1, count], 1.0, capacity)]);
+    }
+    let scratch = |name, access| Operand::workspace(name, access, DType::F32, pieces);
+    Ok(vec![
+        sums(
+            [scratch('y', Access::Write), a],
+            [size, pieces, count],
+            1.0,
+            capacity,
+        ),
+        sum_scratch(y, pieces, 1.0, capacity),
+    ])
+}
+
+/// The sum of so many numbers of scratch memory, times `factor`.
+pub fn sum_scratch(y: Operand, count: usize, factor: f32, capacity: &Capacity) -> Launch {
+    let a = Operand::workspace('a', Access::Read, DType::F32, count);
+    sums([y, a], [count, 1, count], factor, capacity)
+}
+
+/// Sums of so many elements each, times `factor`: how many elements, how many sums, elements in all.
+fn sums(operands: [Operand; 2], sizes: [usize; 3], factor: f32, capacity: &Capacity) -> Launch {
+    Launch::new("rows", operands.to_vec(), Work::Groups(sizes[1]))
+        .ints(sizes)
+        .floats([factor])
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity)
 }
 
 /// The sum of each row, times `factor`.
 pub fn sum_rows(node: Node<'_>, factor: f32, capacity: &Capacity) -> Result<Launch, Reason> {
-    let operands = both(node)?;
-    let (length, rows) = (operands[1].shape[0], operands[1].rows());
-    let launch = Launch::new("rows", operands, Work::Rows).ints([length, rows]);
-    Ok(launch
-        .floats([factor])
-        .with("GROUP_SIZE", GROUP)
-        .reduces(capacity))
+    let [y, a] = both(node)?[..] else {
+        return Err("operands are missing".into());
+    };
+    let (length, rows) = (a.shape[0], a.rows());
+    Ok(sums(
+        [y, a],
+        [length, rows, length * rows],
+        factor,
+        capacity,
+    ))
 }
 
 /// Each element and all before it in its row.
@@ -111,12 +154,39 @@ pub fn scaled_norm(
     Ok(launch.reduces(capacity))
 }
 
-/// The index of the largest element of each row.
-pub fn argmax(node: Node<'_>) -> Result<Launch, Reason> {
+/// The index of the largest element of each row: of pieces first, if rows are long.
+pub fn argmax(node: Node<'_>) -> Result<Vec<Launch>, Reason> {
     let (y, a) = (node.result(), node.source_operand(0)?);
     floats([&a])?;
-    Ok(Launch::new("argmax", vec![a, y], Work::Rows))
+    let (length, rows) = (a.shape[0], a.rows());
+    let [size, pieces] = pieces(length);
+    let launch = |operands: Vec<Operand>, sizes: [usize; 3], candidate: &str| {
+        Launch::new("argmax", operands, Work::Groups(rows * sizes[2]))
+            .ints(sizes)
+            .with("CANDIDATE", candidate)
+    };
+    if pieces == 1 {
+        return Ok(vec![launch(vec![a, y], [length, length, 1], "j")]);
+    }
+    let scratch = |name, access| Operand::workspace(name, access, DType::I32, rows * pieces);
+    let found = format!("u32(int_w(at_w(vec4<u32>(number * {pieces}u + j, 0u, 0u, 0u))))");
+    Ok(vec![
+        launch(
+            vec![a, scratch('y', Access::Write)],
+            [length, size, pieces],
+            "j",
+        ),
+        launch(
+            vec![a, y, scratch('w', Access::Read)],
+            [pieces, pieces, 1],
+            &found,
+        ),
+    ])
 }
+
+/// Stores the index of an element in its place of the result, or of what is found of its piece of a row.
+const STORED: &str = "store_int_y(at_y(vec4<u32>(before, i.yzw)), i32(i.x))";
+const STORED_OF_PIECE: &str = "let number = (n / shape.x * ((shape.x + piece - 1u) / piece) + i.x / piece) * count + before; store_int_y(at_y(vec4<u32>(number, 0u, 0u, 0u)), i32(i.x))";
 
 fn sorted(node: Node<'_>, count: usize, descending: bool) -> Result<Launch, Reason> {
     let (y, a) = (node.result(), node.source_operand(0)?);
@@ -126,7 +196,8 @@ fn sorted(node: Node<'_>, count: usize, descending: bool) -> Result<Launch, Reas
     }
     let launch = Launch::new("sort", vec![a, y], Work::Elements);
     Ok(launch
-        .ints([count, usize::from(descending)])
+        .ints([count, usize::from(descending), usize::MAX])
+        .with("STORED", STORED)
         .cut(&[1, 2, 3]))
 }
 
@@ -135,7 +206,27 @@ pub fn argsort(node: Node<'_>, order: SortOrder) -> Result<Launch, Reason> {
     sorted(node, usize::MAX, order == SortOrder::Descending)
 }
 
-/// The indices of the `k` largest elements of each row.
-pub fn top_k(node: Node<'_>, k: usize) -> Result<Launch, Reason> {
-    sorted(node, k, true)
+/// The indices of the `k` largest elements of each row: of pieces first, if rows are long.
+pub fn top_k(node: Node<'_>, k: usize) -> Result<Vec<Launch>, Reason> {
+    let (y, a) = (node.result(), node.source_operand(0)?);
+    let pieces = a.shape[0].div_ceil(SORTED_PIECE);
+    if pieces <= 4 || k >= SORTED_PIECE {
+        return Ok(vec![sorted(node, k, true)?]);
+    }
+    floats([&a])?;
+    let found = k * pieces;
+    if found > LONGEST_SORT {
+        return Err(format!("so many of a row, of more than {LONGEST_SORT} in its pieces").into());
+    }
+    let count = found * a.rows();
+    let scratch = |name, access| Operand::workspace(name, access, DType::I32, count);
+    let first = Launch::new("sort", vec![a, scratch('y', Access::Write)], Work::Elements);
+    let operands = vec![a, y, scratch('w', Access::Read)];
+    let work = Work::Groups(count.div_ceil(GROUP as usize));
+    Ok(vec![
+        first
+            .ints([k, 1, SORTED_PIECE])
+            .with("STORED", STORED_OF_PIECE),
+        Launch::new("top_k", operands, work).ints([k, SORTED_PIECE, pieces]),
+    ])
 }

@@ -83,6 +83,17 @@ fn fused(capacity: &Capacity) -> Vec<Launch> {
         }
         all.extend(steps.into_iter().map(|step| step.launch));
     }
+    for (tokens, keys, expected) in [
+        (3, 40, &["flash_attn", "mul_mat_q8"][..]),
+        (1, 1100, &["flash_attn", "flash_attn_combine", "mul_mat_q8"]),
+    ] {
+        if capacity.binding > 1 << 20 {
+            let attention = attention(tokens, keys, capacity);
+            let kernels = attention.iter().map(|launch| launch.shader.kernel);
+            assert_eq!(kernels.collect::<Vec<_>>(), expected);
+            all.extend(attention);
+        }
+    }
     let before_attention = before_attention(capacity);
     let kernels: Vec<_> = before_attention
         .iter()
@@ -91,6 +102,31 @@ fn fused(capacity: &Capacity) -> Vec<Launch> {
     assert_eq!(kernels, ["rope_store"]);
     all.extend(before_attention);
     all
+}
+
+/// Attention and the product behind it.
+fn attention(tokens: usize, keys: usize, capacity: &Capacity) -> Vec<Launch> {
+    let mut g = Graph::new();
+    let input = |g: &mut Graph, dtype, shape| g.input("", dtype, shape).unwrap();
+    let q = input(&mut g, DType::F32, [64, tokens, 4, 1]);
+    let [k, v] = [0, 1].map(|_| input(&mut g, DType::F16, [64, keys, 2, 1]));
+    let mask = input(&mut g, DType::F16, [keys, tokens, 1, 1]);
+    let w = g.leaf("w", DType::Q4_0, [256, 96, 1, 1]).unwrap();
+    let op = samite_core::Op::FlashAttn {
+        scale: 0.125,
+        max_bias: 0.0,
+        softcap: 0.0,
+        precision: samite_core::Precision::F32,
+    };
+    let y = g
+        .push(op, &[Some(q), Some(k), Some(v), Some(mask)])
+        .unwrap();
+    let columns = g.reshape(y, [256, tokens, 1, 1]).unwrap();
+    let y = g.mul_mat(w, columns).unwrap();
+    g.set_output(y);
+    let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
+    let steps = fuse::steps(&g, &nodes, capacity, Memory::AllPacked).unwrap();
+    steps.into_iter().map(|step| step.launch).collect()
 }
 
 /// The rotations and writes of one layer, of four queries and two keys of length 16 for three tokens.

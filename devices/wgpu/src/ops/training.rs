@@ -1,6 +1,6 @@
 //! Gradients, losses and steps of optimizers.
 
-use super::{elements, floats};
+use super::{elements, floats, reductions};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Which, Work};
 use crate::shader::Access;
 use samite_core::{DType, Node};
@@ -79,10 +79,16 @@ pub fn get_rows_back(node: Node<'_>) -> Result<Launch, Reason> {
     Ok(Launch::new("get_rows_back", operands, Work::Elements).can_fail())
 }
 
-/// The loss of logits.
-pub fn cross_entropy(node: Node<'_>, capacity: &Capacity) -> Result<Launch, Reason> {
-    let launch = Launch::new("cross_entropy", all(node, 2)?, Work::Groups(1));
-    Ok(launch.with("GROUP_SIZE", GROUP).reduces(capacity))
+/// The loss of logits: of rows first, and then their mean.
+pub fn cross_entropy(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+    let mut operands = all(node, 2)?;
+    let (y, rows) = (operands[0], operands[1].rows());
+    operands[0] = Operand::workspace('y', Access::Write, DType::F32, rows);
+    let of_rows = Launch::new("cross_entropy", operands, Work::Groups(rows))
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity);
+    let mean = reductions::sum_scratch(y, rows, 1.0 / rows as f32, capacity);
+    Ok(vec![of_rows, mean])
 }
 
 /// The gradient of the loss.

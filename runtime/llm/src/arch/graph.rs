@@ -42,6 +42,8 @@ pub struct GraphShape {
     pub is_embedded: bool,
     /// Where some sequences have adapters of their own: those that a token of the micro-batch has, as bits by their place among all that sequences have.
     pub mixed: Option<u64>,
+    /// So many of the likeliest tokens are chosen by the graph, after the only token whose logits are wanted; 0 for none.
+    pub n_likeliest: usize,
 }
 
 /// What a graph gives.
@@ -537,6 +539,31 @@ impl Builder<'_> {
         };
         self.graph.set_output(result);
         self.inputs.result = Some(result);
+        if self.shape.n_likeliest > 0 {
+            self.likeliest(result)?;
+        }
+        Ok(())
+    }
+
+    /// The likeliest tokens by a row of logits, and their logits if there are several.
+    fn likeliest(&mut self, logits: TensorId) -> Result<()> {
+        let count = self.shape.n_likeliest;
+        let tokens = match count {
+            1 => self.graph.argmax(logits)?,
+            _ => self.graph.top_k(logits, count)?,
+        };
+        self.graph.set_name(tokens, "likeliest_tokens");
+        self.graph.set_output(tokens);
+        let mut values = None;
+        if count > 1 {
+            let n_vocab = self.extents(logits)[0];
+            let single = self.graph.reshape(logits, [1, n_vocab, 1, 1])?;
+            let chosen = self.graph.get_rows(single, tokens)?;
+            self.graph.set_name(chosen, "likeliest_logits");
+            self.graph.set_output(chosen);
+            values = Some(chosen);
+        }
+        self.inputs.likeliest = Some((tokens, values));
         Ok(())
     }
 

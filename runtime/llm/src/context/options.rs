@@ -136,6 +136,7 @@ impl Sizes {
             },
             is_embedded: false,
             mixed: None,
+            n_likeliest: 0,
         }
     }
 }

@@ -127,6 +127,7 @@ impl Staging {
             n_means: self.means.as_ref().map_or(0, Vec::len),
             is_embedded: batch.is_embedded(),
             mixed: None,
+            n_likeliest: 0,
         })
     }
 

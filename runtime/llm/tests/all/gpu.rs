@@ -3,8 +3,10 @@
 use crate::common::*;
 use samite_core::{Backend, Device, Error};
 use samite_llm::arch::ARCHITECTURES;
-use samite_llm::{Context, ContextOptions, Model};
+use samite_llm::{Context, ContextOptions, GenerateOptions, Model, Session};
+use samite_text::{Sampler, SamplerParams};
 use samite_wgpu::{WgpuBackend, WgpuDevice};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const N_TOKENS: usize = 24;
@@ -127,4 +129,71 @@ fn a_lost_gpu_is_an_error_and_others_go_on() {
     let Some(again) = self::gpu("") else { return };
     let mut again = crate::common::context(&file.load(vec![again], ""), precise());
     decode(&mut again, &tokens(4), 0, 0);
+}
+
+/// The tokens that samplers choose are the same whether all logits are read or the device chooses the likeliest.
+#[test]
+fn the_likeliest_tokens_are_chosen_on_the_device() {
+    let Some(choosing) = gpu("selection=on") else {
+        return;
+    };
+    let Some(reading) = gpu("selection=off") else {
+        return;
+    };
+    let file = TestModel::tiny("llama");
+    let few = SamplerParams {
+        top_k: 7,
+        temperature: 1.5,
+        seed: 5,
+        ..SamplerParams::default()
+    };
+    let penalized = SamplerParams {
+        repeat_penalty: 1.3,
+        ..few.clone()
+    };
+    let generate = |devices: Vec<Arc<dyn Device>>, rules: &str, params: &SamplerParams| {
+        let model = file.load(devices, rules);
+        let options = ContextOptions {
+            n_ctx: Some(64),
+            ..precise()
+        };
+        let mut session = Session::new(Context::new(model, options).unwrap()).unwrap();
+        let mut sampler = Sampler::new(params.clone()).unwrap();
+        let options = GenerateOptions {
+            max_tokens: Some(20),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        };
+        let mut all = Vec::new();
+        // The second time, most of the prompt is there.
+        for _ in 0..2 {
+            let written = session.generate(&tokens(12), &mut sampler, &options, |_| {
+                ControlFlow::Continue(())
+            });
+            all.extend(written.unwrap().tokens);
+        }
+        let chosen = session.context().likeliest().map(<[_]>::len);
+        // Whoever decodes next gets logits.
+        let context = session.context_mut();
+        context.clear().unwrap();
+        assert_eq!(decode(context, &tokens(3), 0, 0).len(), 3);
+        (all, chosen)
+    };
+    for (params, count) in [
+        (SamplerParams::greedy(), Some(1)),
+        (few, Some(7)),
+        (penalized, None),
+    ] {
+        let (expected, none) = generate(vec![Arc::clone(&reading)], "", &params);
+        assert_eq!(none, None);
+        let devices = || vec![Arc::clone(&choosing), cpu()];
+        assert_eq!(
+            generate(vec![Arc::clone(&choosing)], "", &params),
+            (expected.clone(), count)
+        );
+        assert_eq!(generate(devices(), "", &params), (expected.clone(), count));
+        // Logits on the host are read as ever.
+        let (found, none) = generate(devices(), "output:cpu", &params);
+        assert_eq!((found, none), (expected, None));
+    }
 }

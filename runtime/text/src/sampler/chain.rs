@@ -235,6 +235,15 @@ impl Chain {
         }
     }
 
+    /// How many of the likeliest tokens the steps need, if no step looks at others before.
+    pub fn likeliest(&self) -> Option<usize> {
+        match self.steps.first() {
+            Some(Step::TopK(k)) => Some(*k),
+            Some(step) if step.takes_the_likeliest() => Some(1),
+            _ => None,
+        }
+    }
+
     /// Runs all stages on `candidates` and draws one of what is left. `count` is the size of the vocabulary.
     pub fn choose(
         &mut self,

@@ -83,6 +83,8 @@ pub struct GraphInputs {
     pub result: Option<TensorId>,
     /// The embeddings of the same tokens, beside logits: f32 `[width, outputs]`.
     pub embeddings: Option<TensorId>,
+    /// The likeliest tokens, i32 `[number]`, and their logits, f32 `[1, number]`, if there are several.
+    pub likeliest: Option<(TensorId, Option<TensorId>)>,
 }
 
 impl GraphInputs {
