@@ -138,6 +138,8 @@ class Chaos:
     def broken(self, chance):
         body = chance.choice([b"{", b"\xff\xfe", b"[" * 100_000, b'{"prompt": "a", "n_predict": }', b"", b'{"prompt": "\\ud800"}'])
         status = self.raw(body).recv(12)
+        if not status:
+            raise ConnectionError("closed without an answer")
         if not status.startswith(b"HTTP/1.1 400"):
             self.wrong.append(f"{body[:20]}: {status}")
 
