@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 /// How often it is tried again.
 const PAUSE: Duration = Duration::from_millis(250);
 
+/// How often the model is loaded from servers that are there.
+const MOST_LOADS: usize = 3;
+
 /// Makes contexts anew, by the same flags.
 pub struct Renewal {
     model: ModelArgs,
@@ -56,6 +59,7 @@ impl Renewal {
             let message = message.into();
             Err(samite::Error::DeviceLost { device, message }.into())
         };
+        let mut loads = 1;
         loop {
             let why = match self.unreachable() {
                 Some(why) => why,
@@ -65,11 +69,15 @@ impl Renewal {
                         return Ok(context);
                     }
                     Err(Failure::Interrupted) => return Err(samite::Error::Cancelled.into()),
-                    Err(failure) if self.unreachable().is_none() => {
+                    // It may have been lost again meanwhile.
+                    Err(failure) if loads >= MOST_LOADS => {
                         let why = failure.text();
                         return failed(format!("the model cannot be loaded again: {why}"));
                     }
-                    Err(failure) => failure.text(),
+                    Err(failure) => {
+                        loads += 1;
+                        failure.text()
+                    }
                 },
             };
             self.cancel.check()?;

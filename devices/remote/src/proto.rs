@@ -131,14 +131,14 @@ pub mod command {
     }
 }
 /// Results of `memory_of`, `read`, `chunk` and `question`; other commands have none.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Result {
     #[prost(oneof = "result::Result", tags = "1, 2, 3, 4")]
     pub result: ::core::option::Option<result::Result>,
 }
 /// Nested message and enum types in `Result`.
 pub mod result {
-    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Result {
         #[prost(message, tag = "1")]
         Memory(super::MemoryInfo),
@@ -408,7 +408,7 @@ pub mod question {
         }
     }
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Answer {
     #[prost(bool, tag = "1")]
     pub yes: bool,

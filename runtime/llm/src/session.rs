@@ -107,7 +107,9 @@ impl fmt::Debug for Settle {
 }
 
 /// Makes another context when a device is lost.
-struct Renew(Box<dyn FnMut(&Error) -> Result<Context> + Send>);
+struct Renew(Box<MakeAnew>);
+
+type MakeAnew = dyn FnMut(&Error) -> Result<Context> + Send;
 
 impl fmt::Debug for Renew {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
