@@ -4,7 +4,7 @@
 //! the network moves bytes, those of other clients too, until its own have come. What is sent arrives in pieces, some time later and in its order; it may be
 //! late, lost with everything behind it, or cut off, and the server may be started again.
 
-use crate::fault::Fault;
+use crate::fault::{Fault, Strike};
 use crate::hostile::{Deed, Hostile};
 use crate::world::{Time, World};
 use samite_core::environment::{Clock, Connection, Listener, Network};
@@ -138,6 +138,13 @@ impl Net {
             }
             strikes
         })
+    }
+
+    /// How often the clock has jumped.
+    fn jumps(&self) -> usize {
+        let is_jump = |strike: &&Strike| strike.fault == Fault::ClockJump;
+        let jumps = |state: &mut crate::world::State| state.struck().iter().filter(is_jump).count();
+        self.world.with(jumps)
     }
 
     /// A connection of a client, or of somebody who keeps no rule.
@@ -489,6 +496,7 @@ impl Connection for SimConnection {
     fn receive(&mut self, buffer: &mut [u8]) -> Result<usize> {
         let net = &self.net;
         let end = self.timeout.map(|timeout| net.world.now() + timeout);
+        let jumps = net.jumps();
         loop {
             {
                 let mut state = net.lock();
@@ -514,6 +522,10 @@ impl Connection for SimConnection {
             };
             let left = end.saturating_sub(net.world.now());
             net.world.with(|state| state.advance(left));
+            // A clock that is far ahead ends everybody's patience, and the connection stays lost.
+            if net.jumps() > jumps {
+                net.lock().lines[self.line].is_harmed = true;
+            }
             return Err(ErrorKind::TimedOut.into());
         }
     }

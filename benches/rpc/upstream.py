@@ -1,0 +1,179 @@
+"""samite and upstream's programs over ggml's RPC protocol, both ways, and how fast either server is.
+
+    upstream.py SAMITE LLAMA_CPP_BIN MODEL [--pairs 7] [--only programs|ops|conformance|speed]
+
+LLAMA_CPP_BIN has ggml-rpc-server, llama-bench, llama-completion, llama-server and test-backend-ops, with -DGGML_RPC=ON and -DLLAMA_BUILD_TESTS=ON, from
+the source in the sdist of llama-cpp-python 0.3.36 (`pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36`). MODEL is a GGUF file.
+
+    programs     llama-bench, llama-completion and llama-server run on `samite rpc-server`; llama-completion writes what it writes without a server
+    ops          test-backend-ops compares every operation of `samite rpc-server` with its own CPU backend (servers.c tells it of the server; needs cc)
+    conformance  `samite test-ops` goes through ggml-rpc-server, and `samite run` writes what it writes on its CPU
+    speed        llama-bench on both servers in turn, one thread each: medians, and the ratio samite / upstream of each pair
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+PROMPT = "Once upon a time"
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Server:
+    """A server on the loopback, which must still be there at the end."""
+
+    def __init__(self, command, port):
+        self.place = f"127.0.0.1:{port}"
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(200):
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+        sys.exit(f"{command[0]} does not listen")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is not None:
+            sys.exit(f"the server ended by itself: {self.process.returncode}")
+        self.process.kill()
+        self.process.wait()
+
+
+class Both:
+    def __init__(self, arguments):
+        self.samite = arguments.samite
+        self.folder = pathlib.Path(arguments.llama_cpp_bin)
+        self.model = arguments.model
+        self.pairs = arguments.pairs
+
+    def program(self, name):
+        return str(self.folder / name)
+
+    def ours(self):
+        port = free_port()
+        return Server([self.samite, "rpc-server", "--device", "cpu", "-t", "1", "--port", str(port)], port)
+
+    def theirs(self):
+        port = free_port()
+        return Server([self.program("ggml-rpc-server"), "-d", "CPU", "-t", "1", "-p", str(port)], port)
+
+    def run(self, command, environment=None, timeout=3600):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, errors="replace",
+                              env={**os.environ, **(environment or {})})
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}")
+        return done.stdout
+
+    def bench(self, place, flags=("-p", "128", "-n", "64")):
+        out = self.run([self.program("llama-bench"), "-m", self.model, "--rpc", place, "-dev", "RPC0", "-ngl", "99", "-t", "1", "-r", "1", "-o", "json", *flags])
+        return {f"{row['n_prompt']}+{row['n_gen']}": row["avg_ts"] for row in json.loads(out)}
+
+    def completion(self, flags):
+        return self.run([self.program("llama-completion"), "-m", self.model, "-p", PROMPT, "-n", "48", "--temp", "0", "-t", "1", "-no-cnv", *flags])
+
+    def programs(self):
+        alone = self.completion(["-ngl", "0"])
+        with self.ours() as server:
+            for flash in ["0", "1"]:
+                print("llama-bench -fa", flash, self.bench(server.place, ["-p", "16", "-n", "8", "-fa", flash]))
+            text = self.completion(["--rpc", server.place, "-dev", "RPC0", "-ngl", "99"])
+            print("llama-completion:", "the same text" if text == alone else f"ANOTHER TEXT: {text!r} instead of {alone!r}")
+            port = free_port()
+            command = [self.program("llama-server"), "-m", self.model, "--rpc", server.place, "-dev", "RPC0", "-ngl", "99", "-t", "1", "--port", str(port), "--no-webui"]
+            with Server(command, port):
+                body = json.dumps({"prompt": PROMPT, "n_predict": 32, "temperature": 0}).encode()
+                for _ in range(600):
+                    try:
+                        with urllib.request.urlopen(f"http://127.0.0.1:{port}/completion", body, timeout=120) as answer:
+                            print("llama-server:", len(json.load(answer)["content"]), "characters")
+                            break
+                    except urllib.error.HTTPError as error:
+                        if error.code != 503:
+                            raise
+                        time.sleep(0.1)
+
+    def ops(self):
+        names = self.run([self.program("test-backend-ops"), "--list-ops"]).split("(")[-1]
+        names = re.findall(r"\b[A-Z][A-Z0-9_]+\b", names)
+        with tempfile.TemporaryDirectory() as folder, self.ours() as server:
+            library = f"{folder}/servers.so"
+            self.run(["cc", "-shared", "-fPIC", "-o", library, str(pathlib.Path(__file__).with_name("servers.c"))])
+            environment = {**os.environ, "LD_PRELOAD": library, "GGML_RPC_SERVER": server.place}
+            passed, tests = [], 0
+            for name in names:
+                # A program of its own for each: whatever the server refuses ends the client.
+                command = [self.program("test-backend-ops"), "test", "-b", "RPC0", "-o", name]
+                done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, stdin=subprocess.DEVNULL)
+                lines = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).splitlines()
+                failed = [line.strip() for line in lines if "FAIL" in line]
+                fine = sum(line.rstrip().endswith(": OK") for line in lines)
+                if done.returncode == 0:
+                    passed.append(name)
+                    tests += fine
+                else:
+                    what = failed[0] if failed else f"the connection ended behind {fine} tests"
+                    print(f"  {name}: exit code {done.returncode}: {len(failed)} of {fine + len(failed)} fail: {what[:160]}", flush=True)
+            print(f"test-backend-ops: {len(passed)} of {len(names)} operations pass, {tests} tests")
+
+    def conformance(self):
+        with self.theirs() as server:
+            done = subprocess.run([self.samite, "test-ops", "--device", "RPC0", "--rpc", server.place], capture_output=True, text=True)
+            failed = [line.strip() for line in done.stdout.splitlines() if line.startswith("FAILED")]
+            print(f"samite test-ops: exit code {done.returncode}, {len(failed)} fail", *(line[:200] for line in failed[:12]), sep="\n  ")
+            for line in done.stdout.strip().splitlines()[-1:]:
+                print(line[:200])
+            write = [self.samite, "run", "-m", self.model, "-p", PROMPT, "-n", "48", "--temp", "0", "-t", "1"]
+            here = self.run([*write, "--device", "cpu"])
+            there = self.run([*write, "--rpc", server.place, "--device", "RPC0,cpu"])
+            print("samite run:", "the same text" if here == there else f"ANOTHER TEXT: {there!r} instead of {here!r}")
+
+    def speed(self):
+        figures = {}
+        with self.ours() as ours, self.theirs() as theirs:
+            for server in [ours, theirs]:
+                self.bench(server.place, ["-p", "16", "-n", "4"])
+            for pair in range(self.pairs):
+                order = [("samite", ours), ("upstream", theirs)]
+                for name, server in order if pair % 2 == 0 else order[::-1]:
+                    for row, speed in self.bench(server.place).items():
+                        figures.setdefault(row, {}).setdefault(name, []).append(speed)
+        for row, speeds in figures.items():
+            mine, others = speeds["samite"], speeds["upstream"]
+            ratios = [a / b for a, b in zip(mine, others)]
+            print(f"{row}: samite {statistics.median(mine):.1f}, upstream {statistics.median(others):.1f} tokens/s; "
+                  f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}), {len(ratios)} pairs")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("samite")
+    parser.add_argument("llama_cpp_bin")
+    parser.add_argument("model")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--only", choices=["programs", "ops", "conformance", "speed"])
+    arguments = parser.parse_args()
+    both = Both(arguments)
+    for name in [arguments.only] if arguments.only else ["programs", "ops", "conformance", "speed"]:
+        getattr(both, name)()
+
+
+if __name__ == "__main__":
+    main()
