@@ -159,9 +159,9 @@ impl Columns {
     /// There must be so many columns.
     #[inline(always)]
     pub unsafe fn at(self, column: usize) -> Terms {
-        let [pairs, scales] = self.apart.map(|apart| column * apart);
+        let [pairs, scales] = self.apart;
         // SAFETY: column number `column` is there, `apart` words behind the first one for each before it.
-        unsafe { self.first.behind(pairs, scales) }
+        unsafe { self.first.behind(column * pairs, column * scales) }
     }
 }
 
@@ -331,7 +331,9 @@ unsafe fn two_pairs_crossed<V: Int16Simd, const R: usize, const C: usize>(
             w[r] = [V::load(at(i).cast()), V::load(at(i + 1).cast())];
         }
         for c in 0..C {
-            let x = [i, i + 1].map(|i| columns.at(c).pair(group, i).read());
+            // Not by `map`, which compilers leave a call in some builds.
+            let at = columns.at(c);
+            let x = [at.pair(group, i).read(), at.pair(group, i + 1).read()];
             let x = [V::splat(x[0]), V::splat(x[1])];
             for r in 0..R {
                 let (a, b) = (V::add_i16(w[r][0], x[1]), V::add_i16(w[r][1], x[0]));

@@ -8,7 +8,6 @@ use crate::simd::float::F32;
 use crate::simd::int16::{self, Int16Simd, Terms};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Ymm, avx512::Zmm};
-use std::array::from_fn;
 
 pub(crate) use crate::simd::int16::GROUP;
 
@@ -213,7 +212,10 @@ unsafe fn tile<V: Int16Simd, X: Columns, const R: usize, const C: usize>(
         let mut sums = [[V::splat_float(0.0); R]; C];
         for group in 0..outer.groups {
             let whole = int16::products::<V, R, C>(rows, factors, group);
-            let scales: [_; R] = from_fn(|r| V::load_floats(rows.scale(group).add(r * V::LANES)));
+            let mut scales = [V::splat_float(0.0); R];
+            for (r, scale) in scales.iter_mut().enumerate() {
+                *scale = V::load_floats(rows.scale(group).add(r * V::LANES));
+            }
             for c in 0..C {
                 let factor = V::splat_float(factors.at(c).scale(group).read());
                 for r in 0..R {
