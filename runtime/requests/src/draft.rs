@@ -128,6 +128,14 @@ impl Costs {
         (beside.expected + 1.0 + luck.expected(length)) / time.max(f64::MIN_POSITIVE)
     }
 
+    /// Whether a step takes no request longer than `plain` seconds for each token, but for a small share: one with so many tokens, `seconds` for drafts, and
+    /// at least `expected` drafted tokens that stand of each request. One whose time is not known yet may be tried once.
+    pub fn slows_nobody(&self, tokens: usize, seconds: f64, expected: f64, plain: f64) -> bool {
+        const LONGER: f64 = 1.02;
+        let time = self.of(tokens).unwrap_or(0.0) + seconds;
+        !self.has(tokens) || time <= plain * (1.0 + expected) * LONGER
+    }
+
     /// How long a draft is worth a try, of at most `most` tokens, in a step that has other tokens beside it. `each` is what it takes to draft a token.
     pub fn best_length(&self, luck: &Luck, beside: Beside, most: usize, each: f64) -> usize {
         let rate = |length: usize| self.rate(luck, beside, length, each);
@@ -138,6 +146,12 @@ impl Costs {
         let best = lengths.max_by(|&a, &b| rate(a).total_cmp(&rate(b)).then(b.cmp(&a)));
         best.unwrap_or(0)
     }
+}
+
+/// The next shorter length of a draft that is tried.
+pub(crate) fn shorter(length: usize) -> usize {
+    let lengths = LENGTHS.iter().rev();
+    lengths.copied().find(|&one| one < length).unwrap_or(0)
 }
 
 /// A draft has to promise so many times as many tokens in the same time.
@@ -244,6 +258,26 @@ mod tests {
             costs.learn(count, time(10 * count as u64));
         }
         assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.0), 0);
+    }
+
+    #[test]
+    fn a_step_with_drafts_slows_nobody() {
+        let time = |milliseconds| Duration::from_millis(milliseconds);
+        let mut costs = Costs::new();
+        costs.learn(4, time(100));
+        costs.learn(5, time(101));
+        costs.learn(8, time(150));
+        // Of four requests, one has a draft: the others would wait.
+        assert!(!costs.slows_nobody(8, 0.0, 0.0, 0.1));
+        assert!(costs.slows_nobody(5, 0.0, 0.0, 0.1));
+        assert!(!costs.slows_nobody(5, 0.01, 0.0, 0.1));
+        // All have one.
+        assert!(costs.slows_nobody(8, 0.0, 0.6, 0.1));
+        assert!(!costs.slows_nobody(8, 0.0, 0.4, 0.1));
+        // Not known yet.
+        assert!(costs.slows_nobody(7, 0.0, 0.0, 0.1));
+        let shorter: Vec<usize> = [16, 5, 4, 1, 0].into_iter().map(shorter).collect();
+        assert_eq!(shorter, [8, 4, 2, 0, 0]);
     }
 
     #[test]

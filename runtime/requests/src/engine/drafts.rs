@@ -5,11 +5,16 @@ use crate::draft::{self, Beside, Luck};
 use crate::drafter::{Drafter, Wanted};
 use samite_llm::{Error, Result};
 
-/// A sequence whose draft the draft model is asked for.
+/// A draft that a request is to have.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct Planned {
     id: u64,
-    count: usize,
+    length: usize,
+    luck: Luck,
+    /// Whether the text itself has it; otherwise the draft model is asked.
+    is_guessed: bool,
+    /// Seconds for each token.
+    each: f64,
 }
 
 impl Engine {
@@ -84,7 +89,7 @@ impl Engine {
             seconds: 0.0,
         };
         let each = self.seconds_each(writing.len());
-        let mut asked: Vec<Asked> = Vec::new();
+        let mut planned: Vec<Planned> = Vec::new();
         let mut is_read = false;
         for &id in writing {
             let Some(at) = self.find(id) else { continue };
@@ -109,31 +114,80 @@ impl Engine {
             }
             let length = self.costs.best_length(&luck, beside, most, each);
             let length = if is_allowed { length } else { 0 };
-            let running = &mut self.active[at].running;
             if length == 0 {
-                match is_guessed {
-                    true => running.luck.hope(),
-                    false => {
-                        self.model_luck.hope();
-                        running.model_luck.get_or_insert(self.model_luck).hope();
-                    }
-                }
+                self.hope(at, is_guessed);
                 continue;
             }
             beside.tokens += length;
             beside.expected += luck.expected(length);
             beside.seconds += each * length as f64;
             room -= length;
-            running.is_drafted_by_model = !is_guessed;
-            match is_guessed {
-                true => running.draft = draft::guess(&running.tokens, length).to_vec(),
-                false => asked.push(Asked { id, count: length }),
+            planned.push(Planned {
+                id,
+                length,
+                luck,
+                is_guessed,
+                each,
+            });
+        }
+        self.shorten(&mut planned, writing.len());
+        for plan in &planned {
+            let Some(at) = self.find(plan.id) else {
+                continue;
+            };
+            if plan.length == 0 {
+                self.hope(at, plan.is_guessed);
+                continue;
+            }
+            let running = &mut self.active[at].running;
+            running.is_drafted_by_model = !plan.is_guessed;
+            if plan.is_guessed {
+                running.draft = draft::guess(&running.tokens, plan.length).to_vec();
             }
         }
-        self.ask(&asked);
-        if is_read || !asked.is_empty() {
+        planned.retain(|plan| !plan.is_guessed && plan.length > 0);
+        self.ask(&planned);
+        if is_read || !planned.is_empty() {
             let time = self.clock.now().saturating_duration_since(start);
             self.draft_time = Some(time);
+        }
+    }
+
+    /// Takes note that a request could have had a draft.
+    fn hope(&mut self, at: usize, is_guessed: bool) {
+        let running = &mut self.active[at].running;
+        match is_guessed {
+            true => running.luck.hope(),
+            false => {
+                self.model_luck.hope();
+                running.model_luck.get_or_insert(self.model_luck).hope();
+            }
+        }
+    }
+
+    /// Makes drafts shorter, the longest first, until none of so many requests that write waits for those of others.
+    fn shorten(&self, planned: &mut [Planned], writers: usize) {
+        let Some(plain) = self.plain.of(writers) else {
+            return;
+        };
+        loop {
+            let tokens: usize = planned.iter().map(|plan| plan.length).sum();
+            let times = planned.iter().map(|plan| plan.each * plan.length as f64);
+            let seconds: f64 = times.sum();
+            let expected = planned.iter().map(|plan| plan.luck.expected(plan.length));
+            let least = match planned.len() < writers {
+                true => 0.0,
+                false => expected.fold(f64::INFINITY, f64::min),
+            };
+            let step = writers + tokens;
+            if self.costs.slows_nobody(step, seconds, least, plain) {
+                return;
+            }
+            let longest = planned.iter_mut().max_by_key(|plan| plan.length);
+            match longest.filter(|plan| plan.length > 0) {
+                Some(plan) => plan.length = draft::shorter(plan.length),
+                None => return,
+            }
         }
     }
 
@@ -194,7 +248,7 @@ impl Engine {
     }
 
     /// Asks the draft model.
-    fn ask(&mut self, asked: &[Asked]) {
+    fn ask(&mut self, asked: &[Planned]) {
         let Some(drafter) = self.drafter.as_mut().filter(|_| !asked.is_empty()) else {
             return;
         };
@@ -211,7 +265,7 @@ impl Engine {
             .map(|(one, &at)| Wanted {
                 sequence: self.active[at].sequence,
                 tokens: &self.active[at].running.tokens,
-                count: one.count,
+                count: one.length,
             })
             .collect();
         match drafter.draft(&wanted) {
