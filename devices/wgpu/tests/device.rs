@@ -552,7 +552,7 @@ fn attention_gives_a_product_its_columns() {
                 place(id).write(0, &bytes).unwrap();
             }
             let nodes = [attention, product];
-            let mut run = |parts: &[&[TensorId]]| {
+            let run = |parts: &[&[TensorId]]| {
                 let mut stream = Arc::clone(&device).open_stream().unwrap();
                 for nodes in parts {
                     let bytes = device.workspace(&graph, nodes).unwrap();
