@@ -130,6 +130,8 @@ fn limited(line: &str, model: &Path, input: &[u8], times: usize, kibibytes: usiz
     let mut child = Command::new("sh")
         .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_samite")])
         .args(words)
+        // glibc reserves 64 MiB of addresses for each thread, or not, as threads meet.
+        .env("MALLOC_ARENA_MAX", "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
