@@ -10,12 +10,11 @@ clients at a time, ends it, and does the same with the other one. Told are media
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 
-from load import Server, requests_of
+from load import Server, medians, requests_of
 
 
 def measure(program, port, model, clients, prompts, folder):
@@ -80,7 +79,7 @@ def main():
                     finally:
                         server.end()
             for name, results in measured.items():
-                row = {key: statistics.median(result[key] for result in results) for key in results[0]}
+                row = medians(results)
                 print(
                     f"{clients:3} clients  {name:13} {row['tokens_per_second']:8.1f} tokens/s  first token {row['first_token']:8.0f} ms"
                     f"  between tokens {row['between_tokens']:6.1f} ms",

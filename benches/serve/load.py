@@ -44,12 +44,13 @@ def requests_of(client, count, seed):
 class Server:
     """A server with a free port, from start to end."""
 
-    def __init__(self, program, arguments):
+    def __init__(self, program, arguments, environment=None):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         command = [*program, *arguments, "--host", "127.0.0.1", "--port", str(self.port)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        environment = {**os.environ, **(environment or {})}
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         end = time.monotonic() + 300
         while not self.is_ready():
             if self.process.poll() is not None or time.monotonic() > end:
@@ -113,12 +114,13 @@ def at_once(clients, client, wrong):
     return seconds
 
 
-def load(port, clients, count, seed):
+def load(port, clients, count, seed, requests_of=requests_of, ask=ask):
     """All clients at the same time."""
     results, wrong, lock = [], [], threading.Lock()
+    sent = [requests_of(number, count, seed) for number in range(clients)]
 
     def client(number):
-        for prompt, tokens in requests_of(number, count, seed):
+        for prompt, tokens in sent[number]:
             try:
                 result = ask(port, prompt, tokens)
             except Exception as error:  # a thread's errors are told at the end
@@ -135,6 +137,11 @@ def load(port, clients, count, seed):
         "first_token_median": statistics.median(firsts),
         "first_token_90": firsts[int(len(firsts) * 0.9)],
     }
+
+
+def medians(results):
+    """The median of each number over the rounds."""
+    return {key: statistics.median(result[key] for result in results) for key in results[0]}
 
 
 def repeated_prefix(port, seed):
@@ -176,7 +183,7 @@ def main():
                 finally:
                     server.end()
         for name, results in measured.items():
-            row = {key: statistics.median(result[key] for result in results) for key in results[0]}
+            row = medians(results)
             rows.append({"clients": clients, "server": name, **row})
             if not args.json:
                 print(

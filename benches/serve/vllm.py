@@ -13,42 +13,9 @@ import http.client
 import json
 import os
 import random
-import statistics
-import subprocess
-import sys
-import threading
 import time
 
-from load import Server, at_once
-
-
-class Vllm:
-    """vLLM's server, from start to end."""
-
-    port = 8399
-
-    def __init__(self, program, config, clients, threads):
-        command = [program, "serve", config, "--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", "2048"]
-        command += ["--max-num-seqs", str(clients), "--port", str(self.port), "--served-model-name", "m"]
-        environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}"}
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        end = time.monotonic() + 600
-        while not self.is_ready():
-            if self.process.poll() is not None or time.monotonic() > end:
-                sys.exit(f"{' '.join(command)}: did not start")
-            time.sleep(1)
-
-    def is_ready(self):
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-
-    def end(self):
-        self.process.terminate()
-        self.process.wait()
+from load import Server, load, medians
 
 
 def requests_of(client, count, seed):
@@ -63,7 +30,7 @@ def requests_of(client, count, seed):
 
 
 def ask(port, prompt, count):
-    """One streamed completion: the time to the first token."""
+    """One streamed completion: the time to the first token, and how many came."""
     body = {"model": "m", "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "stream": True}
     start = time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
@@ -75,27 +42,7 @@ def ask(port, prompt, count):
     for line in response:
         if line.startswith(b"data: {"):
             first = first or time.monotonic() - start
-    return first
-
-
-def load(port, clients, count, seed):
-    firsts, wrong, lock = [], [], threading.Lock()
-    sent = [requests_of(number, count, seed) for number in range(clients)]
-
-    def client(number):
-        for prompt, tokens in sent[number]:
-            try:
-                first = ask(port, prompt, tokens)
-            except Exception as error:  # a thread's errors are told at the end
-                with lock:
-                    wrong.append(str(error))
-                return
-            with lock:
-                firsts.append(first)
-
-    seconds = at_once(clients, client, wrong)
-    written = sum(tokens for requests in sent for _, tokens in requests)
-    return {"tokens_per_second": written / seconds, "first_token": statistics.median(firsts)}
+    return first, count
 
 
 def main():
@@ -109,24 +56,26 @@ def main():
     parser.add_argument("--requests", type=int, default=3, help="of each client")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
+    shared = ["--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", "2048", "--served-model-name", "m"]
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": f"0-{args.threads - 1}"}
     for clients in map(int, args.clients.split(",")):
         flags = ["-m", args.model, "-c", "32768", "--parallel", str(clients), "-t", str(args.threads)]
         starts = {
             "samite": lambda: Server([args.samite, "serve", "--kv-unified"], flags),
-            "vllm": lambda: Vllm(args.vllm, args.config, clients, args.threads),
+            "vllm": lambda: Server([args.vllm, "serve", args.config], [*shared, "--max-num-seqs", str(clients)], environment),
         }
         measured = {name: [] for name in starts}
         for number in range(args.rounds):
             for name, start in starts.items():
                 server = start()
                 try:
-                    load(server.port, clients, 1, -1)
-                    measured[name].append(load(server.port, clients, args.requests, number))
+                    load(server.port, clients, 1, -1, requests_of, ask)
+                    measured[name].append(load(server.port, clients, args.requests, number, requests_of, ask))
                 finally:
                     server.end()
         for name, results in measured.items():
-            row = {key: statistics.median(result[key] for result in results) for key in results[0]}
-            print(f"{clients:3} clients  {name:7} {row['tokens_per_second']:8.1f} tokens/s  first token {row['first_token'] * 1e3:8.0f} ms", flush=True)
+            row = medians(results)
+            print(f"{clients:3} clients  {name:7} {row['tokens_per_second']:8.1f} tokens/s  first token {row['first_token_median'] * 1e3:8.0f} ms", flush=True)
 
 
 if __name__ == "__main__":
