@@ -58,6 +58,13 @@ impl History {
             self.messages.push_back((number, message));
         }
     }
+
+    /// Those that are kept, from this number on.
+    fn since(&self, first: i64) -> Vec<(i64, Vec<u8>)> {
+        let messages = self.messages.iter();
+        let asked = messages.filter(|(number, _)| *number >= first);
+        asked.cloned().collect()
+    }
 }
 
 /// Tells what changes in a cache. When it and its observers are dropped, what was told until then is sent, and the sockets are closed.
@@ -201,14 +208,10 @@ fn lock(history: &Mutex<History>) -> std::sync::MutexGuard<'_, History> {
     history.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn parts_of<const N: usize>(parts: [Vec<u8>; N]) -> ZmqMessage {
-    let [first, rest @ ..] = &parts[..] else {
-        return ZmqMessage::from(Vec::new());
-    };
-    let mut message = ZmqMessage::from(first.clone());
-    for part in rest {
-        message.push_back(part.clone().into());
-    }
+fn parts_of(parts: impl IntoIterator<Item = Vec<u8>>) -> ZmqMessage {
+    let mut parts = parts.into_iter();
+    let mut message = ZmqMessage::from(parts.next().unwrap_or_default());
+    parts.for_each(|part| message.push_back(part.into()));
     message
 }
 
@@ -229,9 +232,8 @@ async fn replay(socket: RouterSocket, history: Arc<Mutex<History>>) {
         if !empty.is_empty() {
             continue;
         }
-        let kept = lock(&history).messages.clone();
-        let asked = kept.into_iter().filter(|(number, _)| *number >= first);
-        for (number, message) in asked.chain([(-1, Vec::new())]) {
+        let asked = lock(&history).since(first);
+        for (number, message) in asked.into_iter().chain([(-1, Vec::new())]) {
             let parts = [
                 asker.to_vec(),
                 Vec::new(),

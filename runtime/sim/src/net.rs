@@ -473,18 +473,14 @@ impl Connection for SimConnection {
         // Time passes, in which others are served.
         let until = net.world.now() + 1_000;
         while net.turn(Some(until)) {}
-        for fault in [Fault::Cut, Fault::Silence] {
-            if !net.strikes(fault) {
-                continue;
-            }
-            match fault {
-                Fault::Cut => net.cut(self.line),
-                _ => {
-                    let mut state = net.lock();
-                    state.lines[self.line].is_silent = true;
-                    state.lines[self.line].is_harmed = true;
-                }
-            }
+        if net.strikes(Fault::Cut) {
+            net.cut(self.line);
+        }
+        if net.strikes(Fault::Silence) {
+            let mut state = net.lock();
+            let line = &mut state.lines[self.line];
+            line.is_silent = true;
+            line.is_harmed = true;
         }
         if net.lock().lines[self.line].is_closed {
             return Err(ErrorKind::BrokenPipe.into());

@@ -189,7 +189,7 @@ impl Shared {
             return Err(others(path, &what));
         }
         shared.map.put(rank).store(1, Ordering::Release);
-        while let Some(missing) = shared.first_missing() {
+        while let Some(missing) = shared.first_behind() {
             if start.elapsed() > deadline {
                 let what = format!(
                     "rank {missing} did not come within {} s: start all processes with the same file",
@@ -206,9 +206,13 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Who has put fewer pieces than this process.
-    fn first_missing(&self) -> Option<usize> {
-        (0..self.size).find(|&rank| self.map.put(rank).load(Ordering::Acquire) < self.count)
+    /// Those who have put fewer pieces than this process.
+    fn behind(&self) -> impl Iterator<Item = usize> {
+        (0..self.size).filter(|&rank| self.map.put(rank).load(Ordering::Acquire) < self.count)
+    }
+
+    fn first_behind(&self) -> Option<usize> {
+        self.behind().next()
     }
 
     /// Puts a piece of what this process has.
@@ -354,13 +358,11 @@ impl Transport for Shared {
 
     fn test(&mut self) -> Result<bool> {
         while self.piece < self.pieces {
-            if let Some(missing) = self.first_missing() {
+            if let Some(missing) = self.first_behind() {
                 self.tests = self.tests.wrapping_add(1);
                 let is_time = self.tests.is_multiple_of(PATIENCE);
                 // What it put before its end counts.
-                if is_time
-                    && !is_taken(&self.file, missing)
-                    && self.first_missing() == Some(missing)
+                if is_time && !is_taken(&self.file, missing) && self.first_behind() == Some(missing)
                 {
                     self.map
                         .ended()
@@ -386,8 +388,7 @@ impl Transport for Shared {
     }
 
     fn missing(&mut self) -> Vec<usize> {
-        let has_come = |rank: &usize| self.map.put(*rank).load(Ordering::Acquire) >= self.count;
-        (0..self.size).filter(|rank| !has_come(rank)).collect()
+        self.behind().collect()
     }
 
     fn gathered(&self) -> &[u8] {
