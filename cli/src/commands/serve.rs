@@ -264,6 +264,10 @@ struct RequestArgs {
     /// The draft model goes on as long as it finds its tokens so probable
     #[arg(long, value_name = "SHARE", default_value = "0.75", value_parser = share)]
     draft_p_min: f32,
+    /// The same request gets the same numbers, and so the same tokens, whatever else the server computes: requests are computed one after the other, and
+    /// nothing is reused
+    #[arg(long, conflicts_with_all = ["parallel", "keep", "cache_disk", "draft", "model_draft", "context_shift"])]
+    deterministic: bool,
     /// A text that is as long as its context goes on: a part is forgotten
     #[arg(long, overrides_with = "no_context_shift")]
     context_shift: bool,
@@ -562,15 +566,22 @@ impl ServeArgs {
 
     fn engine_options(&self) -> EngineOptions {
         let requests = &self.requests;
-        let slots = requests.parallel.unwrap_or(4);
+        let (slots, kept) = match requests.deterministic {
+            true => (1, 1),
+            false => {
+                let slots = requests.parallel.unwrap_or(4);
+                (slots, requests.keep.unwrap_or(slots * 2))
+            }
+        };
         EngineOptions {
             slots,
             context: None,
-            kept: requests.keep.unwrap_or(slots * 2),
+            kept,
             queue: requests.queue,
             budget: requests.batch_size,
             swap_bytes: usize::try_from(requests.cache_ram).map_or(usize::MAX, |mib| mib << 20),
             draft: requests.most_drafted(),
+            deterministic: requests.deterministic,
         }
     }
 

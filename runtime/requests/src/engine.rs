@@ -40,6 +40,10 @@ pub struct EngineOptions {
     /// Most tokens of a text that are guessed, from what it had before or by a [draft model](Engine::set_drafter), and computed together; what is
     /// measured decides how many are. 0 for none. The text is the same. Models with states or windows have none.
     pub draft: usize,
+    /// A request's numbers depend on nothing but the request, bit by bit, if the device gives the same twice: one request is computed at a time, in
+    /// an empty cache, in parts that only its own length decides. So there is one slot, nothing is reused or guessed, and what makes room is computed
+    /// again. Texts of which a part was forgotten as they were full are no exception, as long as their readers keep up.
+    pub deterministic: bool,
 }
 
 impl Default for EngineOptions {
@@ -52,6 +56,7 @@ impl Default for EngineOptions {
             budget: 512,
             swap_bytes: 1 << 30,
             draft: 0,
+            deterministic: false,
         }
     }
 }
@@ -153,6 +158,9 @@ impl Engine {
     pub fn new(mut context: Context, mut options: EngineOptions) -> Result<Self> {
         options.slots = options.slots.max(1);
         options.kept = options.kept.max(1);
+        if options.deterministic {
+            (options.slots, options.kept, options.draft) = (1, 1, 0);
+        }
         let invalid = |message: &str| Error::InvalidArgument(message.into());
         if context.model().spec().sees_later() {
             return Err(invalid(

@@ -276,6 +276,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
         budget: 1 + rng.below(32),
         swap_bytes: [0, 20_000, usize::MAX][rng.below(3)],
         draft: [0, 3, 16][rng.below(3)],
+        deterministic: false,
     };
     // From no room but for one text to plenty.
     let n_ctx = CONTEXT + rng.below(4) * 64;

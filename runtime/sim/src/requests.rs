@@ -233,6 +233,7 @@ impl Setting {
             budget: 1 + rng.below(32),
             swap_bytes: rng.pick(&[0, 20_000, usize::MAX]),
             draft: rng.pick(&[0, 3, 16]),
+            deterministic: false,
         };
         let context = ContextOptions {
             n_batch: 32,

@@ -110,21 +110,22 @@ impl<E: Element> Rows for Floats<E> {
             for half in 0..2 {
                 let weights = weights.add(half * len * LANES * E::BYTES);
                 for pair in 0..len.next_multiple_of(STEP) / 2 {
-                    let [a, b] = [2 * pair, 2 * pair + 1].map(|i| {
+                    let load = |i: usize| {
                         if i < len {
                             E::load::<__m512>(weights, i * LANES)
                         } else {
                             _mm512_setzero_ps()
                         }
-                    });
+                    };
+                    let (a, b) = (load(2 * pair), load(2 * pair + 1));
                     let bits = _mm512_castps_si512;
                     tiles.store(half, pair, 0, pairs(bits(a), bits(b)));
                     if Self::PLANES == 2 {
-                        let [a, b] = [a, b].map(|x| {
+                        let rest = |x: __m512| {
                             let high = _mm512_and_si512(bits(x), upper());
                             bits(_mm512_sub_ps(x, _mm512_castsi512_ps(high)))
-                        });
-                        tiles.store(half, pair, 1, pairs(a, b));
+                        };
+                        tiles.store(half, pair, 1, pairs(rest(a), rest(b)));
                     }
                 }
             }

@@ -16,7 +16,6 @@ use crate::simd::avx512::Zmm;
 use crate::simd::float::{Bf16, Element, F16};
 use crate::simd::int16::{self, Columns, GROUP, Int16Simd, Terms};
 use samite_core::DType;
-use std::array::from_fn;
 use std::mem::MaybeUninit;
 
 /// Columns that are multiplied with the same rows: a multiple of how many are multiplied at a time.
@@ -250,8 +249,10 @@ impl Strip {
                     V::prefetch(weights.from.wrapping_add(line * 64));
                 }
                 let whole = int16::products::<V, R, C>(rows, columns, group);
-                let scales: [_; R] =
-                    from_fn(|r| V::load_floats(rows.scale(group).add(r * V::LANES)));
+                let mut scales = [V::splat_float(0.0); R];
+                for r in 0..R {
+                    scales[r] = V::load_floats(rows.scale(group).add(r * V::LANES));
+                }
                 for c in 0..C {
                     let scale = columns.at(c).scale(group).read();
                     for r in 0..R {

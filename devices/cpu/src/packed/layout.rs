@@ -240,13 +240,17 @@ impl FieldPlace {
         field: &mut [u8],
     ) {
         for first in (0..LANES).step_by(ROWS) {
-            let rows: [&[u8]; ROWS] = std::array::from_fn(|row| {
-                &rows[(first + row) * self.row_bytes..][self.start..self.row_bytes]
-            });
+            let mut starts: [&[u8]; ROWS] = [&[]; ROWS];
+            for (row, start) in starts.iter_mut().enumerate() {
+                *start = &rows[(first + row) * self.row_bytes..][self.start..self.row_bytes];
+            }
             for (block, field) in field.chunks_exact_mut(self.len * LANES).enumerate() {
                 for (i, places) in field.chunks_exact_mut(16 * LANES).enumerate() {
                     let at = block * self.block_bytes + 16 * i;
-                    let tile = rows.map(|row| row[at..].as_chunks::<16>().0[0]);
+                    let mut tile = [[0; 16]; ROWS];
+                    for (to, row) in tile.iter_mut().zip(starts) {
+                        *to = row[at..].as_chunks::<16>().0[0];
+                    }
                     let places = places[first * UNIT..].chunks_mut(LANES * UNIT);
                     for (places, units) in places.zip(turn::<UNIT, ROWS>(tile)) {
                         places[..16].copy_from_slice(&units);
@@ -265,9 +269,10 @@ impl FieldPlace {
             let in_tiles = self.len / 16 * 16;
             for (i, places) in tiles.enumerate() {
                 for first in (0..LANES).step_by(ROWS) {
-                    let unit =
-                        |unit| places[(unit * LANES + first) * UNIT..].as_chunks::<16>().0[0];
-                    let tile: [[u8; 16]; ROWS] = std::array::from_fn(unit);
+                    let mut tile = [[0; 16]; ROWS];
+                    for (unit, to) in tile.iter_mut().enumerate() {
+                        *to = places[(unit * LANES + first) * UNIT..].as_chunks::<16>().0[0];
+                    }
                     for (row, bytes) in turn::<UNIT, ROWS>(tile).iter().enumerate() {
                         let at = (first + row) * self.row_bytes + at + 16 * i;
                         rows[at..at + 16].copy_from_slice(bytes);

@@ -419,6 +419,7 @@ impl Cells {
             }
         }
         self.taken.clear();
+        self.next.fill(0);
         self.tidy();
     }
 

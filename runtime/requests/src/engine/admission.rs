@@ -149,6 +149,11 @@ impl Engine {
         slot: usize,
     ) -> Result<(usize, usize, Option<CacheMiss>)> {
         let set = running.key.0;
+        if self.options.deterministic {
+            // The cells of a text lie as if it was the first one, and those that it does not see are as they were.
+            self.forget_kept();
+            self.context.clear()?;
+        }
         if let Some(saved) = running.swapped.take() {
             self.swapped_bytes = self.swapped_bytes.saturating_sub(saved.bytes());
             while self.context.cells().free() < saved.len() && self.evict(None) {}
@@ -161,7 +166,7 @@ impl Engine {
                 }
             }
         }
-        if !running.request.cache.reuse {
+        if !running.request.cache.reuse || self.options.deterministic {
             let off = CacheMiss {
                 at_token: 0,
                 cause: MissCause::Off,

@@ -99,7 +99,7 @@ impl Engine {
             let Some(at) = self.find(id) else { continue };
             let share = budget.min(room).div_ceil(left.max(1));
             let count = self.active[at].pending().min(share);
-            let count = self.up_to_mark(at, count);
+            let count = self.as_before(at, self.up_to_mark(at, count));
             left -= 1;
             if count > 0 {
                 self.add_part(&mut planned, id, count);
@@ -120,6 +120,18 @@ impl Engine {
         match next.filter(|&mark| mark > active.decoded) {
             Some(mark) => count.min(mark - active.decoded),
             None => count,
+        }
+    }
+
+    /// What was written is not computed with others when it is computed again, if that is to give the same numbers.
+    fn as_before(&self, at: usize, count: usize) -> usize {
+        let Active {
+            running, decoded, ..
+        } = &self.active[at];
+        match running.n_prompt.checked_sub(*decoded) {
+            _ if !self.options.deterministic => count,
+            None | Some(0) => count.min(1),
+            Some(left) => count.min(left),
         }
     }
 

@@ -24,7 +24,8 @@ impl Engine {
         let mut active = self.active.remove(at);
         self.totals.preempted += 1;
         active.running.counts.preempted += 1;
-        if active.decoded > 0 {
+        // What is restored does not lie as it did.
+        if active.decoded > 0 && !self.options.deterministic {
             match self.context.save(active.sequence) {
                 Ok(saved) if self.swapped_bytes + saved.bytes() <= self.options.swap_bytes => {
                     self.swapped_bytes += saved.bytes();

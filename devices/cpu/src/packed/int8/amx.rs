@@ -319,9 +319,9 @@ impl<S: Scheme> GroupBlock<S> {
             let result = |half: usize| (&raw mut (*self.memory).results[c][half]).cast::<f32>();
             let part = |half: usize| (&raw mut (*self.memory).parts[c][half]).cast::<f32>();
             let mut sums = if !S::SLAB_SCALE {
-                [0, 1].map(|half| _mm512_load_ps(result(half)))
+                [_mm512_load_ps(result(0)), _mm512_load_ps(result(1))]
             } else if self.first > 0 {
-                [0, 1].map(|half| _mm512_load_ps(part(half)))
+                [_mm512_load_ps(part(0)), _mm512_load_ps(part(1))]
             } else {
                 [_mm512_setzero_ps(); 2]
             };
@@ -379,14 +379,17 @@ impl<const N: usize> Weights<N> {
     unsafe fn load<S: Scheme>(slab: *const Slab, first: usize) -> Self {
         // SAFETY: the slab has `N` groups from `first` on, each with two halves of 16 scales and minimums, aligned to 64.
         unsafe {
-            let all = |from: *const [[f32; LANES]; 2]| {
-                std::array::from_fn(|group| {
-                    [0, 1].map(|half| {
-                        _mm512_load_ps((&raw const (*from.add(first + group))[half]).cast())
-                    })
-                })
-            };
             let zero = _mm512_setzero_ps();
+            let all = |from: *const [[f32; LANES]; 2]| {
+                let mut all = [[zero; 2]; N];
+                for (group, halves) in all.iter_mut().enumerate() {
+                    for (half, lanes) in halves.iter_mut().enumerate() {
+                        let from = &raw const (*from.add(first + group))[half];
+                        *lanes = _mm512_load_ps(from.cast());
+                    }
+                }
+                all
+            };
             Weights {
                 scales: all((&raw const (*slab).scales).cast()),
                 minimums: if S::MINIMUMS {

@@ -135,7 +135,8 @@ unsafe fn turn(codes: &[[u8; 32]; ROWS], first: usize, out: &mut [[[u8; 4]; ROWS
         // Fours of rows 0 to 3, then of rows 4 to 7: elements 0, 1, 2, 3 with 4, 5, 6, 7 in the lanes above.
         let mut fours = [[_mm512_setzero_si512(); 4]; 2];
         for i in 0..2 {
-            let [a, b, c, d] = [0, 1, 2, 3].map(|j| pairs[4 * i + j]);
+            let (a, b) = (pairs[4 * i], pairs[4 * i + 1]);
+            let (c, d) = (pairs[4 * i + 2], pairs[4 * i + 3]);
             fours[i] = [
                 _mm512_unpacklo_epi64(a, c),
                 _mm512_unpackhi_epi64(a, c),
