@@ -18,7 +18,8 @@ use crate::view::{SlotView, Totals, View};
 use samite_core::environment::Clock;
 use samite_llm::{Batch, Context, Error, Result, SavedSequence, ScaledAdapter};
 use samite_text::Tokenizer;
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -647,15 +648,28 @@ impl Engine {
             };
         }
         let cells = self.context.cells();
+        let at_work = self.active.iter().map(|active| active.running.key.0);
         View {
             slots,
             queued: self.queue.len(),
+            adapters: [
+                self.files_of_sets(at_work),
+                self.files_of_sets(self.queue.iter().map(|waiting| waiting.key.0)),
+            ],
             cells: cells.len(),
             used_cells: cells.used(),
             kept: self.kept.len(),
             is_sleeping: false,
             totals: self.totals,
         }
+    }
+
+    /// The files of adapters of some sets, each once.
+    fn files_of_sets(&self, sets: impl Iterator<Item = usize>) -> Vec<PathBuf> {
+        let sets: BTreeSet<usize> = sets.collect();
+        let adapters = sets.iter().flat_map(|&set| &self.adapters[set]);
+        let files: BTreeSet<&Path> = adapters.map(|one| one.adapter.path()).collect();
+        files.into_iter().map(Path::to_path_buf).collect()
     }
 
     /// Goes on with the sums of another engine.

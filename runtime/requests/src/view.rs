@@ -1,5 +1,6 @@
 //! What can be seen of an engine from outside.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// A slot.
@@ -67,6 +68,8 @@ pub struct View {
     pub slots: Vec<SlotView>,
     /// Requests that wait for a slot.
     pub queued: usize,
+    /// Files of the adapters of requests that have a slot, and of those that wait for one, each once.
+    pub adapters: [Vec<PathBuf>; 2],
     /// Cells of the cache.
     pub cells: usize,
     /// Those that hold a token.

@@ -194,6 +194,20 @@ impl App {
         used.chain(self.options.control.iter().cloned()).collect()
     }
 
+    /// What an adapter is called as a model: as its file, without `.gguf`.
+    pub(crate) fn adapter_name(&self, number: usize) -> Option<&str> {
+        let (adapter, _) = self.options.adapters.get(number)?;
+        adapter.path().file_stem()?.to_str()
+    }
+
+    /// The number of the adapter that is named in the place of the model.
+    pub(crate) fn adapter_named(&self, name: &str) -> Option<usize> {
+        if name == self.model_id() {
+            return None;
+        }
+        (0..self.options.adapters.len()).find(|&number| self.adapter_name(number) == Some(name))
+    }
+
     /// The shares that requests without own wishes get.
     pub(crate) fn shares(&self) -> Vec<f32> {
         lock(&self.shares).clone()

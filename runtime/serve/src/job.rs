@@ -60,12 +60,24 @@ pub struct ChatExtras {
     pub form: Option<Form>,
 }
 
-/// The shares of adapters that a request asks for: `[{id, scale}]`; those not named have none.
+/// The shares of adapters that a request asks for: `[{id, scale}]`, or one by its name in the place of the model; those not named have none.
 pub fn lora(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<f32>>> {
     match fields.get(&["lora"]) {
-        None => Ok(None),
+        None => Ok(adapter_as_model(app, fields).map(|number| {
+            let own = app.options.adapters[number].1;
+            let mut shares = vec![0.0; app.options.adapters.len()];
+            // One that --lora-init-without-apply or a share of 0 has left out is wanted here.
+            shares[number] = if own == 0.0 { 1.0 } else { own };
+            shares
+        })),
         Some((name, value)) => shares(app, name, value).map(Some),
     }
+}
+
+/// The number of the adapter that a request names in the place of the model.
+fn adapter_as_model(app: &App, fields: &Fields<'_>) -> Option<usize> {
+    let (_, name) = fields.get(&["model"])?;
+    app.adapter_named(name.as_str()?)
 }
 
 /// Shares of adapters from a list of `{id, scale}`.
@@ -244,7 +256,10 @@ impl Job {
                 None => app.options.ping_seconds,
                 Some(seconds) => u64::try_from(seconds).unwrap_or(0),
             },
-            model: app.model_id(),
+            model: match adapter_as_model(app, fields).and_then(|number| app.adapter_name(number)) {
+                Some(name) => name.to_owned(),
+                None => app.model_id(),
+            },
         })
     }
 }

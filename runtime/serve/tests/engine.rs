@@ -100,6 +100,13 @@ fn requests_at_the_same_time_have_adapters_of_their_own() {
             "they are not computed at the same time"
         );
     }
+    let (_, metrics) = server.get("/metrics");
+    let metrics = metrics.as_str().unwrap();
+    let running = r#"{max_lora="2",running_lora_adapters="2,5",waiting_lora_adapters=""} "#;
+    assert!(
+        metrics.contains(&format!("lora_requests_info{running}")),
+        "{metrics}"
+    );
     // Meanwhile, the settings of each are told.
     let (_, slots) = server.get("/slots");
     for slot in slots
@@ -117,6 +124,19 @@ fn requests_at_the_same_time_have_adapters_of_their_own() {
         let answer: Value = serde_json::from_str(body).unwrap();
         assert_eq!(&answer["content"], expected);
     }
+    // An adapter is named in the place of the model, too.
+    let (_, models) = server.get("/v1/models");
+    assert_eq!(models["data"][2]["id"], "5", "{models}");
+    assert_eq!(models["data"][2]["parent"], models["data"][0]["id"]);
+    assert_eq!(server.get("/v1/models/5").1, models["data"][2]);
+    let mut named = asked(&Value::Null);
+    named.as_object_mut().unwrap().remove("lora");
+    named["model"] = json!("5");
+    let (_, answer) = server.post("/completion", &named);
+    assert_eq!(
+        (&answer["content"], &answer["model"]),
+        (&alone[2], &json!("5"))
+    );
     // Those of all requests that say nothing are another matter.
     let shares = json!([{"id": 1, "scale": 1}]);
     assert_eq!(server.post("/lora-adapters", &shares).0, 200);

@@ -3,6 +3,7 @@
 
 use crate::app::App;
 use crate::latency::{ENDS, Histogram};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +38,30 @@ impl Told<'_> {
         self.one(name, "gauge", help, value);
     }
 
+    /// Adapters of requests that have a slot, and of those that wait for one. The value is the time, as vLLM's: of several series, the latest counts.
+    fn adapters(&mut self, app: &App, [running, waiting]: &[Vec<PathBuf>; 2]) {
+        let name = self.head(
+            "lora_requests_info",
+            "gauge",
+            "Adapters of requests that have a slot, and of those that wait for one; the value is the time.",
+        );
+        let names = |files: &[PathBuf]| {
+            let adapters = app.options.adapters.iter().enumerate();
+            let used = adapters
+                .filter(|(_, (adapter, _))| files.iter().any(|file| file == adapter.path()));
+            let names: Vec<String> = used
+                .filter_map(|(number, _)| app.adapter_name(number).map(escaped))
+                .collect();
+            names.join(",")
+        };
+        let (running, waiting) = (names(running), names(waiting));
+        let most = app.options.adapters.len();
+        let now = crate::chance::seconds();
+        self.text.push_str(&format!(
+            "{name}{{max_lora=\"{most}\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"{waiting}\"}} {now}\n"
+        ));
+    }
+
     fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         let name = self.head(name, "histogram", help);
         let (counts, sum) = histogram.sums();
@@ -49,6 +74,13 @@ impl Told<'_> {
         self.text
             .push_str(&format!("{name}_sum {sum}\n{name}_count {all}\n"));
     }
+}
+
+/// A value of a label.
+fn escaped(text: &str) -> String {
+    text.replace('\\', r"\\")
+        .replace('"', r#"\""#)
+        .replace('\n', r"\n")
 }
 
 fn rate(tokens: u64, time: Duration) -> f64 {
@@ -181,6 +213,9 @@ pub fn text(app: &App) -> String {
         "{name}{{block_size=\"1\",num_gpu_blocks=\"{}\"}} 1\n",
         view.cells
     ));
+    if !app.options.adapters.is_empty() {
+        told.adapters(app, &view.adapters);
+    }
     told.counter(
         "prompt_tokens_total",
         "Tokens of prompts, whether they were known or not.",

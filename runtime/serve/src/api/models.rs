@@ -9,16 +9,22 @@ use serde_json::{Value, json};
 /// The list for OpenAI's clients, and for others that read `models`.
 pub fn list(hub: &Hub) -> Value {
     let entries = hub.entries().iter();
-    let (shown, data): (Vec<Value>, Vec<Value>) = entries
-        .map(|entry| match entry.status() {
-            Status::Loaded(app) => (shown(&app), loaded(hub, entry, &app)),
-            status => (
-                json!({"name": entry.id(), "model": entry.id(), "type": "model"}),
-                unloaded(hub, entry, &status),
-            ),
-        })
-        .unzip();
-    json!({"models": shown, "object": "list", "data": data})
+    let (mut shown_all, mut data) = (Vec::new(), Vec::new());
+    for entry in entries {
+        match entry.status() {
+            Status::Loaded(app) => {
+                shown_all.push(shown(&app));
+                data.push(loaded(hub, entry, &app));
+                let adapters = 0..app.options.adapters.len();
+                data.extend(adapters.filter_map(|number| adapter(hub, &app, number)));
+            }
+            status => {
+                shown_all.push(json!({"name": entry.id(), "model": entry.id(), "type": "model"}));
+                data.push(unloaded(hub, entry, &status));
+            }
+        }
+    }
+    json!({"models": shown_all, "object": "list", "data": data})
 }
 
 /// A model of the list.
@@ -26,6 +32,14 @@ pub fn list(hub: &Hub) -> Value {
 /// # Errors
 /// If there is none of this name.
 pub fn one(hub: &Hub, name: &str) -> Result<Value> {
+    for entry in hub.entries() {
+        if let Status::Loaded(app) = entry.status()
+            && let Some(number) = app.adapter_named(name)
+            && let Some(told) = adapter(hub, &app, number)
+        {
+            return Ok(told);
+        }
+    }
     let entry = &hub.entries()[hub.find_named(name)?];
     Ok(match entry.status() {
         Status::Loaded(app) => loaded(hub, entry, &app),
@@ -87,6 +101,21 @@ fn loaded(hub: &Hub, entry: &Entry, app: &App) -> Value {
             "n_params": model.n_params(),
             "size": model.file_bytes(),
         },
+    })
+}
+
+/// An adapter, which requests can name in the place of the model, in vLLM's form.
+fn adapter(hub: &Hub, app: &App, number: usize) -> Option<Value> {
+    let name = app.adapter_name(number)?;
+    // What is named so is another.
+    (app.adapter_named(name) == Some(number)).then(|| {
+        json!({
+            "id": name,
+            "object": "model",
+            "created": hub.started,
+            "owned_by": "samite",
+            "parent": app.model_id(),
+        })
     })
 }
 
