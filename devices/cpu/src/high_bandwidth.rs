@@ -40,6 +40,7 @@ mod memkind {
 #[cfg(target_os = "linux")]
 mod memkind {
     use super::HighBandwidth;
+    use crate::packed::buffer::HIGH_BANDWIDTH_NAME;
     use crate::packed_buffer_type::packed_in;
     use libloading::Library;
     use samite_core::memory::HOST_ALIGNMENT;
@@ -53,9 +54,8 @@ mod memkind {
     /// Names under which the system's loader is asked: the library's own, and that of its development files.
     const NAMES: [&str; 2] = ["libmemkind.so.0", "libmemkind.so"];
 
-    /// Names of the buffer types.
+    /// Name of the buffer type.
     const PLAIN: &str = "hbm";
-    const PACKED: &str = "hbm-packed";
 
     /// `memkind_t`, a kind of memory.
     type Kind = *mut c_void;
@@ -213,7 +213,7 @@ mod memkind {
             let packs = Arc::clone(&memkind);
             HighBandwidth {
                 packed: packed_in(
-                    PACKED,
+                    HIGH_BANDWIDTH_NAME,
                     Box::new(move |size| packs.allocate(size, "packed weights")),
                 ),
                 plain: Arc::new_cyclic(|itself| Plain {

@@ -318,3 +318,37 @@ fn read_only_memory_is_not_written_to() {
     };
     assert!(error.to_string().contains("read-only"), "{error}");
 }
+
+#[test]
+fn scratch_memory_is_the_same_before_weights_have_memory() {
+    let device = CpuDevice::new(CpuOptions::default().with_threads(2));
+    let packed = &device.extra_buffer_types()[0];
+    let mut wants_some = false;
+    for dtype in [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::Q4_0,
+        DType::Q8_0,
+        DType::Q6_K,
+    ] {
+        for columns in [1, 8, 40, 600] {
+            let layout = Layout::contiguous(dtype, [512, 96, 1, 1]).unwrap();
+            let info = TensorInfo::new("w", layout, Usage::Weights);
+            let size = packed.alloc_size(&info).unwrap();
+            let workspace = |buffer: Arc<dyn Buffer>| {
+                let mut g = Graph::new();
+                let w = StoredTensor::described(&info, buffer, 0).unwrap();
+                let w = g.stored(&w).unwrap();
+                let x = input(&mut g, &[512, columns]);
+                let y = g.mul_mat(w, x).unwrap();
+                device.workspace(&g, &[y]).unwrap()
+            };
+            let planned = workspace(unallocated(packed, size, Usage::Weights));
+            let real = workspace(packed.allocate(size, Usage::Weights).unwrap());
+            assert_eq!(planned, real, "{dtype}, {columns} columns");
+            wants_some |= real > 0;
+        }
+    }
+    assert!(wants_some);
+}

@@ -11,6 +11,15 @@ use std::sync::Arc;
 /// Name of the buffer type.
 pub(crate) const NAME: &str = "cpu-packed";
 
+/// Name of that in high-bandwidth memory.
+pub(crate) const HIGH_BANDWIDTH_NAME: &str = "hbm-packed";
+
+/// Whether what lies in a buffer is packed, or will be in one that is only planned.
+pub(crate) fn is_packed(buffer: &dyn Buffer) -> bool {
+    let name = buffer.buffer_type().name();
+    buffer.as_any().is::<PackedBuffer>() || [NAME, HIGH_BANDWIDTH_NAME].contains(&name)
+}
+
 /// How a tensor lies in packed memory.
 pub(crate) fn layout_of(layout: &Layout) -> Result<PackedLayout> {
     PackedLayout::new(layout).ok_or_else(|| {

@@ -115,10 +115,10 @@ pub(crate) fn memory_of(place: &TensorRef) -> Option<&Arc<HostMemory>> {
         .or_else(|| packed().map(PackedBuffer::memory))
 }
 
-/// Whether a source of a node lies in packed memory, or is a view of something there.
+/// Whether a source of a node lies in packed memory, or is a view of something there, or will be.
 pub(crate) fn is_packed(node: Node<'_>, source: usize) -> bool {
     let stored = node.source(source).and_then(Node::stored);
-    stored.is_some_and(|stored| stored.tensor().buffer.as_any().is::<PackedBuffer>())
+    stored.is_some_and(|stored| buffer::is_packed(&*stored.tensor().buffer))
 }
 
 #[cfg(test)]
