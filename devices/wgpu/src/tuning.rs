@@ -8,8 +8,8 @@ use crate::kept::Kept;
 use crate::stream::WgpuStream;
 use samite_core::environment::Instant;
 use samite_core::{
-    CancelToken, DType, Device, Graph, Placed, Result, RunControl, Stream, TensorGroup, TensorId,
-    Usage,
+    CancelToken, DType, Device, Error, Graph, Placed, Result, RunControl, Stream, TensorGroup,
+    TensorId, Usage,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -134,7 +134,7 @@ pub fn tuned(
 /// The sizes for the adapter of `device`.
 ///
 /// # Errors
-/// If the adapter fails. Memory that cannot be had is no failure: the usual sizes are used then, and nothing is kept.
+/// If the device is lost. Where something else fails, memory for instance, the usual sizes are used, and nothing is kept.
 pub fn of(device: &WgpuDevice) -> Result<Tuning> {
     let gpu = device.gpu();
     let kept = gpu.kept("tuning");
@@ -152,7 +152,13 @@ pub fn of(device: &WgpuDevice) -> Result<Tuning> {
         ready.time(device, tuning)
     });
     match measured {
-        Err(samite_core::Error::OutOfMemory { .. }) => Ok(Tuning::default()),
+        Err(error) if !matches!(error, Error::DeviceLost { .. }) => {
+            tracing::warn!(
+                "{}: sizes that suit it are not measured: {error}",
+                gpu.name()
+            );
+            Ok(Tuning::default())
+        }
         other => other,
     }
 }
@@ -256,7 +262,6 @@ impl Work {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use samite_core::Error;
 
     const ALL: [Subject; 3] = [Subject::FewRows, Subject::ManyRows, Subject::Matrices];
 

@@ -84,7 +84,7 @@ fn every_architecture_gives_what_the_cpu_gives() {
 fn norms_of_heads_are_no_launches() {
     let Some(gpu) = gpu("") else { return };
     let own = gpu.as_any().downcast_ref::<WgpuDevice>().unwrap();
-    let launches = |name: &str| {
+    let launches = |name: &'static str| {
         decode_all(vec![Arc::clone(&gpu)], "", &TestModel::tiny(name), true);
         own.prepared_launches()
     };
