@@ -105,7 +105,7 @@ fn options_are_read_and_wrong_ones_named() {
             "wgpu0:threads=1",
             [
                 "no parameter 'threads'",
-                "subgroups, matrices, overlaps, cache, selection, binding, lanes, rows",
+                "subgroups, matrices, overlaps, cache, selection, tuning, binding, lanes, rows",
             ],
         ),
         ("wgpu99", ["no device 'wgpu99'", "wgpu0"]),

@@ -11,6 +11,7 @@ use crate::packed::PackedBufferType;
 use crate::plan::{Capacity, MOST_OPERANDS, Which};
 use crate::self_test;
 use crate::stream::WgpuStream;
+use crate::tuning::{self, Tuning};
 use crate::waiting::IN_BROWSER;
 use samite_core::{
     BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, DeviceLimits, Error,
@@ -29,6 +30,8 @@ pub struct WgpuDevice {
     gpu: Arc<Gpu>,
     physical_id: Option<String>,
     options: WgpuOptions,
+    /// The sizes that are tried, in place of those that suit the adapter.
+    tried: Option<Tuning>,
     buffer_type: Arc<WgpuBufferType>,
     packed_type: Arc<PackedBufferType>,
 }
@@ -42,6 +45,7 @@ impl WgpuDevice {
             gpu,
             physical_id,
             options: WgpuOptions::default(),
+            tried: None,
         }
     }
 
@@ -59,8 +63,17 @@ impl WgpuDevice {
             gpu: Arc::clone(&self.gpu),
             physical_id: self.physical_id.clone(),
             options,
+            tried: None,
             buffer_type: Arc::clone(&self.buffer_type),
             packed_type: Arc::clone(&self.packed_type),
+        }
+    }
+
+    /// The same adapter and memory, used with these sizes and nothing else that was chosen.
+    pub(crate) fn tuned(&self, tuning: Tuning) -> WgpuDevice {
+        WgpuDevice {
+            tried: Some(tuning),
+            ..self.with(WgpuOptions::default())
         }
     }
 
@@ -73,6 +86,12 @@ impl WgpuDevice {
     fn open(&self) -> Result<&Opened> {
         let opened = self.gpu.open()?;
         self.gpu.judged(|| self_test::verdict(self))?;
+        // Sizes that suit the host's processors are of no use to anybody.
+        let measures = !self.is_software() && !IN_BROWSER;
+        if self.options.tuning.unwrap_or(measures) {
+            self.gpu
+                .tuned(|| tuning::of(&self.with(WgpuOptions::default())))?;
+        }
         Ok(opened)
     }
 
@@ -117,6 +136,11 @@ impl WgpuDevice {
         self.gpu.falsify([text, by]);
     }
 
+    /// Has the device compute as one with cooperative matrices does, without these: before the adapter is first used. For tests.
+    pub fn emulate_matrices(&self) {
+        self.gpu.emulate_matrices();
+    }
+
     /// Has call number `number` of the driver from now on fail, counted from 1; 0 for none. For tests.
     pub fn fail_call(&self, number: u64) {
         self.gpu.fail_call(number);
@@ -131,6 +155,17 @@ impl WgpuDevice {
     pub fn launch_count(&self, graph: &Graph, nodes: &[TensorId]) -> Option<usize> {
         let steps = fuse::steps(graph, nodes, &self.capacity(), Memory::Stored);
         Some(steps.ok()?.len())
+    }
+
+    /// How many launches the work is that was prepared last. For tests.
+    pub fn prepared_launches(&self) -> u64 {
+        let opened = self.gpu.opened();
+        opened.map_or(0, |opened| opened.prepared.load(Ordering::Relaxed))
+    }
+
+    /// Whether attention of many queries is computed by cooperative matrices.
+    pub fn attends_by_matrices(&self) -> bool {
+        self.capacity().attends_by_matrices
     }
 
     /// Whether sums are made by operations over subgroups.
@@ -157,8 +192,13 @@ impl WgpuDevice {
             matrices: self.gpu.may_use_matrices()
                 && !self.options.without_matrices
                 && !self.options.without_subgroups,
+            attends_by_matrices: self.gpu.may_attend_by_matrices()
+                && !self.options.without_matrices
+                && !self.options.without_subgroups,
+            memory: limits.max_compute_workgroup_storage_size as usize,
             lanes: self.options.lanes,
             height: self.options.rows,
+            tuning: self.tried.unwrap_or_else(|| self.gpu.tuning()),
         }
     }
 }

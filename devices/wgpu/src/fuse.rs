@@ -4,9 +4,11 @@
 //!   same columns. Up to three of them are one launch.
 //! - A norm of rows and the factor that follows it are one launch, with the sum that it is of, if there is one.
 //! - Where such a norm, a gated unit, or attention gives the columns of a product, it makes the 8-bit numbers, too.
-//! - The rotations of queries and keys, and the writes of keys and values to their caches, are one launch.
+//! - The rotations of queries and keys, with norms of both before them, and the writes of keys and values to their caches, are one launch.
 //!
 //! Launches are made from layouts, and from what is known of memory: which weights are packed, and which tensors overlap.
+
+mod before_attention;
 
 use crate::buffer::BUFFER_UNIT;
 use crate::ops::{self, Known, attention, elementwise, matmul, reductions};
@@ -105,21 +107,26 @@ pub fn steps(
     let mut at = 0;
     while at < nodes.len() {
         let first = steps.len();
-        let fused = fusion
-            .products(at, &mut held, &mut steps)
-            .or_else(|| fusion.norm(at, &mut held, &mut steps))
-            .or_else(|| fusion.gated(at, &mut held, &mut steps))
-            .or_else(|| fusion.before_attention(at, &mut held, &mut steps))
-            .or_else(|| fusion.attention(at, &mut held, &mut steps));
-        if let Some(count) =
-            fused.filter(|_| steps[first..].iter().all(|step| step.launch.fits(capacity)))
-        {
+        let earlier = held;
+        let mut fused = None;
+        for fuse in [
+            Fusion::products,
+            Fusion::before_attention,
+            Fusion::norm,
+            Fusion::gated,
+            Fusion::attention,
+        ] {
+            fused = fuse(&fusion, at, &mut held, &mut steps)
+                .filter(|_| steps[first..].iter().all(|step| step.launch.fits(capacity)));
+            if fused.is_some() {
+                break;
+            }
+            steps.truncate(first);
+            held = earlier;
+        }
+        if let Some(count) = fused {
             at += count;
             continue;
-        }
-        steps.truncate(first);
-        if fused.is_some() {
-            held = None;
         }
         let node = nodes[at];
         let source = |index: usize| node.source(index);
@@ -298,80 +305,6 @@ impl Fusion<'_> {
         });
         *held = columns.or(*held);
         Some(first + 2 - at)
-    }
-
-    /// Two rotations and two writes to caches from node `at` on: of queries and keys by the same angles, and of the turned keys and of values.
-    fn before_attention(
-        &self,
-        at: usize,
-        held: &mut Option<Columns>,
-        steps: &mut Vec<Step>,
-    ) -> Option<usize> {
-        let nodes = self.nodes.get(at..at + 4)?;
-        let mut rotations = nodes.iter().filter(|node| matches!(node.op(), Op::Rope(_)));
-        let [first, second] = [*rotations.next()?, *rotations.next()?];
-        let mut writes = nodes.iter().filter(|node| matches!(node.op(), Op::SetRows));
-        let [one, other] = [*writes.next()?, *writes.next()?];
-        let writes_all_of = |write: Node<'_>, node: Node<'_>| {
-            let source = write.source(0);
-            source.is_some_and(|source| Columns::of(source).are_rows_of_memory(node))
-        };
-        // Which rotation is written to which cache.
-        let (key, query, keys, values) = [
-            (first, second, one, other),
-            (first, second, other, one),
-            (second, first, one, other),
-            (second, first, other, one),
-        ]
-        .into_iter()
-        .find(|(key, _, keys, _)| writes_all_of(*keys, *key))?;
-        let &Op::Rope(rope) = query.op() else {
-            return None;
-        };
-        let id = |node: Node<'_>, index: usize| node.source(index).map(Node::id);
-        let shape = |node: Node<'_>| node.layout().shape();
-        let (k, v) = (key.source(0)?, values.source(0)?);
-        let tokens = shape(key)[2];
-        let is_plain = |node: Node<'_>| node.dtype().block_len() == 1 && shape(node)[2..] == [1, 1];
-        let fits = key.op() == query.op()
-            && id(key, 1) == id(query, 1)
-            && id(key, 2) == id(query, 2)
-            && id(keys, 1) == id(values, 1)
-            && self.readers.only(key.id(), 1)
-            && key.tensor().view.is_none()
-            && [shape(query)[0], shape(query)[2], shape(query)[3]] == [shape(key)[0], tokens, 1]
-            && [keys, values].into_iter().all(is_plain)
-            && shape(keys.source(0)?) == [shape(key)[0] * shape(key)[1], tokens, 1, 1]
-            && shape(v)[1..] == [tokens, 1, 1]
-            && shape(keys.source(1)?) == [tokens, 1, 1, 1];
-        // What each part writes, and what the others read.
-        let apart =
-            |written: TensorId, read: Node<'_>| self.memory.are_apart(written, read.id(), false);
-        let written = [query.id(), keys.id(), values.id()];
-        let q = query.source(0)?;
-        let are_apart = [k, v]
-            .into_iter()
-            .all(|read| written.iter().all(|&id| apart(id, read)))
-            && written[1..].iter().all(|&id| apart(id, q))
-            && self.memory.are_apart(query.id(), q.id(), true)
-            && apart(keys.id(), values)
-            && apart(query.id(), keys.source(1)?)
-            && apart(query.id(), query.source(1)?)
-            && apart(query.id(), keys)
-            && apart(query.id(), values);
-        if !fits || !are_apart {
-            return None;
-        }
-        let launch = attention::rope_store([query, key, keys, values], rope).ok()?;
-        if launch.operands.len() > self.capacity.operands {
-            return None;
-        }
-        steps.push(Step {
-            node: keys.id(),
-            launch,
-        });
-        *held = None;
-        Some(4)
     }
 
     /// Attention that gives the columns of the product behind it.

@@ -2,9 +2,10 @@
 
 use crate::experimental;
 use crate::kept::Kept;
-use crate::pipelines::Pipelines;
+use crate::pipelines::{Changes, Pipelines};
 use crate::self_test::Verdict;
 use crate::stored_pipelines::StoredPipelines;
+use crate::tuning::Tuning;
 use crate::waiting::{Answer, IN_BROWSER, ready};
 use samite_core::{Error, MemoryId, Result};
 use std::fmt;
@@ -17,7 +18,7 @@ const READ_PIECE: u64 = 16 << 20;
 /// Bytes that are written before they are handed to the driver, which keeps a copy until then.
 const WRITE_PIECE: u64 = 32 << 20;
 /// Storage buffers that a kernel needs at most, the word for failures included.
-pub const MOST_BINDINGS: u32 = 10;
+pub const MOST_BINDINGS: u32 = 12;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -36,10 +37,13 @@ pub struct Gpu {
     /// Held while it is opened, or tried.
     opening: Mutex<()>,
     verdict: OnceLock<Verdict>,
+    tuning: OnceLock<Tuning>,
     /// The folder of compiled pipelines, if they are kept.
     pipelines_folder: Mutex<Option<PathBuf>>,
     /// For tests: what to put in place of a text in all shaders.
     falsified: OnceLock<[&'static str; 2]>,
+    /// For tests: kernels with cooperative matrices run without these.
+    emulates_matrices: OnceLock<()>,
     /// For tests: which of the next calls of the driver fails, counted from 1; 0 for none.
     fault: Arc<AtomicU64>,
 }
@@ -75,8 +79,10 @@ impl Gpu {
             opened: OnceLock::new(),
             opening: Mutex::default(),
             verdict: OnceLock::new(),
+            tuning: OnceLock::new(),
             pipelines_folder: Mutex::new(samite_core::cache_folder()),
             falsified: OnceLock::new(),
+            emulates_matrices: OnceLock::new(),
             fault: Arc::default(),
         }))
     }
@@ -126,6 +132,34 @@ impl Gpu {
         Ok(*self.verdict.get_or_init(|| found))
     }
 
+    /// The sizes that suit it, found out by `measure` if nobody has.
+    ///
+    /// # Errors
+    /// Those of `measure`.
+    pub fn tuned(&self, measure: impl FnOnce() -> Result<Tuning>) -> Result<Tuning> {
+        // Two measurements at a time would disturb each other.
+        let _alone = lock(&self.opening);
+        if let Some(tuning) = self.tuning.get() {
+            return Ok(*tuning);
+        }
+        let found = measure()?;
+        Ok(*self.tuning.get_or_init(|| found))
+    }
+
+    /// The sizes that suit it, as far as is known by now.
+    pub fn tuning(&self) -> Tuning {
+        self.tuning.get().copied().unwrap_or_default()
+    }
+
+    /// What is kept under the name `what`; nothing where a test makes it wrong.
+    pub fn kept(&self, what: &str) -> Option<Kept> {
+        let folder = lock(&self.pipelines_folder)
+            .clone()
+            .or_else(samite_core::cache_folder);
+        let folder = folder.filter(|_| !self.is_changed())?;
+        Some(Kept::in_folder(folder, &self.info, what))
+    }
+
     /// Whether sums by subgroups may be used, as far as is known by now.
     pub fn may_use_subgroups(&self) -> bool {
         self.has_subgroups && self.verdict.get().is_none_or(|verdict| verdict.subgroups)
@@ -134,9 +168,13 @@ impl Gpu {
     /// Whether cooperative matrices may be used, as far as is known by now.
     pub fn may_use_matrices(&self) -> bool {
         let was_refused = |opened: &Opened| !opened.device.features().contains(MATRIX_FEATURES);
-        self.has_matrices
-            && !self.opened().is_some_and(was_refused)
+        (self.has_matrices && !self.opened().is_some_and(was_refused) || self.emulates_matrices())
             && self.verdict.get().is_none_or(|verdict| verdict.matrices)
+    }
+
+    /// Whether these may be used for attention.
+    pub fn may_attend_by_matrices(&self) -> bool {
+        self.may_use_matrices() && self.verdict.get().is_none_or(|verdict| verdict.attention)
     }
 
     /// Keeps compiled pipelines in another folder, or nowhere: if it is not opened yet.
@@ -149,8 +187,18 @@ impl Gpu {
         let _ = self.falsified.set(texts); // once is enough
     }
 
-    pub fn is_falsified(&self) -> bool {
-        self.falsified.get().is_some()
+    /// Has kernels with cooperative matrices compute without these. For tests.
+    pub fn emulate_matrices(&self) {
+        let _ = self.emulates_matrices.set(()); // once is enough
+    }
+
+    fn emulates_matrices(&self) -> bool {
+        self.emulates_matrices.get().is_some()
+    }
+
+    /// Whether a test changes kernels.
+    pub fn is_changed(&self) -> bool {
+        self.falsified.get().is_some() || self.emulates_matrices()
     }
 
     /// Has call number `number` of the driver fail, counted from 1; 0 for none. For tests.
@@ -212,12 +260,19 @@ impl Gpu {
         }));
         let folder = lock(&self.pipelines_folder)
             .clone()
-            .filter(|_| !self.is_falsified());
+            .filter(|_| !self.is_changed());
         let kept = folder.map(|folder| Kept::in_folder(folder, &self.info, "pipelines"));
         let stored = kept.and_then(|kept| StoredPipelines::open(&device, kept));
         Ok(Opened {
             name: Arc::clone(&self.name),
-            pipelines: Pipelines::new(&device, stored, self.falsified.get().copied()),
+            pipelines: Pipelines::new(
+                &device,
+                stored,
+                Changes {
+                    falsified: self.falsified.get().copied(),
+                    emulates_matrices: self.emulates_matrices(),
+                },
+            ),
             fault: Arc::clone(&self.fault),
             device,
             queue,
@@ -225,6 +280,7 @@ impl Gpu {
             staging: Mutex::default(),
             unsent: AtomicU64::new(0),
             allocated: AtomicU64::new(0),
+            prepared: AtomicU64::new(0),
         })
     }
 }
@@ -283,6 +339,8 @@ pub struct Opened {
     unsent: AtomicU64,
     /// Bytes in buffers.
     pub allocated: AtomicU64,
+    /// Launches of the work that was prepared last.
+    pub prepared: AtomicU64,
 }
 
 /// A buffer of the driver's with an identity.

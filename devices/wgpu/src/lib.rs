@@ -22,9 +22,11 @@
 //! | `gpu` | an opened adapter: device, queue, waiting, reading, errors |
 //! | `self_test` | refuses what computes wrong |
 //! | `limits` | what an adapter can do at most |
+//! | `tuning` | sizes that suit an adapter |
 //! | `kept` | what is kept on disk about an adapter |
 //! | `buffer` | the memory |
 //! | `experimental` | leave to use cooperative matrices |
+//! | `emulated` | these by ordinary numbers, for tests |
 //! | `packed` | the memory of packed weights |
 //! | `fuse` | which nodes are computed together |
 //! | `device`, `stream`, `event` | the contract of `samite-core` |
@@ -41,6 +43,7 @@
 mod backend;
 mod buffer;
 mod device;
+mod emulated;
 mod event;
 mod experimental;
 mod fuse;
@@ -56,6 +59,7 @@ mod self_test;
 mod shader;
 mod stored_pipelines;
 mod stream;
+mod tuning;
 mod waiting;
 mod windows;
 

@@ -18,6 +18,8 @@ pub struct WgpuOptions {
     pub without_cache: bool,
     /// The likeliest tokens are chosen on the device; on GPUs if it is not said.
     pub selection: Option<bool>,
+    /// Sizes of workgroups and tiles are measured; on GPUs if it is not said.
+    pub tuning: Option<bool>,
     /// Most bytes of a tensor that a kernel sees at once; the adapter's limit if that is less, or none is given.
     pub binding: Option<usize>,
     /// Invocations of a workgroup of products with packed weights.
@@ -27,7 +29,7 @@ pub struct WgpuOptions {
 }
 
 impl WgpuOptions {
-    /// These options, changed by the parameters `subgroups=on|off`, `matrices=on|off`, `overlaps=on|off`, `cache=on|off`, `selection=on|off` and `binding=<bytes>`, such as `1MiB`, of the device called `device`.
+    /// These options, changed by the parameters `subgroups=on|off`, `matrices=on|off`, `overlaps=on|off`, `cache=on|off`, `selection=on|off`, `tuning=on|off` and `binding=<bytes>`, such as `1MiB`, of the device called `device`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other parameters or values.
@@ -50,12 +52,17 @@ impl WgpuOptions {
                 Some(other) => return Err(wrong(key, other, "on or off")),
             }
         }
-        if let Some(text) = parameters.take("selection") {
-            self.selection = Some(match &*text {
-                "on" => true,
-                "off" => false,
-                other => return Err(wrong("selection", other, "on or off")),
-            });
+        for (key, wanted) in [
+            ("selection", &mut self.selection),
+            ("tuning", &mut self.tuning),
+        ] {
+            if let Some(text) = parameters.take(key) {
+                *wanted = Some(match &*text {
+                    "on" => true,
+                    "off" => false,
+                    other => return Err(wrong(key, other, "on or off")),
+                });
+            }
         }
         if let Some(text) = parameters.take("binding") {
             let bytes = bytes(&text).filter(|&bytes| bytes >= LEAST_BINDING);
@@ -80,6 +87,7 @@ impl WgpuOptions {
                 "overlaps",
                 "cache",
                 "selection",
+                "tuning",
                 "binding",
                 "lanes",
                 "rows",
@@ -109,6 +117,7 @@ mod tests {
         let options = with("subgroups=off,binding=1MiB").unwrap();
         assert!(options.without_subgroups && !options.without_overlaps);
         assert_eq!(with("selection=on").unwrap().selection, Some(true));
+        assert_eq!(with("tuning=off").unwrap().tuning, Some(false));
         assert!(with("cache=off").unwrap().without_cache);
         assert!(with("overlaps=off").unwrap().without_overlaps);
         assert_eq!(options.binding, Some(1 << 20));
@@ -116,11 +125,12 @@ mod tests {
         for (text, part) in [
             ("subgroups=maybe", "'subgroups' is 'maybe'"),
             ("overlaps=1", "'overlaps' is '1'"),
+            ("tuning=2", "'tuning' is '2'"),
             ("binding=1KiB", "'binding' is '1KiB'"),
             ("binding=x", "at least 64KiB"),
             (
                 "f16=off",
-                "it has: subgroups, matrices, overlaps, cache, selection, binding",
+                "it has: subgroups, matrices, overlaps, cache, selection, tuning, binding",
             ),
         ] {
             let error = with(text).unwrap_err().to_string();

@@ -1,5 +1,6 @@
 //! Compiled shaders, kept as long as the device.
 
+use crate::emulated::without_matrices;
 use crate::gpu::{MOST_BINDINGS, Opened};
 use crate::plan::MOST_OPERANDS;
 use crate::shader::{FIRST_OPERAND, Shader};
@@ -20,16 +21,19 @@ pub struct Pipelines {
     compiled: Mutex<BTreeMap<Shader, Arc<wgpu::ComputePipeline>>>,
     patch: OnceLock<wgpu::ComputePipeline>,
     stored: Option<StoredPipelines>,
-    /// For tests: what to put in place of a text.
-    falsified: Option<[&'static str; 2]>,
+    /// For tests: what to put in place of a text, and whether there are ordinary numbers in place of cooperative matrices.
+    changes: Changes,
+}
+
+/// Changes of the text of kernels, for tests.
+#[derive(Clone, Copy, Default)]
+pub struct Changes {
+    pub falsified: Option<[&'static str; 2]>,
+    pub emulates_matrices: bool,
 }
 
 impl Pipelines {
-    pub fn new(
-        device: &wgpu::Device,
-        stored: Option<StoredPipelines>,
-        falsified: Option<[&'static str; 2]>,
-    ) -> Self {
+    pub fn new(device: &wgpu::Device, stored: Option<StoredPipelines>, changes: Changes) -> Self {
         let most = device.limits().max_storage_buffers_per_shader_stage;
         let most = most.min(MOST_BINDINGS).saturating_sub(1) as usize;
         let layouts = (0..=most.min(MOST_OPERANDS)).map(|operands| layout(device, operands));
@@ -38,7 +42,7 @@ impl Pipelines {
             compiled: Mutex::default(),
             patch: OnceLock::new(),
             stored,
-            falsified,
+            changes,
         }
     }
 
@@ -63,8 +67,11 @@ impl Pipelines {
         }
         let layout = &self.layouts[shader.binding_count()].1;
         let mut source = shader.source();
-        if let Some([text, by]) = self.falsified {
+        if let Some([text, by]) = self.changes.falsified {
             source = source.replace(text, by);
+        }
+        if self.changes.emulates_matrices {
+            source = without_matrices(shader.kernel, source);
         }
         let pipeline = compile(opened, &shader.name(), &source, Some(layout), "main")?;
         let pipeline = Arc::new(pipeline);

@@ -4,6 +4,7 @@
 
 use crate::packed;
 use crate::shader::{Access, Shader};
+use crate::tuning::{MANY_ROWS, Tuning};
 use bytemuck::{Pod, Zeroable};
 use samite_core::{DIMS, DType, Layout, Node, TensorId};
 use std::borrow::Cow;
@@ -28,17 +29,32 @@ pub struct Capacity {
     pub overlaps: bool,
     /// There are cooperative matrices of 16 x 16 halves that are summed as floats, and subgroups of 32.
     pub matrices: bool,
-    /// Invocations and rows of a workgroup of products with packed weights, where they are not chosen.
+    /// These may be used for attention.
+    pub attends_by_matrices: bool,
+    /// Bytes of memory of a workgroup.
+    pub memory: usize,
+    /// Invocations and rows of a workgroup of products with packed weights, where somebody chose them.
     pub lanes: Option<usize>,
     pub height: Option<usize>,
+    /// What suits the adapter.
+    pub tuning: Tuning,
 }
 
 impl Capacity {
-    /// Invocations and rows of a workgroup, for products of packed weights of rows of this length.
-    pub fn packed_shape(&self, length: usize, nodes: &[Node<'_>]) -> (usize, usize) {
+    /// Invocations and rows of a workgroup, for products of packed weights of rows of this length with so many columns.
+    pub fn packed_shape(
+        &self,
+        [length, columns]: [usize; 2],
+        nodes: &[Node<'_>],
+    ) -> (usize, usize) {
         let rows: usize = nodes.iter().map(|node| node.layout().shape()[0]).sum();
         let lanes = if length / 32 > 64 { 64 } else { 32 };
-        let height = if rows > 4096 { 4 } else { 2 };
+        // Sums of more columns take more registers than were measured.
+        let tuning = match columns {
+            1 => self.tuning,
+            _ => Tuning::default(),
+        };
+        let height = tuning.rows[usize::from(rows > MANY_ROWS)];
         (self.lanes.unwrap_or(lanes), self.height.unwrap_or(height))
     }
 }
@@ -337,7 +353,7 @@ pub struct TensorParameters {
 }
 
 /// Most operands of any kernel.
-pub const MOST_OPERANDS: usize = 9;
+pub const MOST_OPERANDS: usize = 11;
 
 /// The parameters of one launch, as `kernels/preamble.wgsl` has them.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -9,8 +9,8 @@ use crate::kept::Kept;
 use crate::options::WgpuOptions;
 use crate::stream::WgpuStream;
 use samite_core::{
-    CancelToken, DType, Device, Error, Graph, Placed, Result, RunControl, Stream, TensorGroup,
-    TensorId, TensorRef, Usage,
+    CancelToken, DType, Device, Error, Graph, Op, Placed, Precision, Result, RunControl, Stream,
+    TensorGroup, TensorId, TensorRef, Usage,
 };
 use std::sync::Arc;
 
@@ -21,19 +21,29 @@ pub struct Verdict {
     pub subgroups: bool,
     /// Products by cooperative matrices.
     pub matrices: bool,
+    /// Attention by these.
+    pub attention: bool,
 }
 
 impl Verdict {
     fn text(self) -> String {
-        format!("subgroups: {}, matrices: {}", self.subgroups, self.matrices)
+        let Verdict {
+            subgroups,
+            matrices,
+            attention,
+        } = self;
+        format!("subgroups: {subgroups}, matrices: {matrices}, attention: {attention}")
     }
 
     fn all() -> impl Iterator<Item = Self> {
         let both = [true, false];
-        both.into_iter().flat_map(move |subgroups| {
-            both.into_iter().map(move |matrices| Verdict {
+        let pairs = move |subgroups| both.into_iter().map(move |matrices| (subgroups, matrices));
+        let pairs = both.into_iter().flat_map(pairs);
+        pairs.flat_map(move |(subgroups, matrices)| {
+            both.into_iter().map(move |attention| Verdict {
                 subgroups,
                 matrices,
+                attention,
             })
         })
     }
@@ -46,7 +56,7 @@ impl Verdict {
 pub fn verdict(device: &WgpuDevice) -> Result<Verdict> {
     let gpu = device.gpu();
     // What a test made wrong is no property of the adapter.
-    let kept = Kept::of(&gpu.info, "test").filter(|_| !gpu.is_falsified());
+    let kept = Kept::of(&gpu.info, "test").filter(|_| !gpu.is_changed());
     let known = kept.as_ref().and_then(Kept::text);
     if let Some(verdict) = Verdict::all().find(|verdict| known == Some(verdict.text())) {
         return Ok(warned(gpu, verdict));
@@ -57,17 +67,19 @@ pub fn verdict(device: &WgpuDevice) -> Result<Verdict> {
         return Err(Error::device(gpu.name(), message));
     }
     // What a driver does not even compile is not used either.
-    let matrices = subgroups && gpu.may_use_matrices() && {
-        let tried = are_matrices_right(device);
+    let is_right = |tried: Result<bool>| {
         if let Err(error) = &tried {
             tracing::warn!("{}: {error}", gpu.name());
         }
         gpu.open()?;
-        tried.unwrap_or(false)
+        Result::Ok(tried.unwrap_or(false))
     };
+    let matrices = subgroups && gpu.may_use_matrices() && is_right(are_matrices_right(device))?;
+    let attention = matrices && is_right(is_attention_right(device))?;
     let verdict = Verdict {
         subgroups,
         matrices,
+        attention,
     };
     if let Some(kept) = kept {
         kept.write(verdict.text().as_bytes());
@@ -84,6 +96,11 @@ fn warned(gpu: &Gpu, verdict: Verdict) -> Verdict {
             "operations over subgroups",
         ),
         (gpu.has_matrices, verdict.matrices, "cooperative matrices"),
+        (
+            verdict.matrices,
+            verdict.attention,
+            "cooperative matrices in attention",
+        ),
     ] {
         if has && !is_right {
             tracing::warn!(
@@ -176,6 +193,74 @@ fn are_matrices_right(device: &WgpuDevice) -> Result<bool> {
         .flat_map(|x| weights.chunks(length).map(move |w| dot(w, x)))
         .collect();
     Ok(found.iter().all(|found| are_close(found, &expected)))
+}
+
+/// Whether attention by cooperative matrices comes out right: of queries and keys that halves hold exactly, with more than a tile of both, where each query looks at
+/// keys up to its own number and some more.
+fn is_attention_right(device: &WgpuDevice) -> Result<bool> {
+    let (size, heads, tokens, keys) = (64, 2, 70, 90);
+    let mut graph = Graph::new();
+    let q = graph.input("q", DType::F32, [size, tokens, heads, 1])?;
+    let [k, v] = ["k", "v"].map(|name| graph.input(name, DType::F16, [size, keys, 1, 1]));
+    let (k, v) = (k?, v?);
+    let mask = graph.input("mask", DType::F16, [keys, tokens, 1, 1])?;
+    let op = Op::FlashAttn {
+        scale: 0.125,
+        max_bias: 0.0,
+        softcap: 0.0,
+        precision: Precision::F32,
+    };
+    let y = graph.push(op, &[Some(q), Some(k), Some(v), Some(mask)])?;
+    let number = |i: usize, factor: usize| i * factor % 1009;
+    let queries: Vec<f32> = (0..size * tokens * heads)
+        .map(|i| (number(i, 53) % 33) as f32 / 8.0 - 2.0)
+        .collect();
+    let of_keys = |factor: usize| -> Vec<(u16, f64)> {
+        let numbers = (0..size * keys).map(|i| HALVES[number(i, factor) % HALVES.len()]);
+        numbers.collect()
+    };
+    let [key_rows, value_rows] = [of_keys(37), of_keys(71)];
+    let bits = |rows: &[(u16, f64)]| -> Vec<u16> { rows.iter().map(|(bits, _)| *bits).collect() };
+    let is_seen = |token: usize, key: usize| key <= token + 15;
+    let masked = (0..tokens * keys).map(|i| match is_seen(i / keys, i % keys) {
+        true => 0u16,
+        false => 0xfc00,
+    });
+    let masked: Vec<u16> = masked.collect();
+    let (key_bits, value_bits) = (bits(&key_rows), bits(&value_rows));
+    let inputs: [(TensorId, &[u8]); 4] = [
+        (q, bytemuck::cast_slice(&queries)),
+        (k, bytemuck::cast_slice(&key_bits)),
+        (v, bytemuck::cast_slice(&value_bits)),
+        (mask, bytemuck::cast_slice(&masked)),
+    ];
+    let found = compute(device.with(WgpuOptions::default()), &graph, &inputs, &[y])?;
+    let mut expected = vec![0.0; size * heads * tokens];
+    for head in 0..heads {
+        for token in 0..tokens {
+            let query = &queries[(head * tokens + token) * size..][..size];
+            let seen = (0..keys).filter(|&key| is_seen(token, key));
+            let weights: Vec<(usize, f64)> = seen
+                .map(|key| {
+                    let products = query.iter().zip(&key_rows[key * size..]);
+                    let logit: f64 = products.map(|(q, (_, k))| f64::from(*q) * k).sum();
+                    (key, (logit * 0.125).exp())
+                })
+                .collect();
+            let total: f64 = weights.iter().map(|(_, weight)| weight).sum();
+            let result = &mut expected[(token * heads + head) * size..][..size];
+            for (i, result) in result.iter_mut().enumerate() {
+                let parts = weights.iter();
+                let sum: f64 = parts.map(|(key, w)| w * value_rows[key * size + i].1).sum();
+                *result = sum / total;
+            }
+        }
+    }
+    // Weights of keys have the precision of halves.
+    let is_close = |(found, expected): (&f32, &f64)| (f64::from(*found) - expected).abs() <= 4e-3;
+    Ok(found
+        .iter()
+        .all(|found| found.iter().zip(&expected).all(is_close)))
 }
 
 /// What `results`, all of floats, are for `inputs`.

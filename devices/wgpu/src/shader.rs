@@ -52,8 +52,10 @@ pub struct Shader {
 /// The first binding of an operand, behind the parameters and the word for failures.
 pub const FIRST_OPERAND: u32 = 2;
 
-/// The kernel that uses cooperative matrices.
+/// The kernels that use cooperative matrices.
 pub const MATRICES: &str = "mul_mat_matrices";
+pub const ATTENTION_MATRICES: &str = "flash_attn_matrices";
+pub const MATRIX_KERNELS: [&str; 2] = [MATRICES, ATTENTION_MATRICES];
 
 const PREAMBLE: &str = include_str!("kernels/preamble.wgsl");
 const OPERAND: &str = include_str!("kernels/types/operand.wgsl");
@@ -80,9 +82,9 @@ macro_rules! kernels {
 kernels! {
     "elementwise" "move" "cast" "encode" "add_id"
     "get_rows" "set_rows" "get_rows_back"
-    "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "rope_store" "argmax" "sort" "top_k"
+    "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "rope_store" "norm_rope" "argmax" "sort" "top_k"
     "mul_mat_vec" "mul_mat_q8" "quantize" "scaled_norm" "gated_q8" "mul_mat" "mul_mat_matrices" "mul_mat_id" "expert_lists" "out_prod"
-    "flash_attn" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
+    "flash_attn" "flash_attn_tiles" "flash_attn_matrices" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
     "ssm_conv" "ssm_scan" "gated_delta_net"
     "repeat_back" "cross_entropy" "cross_entropy_back" "adamw" "sgd"
 }
@@ -208,9 +210,9 @@ impl Shader {
 
     /// The text, in WGSL.
     pub fn source(&self) -> String {
-        let mut source = match self.kernel {
-            MATRICES => "enable f16;\nenable wgpu_cooperative_matrix;\n".to_owned() + PREAMBLE,
-            _ => PREAMBLE.to_owned(),
+        let mut source = match MATRIX_KERNELS.contains(&self.kernel) {
+            true => "enable f16;\nenable wgpu_cooperative_matrix;\n".to_owned() + PREAMBLE,
+            false => PREAMBLE.to_owned(),
         };
         for binding in 0..self.binding_count() {
             let element = match (self.is_atomic(binding), self.is_wide(binding)) {

@@ -18,6 +18,7 @@ use samite_core::{
 use std::any::Any;
 use std::borrow::Cow;
 use std::num::NonZeroU64;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// So many launches are handed to the driver at a time: the device works on them while the next ones are encoded, a long run can be stopped, and no driver
@@ -417,6 +418,7 @@ impl Stream for WgpuStream {
             Ok(steps)
         })??;
         opened.write(&parameters, 0, &bytes)?;
+        opened.prepared.store(steps.len() as u64, Ordering::Relaxed);
         if let Some(stored) = opened.pipelines.stored() {
             stored.store(false);
         }

@@ -79,6 +79,81 @@ fn compiled_kernels_are_found_again_unless_somebody_touched_them() {
     assert_eq!(files().len(), 1);
 }
 
+/// Sizes are measured once for an adapter, kept, and change no result.
+#[test]
+fn sizes_are_measured_once_and_change_no_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let product = |parameters: &str| -> Option<Vec<f32>> {
+        let device = device(parameters)?;
+        let own = device.as_any().downcast_ref::<WgpuDevice>().unwrap();
+        own.keep_pipelines_in(folder.path().to_owned());
+        let (length, rows) = (288, 4200);
+        let mut graph = Graph::new();
+        let w = graph.leaf("w", DType::Q4_0, [length, rows, 1, 1]).unwrap();
+        let x = graph.input("x", DType::F32, [length, 1, 1, 1]).unwrap();
+        let y = graph.mul_mat(w, x).unwrap();
+        let mut stream = Arc::clone(&device).open_stream().unwrap();
+        let mut places = places(&device, &graph);
+        let packed = &device.extra_buffer_types()[0];
+        let wanted = [("w", graph.tensor(w).layout)];
+        let group = TensorGroup::allocate(packed, Usage::Weights, &wanted).unwrap();
+        places[w.index()] = Some(group.tensors[0].tensor().clone());
+        let place = |id: TensorId| places[id.index()].as_ref().unwrap();
+        let mut rng = Rng::new(3);
+        for id in [w, x] {
+            let bytes = Recipe::UNIT.bytes(&graph.tensor(id).layout, &mut rng);
+            place(id).write(0, &bytes.unwrap()).unwrap();
+        }
+        let bytes = device.workspace(&graph, &[y]).unwrap();
+        let layout = Layout::contiguous(DType::I8, [bytes, 1, 1, 1]).unwrap();
+        let memory = device.buffer_type();
+        let scratch = TensorGroup::allocate(&memory, Usage::Compute, &[("", layout)]).unwrap();
+        let work = Placed {
+            graph: &graph,
+            nodes: &[y],
+            places: &places,
+            workspace: Some(scratch.tensors[0].tensor()),
+            compiled: None,
+        };
+        let mut prepared = stream.prepare(work).unwrap();
+        stream
+            .run(&mut *prepared, control(&CancelToken::new()))
+            .unwrap();
+        let mut found = vec![0f32; rows];
+        stream
+            .read(place(y), 0, bytemuck::cast_slice_mut(&mut found))
+            .unwrap();
+        Some(found)
+    };
+    let kept = || -> Vec<String> {
+        let files = std::fs::read_dir(&folder).unwrap();
+        let files = files.map(|file| file.unwrap().path());
+        let named = |path: &std::path::PathBuf| path.to_string_lossy().contains("-tuning-");
+        let texts = files.filter(named).map(std::fs::read_to_string);
+        texts.collect::<Result<_, _>>().unwrap()
+    };
+    let Some(expected) = product("tuning=off") else {
+        return;
+    };
+    assert!(expected.iter().any(|x| x.abs() > 0.5));
+    // A program on the host's processors is not measured unless somebody says so.
+    let _ = product("");
+    assert_eq!(kept().len(), 0);
+    assert_eq!(product("tuning=on").unwrap(), expected);
+    let measured = kept();
+    assert_eq!(measured.len(), 1);
+    assert!(measured[0].contains("\nrows: "), "{measured:?}");
+    assert_eq!(product("tuning=on").unwrap(), expected);
+    assert_eq!(kept(), measured);
+    for rows in [1, 2, 4, 8] {
+        assert_eq!(
+            product(&format!("rows={rows}")).unwrap(),
+            expected,
+            "{rows}"
+        );
+    }
+}
+
 /// What the device may leave to others.
 fn may_lack(reason: &str) -> bool {
     let known = [

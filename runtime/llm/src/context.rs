@@ -635,7 +635,7 @@ impl Context {
     /// The logits after token number `index` of the last batch, if they were wanted, and not only the [likeliest tokens](Self::set_likeliest) were read.
     pub fn logits(&self, index: usize) -> Option<&[f32]> {
         match self.options.output {
-            _ if self.likeliest.found().is_some() => None,
+            _ if self.likeliest.are_found() => None,
             Output::Logits | Output::Both => self.value((*self.rows.get(index)?)?),
             Output::Embeddings(_) => None,
         }
@@ -822,10 +822,11 @@ impl Context {
         room: Room,
     ) -> Result<(GraphShape, Arc<GraphInputs>)> {
         let shape = self.staging.place(batch, part, &mut self.cache, room)?;
+        let wanted = part.iter().filter(|token| token.wants_logits).count();
         let shape = GraphShape {
             mixed: self.adapters.mixed(batch, part, &self.options.adapters),
             n_likeliest: match self.watcher {
-                None if (batch.n_wanted(), shape.n_outputs) == (1, 1) => self.likeliest.count(),
+                None if wanted > 0 && wanted == batch.n_wanted() => self.likeliest.count(),
                 _ => 0,
             },
             ..shape
@@ -870,7 +871,8 @@ impl Context {
             _ => self.scheduler.run(cancel)?,
         }
         if let Some(tensors) = inputs.likeliest.filter(|_| !rows.is_empty()) {
-            return self.likeliest.read(&mut self.scheduler, tensors);
+            let scheduler = &mut self.scheduler;
+            return self.likeliest.read(scheduler, tensors, rows.len());
         }
         // Reading waits for the run, so nothing is read that nobody wants.
         if let Some(result) = inputs.result.filter(|_| !rows.is_empty()) {

@@ -555,7 +555,7 @@ impl Session {
 
     /// A token to follow the one of row `row` of the last batch.
     fn sample(&mut self, sampler: &mut Sampler, row: usize) -> Result<u32> {
-        if let Some(likeliest) = self.context.likeliest() {
+        if let Some(likeliest) = self.context.likeliest(row) {
             let n_vocab = self.context.model().spec().n_vocab;
             if let Some(token) = sampler.sample_likeliest(likeliest, n_vocab)? {
                 return Ok(token);

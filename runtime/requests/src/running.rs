@@ -8,8 +8,8 @@ use crate::event::{
 use crate::kept::Key;
 use crate::outbox::Outbox;
 use crate::request::{Prepared, Request, Wanted};
-use samite_llm::SavedSequence;
-use samite_text::{LogProbabilities, Sampler, SamplerError, StopSequences, Tokenizer, Utf8Stream};
+use samite_llm::{Context, Error, SavedSequence};
+use samite_text::{LogProbabilities, Sampler, StopSequences, Tokenizer, Utf8Stream};
 use std::time::{Duration, Instant};
 
 /// A request, from its submission to its end.
@@ -149,15 +149,38 @@ impl Running {
         }
     }
 
-    /// Writes a token, given what the model says. The end, if this is it.
+    /// How many of the likeliest tokens it needs to choose; `None` for all logits.
+    pub fn enough(&mut self) -> Option<usize> {
+        match self.request.probabilities {
+            None => self.sampler.enough(),
+            Some(_) => None,
+        }
+    }
+
+    /// Chooses the token that follows token number `index` of the last batch, with the probabilities that are wanted.
+    pub fn choose(
+        &mut self,
+        context: &mut Context,
+        index: usize,
+    ) -> Result<(u32, Option<Probabilities>), Error> {
+        let n_vocab = context.model().spec().n_vocab;
+        if let Some(likeliest) = context.likeliest(index)
+            && let Some(token) = self.sampler.sample_likeliest(likeliest, n_vocab)?
+        {
+            return Ok((token, None));
+        }
+        let logits = context.read_logits(index)?;
+        let token = self.sampler.sample(logits)?;
+        Ok((token, self.probabilities(logits, token)))
+    }
+
+    /// Writes a token that was chosen. The end, if this is it.
     pub fn write(
         &mut self,
-        logits: &[f32],
+        (token, probabilities): (u32, Option<Probabilities>),
         tokenizer: &Tokenizer,
         now: Instant,
-    ) -> Result<Option<Reason>, SamplerError> {
-        let token = self.sampler.sample(logits)?;
-        let probabilities = self.probabilities(logits, token);
+    ) -> Result<Option<Reason>, Error> {
         self.sampler.accept(token)?;
         self.first_token.get_or_insert(now);
         self.tokens.push(token);

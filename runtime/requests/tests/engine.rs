@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 use samite_core::environment::Clock;
-use samite_core::{DType, Environment};
+use samite_core::{DType, Delegate, Delegating, Device, Environment};
 use samite_llm::{
     Adapter, Context, ContextOptions, Model, ModelOptions, ScaledAdapter, SyntheticAdapter,
     SyntheticModel,
@@ -75,6 +75,10 @@ fn options(slots: usize) -> EngineOptions {
 }
 
 fn engine_with(options: EngineOptions, clock: Arc<dyn Clock>) -> Engine {
+    engine_of(model(), options, clock)
+}
+
+fn engine_of(model: &Arc<Model>, options: EngineOptions, clock: Arc<dyn Clock>) -> Engine {
     let context = ContextOptions {
         n_ctx: Some(64 * options.slots),
         n_batch: 16,
@@ -86,7 +90,7 @@ fn engine_with(options: EngineOptions, clock: Arc<dyn Clock>) -> Engine {
         },
         ..ContextOptions::default()
     };
-    Engine::new(Context::new(Arc::clone(model()), context).unwrap(), options).unwrap()
+    Engine::new(Context::new(Arc::clone(model), context).unwrap(), options).unwrap()
 }
 
 fn engine(slots: usize) -> Engine {
@@ -178,6 +182,83 @@ fn what_is_known_is_told_and_why_not_more() {
         (started.cached, started.miss),
         (0, miss(0, MissCause::Evicted))
     );
+}
+
+/// A device that chooses the likeliest tokens rather than give all logits.
+struct Choosing(Arc<dyn Device>);
+
+impl Delegate for Choosing {
+    fn inner(&self) -> &Arc<dyn Device> {
+        &self.0
+    }
+
+    fn wants_selection(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn texts_are_the_same_where_the_device_chooses() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    synthetic().write(&path).unwrap();
+    let device = ReferenceDevice::new(ReferenceOptions::named("choosing"));
+    let device = Delegating::device(Choosing(device));
+    let choosing = Model::load(&path, &ModelOptions::new(vec![device])).unwrap();
+    let few = SamplerParams {
+        top_k: 5,
+        temperature: 1.5,
+        seed: 3,
+        ..SamplerParams::default()
+    };
+    let penalized = SamplerParams {
+        repeat_penalty: 1.4,
+        ..few.clone()
+    };
+    let sampled = |sampling: &SamplerParams, first: u32, count| Request {
+        sampling: sampling.clone(),
+        ..request(first..first + 9, count)
+    };
+    // The texts, and in how many steps the device chose and did not.
+    let texts = |model: &Arc<Model>, draft: usize| {
+        let options = EngineOptions {
+            draft,
+            ..options(3)
+        };
+        let mut engine = engine_of(model, options, Hand::new());
+        let mut readers = [
+            submit(&mut engine, request((10..19).chain(10..16), 20)),
+            submit(&mut engine, sampled(&few, 30, 25)),
+            submit(&mut engine, sampled(&penalized, 50, 6)),
+        ];
+        let (mut chosen, mut read) = (0, 0);
+        for _ in 0..200 {
+            if let Step::Idle(_) = engine.step() {
+                break;
+            }
+            let context = engine.context();
+            chosen += usize::from((0..16).any(|index| context.likeliest(index).is_some()));
+            read += usize::from((0..16).any(|index| context.logits(index).is_some()));
+        }
+        let tokens = readers.each_mut().map(|reader| -> Vec<u32> {
+            let events = events(reader).into_iter();
+            let tokens = events.filter_map(|event| match event {
+                Event::Token(token) => Some(token.id),
+                _ => None,
+            });
+            tokens.collect()
+        });
+        (tokens, chosen, read)
+    };
+    let (expected, chosen, read) = texts(model(), 0);
+    assert_eq!(expected.each_ref().map(Vec::len), [20, 25, 6]);
+    assert!(chosen == 0 && read >= 25, "{chosen} {read}");
+    for draft in [0, 4] {
+        let (found, chosen, read) = texts(&choosing, draft);
+        assert_eq!(found, expected, "draft {draft}");
+        // All are read while one needs them.
+        assert!(chosen >= 10 && (1..=9).contains(&read), "{chosen} {read}");
+    }
 }
 
 #[test]

@@ -31,6 +31,8 @@ fn main(
     @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
 ) {
     let place = PLACE;
+    let own_subgroup = place.subgroup;
+    let own_lane = place.lane;
     let weights = shape_a();
     let tiles_m = (weights.y + ROW_TILEu - 1u) / ROW_TILEu;
     let number = group_number(group, groups);
@@ -50,8 +52,8 @@ fn main(
     let weights_row = vec3<u32>(min(first_m + loaded_a, weights.y - 1u), matrix);
     let columns_row = column_row(min(first_n + loaded_b, max(count, 1u) - 1u), tile);
     // What this subgroup computes.
-    let m = place.subgroup / 2u * (ROW_TILEu / 4u);
-    let n = place.subgroup % 2u * (COLUMN_TILEu / 2u);
+    let m = own_subgroup / 2u * (ROW_TILEu / 4u);
+    let n = own_subgroup % 2u * (COLUMN_TILEu / 2u);
     EACH(i, FRAGMENTS_M) { EACH(j, FRAGMENTS_N) { var sum#i_#j = coop_mat16x16<f32, C>();
     } }
     // The length is a multiple of a step's.
@@ -88,16 +90,16 @@ fn main(
             } }
         }
     }
-    let own = place.subgroup * 256u;
+    let area = own_subgroup * 256u;
     EACH(i, FRAGMENTS_M) { EACH(j, FRAGMENTS_N) {
         workgroupBarrier();
-        coopStore(sum#i_#j, &results[own], 16u);
+        coopStore(sum#i_#j, &results[area], 16u);
         workgroupBarrier();
         EACH(e, 8) {
-            let row#i_#j_#e = first_m + m + 16u * #iu + place.lane % 16u;
-            let column#i_#j_#e = first_n + n + 16u * #ju + place.lane / 16u + 2u * #eu;
+            let row#i_#j_#e = first_m + m + 16u * #iu + own_lane % 16u;
+            let column#i_#j_#e = first_n + n + 16u * #ju + own_lane / 16u + 2u * #eu;
             if row#i_#j_#e < weights.y && column#i_#j_#e < count {
-                put_y(vec4<u32>(row#i_#j_#e, column_place(column#i_#j_#e, tile)), results[own + place.lane + 32u * #eu]);
+                put_y(vec4<u32>(row#i_#j_#e, column_place(column#i_#j_#e, tile)), results[area + own_lane + 32u * #eu]);
             }
         }
     } }

@@ -13,7 +13,7 @@ struct Parameters {
     node: u32,
     ints: array<vec4<u32>, 3>,
     floats: array<vec4<f32>, 4>,
-    tensors: array<Tensor, 9>,
+    tensors: array<Tensor, 11>,
 }
 
 @group(0) @binding(0) var<uniform> parameters: Parameters;

@@ -1,10 +1,9 @@
-//! Softmax, attention, rotary embedding.
+//! Softmax and attention.
 
 use super::{elements, floats, load_four, matmul};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
-use crate::shader::Access;
-use samite_core::{DType, Node, Rope, RopeMode};
-use std::f64::consts::PI;
+use crate::shader::{ATTENTION_MATRICES, Access};
+use samite_core::{DType, Node};
 
 /// Invocations of a workgroup of attention.
 const ATTENTION_GROUP: usize = 128;
@@ -14,6 +13,11 @@ const ENOUGH_WORK: usize = 512;
 const LEAST_KEYS: usize = 256;
 /// Most workgroups for one query.
 const MOST_SHARES: usize = 32;
+/// Queries of a tile, and how many of a head are worth one.
+const QUERY_TILE: usize = 32;
+const LEAST_TILED: usize = 16;
+/// Most elements of a value there: an invocation keeps a quarter of so many sums.
+const LONGEST_TILED: usize = 256;
 /// Most elements of a query.
 const LONGEST_QUERY: usize = 1024;
 
@@ -98,6 +102,18 @@ pub fn flash(
     }
     floats(&operands)?;
     elements(&y)?;
+    if columns.is_none() && q.shape[1] >= LEAST_TILED && v.shape[0] <= LONGEST_TILED {
+        let launch = match is_wide && fits_matrices([&k, &v], capacity) {
+            true => by_matrices(operands, capacity),
+            false => tiled(operands, is_wide, capacity),
+        };
+        let launch = launch
+            .floats([scale, max_bias, softcap])
+            .ints([power(heads)])
+            .with("MASK_VALUE", mask)
+            .with("SINK", sink);
+        return Ok(vec![launch]);
+    }
     let queries = q.rows();
     let shares = shares(queries, k.shape[1]);
     let mut first = Vec::new();
@@ -174,6 +190,56 @@ pub fn flash(
     first.push(attention.reduces(capacity));
     first.extend(second);
     Ok(first)
+}
+
+/// Attention of many queries in tiles, over operands `y`, `a`, `b`, `c` and others.
+fn tiled(operands: Vec<Operand>, is_wide: bool, capacity: &Capacity) -> Launch {
+    let [q, k, v] = [1, 2, 3].map(|number| operands[number]);
+    let tiles = q.shape[1].div_ceil(QUERY_TILE) * q.shape[2] * q.shape[3];
+    let loads = match is_wide {
+        true => include_str!("../kernels/flash_attn_tiles_wide.wgsl"),
+        false => include_str!("../kernels/flash_attn_tiles_any.wgsl"),
+    };
+    Launch::new("flash_attn_tiles", operands, Work::Groups(tiles))
+        .with("LOADS", loads)
+        .with("LOADED_QUERY", load_four(&q))
+        .with("LOADED_KEY", load_four(&k))
+        .with("LOADED_VALUE", load_four(&v))
+        .with("VALUE_CHUNKS", v.shape[0].div_ceil(32))
+        .with("GROUP_SIZE", ATTENTION_GROUP)
+        .reduces(capacity)
+}
+
+/// Queries of a tile by cooperative matrices, and keys that are gone through at a time.
+const MATRIX_QUERIES: usize = 64;
+const MATRIX_KEYS: usize = 32;
+
+/// Whether attention over these keys and values, which are halves, can be computed by cooperative matrices.
+fn fits_matrices([k, v]: [&Operand; 2], capacity: &Capacity) -> bool {
+    let [k, v] = [k.shape[0], v.shape[0]];
+    // Both tiles, weights, logits, and what is kept of rows and for reductions.
+    let stride = 2 * k.max(v) + 16;
+    let tiles = stride * (MATRIX_QUERIES + MATRIX_KEYS) + 80 * MATRIX_QUERIES;
+    let memory = tiles + (8 << 10) + 3 * 4 * GROUP as usize;
+    capacity.attends_by_matrices
+        && k.is_multiple_of(16)
+        && v.is_multiple_of(32)
+        && memory <= capacity.memory
+}
+
+/// Attention of many queries by cooperative matrices.
+fn by_matrices(operands: Vec<Operand>, capacity: &Capacity) -> Launch {
+    let [q, k, v] = [1, 2, 3].map(|number| operands[number]);
+    let tiles = q.shape[1].div_ceil(MATRIX_QUERIES) * q.shape[2] * q.shape[3];
+    Launch::new(ATTENTION_MATRICES, operands, Work::Groups(tiles))
+        .with("LOADED_QUERY", load_four(&q))
+        .with("HEAD_SIZE", k.shape[0].max(v.shape[0]))
+        .with("KEY_SIZE", k.shape[0])
+        .with("VALUE_SIZE", v.shape[0])
+        .with("KEY_STEPS", k.shape[0] / 16)
+        .with("VALUE_CHUNKS", v.shape[0] / 32)
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity)
 }
 
 /// Heads whose results are made 8-bit numbers: in whole groups that share a scale, of four elements for each invocation.
@@ -269,95 +335,4 @@ pub fn flash_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Vec
         launch("flash_attn_back_queries", Access::Write, queries),
         launch("flash_attn_back_keys", Access::Read, k.rows()),
     ])
-}
-
-/// The pair number at which a dimension makes `rotations` turns over the original context.
-fn correction(rope: &Rope, rotations: f64) -> f64 {
-    let turns = rope.original_context as f64 / (rotations * 2.0 * PI);
-    rope.dims as f64 * turns.ln() / (2.0 * f64::from(rope.freq_base).ln())
-}
-
-/// What comes before attention: queries and keys turned, keys and values written to their caches. `nodes` are the two rotations and the two writes.
-pub fn rope_store(nodes: [Node<'_>; 4], rope_of: Rope) -> Result<Launch, Reason> {
-    let [query, key, keys, values] = nodes;
-    let mut launch = rope(query, rope_of, 1.0)?;
-    for operand in &mut launch.operands {
-        *operand = operand.of(query);
-    }
-    let source = |node: Node<'_>, index: usize, name| -> Result<Operand, Reason> {
-        Ok(node.source_operand(index)?.of(node).named(name))
-    };
-    let added = [
-        source(key, 0, 'k')?,
-        source(keys, 1, 'n')?,
-        keys.result().of(keys).named('t'),
-        source(values, 0, 'v')?,
-        values.result().of(values).named('u'),
-    ];
-    floats(added.iter().filter(|operand| operand.name != 'n'))?;
-    let (y, v) = (launch.operands[0], added[3]);
-    let per_row = y.shape[0] - rope_of.dims / 2;
-    let count = per_row * (y.rows() + added[0].rows()) + v.elements();
-    let operands = launch.operands.into_iter().chain(added).collect();
-    let mut all = Launch::new(
-        "rope_store",
-        operands,
-        Work::Groups(count.div_ceil(GROUP as usize)),
-    );
-    all.shader.text = launch.shader.text;
-    (all.ints, all.floats) = (launch.ints, launch.floats);
-    Ok(all.can_fail())
-}
-
-/// Rotary embedding; with `direction` -1, pairs turn the other way.
-pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Reason> {
-    let mut operands = vec![
-        node.result(),
-        node.source_operand(0)?,
-        node.source_operand(1)?,
-    ];
-    floats(&operands[..2])?;
-    elements(&operands[0])?;
-    if operands[2].dtype != DType::I32 {
-        return Err("positions must be i32".into());
-    }
-    let mut divided = "";
-    if let Some(divisors) = node.optional(2) {
-        floats([&divisors])?;
-        operands.push(divisors);
-        divided = "/ get_c(vec4<u32>(pair, 0u, 0u, 0u))";
-    }
-    // The exponent of two by which frequencies fall from pair to pair, in two parts of which the first has few bits.
-    let step = -2.0 * f64::from(rope.freq_base).log2() / rope.dims as f64;
-    let high = f32::from_bits((step as f32).to_bits() & 0xffff_f000);
-    let low = (step - f64::from(high)) as f32;
-    let (mut ramp, mut magnitude) = ([0.0; 2], f64::from(rope.attn_factor));
-    if rope.ext_factor != 0.0 {
-        let low = correction(&rope, rope.beta_fast.into()).floor().max(0.0);
-        let high = correction(&rope, rope.beta_slow.into())
-            .ceil()
-            .min(rope.dims as f64 - 1.0);
-        ramp = [low as f32, high as f32];
-        magnitude *= 1.0 + 0.1 * (1.0 / f64::from(rope.freq_scale)).ln();
-    }
-    let (partner, next) = match rope.mode {
-        RopeMode::Normal => (1, 2),
-        RopeMode::Neox => (rope.dims / 2, 1),
-    };
-    let y = operands[0];
-    let per_row = y.shape[0] - rope.dims / 2;
-    let work = Work::Groups((per_row * y.rows()).div_ceil(GROUP as usize));
-    Ok(Launch::new("rope", operands, work)
-        .floats([
-            high,
-            low,
-            rope.freq_scale,
-            rope.ext_factor,
-            ramp[0],
-            ramp[1],
-            magnitude as f32,
-            direction,
-        ])
-        .ints([rope.offset, rope.dims, partner, next])
-        .with("DIVIDED", divided))
 }

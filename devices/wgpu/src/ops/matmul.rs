@@ -3,6 +3,7 @@
 use super::{Known, floats, load_four, weights};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
 use crate::shader::{Access, MATRICES};
+use crate::tuning::TILES;
 use samite_core::{DType, Node};
 
 /// Products with up to so many columns go column by column, over whole rows.
@@ -101,7 +102,7 @@ fn tiled(
     // Halves have the range for weights of these types, and the precision.
     let are_halves = a.dtype == DType::F16 || a.dtype.is_quantized() && a.dtype != DType::MXFP4;
     let with_matrices = capacity.matrices && are_halves && a.shape[0].is_multiple_of(32);
-    let sizes = [[128, 128], [128, 64], [64, 64]];
+    let sizes = &TILES[capacity.tuning.tile.min(TILES.len() - 1)..];
     let count = |[height, width]: [usize; 2]| rows.div_ceil(height) * tiles(width);
     let [height, width] = match with_matrices {
         false => [TILE, TILE],
@@ -238,7 +239,7 @@ pub fn packed_products(nodes: &[Node<'_>], capacity: &Capacity) -> Result<Launch
         return Err("no products".into());
     };
     let b = first.source_operand(1)?;
-    let (lanes, rows) = capacity.packed_shape(b.shape[0], nodes);
+    let (lanes, rows) = capacity.packed_shape([b.shape[0], b.shape[1]], nodes);
     let mut operands = Vec::new();
     let (mut functions, mut calls, mut groups) = (String::new(), String::new(), 0);
     for (&node, [weights, result]) in nodes.iter().zip([['a', 'y'], ['b', 'z'], ['c', 'v']]) {

@@ -6,6 +6,7 @@ mod copies;
 pub mod elementwise;
 pub mod matmul;
 pub mod reductions;
+pub mod rope;
 mod rows;
 mod state;
 mod training;
@@ -128,8 +129,8 @@ fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch
             None,
         ),
         Op::FlashAttnBack { scale } => attention::flash_back(node, scale, capacity),
-        Op::Rope(rope) => one(attention::rope(node, rope, 1.0)),
-        Op::RopeBack(rope) => one(attention::rope(node, rope, -1.0)),
+        Op::Rope(rope) => one(rope::rope(node, rope, 1.0)),
+        Op::RopeBack(rope) => one(rope::rope(node, rope, -1.0)),
 
         Op::SsmConv => one(state::conv(node)),
         Op::SsmScan { snapshots } => one(state::scan(node, snapshots)),

@@ -2,8 +2,9 @@
 
 use super::{Known, launches_of};
 use crate::fuse::{self, Memory, is_packable};
-use crate::plan::{Capacity, Launch};
+use crate::plan::{Capacity, Launch, MOST_OPERANDS};
 use crate::shader::Shader;
+use crate::tuning::Tuning;
 use samite_core::{DType, Graph, Rope, RopeMode};
 use samite_testing::cases;
 use std::collections::BTreeSet;
@@ -13,13 +14,16 @@ fn capacity(subgroups: bool, binding: usize) -> Capacity {
     Capacity {
         binding,
         alignment: 256,
-        operands: 8,
+        operands: MOST_OPERANDS,
         subgroups,
         groups: 65535,
         overlaps: true,
         matrices: subgroups,
+        attends_by_matrices: subgroups,
+        memory: 48 << 10,
         lanes: None,
         height: None,
+        tuning: Tuning::default(),
     }
 }
 
@@ -94,13 +98,22 @@ fn fused(capacity: &Capacity) -> Vec<Launch> {
             all.extend(attention);
         }
     }
-    let before_attention = before_attention(capacity);
-    let kernels: Vec<_> = before_attention
-        .iter()
-        .map(|launch| launch.shader.kernel)
-        .collect();
-    assert_eq!(kernels, ["rope_store"]);
-    all.extend(before_attention);
+    let few = Capacity {
+        operands: 8,
+        ..*capacity
+    };
+    let parts = ["norm_rope", "set_rows", "set_rows", "norm_rope"];
+    for (capacity, has_norms, expected) in [
+        (capacity, false, &["rope_store"][..]),
+        (capacity, true, &["norm_rope"]),
+        (&few, false, &["rope_store"]),
+        (&few, true, &parts),
+    ] {
+        let before_attention = before_attention(capacity, has_norms);
+        let kernels = before_attention.iter().map(|launch| launch.shader.kernel);
+        assert_eq!(kernels.collect::<Vec<_>>(), expected);
+        all.extend(before_attention);
+    }
     all
 }
 
@@ -129,8 +142,8 @@ fn attention(tokens: usize, keys: usize, capacity: &Capacity) -> Vec<Launch> {
     steps.into_iter().map(|step| step.launch).collect()
 }
 
-/// The rotations and writes of one layer, of four queries and two keys of length 16 for three tokens.
-fn before_attention(capacity: &Capacity) -> Vec<Launch> {
+/// The rotations and writes of one layer, of four queries and two keys of length 16 for three tokens; after norms, if it has them.
+fn before_attention(capacity: &Capacity, has_norms: bool) -> Vec<Launch> {
     let mut g = Graph::new();
     let input = |g: &mut Graph, dtype, shape| g.input("", dtype, shape).unwrap();
     let positions = input(&mut g, DType::I32, [3, 1, 1, 1]);
@@ -139,10 +152,20 @@ fn before_attention(capacity: &Capacity) -> Vec<Launch> {
     let v = input(&mut g, DType::F32, [32, 3, 1, 1]);
     let caches = [0, 1].map(|_| g.leaf("cache", DType::F16, [32, 40, 1, 1]).unwrap());
     let rope = Rope::new(16, RopeMode::Normal, 10_000.0);
+    let factor = g.leaf("factor", DType::F32, [16, 1, 1, 1]).unwrap();
+    let normed = |g: &mut Graph, x| match has_norms {
+        true => {
+            let x = g.rms_norm(x, 1e-6).unwrap();
+            g.mul(x, factor).unwrap()
+        }
+        false => x,
+    };
+    let k = normed(&mut g, k);
     let k = g.rope(k, positions, None, rope).unwrap();
     let rows = g.reshape(k, [32, 3, 1, 1]).unwrap();
     g.set_rows(rows, cells, caches[0]).unwrap();
     g.set_rows(v, cells, caches[1]).unwrap();
+    let q = normed(&mut g, q);
     let q = g.rope(q, positions, None, rope).unwrap();
     g.set_output(q);
     let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();

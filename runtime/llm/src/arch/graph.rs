@@ -42,7 +42,7 @@ pub struct GraphShape {
     pub is_embedded: bool,
     /// Where some sequences have adapters of their own: those that a token of the micro-batch has, as bits by their place among all that sequences have.
     pub mixed: Option<u64>,
-    /// So many of the likeliest tokens are chosen by the graph, after the only token whose logits are wanted; 0 for none.
+    /// So many of the likeliest tokens are chosen by the graph, after each token whose logits are wanted; 0 for none.
     pub n_likeliest: usize,
 }
 
@@ -545,7 +545,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// The likeliest tokens by a row of logits, and their logits if there are several.
+    /// The likeliest tokens by each row of logits, and their logits if there are several.
     fn likeliest(&mut self, logits: TensorId) -> Result<()> {
         let count = self.shape.n_likeliest;
         let tokens = match count {
@@ -556,8 +556,8 @@ impl Builder<'_> {
         self.graph.set_output(tokens);
         let mut values = None;
         if count > 1 {
-            let n_vocab = self.extents(logits)[0];
-            let single = self.graph.reshape(logits, [1, n_vocab, 1, 1])?;
+            let [n_vocab, rows, ..] = self.extents(logits);
+            let single = self.graph.reshape(logits, [1, n_vocab, rows, 1])?;
             let chosen = self.graph.get_rows(single, tokens)?;
             self.graph.set_name(chosen, "likeliest_logits");
             self.graph.set_output(chosen);

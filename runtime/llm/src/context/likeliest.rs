@@ -5,6 +5,7 @@ use crate::arch::{GraphShape, Output};
 use crate::error::{Error, Result};
 use samite_core::TensorId;
 use samite_sched::Scheduler;
+use std::collections::BTreeMap;
 
 /// With more of them, reading all logits is no more work.
 const MOST: usize = 256;
@@ -13,18 +14,20 @@ const MOST: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Likeliest {
     wanted: usize,
-    /// The number for which there is memory, and whether it is worth while.
-    tried: Option<(usize, bool)>,
+    /// The numbers for which there is memory, and whether it is worth while.
+    tried: BTreeMap<usize, bool>,
     tokens: Vec<i32>,
     logits: Vec<f32>,
+    /// Row after row.
     found: Vec<(u32, f32)>,
+    per_row: usize,
 }
 
 impl Likeliest {
     /// How many graphs choose; 0 for none.
     pub fn count(&self) -> usize {
-        match self.tried {
-            Some((count, true)) if count == self.wanted => count,
+        match self.tried.get(&self.wanted) {
+            Some(true) => self.wanted,
             _ => 0,
         }
     }
@@ -33,23 +36,32 @@ impl Likeliest {
         self.found.clear();
     }
 
-    /// Those after the only token of the last batch whose logits are wanted, if they were read in the place of these.
-    pub fn found(&self) -> Option<&[(u32, f32)]> {
-        Some(&*self.found).filter(|found| !found.is_empty())
+    /// Whether they were read in the place of the logits of the last batch.
+    pub fn are_found(&self) -> bool {
+        !self.found.is_empty()
     }
 
-    /// Reads what the graph chose.
+    /// Those of row `row` of the logits.
+    pub fn row(&self, row: usize) -> Option<&[(u32, f32)]> {
+        let first = row.checked_mul(self.per_row)?;
+        let found = self.found.get(first..first + self.per_row);
+        found.filter(|found| !found.is_empty())
+    }
+
+    /// Reads what the graph chose, for so many rows of logits.
     pub fn read(
         &mut self,
         scheduler: &mut Scheduler,
         (tokens, logits): (TensorId, Option<TensorId>),
+        rows: usize,
     ) -> Result<()> {
-        let count = scheduler
-            .current_plan()?
-            .graph()
-            .tensor(tokens)
-            .layout
-            .shape()[0];
+        let plan = scheduler.current_plan()?;
+        // Of each row, a column of several tokens, or a single one.
+        self.per_row = match logits {
+            Some(_) => plan.graph().tensor(tokens).layout.shape()[0],
+            None => 1,
+        };
+        let count = self.per_row * rows;
         self.tokens.resize(count, 0);
         self.logits.clear();
         self.logits.resize(count, 0.0);
@@ -61,16 +73,18 @@ impl Likeliest {
         self.found.clear();
         self.found.extend(tokens.zip(self.logits.iter().copied()));
         // The first token is also what is chosen where no logit is a number above minus infinity.
-        if let ([(0, logit)], None) = (&mut *self.found, logits) {
-            *logit = f32::NAN;
+        if logits.is_none() {
+            let firsts = self.found.iter_mut().filter(|(token, _)| *token == 0);
+            firsts.for_each(|(_, logit)| *logit = f32::NAN);
         }
         Ok(())
     }
 }
 
 impl Context {
-    /// From the next batch on, has devices choose so many of the likeliest tokens, and reads these in the place of logits: after the last token of a batch that
-    /// wants the logits of one only, and where the logits are on a device that [wants that](samite_core::Device::wants_selection). `None` reads logits.
+    /// From the next batch on, has devices choose so many of the likeliest tokens, and reads these in the place of logits: after each token whose logits are
+    /// wanted, if these are all in one micro-batch, and where the logits are on a device that [wants that](samite_core::Device::wants_selection). `None` reads
+    /// logits.
     ///
     /// # Errors
     /// If there is not enough memory.
@@ -78,13 +92,13 @@ impl Context {
         let most = MOST.min(self.model().spec().n_vocab / 4);
         let wanted = count.filter(|&count| count <= most).unwrap_or(0);
         self.likeliest.wanted = wanted;
-        let is_known = self.likeliest.tried.is_some_and(|tried| tried.0 == wanted);
+        let is_known = self.likeliest.tried.contains_key(&wanted);
         if wanted == 0 || is_known || self.options.output != Output::Logits {
             return Ok(());
         }
         let shape = GraphShape {
             n_likeliest: wanted,
-            ..self.sizes.at_the_end(1)
+            ..self.sizes.of_outputs()
         };
         let is_worth_while = self.is_chosen_where_it_is(shape)?;
         if is_worth_while {
@@ -92,7 +106,7 @@ impl Context {
             let built = self.source().build(shape)?;
             self.scheduler.reserve(&built.graph, &built.assignments)?;
         }
-        self.likeliest.tried = Some((wanted, is_worth_while));
+        self.likeliest.tried.insert(wanted, is_worth_while);
         Ok(())
     }
 
@@ -120,21 +134,22 @@ impl Context {
         )
     }
 
-    /// The likeliest tokens after the last one of the last batch, each with its logit, if they were [read in the place of logits](Self::set_likeliest). Of
-    /// a single one, the logit is 0, or not a number if it may be none that can be chosen.
-    pub fn likeliest(&self) -> Option<&[(u32, f32)]> {
-        self.likeliest.found()
+    /// The likeliest tokens after token number `index` of the last batch, each with its logit, if they were
+    /// [read in the place of logits](Self::set_likeliest). Of a single one, the logit is 0, or not a number if it may be none that can be chosen.
+    pub fn likeliest(&self, index: usize) -> Option<&[(u32, f32)]> {
+        self.likeliest.row((*self.rows.get(index)?)?)
     }
 
-    /// The [logits](Self::logits) after token number `index` of the last batch, read now if they were not.
+    /// The [logits](Self::logits) after token number `index` of the last batch, read now if they were not, with all others.
     ///
     /// # Errors
     /// If they were not wanted, or a device fails.
     pub fn read_logits(&mut self, index: usize) -> Result<&[f32]> {
-        if self.likeliest.found().is_some() {
+        if self.likeliest.are_found() {
             let built = self.loaded.and_then(|shape| self.graphs.get(shape));
             if let Some(result) = built.and_then(|built| built.inputs.result) {
-                let out = &mut self.values[..self.width];
+                let rows = self.rows.iter().flatten().count();
+                let out = &mut self.values[..rows * self.width];
                 self.scheduler
                     .read(result, 0, bytemuck::cast_slice_mut(out))?;
                 self.likeliest.forget();

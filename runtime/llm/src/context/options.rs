@@ -117,6 +117,12 @@ impl Sizes {
         self.shape(n_tokens, n_tokens.min(1), 1)
     }
 
+    /// The graph of most tokens of which all logits are wanted, at the end of a full cache.
+    pub fn of_outputs(&self) -> GraphShape {
+        let n_tokens = self.n_logits.min(self.n_ubatch).max(1);
+        self.shape(n_tokens, n_tokens, self.n_seq)
+    }
+
     fn shape(&self, n_tokens: usize, n_outputs: usize, n_seq: usize) -> GraphShape {
         GraphShape {
             n_tokens,

@@ -79,6 +79,20 @@ fn every_architecture_gives_what_the_cpu_gives() {
     }
 }
 
+/// Norms of queries and keys are part of the launch that turns them and writes to the caches.
+#[test]
+fn norms_of_heads_are_no_launches() {
+    let Some(gpu) = gpu("") else { return };
+    let own = gpu.as_any().downcast_ref::<WgpuDevice>().unwrap();
+    let launches = |name: &'static str| {
+        decode_all(vec![Arc::clone(&gpu)], "", &TestModel::tiny(name), true);
+        own.prepared_launches()
+    };
+    let (without, with) = (launches("llama"), launches("qwen3"));
+    assert!(without > 20, "{without}");
+    assert_eq!(with, without);
+}
+
 #[test]
 fn runs_overlap_and_limits_are_small() {
     for parameters in ["", "subgroups=off,binding=64KiB", "overlaps=off"] {
@@ -131,6 +145,53 @@ fn a_lost_gpu_is_an_error_and_others_go_on() {
     decode(&mut again, &tokens(4), 0, 0);
 }
 
+/// Of several sequences, the likeliest tokens after each are those of its own logits.
+#[test]
+fn each_sequence_has_its_likeliest_tokens() {
+    let Some(gpu) = gpu("selection=on") else {
+        return;
+    };
+    let file = TestModel::tiny("llama");
+    let options = ContextOptions {
+        n_ctx: Some(64),
+        n_seq: 3,
+        n_logits: Some(5),
+        ..precise()
+    };
+    let model = file.load(vec![gpu], "");
+    let mut context = Context::new(model, options).unwrap();
+    for (count, wanted) in [(1, [true; 5]), (4, [false, true, true, false, true])] {
+        context.set_likeliest(Some(count)).unwrap();
+        context.clear().unwrap();
+        let mut batch = samite_llm::Batch::new();
+        for (token, (sequence, position)) in
+            [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1)].iter().enumerate()
+        {
+            batch.add(7 * token as u32 + 3, *position, &[*sequence], wanted[token]);
+        }
+        context.decode(&batch).unwrap();
+        assert_eq!(context.logits(1), None);
+        let chosen: Vec<Vec<(u32, f32)>> = (0..5)
+            .map(|index| context.likeliest(index).unwrap_or_default().to_vec())
+            .collect();
+        for (index, chosen) in chosen.iter().enumerate() {
+            assert_eq!(!chosen.is_empty(), wanted[index], "{index}");
+            if chosen.is_empty() {
+                continue;
+            }
+            let logits = context.read_logits(index).unwrap();
+            let mut all: Vec<u32> = (0..logits.len() as u32).collect();
+            all.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
+            let tokens: Vec<u32> = chosen.iter().map(|(token, _)| *token).collect();
+            assert_eq!(tokens, all[..count], "{index}");
+            for (token, logit) in chosen.iter().filter(|_| count > 1) {
+                assert_eq!(*logit, logits[*token as usize], "{index}");
+            }
+        }
+        assert_ne!(chosen[1], chosen[4]);
+    }
+}
+
 /// The tokens that samplers choose are the same whether all logits are read or the device chooses the likeliest.
 #[test]
 fn the_likeliest_tokens_are_chosen_on_the_device() {
@@ -172,7 +233,8 @@ fn the_likeliest_tokens_are_chosen_on_the_device() {
             });
             all.extend(written.unwrap().tokens);
         }
-        let chosen = session.context().likeliest().map(<[_]>::len);
+        // After the only token of the last batch, which was one of those that were written.
+        let chosen = session.context().likeliest(0).map(<[_]>::len);
         // Whoever decodes next gets logits.
         let context = session.context_mut();
         context.clear().unwrap();

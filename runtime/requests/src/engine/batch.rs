@@ -168,7 +168,9 @@ impl Engine {
     /// Computes the batch, and writes the tokens that follow.
     pub(super) fn run_batch(&mut self, planned: Vec<Part>) {
         let start = self.clock.now();
-        if let Err(error) = self.context.decode(&self.batch) {
+        let likeliest = self.likeliest(&planned);
+        let ready = self.context.set_likeliest(likeliest);
+        if let Err(error) = ready.and_then(|()| self.context.decode(&self.batch)) {
             return self.batch_failed(&planned, &error);
         }
         let computed = self.batch.len();
@@ -209,6 +211,20 @@ impl Engine {
             _ => self.totals.prompt_time += time,
         }
         tracing::trace!(computed, read, "step");
+    }
+
+    /// How many of the likeliest tokens are enough for all who write behind this batch; `None` if somebody needs all logits. A power of two, so that there are few
+    /// different graphs.
+    fn likeliest(&mut self, planned: &[Part]) -> Option<usize> {
+        let mut most = 0;
+        for part in planned.iter().filter(|part| part.row.is_some()) {
+            let at = self.find(part.id)?;
+            let running = &mut self.active[at].running;
+            if running.request.max_tokens != Some(0) {
+                most = running.enough()?.max(most);
+            }
+        }
+        (most > 0).then(|| most.next_power_of_two())
     }
 
     /// Keeps the beginning of a request where texts cannot be cut and it is wanted: with its state, or what layers with a window have there.
@@ -267,10 +283,11 @@ impl Engine {
         let before = active.running.counts.written;
         let mut accepted = 0;
         let result = loop {
-            let Some(logits) = self.context.logits(row + accepted) else {
-                break Err("there are no logits".to_owned());
-            };
-            match active.running.write(logits, &self.tokenizer, now) {
+            let running = &mut active.running;
+            let written = running
+                .choose(&mut self.context, row + accepted)
+                .and_then(|choice| running.write(choice, &self.tokenizer, now));
+            match written {
                 Err(error) => break Err(error.to_string()),
                 Ok(Some(reason)) => break Ok(Some(reason)),
                 Ok(None) => {}

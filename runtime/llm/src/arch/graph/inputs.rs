@@ -83,7 +83,7 @@ pub struct GraphInputs {
     pub result: Option<TensorId>,
     /// The embeddings of the same tokens, beside logits: f32 `[width, outputs]`.
     pub embeddings: Option<TensorId>,
-    /// The likeliest tokens, i32 `[number]`, and their logits, f32 `[1, number]`, if there are several.
+    /// The likeliest tokens of each row of logits, i32 `[number, rows]`, and their logits, f32 `[1, number, rows]`; i32 `[rows]` if there is one of each.
     pub likeliest: Option<(TensorId, Option<TensorId>)>,
 }
 

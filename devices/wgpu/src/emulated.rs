@@ -1,0 +1,63 @@
+//! Cooperative matrices by ordinary numbers, for tests on adapters that have none: the text of kernels is changed such that everything but the products of
+//! matrices is as it was.
+//!
+//! A matrix of 16 x 16 floats is kept as devices keep it: each of 32 invocations has eight elements. Matrices of halves are read from workgroup memory when they
+//! are multiplied, and have halves' precision.
+
+use crate::shader::MATRIX_KERNELS;
+
+/// `source`, the text of the kernel `name`, without cooperative matrices.
+pub fn without_matrices(name: &str, source: String) -> String {
+    if !MATRIX_KERNELS.contains(&name) {
+        return source;
+    }
+    let weights = match source.contains("var<workgroup> weights: array<vec4<f16>") {
+        true => "weights[at][j % 4u]",
+        false => "0.0",
+    };
+    let text = [
+        ("enable f16;\n", ""),
+        ("enable wgpu_cooperative_matrix;\n", ""),
+        (
+            "return vec4<f16>(clamp(x, vec4<f32>(-65504.0), vec4<f32>(65504.0)));",
+            "let y = clamp(x, vec4<f32>(-65504.0), vec4<f32>(65504.0));\n    return vec4<f32>(unpack2x16float(pack2x16float(y.xy)), unpack2x16float(pack2x16float(y.zw)));",
+        ),
+        ("vec4<f16>", "vec4<f32>"),
+        (
+            "let own_subgroup = place.subgroup;",
+            "let own_subgroup = local / 32u;",
+        ),
+        (
+            "let own_lane = place.lane;",
+            "let own_lane = local % 32u;\n    emulated_lane = own_lane;",
+        ),
+        ("coop_mat16x16<f32, C>()", "array<f32, 8>()"),
+        ("coopMultiplyAdd(", "emulated_product("),
+        (
+            "coopLoadT<coop_mat16x16<f16, A>>(&tile_a[",
+            "Emulated(0u, true, (",
+        ),
+        (
+            "coopLoadT<coop_mat16x16<f16, A>>(&weights[",
+            "Emulated(2u, true, (",
+        ),
+        (
+            "coopLoadT<coop_mat16x16<f16, B>>(&tile_b[",
+            "Emulated(1u, true, (",
+        ),
+        (
+            "coopLoad<coop_mat16x16<f16, B>>(&tile_b[",
+            "Emulated(1u, false, (",
+        ),
+        ("], STRIDE)", "), STRIDE)"),
+        ("], KEY_STRIDE)", "), KEY_STRIDE)"),
+        ("coopStore(", "emulated_store("),
+        ("&results[area], 16u", "area"),
+    ];
+    let changed = text
+        .iter()
+        .fold(source, |source, (from, to)| source.replace(from, to));
+    changed + &EMULATED.replace("WEIGHT", weights)
+}
+
+const EMULATED: &str = include_str!("kernels/emulated.wgsl");

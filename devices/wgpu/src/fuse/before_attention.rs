@@ -1,0 +1,198 @@
+//! What comes before attention: norms of queries and keys, their rotations, and the writes to both caches.
+
+use super::{Columns, Fusion, Step};
+use crate::ops::rope::{self, Norm, Turned};
+use samite_core::{DType, Node, Op, TensorId};
+
+/// Nodes that can be one launch.
+#[derive(Default)]
+struct Found<'a> {
+    rotations: Vec<Turned<'a>>,
+    writes: Vec<Node<'a>>,
+    /// How many nodes these are.
+    count: usize,
+    /// How many of them are the first rotation's, if it comes first.
+    first: usize,
+}
+
+impl<'a> Fusion<'a> {
+    /// Two rotations and two writes to caches from node `at` on: of queries and keys by the same angles, and of the turned keys and of values; or one rotation with
+    /// its norm.
+    pub(super) fn before_attention(
+        &self,
+        at: usize,
+        held: &mut Option<Columns>,
+        steps: &mut Vec<Step>,
+    ) -> Option<usize> {
+        let found = self.found(at);
+        if let Some(step) = self.all_parts(&found) {
+            steps.push(step);
+            *held = None;
+            return Some(found.count);
+        }
+        let turned = *found.rotations.first().filter(|_| found.first > 1)?;
+        let step = self.one_rotation(turned)?;
+        steps.push(step);
+        Some(found.first)
+    }
+
+    /// Rotations and writes from node `at` on.
+    fn found(&self, at: usize) -> Found<'a> {
+        let mut found = Found::default();
+        while found.rotations.len() + found.writes.len() < 4 {
+            let Some(&node) = self.nodes.get(at + found.count) else {
+                break;
+            };
+            if let Some((turned, count)) = self.turned(at + found.count) {
+                if found.count == 0 {
+                    found.first = count;
+                }
+                found.rotations.push(turned);
+                found.count += count;
+            } else if matches!(node.op(), Op::SetRows) {
+                found.writes.push(node);
+                found.count += 1;
+            } else {
+                break;
+            }
+        }
+        found
+    }
+
+    /// The rotation that begins with node `at`, with a norm and the factor behind it or without, and how many nodes that is.
+    fn turned(&self, at: usize) -> Option<(Turned<'a>, usize)> {
+        let first = *self.nodes.get(at)?;
+        if matches!(first.op(), Op::Rope(_)) {
+            let turned = Turned {
+                rope: first,
+                norm: None,
+            };
+            return Some((turned, 1));
+        }
+        let (scaled, rope) = (*self.nodes.get(at + 1)?, *self.nodes.get(at + 2)?);
+        let (&Op::RmsNorm { eps }, Op::Mul, Op::Rope(_)) = (first.op(), scaled.op(), rope.op())
+        else {
+            return None;
+        };
+        let factor = scaled.source(1)?.layout();
+        let is_passed = |from: Node<'_>, to: Node<'_>| {
+            to.source(0).map(Node::id) == Some(from.id())
+                && self.readers.only(from.id(), 1)
+                && from.tensor().view.is_none()
+                && from.dtype() == DType::F32
+        };
+        let fits = is_passed(first, scaled)
+            && is_passed(scaled, rope)
+            && factor.rows() == 1
+            && factor.shape()[0] == first.layout().shape()[0]
+            && !rope.layout().is_empty();
+        let norm = Norm {
+            norm: first,
+            scaled,
+            eps,
+        };
+        let turned = Turned {
+            rope,
+            norm: Some(norm),
+        };
+        fits.then_some((turned, 3))
+    }
+
+    /// Whether what the launch of a rotation reads besides heads lies apart from what it writes.
+    fn angles_are_apart(&self, turned: Turned<'_>, written: TensorId) -> bool {
+        let factor = turned.norm.and_then(|norm| norm.scaled.source(1));
+        let mut read = [turned.rope.source(1), turned.rope.source(2), factor]
+            .into_iter()
+            .flatten();
+        read.all(|read| self.memory.are_apart(written, read.id(), false))
+    }
+
+    /// A rotation and the norm before it.
+    fn one_rotation(&self, turned: Turned<'_>) -> Option<Step> {
+        let (node, source) = (turned.rope, turned.source()?);
+        let &Op::Rope(of) = node.op() else {
+            return None;
+        };
+        let fits = self.memory.are_apart(node.id(), source.id(), true)
+            && self.angles_are_apart(turned, node.id());
+        let launch = rope::norm_rope(turned, of, self.capacity);
+        let launch = launch.ok().filter(|_| fits)?;
+        (launch.operands.len() <= self.capacity.operands).then_some(Step {
+            node: node.id(),
+            launch,
+        })
+    }
+
+    /// All of what comes before attention.
+    fn all_parts(&self, found: &Found<'_>) -> Option<Step> {
+        let &[first, second] = found.rotations.as_slice() else {
+            return None;
+        };
+        let &[one, other] = found.writes.as_slice() else {
+            return None;
+        };
+        let writes_all_of = |write: Node<'_>, node: Node<'_>| {
+            let source = write.source(0);
+            source.is_some_and(|source| Columns::of(source).are_rows_of_memory(node))
+        };
+        // Which rotation is written to which cache.
+        let (key, query, keys, values) = [
+            (first, second, one, other),
+            (first, second, other, one),
+            (second, first, one, other),
+            (second, first, other, one),
+        ]
+        .into_iter()
+        .find(|(key, _, keys, _)| writes_all_of(*keys, key.rope))?;
+        let &Op::Rope(of) = query.rope.op() else {
+            return None;
+        };
+        let id = |node: Node<'_>, index: usize| node.source(index).map(Node::id);
+        let shape = |node: Node<'_>| node.layout().shape();
+        let (q, k, v) = (query.source()?, key.source()?, values.source(0)?);
+        let key_shape = shape(key.rope);
+        let tokens = key_shape[2];
+        let is_plain = |node: Node<'_>| node.dtype().block_len() == 1 && shape(node)[2..] == [1, 1];
+        let fits = key.rope.op() == query.rope.op()
+            && key.norm.is_some() == query.norm.is_some()
+            && id(key.rope, 1) == id(query.rope, 1)
+            && id(key.rope, 2) == id(query.rope, 2)
+            && id(keys, 1) == id(values, 1)
+            && self.readers.only(key.rope.id(), 1)
+            && key.rope.tensor().view.is_none()
+            && key.rope.dtype() == DType::F32
+            && [
+                shape(query.rope)[0],
+                shape(query.rope)[2],
+                shape(query.rope)[3],
+            ] == [key_shape[0], tokens, 1]
+            && [keys, values].into_iter().all(is_plain)
+            && shape(keys.source(0)?) == [key_shape[0] * key_shape[1], tokens, 1, 1]
+            && shape(v)[1..] == [tokens, 1, 1]
+            && shape(keys.source(1)?) == [tokens, 1, 1, 1];
+        // What each part writes, and what the others read.
+        let apart =
+            |written: TensorId, read: Node<'_>| self.memory.are_apart(written, read.id(), false);
+        let written = [query.rope.id(), keys.id(), values.id()];
+        let are_apart = [k, v]
+            .into_iter()
+            .all(|read| written.iter().all(|&id| apart(id, read)))
+            && written[1..].iter().all(|&id| apart(id, q))
+            && self.memory.are_apart(query.rope.id(), q.id(), true)
+            && [query, key]
+                .iter()
+                .all(|part| self.angles_are_apart(*part, query.rope.id()))
+            && apart(keys.id(), values)
+            && apart(query.rope.id(), keys.source(1)?)
+            && apart(query.rope.id(), keys)
+            && apart(query.rope.id(), values);
+        if !fits || !are_apart {
+            return None;
+        }
+        let launch = rope::rope_store([query, key], [keys, values], of, self.capacity).ok()?;
+        (launch.operands.len() <= self.capacity.operands).then_some(Step {
+            node: keys.id(),
+            launch,
+        })
+    }
+}

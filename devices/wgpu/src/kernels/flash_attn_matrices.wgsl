@@ -1,0 +1,195 @@
+
+// Attention of many queries by cooperative matrices of 16 x 16 halves, summed as floats: one workgroup for 64 queries of a head, which goes along the keys, 32 at a
+// time. Its eight subgroups of 32 stand four by two: each makes logits of 16 queries and 16 keys, and adds up a half of the values of its queries, in ordinary
+// numbers, since they are rescaled when a larger logit comes. In between, four invocations have a query, and eight of its keys each.
+
+const QUERIES: u32 = 64u;
+const KEYS: u32 = 32u;
+// Vectors of four halves from one row of a tile to the next: some are unused, so that rows begin in different banks.
+const STRIDE: u32 = HEAD_SIZEu / 4u + 2u;
+const KEY_STRIDE: u32 = 10u;
+
+var<workgroup> tile_a: array<vec4<f16>, QUERIES * STRIDE>;
+// Keys, and then values.
+var<workgroup> tile_b: array<vec4<f16>, KEYS * STRIDE>;
+var<workgroup> weights: array<vec4<f16>, QUERIES * KEY_STRIDE>;
+// Of each subgroup, a matrix, column after column.
+var<workgroup> results: array<f32, 2048>;
+var<workgroup> of_rows: array<f32, 256>;
+// What a query's sums are multiplied with.
+var<workgroup> factors: array<f32, QUERIES>;
+// Which keys somebody looks at.
+var<workgroup> seen: array<atomic<u32>, KEYS>;
+var<workgroup> live: f32;
+SLOPE
+fn query4(row: vec3<u32>, k: u32) -> vec4<f32> {
+    return LOADED_QUERY;
+}
+
+fn halves(x: vec4<f32>) -> vec4<f16> {
+    return vec4<f16>(clamp(x, vec4<f32>(-65504.0), vec4<f32>(65504.0)));
+}
+
+@compute @workgroup_size(GROUP_SIZE)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
+) {
+    let place = PLACE;
+    let own_subgroup = place.subgroup;
+    let own_lane = place.lane;
+    let number = group_number(group, groups);
+    let queries = shape_a();
+    let keys = shape_b();
+    let values = shape_c();
+    let tiles = (queries.y + QUERIES - 1u) / QUERIES;
+    let first_query = number % tiles * QUERIES;
+    let head = number / tiles % queries.z;
+    let batch = number / (tiles * queries.z);
+    // No return here: all invocations must meet at matrices, for all that compilers see.
+    let count = select(0u, keys.y, batch < queries.w);
+    let kv_head = head / (queries.z / keys.z);
+    let p = parameters.floats[0];
+    let factor = slope(head);
+    // The query of this invocation and the first of its keys, in a tile.
+    let mine = local / 4u;
+    let own = local % 4u * 8u;
+    let token = first_query + mine;
+    // What its subgroup computes: of these queries, these keys and this half of values.
+    let m = own_subgroup / 2u * 16u;
+    let n = own_subgroup % 2u;
+    let area = own_subgroup * 256u;
+    for (var i = local; i < QUERIES * (KEY_SIZEu / 4u); i += GROUP_SIZEu) {
+        let row = i / (KEY_SIZEu / 4u);
+        let k = i % (KEY_SIZEu / 4u);
+        let at = min(first_query + row, queries.y - 1u);
+        tile_a[row * STRIDE + k] = halves(query4(vec3<u32>(at, head, min(batch, queries.w - 1u)), 4u * k));
+    }
+    var largest = LOWEST;
+    var total = 0.0;
+    EACH(c, VALUE_CHUNKS) { EACH(e, 8) { var sum#c_#e = 0.0;
+    } }
+    for (var first = 0u; first < count; first += KEYS) {
+        var is_live = false;
+        EACH(k, 8) {
+            var mask#k = LOWEST;
+            {
+                let key = first + own + #ku;
+                if token < queries.y && key < keys.y {
+                    mask#k = MASK_VALUE;
+                }
+                is_live = is_live || !is_masked(mask#k);
+            }
+        }
+        let found = max_all(select(0.0, 1.0, is_live), place);
+        if local == 0u {
+            live = found;
+        }
+        // Nobody looks at these keys.
+        if workgroupUniformLoad(&live) == 0.0 {
+            continue;
+        }
+        if local < KEYS {
+            atomicStore(&seen[local], 0u);
+        }
+        for (var i = local; i < KEYS * (KEY_SIZEu / 8u); i += GROUP_SIZEu) {
+            let row = i / (KEY_SIZEu / 8u);
+            let k = i % (KEY_SIZEu / 8u);
+            let x = load8_b(row_b(vec3<u32>(min(first + row, keys.y - 1u), kv_head, batch)), 8u * k);
+            tile_b[row * STRIDE + 2u * k] = halves(x[0]);
+            tile_b[row * STRIDE + 2u * k + 1u] = halves(x[1]);
+        }
+        workgroupBarrier();
+        var logits = coop_mat16x16<f32, C>();
+        EACH(k, KEY_STEPS) {
+            let a#k = coopLoadT<coop_mat16x16<f16, A>>(&tile_a[m * STRIDE + 4u * #ku], STRIDE);
+            let b#k = coopLoad<coop_mat16x16<f16, B>>(&tile_b[16u * n * STRIDE + 4u * #ku], STRIDE);
+            logits = coopMultiplyAdd(a#k, b#k, logits);
+        }
+        coopStore(logits, &results[area], 16u);
+        workgroupBarrier();
+        var next = largest;
+        EACH(k, 8) {
+            var logit#k = LOWEST;
+            {
+                let key = own + #ku;
+                if !is_masked(mask#k) {
+                    logit#k = results[(mine / 16u * 2u + key / 16u) * 256u + key % 16u * 16u + mine % 16u] * p.x;
+                    if p.z != 0.0 {
+                        logit#k = p.z * tanh(clamp(logit#k / p.z, -15.0, 15.0));
+                    }
+                    logit#k += factor * mask#k;
+                }
+                next = max(next, logit#k);
+            }
+        }
+        of_rows[local] = next;
+        workgroupBarrier();
+        EACH(j, 4) { next = max(next, of_rows[(local & ~3u) + #ju]);
+        }
+        let rescale = select(exp(largest - next), 0.0, is_masked(largest));
+        total *= rescale;
+        largest = next;
+        EACH(k, 8) {
+            let weight#k = select(exp(logit#k - next), 0.0, is_masked(logit#k));
+            total += weight#k;
+            if weight#k != 0.0 {
+                atomicOr(&seen[own + #ku], 1u);
+            }
+        }
+        weights[mine * KEY_STRIDE + own / 4u] = halves(vec4<f32>(weight0, weight1, weight2, weight3));
+        weights[mine * KEY_STRIDE + own / 4u + 1u] = halves(vec4<f32>(weight4, weight5, weight6, weight7));
+        if local % 4u == 0u {
+            factors[mine] = rescale;
+        }
+        workgroupBarrier();
+        for (var i = local; i < KEYS * (VALUE_SIZEu / 8u); i += GROUP_SIZEu) {
+            let row = i / (VALUE_SIZEu / 8u);
+            let k = i % (VALUE_SIZEu / 8u);
+            var x = mat2x4<f32>();
+            // What lies in cells that nobody looks at does not matter: what is no number there need not become one when it is clamped.
+            if atomicLoad(&seen[row]) != 0u {
+                x = load8_c(row_c(vec3<u32>(min(first + row, keys.y - 1u), kv_head, batch)), 8u * k);
+            }
+            tile_b[row * STRIDE + 2u * k] = halves(x[0]);
+            tile_b[row * STRIDE + 2u * k + 1u] = halves(x[1]);
+        }
+        workgroupBarrier();
+        let scale = factors[m + own_lane % 16u];
+        EACH(c, VALUE_CHUNKS) {
+            var products#c = coop_mat16x16<f32, C>();
+            EACH(k, 2) {
+                let w#c_#k = coopLoadT<coop_mat16x16<f16, A>>(&weights[m * KEY_STRIDE + 4u * #ku], KEY_STRIDE);
+                let v#c_#k = coopLoadT<coop_mat16x16<f16, B>>(&tile_b[16u * #ku * STRIDE + 4u * (n * VALUE_CHUNKSu + #cu)], STRIDE);
+                products#c = coopMultiplyAdd(w#c_#k, v#c_#k, products#c);
+            }
+            coopStore(products#c, &results[area], 16u);
+            workgroupBarrier();
+            EACH(e, 8) { sum#c_#e = sum#c_#e * scale + results[area + own_lane + 32u * #eu];
+            }
+            workgroupBarrier();
+        }
+    }
+    workgroupBarrier();
+    of_rows[local] = total;
+    workgroupBarrier();
+    if local % 4u == 0u {
+        var all = 0.0;
+        EACH(j, 4) { all += of_rows[local + #ju];
+        }
+        let sink = SINK;
+        let last = max(largest, sink);
+        let rescale = exp(largest - last);
+        all = all * rescale + select(exp(sink - last), 0.0, is_masked(sink));
+        // Nothing is looked at: zeros.
+        factors[mine] = select(rescale / all, 0.0, is_masked(largest));
+    }
+    workgroupBarrier();
+    let row = m + own_lane % 16u;
+    if first_query + row < queries.y && batch < queries.w {
+        EACH(c, VALUE_CHUNKS) { EACH(e, 8) {
+            put_y(vec4<u32>(16u * (n * VALUE_CHUNKSu + #cu) + own_lane / 16u + 2u * #eu, head, first_query + row, batch), sum#c_#e * factors[row]);
+        } }
+    }
+}

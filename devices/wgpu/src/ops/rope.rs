@@ -1,0 +1,201 @@
+//! Rotary embedding, and what is done together with it before attention.
+
+use super::{elements, floats, load_four};
+use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
+use samite_core::{DType, Node, Rope, RopeMode};
+use std::f64::consts::PI;
+
+/// The pair number at which a dimension makes `rotations` turns over the original context.
+fn correction(rope: &Rope, rotations: f64) -> f64 {
+    let turns = rope.original_context as f64 / (rotations * 2.0 * PI);
+    rope.dims as f64 * turns.ln() / (2.0 * f64::from(rope.freq_base).ln())
+}
+
+/// A rotation of heads, and the norm of them and the factor before it, if they are done together.
+#[derive(Clone, Copy)]
+pub struct Turned<'a> {
+    pub rope: Node<'a>,
+    pub norm: Option<Norm<'a>>,
+}
+
+/// A norm of heads, with the factor behind it.
+#[derive(Clone, Copy)]
+pub struct Norm<'a> {
+    pub norm: Node<'a>,
+    pub scaled: Node<'a>,
+    pub eps: f32,
+}
+
+impl<'a> Turned<'a> {
+    /// The heads that it is given.
+    pub fn source(&self) -> Option<Node<'a>> {
+        self.norm.map_or(self.rope, |norm| norm.norm).source(0)
+    }
+}
+
+/// Invocations of a workgroup for each head: such that sums are those of a norm by itself.
+fn invocations(size: usize) -> usize {
+    let four = size.div_ceil(4).next_power_of_two();
+    four.clamp(64, GROUP as usize)
+}
+
+/// Source `index` of `node`, for a launch of several nodes.
+fn operand(node: Node<'_>, index: usize, name: char) -> Result<Operand, Reason> {
+    Ok(node.source_operand(index)?.of(node).named(name))
+}
+
+/// Heads after their norm, and turned.
+///
+/// # Errors
+/// Why there is no such launch; also if there is no norm.
+pub fn norm_rope(turned: Turned<'_>, of: Rope, capacity: &Capacity) -> Result<Launch, Reason> {
+    let Some(norm) = turned.norm else {
+        return Err("no norm".into());
+    };
+    let mut all = rope(turned.rope, of, 1.0)?;
+    for operand in &mut all.operands {
+        *operand = operand.of(turned.rope);
+    }
+    all.operands[1] = operand(norm.norm, 0, 'a')?;
+    all.operands.push(operand(norm.scaled, 1, 'f')?);
+    floats(all.operands.iter().filter(|operand| operand.name != 'b'))?;
+    all.floats[8] = norm.eps;
+    let (y, a) = (all.operands[0], all.operands[1]);
+    let launch = renamed("norm_rope", all, Work::Groups(y.rows()))
+        .with("HEADS", heads(&a, 'f'))
+        .with("STORE;", "")
+        .with("GROUP_SIZE", invocations(y.shape[0]));
+    Ok(launch.reduces(capacity))
+}
+
+/// The functions of heads `a` with the factor `factor`.
+fn heads(a: &Operand, factor: char) -> String {
+    include_str!("../kernels/norm_rope_head.wgsl")
+        .replace("LOADED_ROW", &load_four(a))
+        .replace("_A", &format!("_{}", a.name))
+        .replace("_F", &format!("_{factor}"))
+}
+
+/// What comes before attention: queries and keys turned, after norms of them or both without, keys and values written to their caches.
+///
+/// # Errors
+/// Why there is no such launch.
+pub fn rope_store(
+    [query, key]: [Turned<'_>; 2],
+    [keys, values]: [Node<'_>; 2],
+    of: Rope,
+    capacity: &Capacity,
+) -> Result<Launch, Reason> {
+    let mut launch = match query.norm {
+        Some(_) => norm_rope(query, of, capacity)?,
+        None => rope(query.rope, of, 1.0)?,
+    };
+    for operand in &mut launch.operands {
+        *operand = operand.of(query.rope);
+    }
+    let k = match key.norm {
+        Some(norm) => operand(norm.norm, 0, 'k')?,
+        None => operand(key.rope, 0, 'k')?,
+    };
+    let v = operand(values, 0, 'v')?;
+    launch.operands.extend([
+        k,
+        operand(keys, 1, 'n')?,
+        keys.result().of(keys).named('t'),
+        v,
+        values.result().of(values).named('u'),
+    ]);
+    let y = launch.operands[0];
+    let launch = match key.norm {
+        None => {
+            let per_row = y.shape[0] - of.dims / 2;
+            let count = per_row * (y.rows() + k.rows()) + v.elements();
+            let work = Work::Groups(count.div_ceil(GROUP as usize));
+            renamed("rope_store", launch, work)
+        }
+        Some(norm) => {
+            launch.operands.push(operand(norm.scaled, 1, 'g')?);
+            launch.floats[9] = norm.eps;
+            let pieces = v.elements().div_ceil(invocations(y.shape[0]));
+            let work = Work::Groups(y.rows() + k.rows() + pieces);
+            let mut launch = renamed("norm_rope", launch, work);
+            for (name, text) in &mut launch.shader.text {
+                match *name {
+                    "HEADS" => text.push_str(&heads(&k, 'g')),
+                    "STORE;" => text.push_str(STORE),
+                    _ => {}
+                }
+            }
+            launch
+        }
+    };
+    let numbers = ['b', 'n'];
+    let others = launch.operands.iter();
+    floats(others.filter(|operand| !numbers.contains(&operand.name)))?;
+    Ok(launch.can_fail())
+}
+
+/// What keys and values are written by, behind queries.
+const STORE: &str = concat!(include_str!("../kernels/norm_rope_store.wgsl"), ";");
+
+/// `launch`, whose operands may be others by now, as one of `kernel`.
+fn renamed(kernel: &'static str, launch: Launch, work: Work) -> Launch {
+    let mut renamed = Launch::new(kernel, launch.operands, work);
+    renamed.shader.text = launch.shader.text;
+    renamed.shader.subgroups = launch.shader.subgroups;
+    (renamed.ints, renamed.floats) = (launch.ints, launch.floats);
+    renamed
+}
+
+/// Rotary embedding; with `direction` -1, pairs turn the other way.
+pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Reason> {
+    let mut operands = vec![
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    ];
+    floats(&operands[..2])?;
+    elements(&operands[0])?;
+    if operands[2].dtype != DType::I32 {
+        return Err("positions must be i32".into());
+    }
+    let mut divided = "";
+    if let Some(divisors) = node.optional(2) {
+        floats([&divisors])?;
+        operands.push(divisors);
+        divided = "/ get_c(vec4<u32>(pair, 0u, 0u, 0u))";
+    }
+    // The exponent of two by which frequencies fall from pair to pair, in two parts of which the first has few bits.
+    let step = -2.0 * f64::from(rope.freq_base).log2() / rope.dims as f64;
+    let high = f32::from_bits((step as f32).to_bits() & 0xffff_f000);
+    let low = (step - f64::from(high)) as f32;
+    let (mut ramp, mut magnitude) = ([0.0; 2], f64::from(rope.attn_factor));
+    if rope.ext_factor != 0.0 {
+        let low = correction(&rope, rope.beta_fast.into()).floor().max(0.0);
+        let high = correction(&rope, rope.beta_slow.into())
+            .ceil()
+            .min(rope.dims as f64 - 1.0);
+        ramp = [low as f32, high as f32];
+        magnitude *= 1.0 + 0.1 * (1.0 / f64::from(rope.freq_scale)).ln();
+    }
+    let (partner, next) = match rope.mode {
+        RopeMode::Normal => (1, 2),
+        RopeMode::Neox => (rope.dims / 2, 1),
+    };
+    let y = operands[0];
+    let per_row = y.shape[0] - rope.dims / 2;
+    let work = Work::Groups((per_row * y.rows()).div_ceil(GROUP as usize));
+    Ok(Launch::new("rope", operands, work)
+        .floats([
+            high,
+            low,
+            rope.freq_scale,
+            rope.ext_factor,
+            ramp[0],
+            ramp[1],
+            magnitude as f32,
+            direction,
+        ])
+        .ints([rope.offset, rope.dims, partner, next])
+        .with("DIVIDED", divided))
+}

@@ -1,0 +1,357 @@
+//! Sizes that suit an adapter: which of them is the fastest follows from nothing that an adapter says of itself, so it is measured, once for each adapter and driver.
+//!
+//! Only sizes that change no result are chosen this way: how many rows a workgroup of products with a vector takes, and how large the tiles of products by
+//! cooperative matrices are at most. The sums of each element are the same for all of them.
+
+use crate::device::WgpuDevice;
+use crate::kept::Kept;
+use crate::stream::WgpuStream;
+use samite_core::environment::Instant;
+use samite_core::{
+    CancelToken, DType, Device, Error, Graph, Placed, Result, RunControl, Stream, TensorGroup,
+    TensorId, Usage,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The sizes that are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Rows of a workgroup of products of packed weights with one column: where there are few rows, and where there are many.
+    pub rows: [usize; 2],
+    /// The largest tile of products by cooperative matrices, as a place in [`TILES`].
+    pub tile: usize,
+}
+
+/// More rows than this are many.
+pub const MANY_ROWS: usize = 4096;
+
+/// Rows and columns of tiles of products by cooperative matrices.
+pub const TILES: [[usize; 2]; 3] = [[128, 128], [128, 64], [64, 64]];
+
+const ROWS: [usize; 4] = [1, 2, 4, 8];
+
+impl Default for Tuning {
+    /// What was found by hand on one card.
+    fn default() -> Self {
+        Tuning {
+            rows: [2, 4],
+            tile: 0,
+        }
+    }
+}
+
+impl Tuning {
+    fn text(&self) -> String {
+        let [few, many] = self.rows;
+        format!("rows: {few} {many}, tile: {}\n", self.tile)
+    }
+
+    /// What [`text`](Tuning::text) gives.
+    fn read(text: &str) -> Option<Self> {
+        let rows = ROWS.iter().flat_map(|&few| ROWS.map(|many| [few, many]));
+        let mut all = rows.flat_map(|rows| (0..TILES.len()).map(move |tile| Tuning { rows, tile }));
+        all.find(|tuning| tuning.text() == text)
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// Products of a few rows of packed weights with one column.
+    FewRows,
+    /// Of many rows.
+    ManyRows,
+    /// Products by cooperative matrices.
+    Matrices,
+}
+
+impl Subject {
+    /// What can be chosen, in place of what `tuning` has.
+    fn choices(self, tuning: Tuning) -> Vec<Tuning> {
+        let rows = |which: usize| {
+            let rows = ROWS.iter().map(move |&rows| {
+                let mut choice = tuning;
+                choice.rows[which] = rows;
+                choice
+            });
+            rows.collect()
+        };
+        match self {
+            Subject::FewRows => rows(0),
+            Subject::ManyRows => rows(1),
+            Subject::Matrices => (0..TILES.len())
+                .map(|tile| Tuning { tile, ..tuning })
+                .collect(),
+        }
+    }
+}
+
+/// Another size than the usual one must take less than this share of its time: less is noise.
+const WORTH_WHILE: f64 = 0.97;
+/// Measurements of each size, of which the shortest counts.
+const TRIES: usize = 4;
+
+/// The sizes for an adapter: those that were kept, or those for which `measure` gives the shortest times.
+///
+/// # Errors
+/// Those of `measure`.
+pub fn tuned(
+    kept: Option<&Kept>,
+    subjects: &[Subject],
+    mut measure: impl FnMut(Subject, Tuning) -> Result<Duration>,
+) -> Result<Tuning> {
+    let known = kept.and_then(Kept::text);
+    if let Some(tuning) = known.as_deref().and_then(Tuning::read) {
+        return Ok(tuning);
+    }
+    let mut tuning = Tuning::default();
+    for &subject in subjects {
+        let choices = subject.choices(tuning);
+        let mut shortest = vec![Duration::MAX; choices.len()];
+        // In turns, so that what disturbs one for a while disturbs all.
+        for _ in 0..TRIES {
+            for (choice, shortest) in choices.iter().zip(&mut shortest) {
+                *shortest = measure(subject, *choice)?.min(*shortest);
+            }
+        }
+        let usual = choices.iter().position(|choice| *choice == tuning);
+        let usual = usual.map_or(Duration::MAX, |at| shortest[at]);
+        let best = choices.iter().zip(&shortest).min_by_key(|(_, time)| **time);
+        if let Some((choice, time)) = best
+            && time.as_secs_f64() < usual.as_secs_f64() * WORTH_WHILE
+        {
+            tuning = *choice;
+        }
+        tracing::debug!("{subject:?}: {shortest:?} for {choices:?}");
+    }
+    if let Some(kept) = kept {
+        kept.write(tuning.text().as_bytes());
+    }
+    Ok(tuning)
+}
+
+/// The sizes for the adapter of `device`.
+///
+/// # Errors
+/// If the device is lost. Where something else fails, memory for instance, the usual sizes are used, and nothing is kept.
+pub fn of(device: &WgpuDevice) -> Result<Tuning> {
+    let gpu = device.gpu();
+    let kept = gpu.kept("tuning");
+    let mut subjects = vec![Subject::FewRows, Subject::ManyRows];
+    if device.capacity().matrices {
+        subjects.push(Subject::Matrices);
+    }
+    let mut work: Option<(Subject, Work)> = None;
+    let measured = tuned(kept.as_ref(), &subjects, |subject, tuning| {
+        let ready = work.take().filter(|(of, _)| *of == subject);
+        let (_, ready) = match ready {
+            Some(ready) => work.insert(ready),
+            None => work.insert((subject, Work::new(device, subject)?)),
+        };
+        ready.time(device, tuning)
+    });
+    match measured {
+        Err(error) if !matches!(error, Error::DeviceLost { .. }) => {
+            tracing::warn!(
+                "{}: sizes that suit it are not measured: {error}",
+                gpu.name()
+            );
+            Ok(Tuning::default())
+        }
+        other => other,
+    }
+}
+
+/// Products whose time is taken.
+struct Work {
+    graph: Graph,
+    products: Vec<TensorId>,
+    places: Vec<Option<samite_core::TensorRef>>,
+    workspace: TensorGroup,
+}
+
+/// Bytes of weights: more than caches of GPUs hold. Programs on the host's processors get less to do.
+const WEIGHTS: usize = 64 << 20;
+const WEIGHTS_OF_SOFTWARE: usize = 1 << 20;
+
+impl Work {
+    fn new(device: &WgpuDevice, subject: Subject) -> Result<Self> {
+        let (dtype, length, rows, columns) = match subject {
+            // Three of these are one launch.
+            Subject::FewRows => (DType::Q4_0, 2048, 1024, 1),
+            Subject::ManyRows => (DType::Q4_0, 2048, 2 * MANY_ROWS, 1),
+            Subject::Matrices => (DType::F16, 4096, 4096, 512),
+        };
+        let mut graph = Graph::new();
+        let x = graph.input("x", DType::F32, [length, columns, 1, 1])?;
+        let bytes = dtype.row_bytes(length)? * rows;
+        let all = match device.is_software() {
+            true => WEIGHTS_OF_SOFTWARE,
+            false => WEIGHTS,
+        };
+        let mut products = Vec::new();
+        let mut places = vec![None; 1];
+        let memory = device.buffer_type();
+        let packed = &device.extra_buffer_types()[0];
+        let place = |graph: &Graph, id: TensorId, is_weights: bool| {
+            let (memory, usage) = match is_weights {
+                true if dtype.is_quantized() => (packed, Usage::Weights),
+                true => (&memory, Usage::Weights),
+                false => (&memory, Usage::Compute),
+            };
+            let layout = graph.tensor(id).layout;
+            let group = TensorGroup::allocate(memory, usage, &[("", layout)])?;
+            let tensor = group.tensors[0].tensor();
+            // Ones, and a bit, as halves; small numbers as floats: zeros would make an adapter faster than it is.
+            tensor.buffer.fill(
+                tensor.slot,
+                0,
+                layout.bytes(),
+                if is_weights { 0x3c } else { 0x3d },
+            )?;
+            Result::Ok(Some(tensor.clone()))
+        };
+        places[0] = place(&graph, x, false)?;
+        for _ in 0..(all / bytes).max(1) {
+            let w = graph.leaf("w", dtype, [length, rows, 1, 1])?;
+            places.push(place(&graph, w, true)?);
+            let y = graph.mul_mat(w, x)?;
+            graph.set_output(y);
+            places.push(place(&graph, y, false)?);
+            products.push(y);
+        }
+        let bytes = device.workspace(&graph, &products)?.max(4);
+        let layout = samite_core::Layout::contiguous(DType::I8, [bytes, 1, 1, 1])?;
+        let workspace = TensorGroup::allocate(&memory, Usage::Compute, &[("", layout)])?;
+        Ok(Work {
+            graph,
+            products,
+            places,
+            workspace,
+        })
+    }
+
+    /// How long it takes with these sizes, when everything is compiled.
+    fn time(&self, device: &WgpuDevice, tuning: Tuning) -> Result<Duration> {
+        let device = Arc::new(device.tuned(tuning));
+        let mut stream = WgpuStream::open(device)?;
+        let work = Placed {
+            graph: &self.graph,
+            nodes: &self.products,
+            places: &self.places,
+            workspace: Some(self.workspace.tensors[0].tensor()),
+            compiled: None,
+        };
+        let mut prepared = stream.prepare(work)?;
+        let mut run = || {
+            let control = RunControl {
+                cancel: &CancelToken::new(),
+                observer: None,
+            };
+            stream.run(&mut *prepared, control)?;
+            stream.synchronize()
+        };
+        run()?;
+        let begin = Instant::now();
+        run()?;
+        Ok(begin.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Subject; 3] = [Subject::FewRows, Subject::ManyRows, Subject::Matrices];
+
+    fn kept(folder: &tempfile::TempDir, driver: &str) -> Kept {
+        let mut info = wgpu::AdapterInfo::new(wgpu::DeviceType::DiscreteGpu, wgpu::Backend::Vulkan);
+        info.driver_info = driver.to_owned();
+        Kept::in_folder(folder.path().to_owned(), &info, "tuning")
+    }
+
+    fn never(subject: Subject, tuning: Tuning) -> Result<Duration> {
+        panic!("{subject:?} was measured with {tuning:?}")
+    }
+
+    /// Times of an adapter that likes one row where there are few, eight where there are many, and tiles of medium size.
+    fn times(subject: Subject, tuning: Tuning) -> Result<Duration> {
+        let micros = match subject {
+            Subject::FewRows => 100 + 10 * tuning.rows[0],
+            Subject::ManyRows => 100 - 10 * tuning.rows[1],
+            Subject::Matrices => [100, 50, 70][tuning.tile],
+        };
+        Ok(Duration::from_micros(micros as u64))
+    }
+
+    #[test]
+    fn the_fastest_sizes_are_chosen_and_found_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = |driver| kept(&folder, driver);
+        let best = Tuning {
+            rows: [1, 8],
+            tile: 1,
+        };
+        assert_eq!(tuned(Some(&kept("1")), &ALL, times).unwrap(), best);
+        assert_eq!(tuned(Some(&kept("1")), &ALL, never).unwrap(), best);
+        // Another driver is measured by itself; without a folder, each time.
+        let other = |_, _| Ok(Duration::from_micros(5));
+        let usual = Tuning::default();
+        assert_eq!(tuned(Some(&kept("2")), &ALL, other).unwrap(), usual);
+        assert_eq!(tuned(Some(&kept("1")), &ALL, never).unwrap(), best);
+        assert_eq!(tuned(None, &ALL, times).unwrap(), best);
+        // What the adapter lacks is not measured.
+        let without = Tuning { tile: 0, ..best };
+        assert_eq!(tuned(None, &ALL[..2], times).unwrap(), without);
+    }
+
+    #[test]
+    fn damaged_files_are_measured_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = kept(&folder, "1");
+        let best = tuned(None, &ALL, times).unwrap();
+        for text in [
+            "",
+            "rows: 3 4, tile: 0\n",
+            "rows: 1 8, tile: 9\n",
+            "rows: 1 8, tile: 1",
+            "\0",
+        ] {
+            kept.write(text.as_bytes());
+            assert_eq!(tuned(Some(&kept), &ALL, times).unwrap(), best, "{text:?}");
+            assert_eq!(tuned(Some(&kept), &ALL, never).unwrap(), best, "{text:?}");
+        }
+        kept.write(&[0xff, 0xfe]);
+        assert_eq!(tuned(Some(&kept), &ALL, times).unwrap(), best);
+    }
+
+    /// A disturbance makes a size slow once, and never fast; small differences are none.
+    #[test]
+    fn noise_chooses_nothing() {
+        let mut count = 0;
+        let disturbed = tuned(None, &ALL, |subject, tuning| {
+            count += 1;
+            let factor = if count % 7 == 0 { 9 } else { 1 };
+            Ok(times(subject, tuning)? * factor)
+        });
+        assert_eq!(disturbed.unwrap(), tuned(None, &ALL, times).unwrap());
+        let alike = |_, tuning: Tuning| {
+            let usual = tuning == Tuning::default();
+            Ok(Duration::from_micros(if usual { 1000 } else { 980 }))
+        };
+        assert_eq!(tuned(None, &ALL, alike).unwrap(), Tuning::default());
+    }
+
+    #[test]
+    fn an_adapter_that_fails_keeps_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = kept(&folder, "1");
+        let fails = |subject, tuning| match subject {
+            Subject::FewRows => times(subject, tuning),
+            _ => Err(Error::device("gpu", "it fails")),
+        };
+        assert!(tuned(Some(&kept), &ALL, fails).is_err());
+        assert_eq!(kept.read(), None);
+    }
+}

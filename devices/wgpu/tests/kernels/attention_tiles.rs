@@ -1,0 +1,271 @@
+//! Attention of many queries, in tiles.
+
+use crate::{Fill, Work, device, mistaken, own};
+use samite_core::{DType, Device, Op, Precision};
+use samite_testing::{Recipe, Rng};
+use std::sync::Arc;
+
+/// What makes one prompt unlike another.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    /// Of keys and values.
+    sizes: [usize; 2],
+    heads: [usize; 2],
+    tokens: usize,
+    keys: usize,
+    batch: usize,
+    types: [DType; 2],
+    mask: Mask,
+    has_sinks: bool,
+    max_bias: f32,
+    softcap: f32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mask {
+    None,
+    /// Whatever.
+    Any,
+    /// Each token looks at those before it; what lies in cells behind the last one is no number.
+    Causal,
+    /// At a few before it.
+    Window,
+    /// Nobody looks at anything.
+    Nothing,
+}
+
+fn kind(rng: &mut Rng) -> Kind {
+    let (types, sizes) = match rng.below(3) {
+        0 => {
+            let blocks = [DType::Q8_0, DType::Q4_0, DType::F16];
+            let types = [rng.pick(&blocks), rng.pick(&blocks)];
+            (types, rng.pick(&[[64, 64], [32, 96], [128, 128]]))
+        }
+        _ => {
+            let types = [DType::F32, DType::F16, DType::F16, DType::BF16];
+            let sizes = [
+                [64, 64],
+                [80, 80],
+                [128, 128],
+                [192, 128],
+                [24, 20],
+                [100, 36],
+                [256, 256],
+            ];
+            ([rng.pick(&types), rng.pick(&types)], rng.pick(&sizes))
+        }
+    };
+    let mask = rng.pick(&[
+        Mask::None,
+        Mask::Any,
+        Mask::Any,
+        Mask::Causal,
+        Mask::Causal,
+        Mask::Window,
+        Mask::Nothing,
+    ]);
+    let [kv, group] = [1 + rng.below(2), 1 + rng.below(3)];
+    let tokens = 16 + rng.below(60);
+    let has_bias = mask != Mask::None && rng.one_in(4);
+    Kind {
+        sizes,
+        heads: [kv * group, kv],
+        tokens,
+        keys: 1 + tokens + rng.below(60),
+        batch: 1 + usize::from(rng.one_in(4)),
+        types,
+        mask,
+        has_sinks: rng.one_in(3),
+        max_bias: if has_bias { 8.0 } else { 0.0 },
+        softcap: rng.pick(&[0.0, 0.0, 5.0]),
+    }
+}
+
+fn prompt(kind: Kind) -> Work {
+    let Kind {
+        tokens,
+        keys,
+        batch,
+        ..
+    } = kind;
+    let [k_size, v_size] = kind.sizes;
+    let [heads, kv_heads] = kind.heads;
+    let mut work = Work::default();
+    let wide = Recipe::Uniform {
+        min: -3.0,
+        max: 3.0,
+    };
+    // By head and token, as models have them.
+    let q = work.input(DType::F32, [k_size, heads, tokens, batch], wide);
+    let q = work.graph.permute(q, [0, 2, 1, 3]).unwrap();
+    let k = work.input(kind.types[0], [k_size, keys, kv_heads, batch], wide);
+    let v = work.input(kind.types[1], [v_size, keys, kv_heads, batch], wide);
+    let seen = |token: usize, key: usize| match kind.mask {
+        Mask::Causal => key <= token,
+        Mask::Window => key <= token && key + 5 > token,
+        _ => false,
+    };
+    let mask = match kind.mask {
+        Mask::None => None,
+        Mask::Any => Some(work.input(DType::F16, [keys, tokens, 1, 1], Recipe::Mask)),
+        _ => {
+            let mask = work
+                .graph
+                .input("", DType::F16, [keys, tokens, 1, 1])
+                .unwrap();
+            let rows = (0..tokens).flat_map(|token| (0..keys).map(move |key| (token, key)));
+            // Zero, or minus infinity.
+            let halves = rows.flat_map(|(token, key)| {
+                let half: u16 = if seen(token, key) { 0 } else { 0xfc00 };
+                half.to_le_bytes()
+            });
+            work.inputs.push((mask, Fill::Bytes(halves.collect())));
+            Some(mask)
+        }
+    };
+    if kind.mask == Mask::Causal && batch == 1 && kind.types[1] == DType::F16 {
+        // No numbers, in cells that nobody looks at.
+        let layout = work.graph.tensor(v).layout;
+        let mut bytes = wide.bytes(&layout, &mut Rng::new(5)).unwrap();
+        for head in 0..kv_heads {
+            let first = 2 * v_size * (head * keys + tokens);
+            let end = 2 * v_size * (head + 1) * keys;
+            bytes[first..end].fill(0xff);
+        }
+        let fill = work.inputs.iter_mut().find(|(input, _)| *input == v);
+        fill.unwrap().1 = Fill::Bytes(bytes);
+    }
+    let sinks = kind
+        .has_sinks
+        .then(|| work.input(DType::F32, [heads, 1, 1, 1], wide));
+    let op = Op::FlashAttn {
+        scale: 1.0 / (k_size as f32).sqrt(),
+        max_bias: kind.max_bias,
+        softcap: kind.softcap,
+        precision: Precision::F32,
+    };
+    let sources = [Some(q), Some(k), Some(v), mask, sinks];
+    let y = work.graph.push(op, &sources).unwrap();
+    work.node(y);
+    work.results.push(y);
+    work
+}
+
+/// What cooperative matrices compute.
+fn kind_for_matrices(rng: &mut Rng) -> Kind {
+    Kind {
+        sizes: rng.pick(&[[64, 64], [64, 32], [16, 64], [48, 32]]),
+        types: [DType::F16; 2],
+        ..kind(rng)
+    }
+}
+
+/// With numbers of F32, and with queries and weights of keys in halves.
+const LIMITS: [f64; 2] = [1e-9, 4e-6];
+
+/// The first of so many prompts whose result is not that of the reference, and how far it is from it.
+fn first_wrong(
+    device: &Arc<dyn Device>,
+    seeds: impl Iterator<Item = u64>,
+    kind: fn(&mut Rng) -> Kind,
+    limit: f64,
+) -> Option<String> {
+    seeds.into_iter().find_map(|seed| {
+        let kind = kind(&mut Rng::new(seed));
+        let work = prompt(kind);
+        let launches = own(device).launch_count(&work.graph, &work.nodes);
+        assert_eq!(launches, Some(1), "seed {seed}: {kind:?}");
+        let found = work.run(device, seed, false, &[&work.nodes]);
+        let error = work.error(seed, &found);
+        // What is no number is no small error.
+        let is_right = error <= limit;
+        (!is_right).then(|| format!("{error:e}, seed {seed}: {kind:?}"))
+    })
+}
+
+/// How many prompts are tried.
+fn prompts() -> u64 {
+    let prompts = std::env::var("SAMITE_RANDOM_GRAPHS").ok();
+    prompts.and_then(|text| text.parse().ok()).unwrap_or(12)
+}
+
+#[test]
+fn prompts_give_what_the_reference_gives() {
+    for (number, parameters) in ["", "subgroups=off"].iter().enumerate() {
+        let Some(device) = device(parameters) else {
+            return;
+        };
+        let seeds = (0..prompts()).map(|seed| 2 * seed + number as u64);
+        let wrong = first_wrong(&device, seeds, kind, LIMITS[0]);
+        assert_eq!(wrong, None, "{parameters}");
+        let work = prompt(kind(&mut Rng::new(1)));
+        let run = || work.run(&device, 1, false, &[&work.nodes]);
+        assert!(run() == run(), "{parameters}");
+    }
+}
+
+#[test]
+fn so_do_cooperative_matrices() {
+    let Some(device) = device("") else { return };
+    own(&device).emulate_matrices();
+    drop(Arc::clone(&device).open_stream().unwrap());
+    assert!(own(&device).attends_by_matrices());
+    let wrong = first_wrong(&device, 0..prompts(), kind_for_matrices, LIMITS[1]);
+    assert_eq!(wrong, None);
+}
+
+/// Kernels with one mistake each, of which every one shows. Texts are those that are compiled, with loops written out.
+#[test]
+fn mistakes_in_the_kernels_show() {
+    for (right, wrong) in [
+        ("total[1] *= rescale1;", ""),
+        ("sum0_1 *= rescale1;", ""),
+        ("head / (queries.z / keys.z)", "head % keys.z"),
+        ("largest = next;", ""),
+        ("if w1 != 0.0 {", "{"),
+        ("select(exp(sink - last0), 0.0, is_masked(sink))", "0.0"),
+        ("total = sum_of_rows(total, local);", ""),
+        ("number % tiles * TILE", "0u"),
+        ("factor * mask1_3", "mask1_3"),
+        ("p.z * tanh(clamp(logit0_0 / p.z, -15.0, 15.0))", "logit0_0"),
+    ] {
+        let Some(device) = mistaken("", right, wrong) else {
+            return;
+        };
+        let found = first_wrong(&device, 0..40, kind, LIMITS[0]);
+        assert!(found.is_some(), "'{wrong}' in place of '{right}'");
+    }
+}
+
+/// The same of the kernel for cooperative matrices, which opening finds first: nothing is wrong then, as the other kernel is used.
+#[test]
+fn mistakes_with_matrices_show() {
+    for (right, wrong, is_found_at_opening) in [
+        ("total *= rescale;", "", true),
+        ("factors[mine] = rescale;", "factors[mine] = 1.0;", true),
+        ("number % tiles * QUERIES", "0u", true),
+        ("&tile_b[16u * n * STRIDE", "&tile_b[STRIDE", true),
+        (
+            "select(exp(sink - last), 0.0, is_masked(sink))",
+            "0.0",
+            false,
+        ),
+        ("logit3 += factor * mask3;", "", false),
+        ("head / (queries.z / keys.z)", "head % keys.z", false),
+    ] {
+        let Some(device) = mistaken("", right, wrong) else {
+            return;
+        };
+        own(&device).emulate_matrices();
+        drop(Arc::clone(&device).open_stream().unwrap());
+        assert_eq!(
+            own(&device).attends_by_matrices(),
+            !is_found_at_opening,
+            "'{wrong}' in place of '{right}'"
+        );
+        if !is_found_at_opening {
+            let found = first_wrong(&device, 0..40, kind_for_matrices, LIMITS[1]);
+            assert!(found.is_some(), "'{wrong}' in place of '{right}'");
+        }
+    }
+}

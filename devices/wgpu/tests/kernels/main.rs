@@ -1,0 +1,172 @@
+//! Kernels of several nodes, and those that compute in tiles: on whatever adapter there is.
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+
+mod attention_tiles;
+mod before_attention;
+
+use samite_core::{
+    Backend, CancelToken, DType, Device, Graph, Layout, Placed, RunControl, TensorGroup, TensorId,
+    TensorRef, Usage,
+};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_sched::nmse;
+use samite_testing::{Recipe, Rng};
+use samite_wgpu::{WgpuBackend, WgpuDevice};
+use std::sync::Arc;
+
+/// The first adapter, opened anew, with `parameters`.
+fn device(parameters: &str) -> Option<Arc<dyn Device>> {
+    let backend = WgpuBackend::default();
+    let Some(device) = backend.devices().first() else {
+        samite_testing::skipped("wgpu finds no adapter, not even a software one");
+        return None;
+    };
+    let device = backend.configure(device, parameters.parse().unwrap());
+    Some(device.unwrap())
+}
+
+/// The same with another text in kernels that have `right`.
+fn mistaken(parameters: &str, right: &'static str, wrong: &'static str) -> Option<Arc<dyn Device>> {
+    let device = device(parameters)?;
+    own(&device).falsify(right, wrong);
+    Some(device)
+}
+
+fn own(device: &Arc<dyn Device>) -> &WgpuDevice {
+    device.as_any().downcast_ref::<WgpuDevice>().unwrap()
+}
+
+/// Nodes that are computed together, or each by itself.
+#[derive(Default)]
+struct Work {
+    graph: Graph,
+    inputs: Vec<(TensorId, Fill)>,
+    nodes: Vec<TensorId>,
+    /// Nodes that may lie where their first source does.
+    in_place: Vec<TensorId>,
+    results: Vec<TensorId>,
+}
+
+/// What an input is filled with.
+enum Fill {
+    Recipe(Recipe),
+    Bytes(Vec<u8>),
+}
+
+impl Work {
+    fn input(&mut self, dtype: DType, shape: [usize; 4], recipe: Recipe) -> TensorId {
+        let input = self.graph.input("", dtype, shape).unwrap();
+        self.inputs.push((input, Fill::Recipe(recipe)));
+        input
+    }
+
+    fn node(&mut self, id: TensorId) -> TensorId {
+        self.nodes.push(id);
+        id
+    }
+
+    /// The largest error of results that were found, against the reference.
+    fn error(&self, seed: u64, found: &[Vec<u8>]) -> f64 {
+        let reference: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
+        let expected = self.run(&reference, seed, false, &[&self.nodes]);
+        self.difference(found, &expected)
+    }
+
+    /// The largest difference of two sets of results.
+    fn difference(&self, found: &[Vec<u8>], expected: &[Vec<u8>]) -> f64 {
+        let errors = self.results.iter().zip(found).zip(expected);
+        let errors = errors.map(|((&id, found), expected)| {
+            let layout = self.graph.tensor(id).layout;
+            nmse(&floats(&layout, found), &floats(&layout, expected))
+        });
+        // What is no number is no small error.
+        errors.fold(0.0, |most, error| if error <= most { most } else { error })
+    }
+
+    /// Memory for every tensor; where `in_place` says so, that of the source.
+    fn places(&self, device: &Arc<dyn Device>, in_place: bool) -> Vec<Option<TensorRef>> {
+        let mut places: Vec<Option<TensorRef>> = Vec::new();
+        for id in self.graph.ids() {
+            let tensor = self.graph.tensor(id);
+            let base = tensor.view.map(|view| (view.base, view.offset));
+            let shared = match base {
+                Some(shared) => Some(shared),
+                None if in_place && self.in_place.contains(&id) => {
+                    tensor.sources[0].map(|source| (source, 0))
+                }
+                None => None,
+            };
+            let place = match shared {
+                Some((base, offset)) => {
+                    let mut place = places[base.index()].clone().unwrap();
+                    place.slot.offset += offset;
+                    place.slot.layout = tensor.layout;
+                    place
+                }
+                None => {
+                    let wanted = [("", tensor.layout)];
+                    let memory = device.buffer_type();
+                    let group = TensorGroup::allocate(&memory, Usage::Compute, &wanted).unwrap();
+                    group.tensors[0].tensor().clone()
+                }
+            };
+            places.push(Some(place));
+        }
+        places
+    }
+
+    /// The bytes of all results, where these nodes are prepared together.
+    fn run(
+        &self,
+        device: &Arc<dyn Device>,
+        seed: u64,
+        in_place: bool,
+        parts: &[&[TensorId]],
+    ) -> Vec<Vec<u8>> {
+        let places = self.places(device, in_place);
+        let place = |id: TensorId| places[id.index()].as_ref().unwrap();
+        let mut rng = Rng::new(seed);
+        let mut stream = Arc::clone(device).open_stream().unwrap();
+        for (id, fill) in &self.inputs {
+            let layout = self.graph.tensor(*id).layout;
+            let bytes = match fill {
+                Fill::Recipe(recipe) => recipe.bytes(&layout, &mut rng).unwrap(),
+                Fill::Bytes(bytes) => bytes.clone(),
+            };
+            place(*id).write(0, &bytes).unwrap();
+        }
+        for nodes in parts {
+            let bytes = device.workspace(&self.graph, nodes).unwrap().max(4);
+            let layout = Layout::contiguous(DType::I8, [bytes, 1, 1, 1]).unwrap();
+            let memory = device.buffer_type();
+            let scratch = TensorGroup::allocate(&memory, Usage::Compute, &[("", layout)]).unwrap();
+            let work = Placed {
+                graph: &self.graph,
+                nodes,
+                places: &places,
+                workspace: Some(scratch.tensors[0].tensor()),
+                compiled: None,
+            };
+            let mut prepared = stream.prepare(work).unwrap();
+            let cancel = CancelToken::new();
+            let control = RunControl {
+                cancel: &cancel,
+                observer: None,
+            };
+            stream.run(&mut *prepared, control).unwrap();
+            stream.synchronize().unwrap();
+        }
+        let read = |&id: &TensorId| {
+            let mut bytes = vec![0; self.graph.tensor(id).layout.bytes()];
+            stream.read(place(id), 0, &mut bytes).unwrap();
+            bytes
+        };
+        self.results.iter().map(read).collect()
+    }
+}
+
+fn floats(layout: &Layout, bytes: &[u8]) -> Vec<f32> {
+    let mut floats = vec![0.0; layout.shape().iter().product()];
+    samite_quant::decode_row(layout.dtype(), bytes, &mut floats).unwrap();
+    floats
+}
