@@ -1,12 +1,12 @@
 """samite and upstream's programs over ggml's RPC protocol, both ways, and how fast either server is.
 
-    upstream.py SAMITE LLAMA_CPP_BIN MODEL [--pairs 7] [--only programs|ops|conformance|speed]
+    upstream.py SAMITE LLAMA_CPP_BIN MODEL [--pairs 7] [--only programs|ops|conformance|speed] [--op NAME]
 
 LLAMA_CPP_BIN has ggml-rpc-server, llama-bench, llama-completion, llama-server and test-backend-ops, with -DGGML_RPC=ON and -DLLAMA_BUILD_TESTS=ON, from
 the source in the sdist of llama-cpp-python 0.3.36 (`pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36`). MODEL is a GGUF file.
 
     programs     llama-bench, llama-completion and llama-server run on `samite rpc-server`; llama-completion writes what it writes without a server
-    ops          test-backend-ops compares every operation of `samite rpc-server` with its own CPU backend (servers.c tells it of the server; needs cc)
+    ops          test-backend-ops compares every operation of either server with its own CPU backend (servers.c tells it of the server; needs cc)
     conformance  `samite test-ops` goes through ggml-rpc-server, and `samite run` writes what it writes on its CPU
     speed        llama-bench on both servers in turn, one thread each: medians, and the ratio samite / upstream of each pair
 """
@@ -36,9 +36,10 @@ def free_port():
 class Server:
     """A server on the loopback, which must still be there at the end."""
 
-    def __init__(self, command, port):
+    def __init__(self, command, port, log=subprocess.DEVNULL, may_end=False):
         self.place = f"127.0.0.1:{port}"
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.may_end = may_end
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
         for _ in range(200):
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()
@@ -51,7 +52,7 @@ class Server:
         return self
 
     def __exit__(self, *_):
-        if self.process.poll() is not None:
+        if self.process.poll() is not None and not self.may_end:
             sys.exit(f"the server ended by itself: {self.process.returncode}")
         self.process.kill()
         self.process.wait()
@@ -63,17 +64,19 @@ class Both:
         self.folder = pathlib.Path(arguments.llama_cpp_bin)
         self.model = arguments.model
         self.pairs = arguments.pairs
+        self.op = arguments.op
 
     def program(self, name):
         return str(self.folder / name)
 
-    def ours(self):
+    def ours(self, log=subprocess.DEVNULL):
         port = free_port()
-        return Server([self.samite, "rpc-server", "--device", "cpu", "-t", "1", "--port", str(port)], port)
+        return Server([self.samite, "rpc-server", "--device", "cpu", "-t", "1", "--port", str(port)], port, log)
 
-    def theirs(self):
+    def theirs(self, log=subprocess.DEVNULL):
         port = free_port()
-        return Server([self.program("ggml-rpc-server"), "-d", "CPU", "-t", "1", "-p", str(port)], port)
+        # What it cannot compute ends it.
+        return Server([self.program("ggml-rpc-server"), "-d", "CPU", "-t", "1", "-p", str(port)], port, log, may_end=True)
 
     def run(self, command, environment=None, timeout=3600):
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, errors="replace",
@@ -112,26 +115,41 @@ class Both:
 
     def ops(self):
         names = self.run([self.program("test-backend-ops"), "--list-ops"]).split("(")[-1]
-        names = re.findall(r"\b[A-Z][A-Z0-9_]+\b", names)
-        with tempfile.TemporaryDirectory() as folder, self.ours() as server:
+        names = [name for name in re.findall(r"\b[A-Z][A-Z0-9_]+\b", names) if name != "GGML"]
+        if self.op:
+            names = [name for name in names if re.fullmatch(self.op, name)]
+        passed, tests = [], 0
+        with tempfile.TemporaryDirectory() as folder:
             library = f"{folder}/servers.so"
             self.run(["cc", "-shared", "-fPIC", "-o", library, str(pathlib.Path(__file__).with_name("servers.c"))])
-            environment = {**os.environ, "LD_PRELOAD": library, "GGML_RPC_SERVER": server.place}
-            passed, tests = [], 0
+            print(f"{'operation':28} {'samite rpc-server':34} ggml-rpc-server")
             for name in names:
-                # A program of its own for each: whatever the server refuses ends the client.
-                command = [self.program("test-backend-ops"), "test", "-b", "RPC0", "-o", name]
-                done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, stdin=subprocess.DEVNULL)
-                lines = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).splitlines()
-                failed = [line.strip() for line in lines if "FAIL" in line]
-                fine = sum(line.rstrip().endswith(": OK") for line in lines)
-                if done.returncode == 0:
+                fine, ours, log = self.op_on(self.ours, name, library)
+                _, theirs, _ = self.op_on(self.theirs, name, library)
+                print(f"{name:28} {ours:34} {theirs}", flush=True)
+                for line in log:
+                    print(f"    {line[:200]}", flush=True)
+                if ours.endswith("OK"):
                     passed.append(name)
                     tests += fine
-                else:
-                    what = failed[0] if failed else f"the connection ended behind {fine} tests"
-                    print(f"  {name}: exit code {done.returncode}: {len(failed)} of {fine + len(failed)} fail: {what[:160]}", flush=True)
-            print(f"test-backend-ops: {len(passed)} of {len(names)} operations pass, {tests} tests")
+        print(f"test-backend-ops: {len(passed)} of {len(names)} operations pass, {tests} tests")
+
+    def op_on(self, serve, name, library):
+        """Tests of one operation on a server of its own, in a program of its own: a server that refuses something ends that program."""
+        with tempfile.TemporaryFile("w+") as log, serve(log) as server:
+            environment = {**os.environ, "LD_PRELOAD": library, "GGML_RPC_SERVER": server.place}
+            command = [self.program("test-backend-ops"), "test", "-b", "RPC0", "-o", name]
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, stdin=subprocess.DEVNULL)
+            lines = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).splitlines()
+            failed = [line.strip() for line in lines if line.rstrip().endswith("FAIL") and "Backend" not in line]
+            fine = sum(line.rstrip().endswith(": OK") for line in lines)
+            log.seek(0)
+            reasons = [line for line in log if "is closed" in line] + failed[:3]
+            if done.returncode == 0:
+                return fine, f"{fine} OK", []
+            if failed:
+                return fine, f"{fine} OK, {len(failed)} fail", reasons
+            return fine, f"{fine} OK, then the connection ends", reasons
 
     def conformance(self):
         with self.theirs() as server:
@@ -168,6 +186,7 @@ def main():
     parser.add_argument("llama_cpp_bin")
     parser.add_argument("model")
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--op", help="only operations whose name this regular expression matches")
     parser.add_argument("--only", choices=["programs", "ops", "conformance", "speed"])
     arguments = parser.parse_args()
     both = Both(arguments)

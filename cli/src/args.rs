@@ -150,7 +150,7 @@ pub struct Lent {
     /// What they see.
     pub devices: Vec<Arc<dyn Device>>,
     /// What computes what those refuse.
-    pub fallback: Option<Arc<dyn Device>>,
+    pub fallbacks: Vec<Arc<dyn Device>>,
 }
 
 /// Which devices.
@@ -188,11 +188,11 @@ impl DeviceArgs {
         if self.list.trim().eq_ignore_ascii_case("auto") && devices.len() > 1 {
             devices.retain(|device| device.kind() != DeviceKind::Cpu);
         }
-        let fallback = match self.only {
-            true => None,
-            false => Some(Arc::clone(registry.device("cpu")?)),
+        let fallbacks = match self.only {
+            true => Vec::new(),
+            false => registry.fallbacks()?,
         };
-        Ok(Lent { devices, fallback })
+        Ok(Lent { devices, fallbacks })
     }
 
     /// The chosen devices for a model: the CPU is added as the last one if the list ends with another kind of device, which may not be

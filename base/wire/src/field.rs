@@ -184,6 +184,19 @@ impl Field<usize> for ResultRow {
     }
 }
 
+/// Extent 1 of the result.
+pub struct ResultRows;
+
+impl Field<usize> for ResultRows {
+    fn write(&self, _: usize, _: &mut Words) -> Result<(), Reason> {
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Description) -> Result<usize, Reason> {
+        Ok(shape(tensor)?[1])
+    }
+}
+
 /// The strides of the result, but for dimension 0.
 pub struct ResultStrides;
 

@@ -4,7 +4,7 @@
 //! take. samite's graphs know no such limits, so they are written down here, as found in ggml 0.25.
 
 use samite_core::op::Unary;
-use samite_core::{DType, Node, Op, Support};
+use samite_core::{DType, Layout, Node, Op, Support};
 
 /// Refuses nodes that ggml's CPU backend would end the process for or compute wrongly.
 pub fn check(node: Node<'_>) -> Support {
@@ -33,7 +33,18 @@ pub fn check(node: Node<'_>) -> Support {
         Op::Clamp { .. } | Op::Fill { .. } | Op::Rope(_) | Op::Glu { .. } => {
             matches!(first, DType::F32 | DType::F16)
         }
-        Op::DiagMaskInf { .. } => first == DType::F32,
+        Op::DiagMaskInf { .. } | Op::DiagMaskZero { .. } | Op::RepeatBack { .. } => {
+            first == DType::F32
+        }
+        Op::RopeBack(_) => matches!(first, DType::F32 | DType::F16),
+        // Other weights than F32 do not repeat.
+        Op::OutProd => {
+            let whole = |index: usize| node.source_layout(index).map(|layout| layout.shape());
+            first == DType::F32
+                || first.is_quantized()
+                    && multiplies(first)
+                    && whole(0).map(|[.., a, b]| [a, b]) == whole(1).map(|[.., a, b]| [a, b])
+        }
         Op::Repeat { .. } => matches!(
             first,
             DType::F32 | DType::F16 | DType::BF16 | DType::I16 | DType::I32
@@ -59,7 +70,10 @@ pub fn check(node: Node<'_>) -> Support {
         );
     }
     let contiguous = node.source_layout(0).is_none_or(|layout| match node.op() {
-        Op::Scale { .. } | Op::DiagMaskInf { .. } | Op::Fill { .. } => layout.is_contiguous(),
+        Op::Scale { .. }
+        | Op::DiagMaskInf { .. }
+        | Op::DiagMaskZero { .. }
+        | Op::Fill { .. } => layout.is_contiguous(),
         // These read other rows than those that the strides say.
         Op::Clamp { .. } | Op::ArgSort { .. } | Op::TopK { .. } => layout.is_contiguous(),
         Op::Unary(_) => layout.contiguous_from(1),
@@ -67,8 +81,29 @@ pub fn check(node: Node<'_>) -> Support {
         Op::SsmConv => layout.strides()[1] == layout.strides()[0] * layout.shape()[0],
         _ => true,
     });
-    let dense = (0..node.tensor().sources.len())
-        .filter_map(|index| node.source_layout(index))
+    let sources = || {
+        (0..node.tensor().sources.len()).filter_map(|index| node.source_layout(index))
+    };
+    let contiguous = contiguous
+        && match node.op() {
+            // These take rows to lie one behind the other.
+            Op::SiluBack | Op::SoftMaxBack { .. } => sources().all(Layout::is_contiguous),
+            // Heads lie one behind the other, and only one decay for each of them goes with several states.
+            Op::SsmScan { snapshots } => {
+                let heads = |index: usize| {
+                    node.source_layout(index).is_some_and(|layout| {
+                        layout.strides()[1] == layout.strides()[0] * layout.shape()[0]
+                    })
+                };
+                let whole = |index| node.source_layout(index).is_some_and(Layout::is_contiguous);
+                let rates = node.source_layout(3).map_or(0, |layout| layout.shape()[0]);
+                [1, 4, 5].into_iter().all(heads)
+                    && [0, 3].into_iter().all(whole)
+                    && (*snapshots == 1 || rates == 1)
+            }
+            _ => true,
+        };
+    let dense = sources()
         .chain([node.layout()])
         .all(|layout| layout.strides()[0] == layout.dtype().block_bytes());
     let may_have_gaps = matches!(node.op(), Op::Pad { .. });

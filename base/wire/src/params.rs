@@ -1,7 +1,7 @@
 //! An operation as ggml's number and words of parameters, and back: one table for both ways.
 
 use crate::field::{
-    Field, Flag, Float, Function, Gate, Long, ResultRow, ResultShape, ResultStrides, ResultType,
+    Field, Flag, Float, Function, Gate, Long, ResultRow, ResultRows, ResultShape, ResultStrides, ResultType,
     RopeFields, Size, Sizes, Words, order_at, precision_at,
 };
 use crate::numbers::{MAX_OP_PARAMS, op};
@@ -60,20 +60,26 @@ conversions! {
     DIV => Div;
     SQR => Sqr;
     SQRT => Sqrt;
+    LOG => Log;
     SUM => Sum;
     SUM_ROWS => SumRows;
     CUMSUM => CumSum;
     SSM_CONV => SsmConv;
+    SSM_SCAN => SsmScan { snapshots: Size(0) };
     GATED_DELTA_NET => GatedDeltaNet { snapshots: Size(0) };
     MEAN => Mean;
     ARGMAX => ArgMax;
     REPEAT => Repeat { shape: ResultShape };
+    REPEAT_BACK => RepeatBack { shape: ResultShape };
     CONCAT => Concat { dim: Size(0) };
+    SILU_BACK => SiluBack;
     NORM => Norm { eps: Float(0) };
     RMS_NORM => RmsNorm { eps: Float(0) };
+    RMS_NORM_BACK => RmsNormBack { eps: Float(0) };
     L2_NORM => L2Norm { eps: Float(0) };
     MUL_MAT => MulMat { precision: precision_at(0) };
     MUL_MAT_ID => MulMatId { precision: precision_at(0) };
+    OUT_PROD => OutProd;
     SCALE => Scale { scale: Float(0), bias: Float(1) };
     CPY if has_target => Cpy;
     CPY => Cast { dtype: ResultType };
@@ -83,10 +89,14 @@ conversions! {
     PERMUTE => Permute { axes: Sizes([0, 1, 2, 3]) };
     TRANSPOSE => Transpose;
     GET_ROWS => GetRows;
+    GET_ROWS_BACK => GetRowsBack { rows: ResultRows };
     SET_ROWS => SetRows;
     DIAG_MASK_INF => DiagMaskInf { past: Size(0) };
+    DIAG_MASK_ZERO => DiagMaskZero { past: Size(0) };
     SOFT_MAX => SoftMax { scale: Float(0), max_bias: Float(1) };
+    SOFT_MAX_BACK => SoftMaxBack { scale: Float(0) };
     ROPE => Rope(rope: RopeFields);
+    ROPE_BACK => RopeBack(rope: RopeFields);
     CLAMP => Clamp { min: Float(0), max: Float(1) };
     PAD => Pad { before: Sizes([0, 2, 4, 6]), after: Sizes([1, 3, 5, 7]) };
     ARANGE => Arange { start: Float(0), stop: Float(1), step: Float(2) };
@@ -98,6 +108,10 @@ conversions! {
     };
     UNARY => Unary(function: Function);
     GLU => Glu { kind: Gate, swapped: Flag(1) };
+    CROSS_ENTROPY_LOSS => CrossEntropyLoss;
+    CROSS_ENTROPY_LOSS_BACK => CrossEntropyLossBack;
+    OPT_STEP_ADAMW => OptStepAdamW;
+    OPT_STEP_SGD => OptStepSgd;
 }
 
 /// A copy into another tensor's memory. Without such a tensor, it is a cast.
@@ -118,13 +132,19 @@ pub fn encode(operation: &Op) -> Result<Encoded, Reason> {
 /// The operation of a tensor.
 ///
 /// Two of ggml's operations mean two things: `CPY` is a copy into another tensor's memory or a cast, `CONT` may also give a
-/// new shape. What the operation does to shapes is left to [`import`](super::import).
+/// new shape. `ADD1` is an addition. What the operation does to shapes is left to [`import`](super::import).
 ///
 /// # Errors
 /// The reason, if samite has no such operation.
 pub fn decode(tensor: &Description) -> Result<Op, Reason> {
     if tensor.op == op::PAD && tensor.op_params[8] != 0 {
         return Err("circular padding is not known".into());
+    }
+    if tensor.op == op::SOFT_MAX_BACK && tensor.op_params[1] != 0 {
+        return Err("the gradient of a softmax with ALiBi is not known".into());
+    }
+    if tensor.op == op::ADD1 {
+        return Ok(Op::Add); // one element, which repeats
     }
     read(tensor)
 }
@@ -176,6 +196,22 @@ mod tests {
             Op::Mean,
             Op::CumSum,
             Op::SsmConv,
+            Op::SsmScan { snapshots: 2 },
+            Op::Log,
+            Op::RepeatBack {
+                shape: [6, 5, 4, 3],
+            },
+            Op::SiluBack,
+            Op::RmsNormBack { eps: 1e-4 },
+            Op::OutProd,
+            Op::GetRowsBack { rows: 5 },
+            Op::DiagMaskZero { past: 9 },
+            Op::SoftMaxBack { scale: 0.25 },
+            Op::RopeBack(rope),
+            Op::CrossEntropyLoss,
+            Op::CrossEntropyLossBack,
+            Op::OptStepAdamW,
+            Op::OptStepSgd,
             Op::GatedDeltaNet { snapshots: 3 },
             Op::ArgMax,
             Op::Repeat {
@@ -261,6 +297,12 @@ mod tests {
             ..Description::default()
         };
         assert_eq!(decode(&tensor).unwrap(), Op::Cpy);
+        // An addition of one element has a number of its own there.
+        let tensor = Description {
+            op: op::ADD1,
+            ..Description::default()
+        };
+        assert_eq!(decode(&tensor).unwrap(), Op::Add);
     }
 
     #[test]
@@ -304,7 +346,7 @@ mod tests {
     #[test]
     fn unknown_things_have_reasons() {
         let mut tensor = Description::default();
-        for number in [4, 72, 75, op::COUNT, u32::MAX] {
+        for number in [5, 72, 75, op::COUNT, u32::MAX] {
             tensor.op = number;
             assert!(decode(&tensor).unwrap_err().contains("not known"));
         }
@@ -322,6 +364,7 @@ mod tests {
         assert!(refused(op::UNARY, 0, -1).contains("function -1"));
         assert!(refused(op::GLU, 0, 7).contains("gated unit 7"));
         assert!(refused(op::PAD, 8, 1).contains("circular"));
+        assert!(refused(op::SOFT_MAX_BACK, 1, 1).contains("ALiBi"));
         assert!(refused(op::MUL_MAT, 0, 11).contains("precision 11"));
         assert!(refused(op::ARGSORT, 0, 2).contains("order 2"));
         tensor.ne[2] = -1;

@@ -68,13 +68,13 @@ pub(super) fn place(host: &str, port: u16) -> String {
 
 pub fn run(args: RpcServerArgs) -> Outcome {
     let pool = args.pool.pool(args.threads.count())?;
-    let Lent { devices, fallback } = args.devices.lent(pool)?;
+    let Lent { devices, fallbacks } = args.devices.lent(pool)?;
     let options = ServerOptions {
         memory: args.memory,
         memory_per_client: args.memory_per_client,
         clients: args.clients,
         patience: Duration::from_secs(args.patience.into()),
-        fallback,
+        fallbacks,
         ..ServerOptions::default()
     };
     let network = &options.environment.network;

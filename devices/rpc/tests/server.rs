@@ -89,11 +89,14 @@ fn wait(condition: impl Fn() -> bool) {
 #[test]
 fn sizes_and_support_are_asked_before_there_is_memory() {
     let lent = vec![device("lent", &["sqr", "sum"])];
-    let fallback = Some(device("fallback", &["sum"]));
+    let fallbacks = vec![
+        device("first", &["sum", "sqrt"]),
+        device("second", &["sum"]),
+    ];
     let (_server, address) = serve_devices(
         lent,
         ServerOptions {
-            fallback,
+            fallbacks,
             ..ServerOptions::default()
         },
     );
@@ -116,8 +119,8 @@ fn sizes_and_support_are_asked_before_there_is_memory() {
     };
     assert_eq!(raw.number(&question(0, op::SQR, 4)), 16);
     assert_eq!(raw.number(&question(0, op::NONE, 4)), 16);
-    assert_eq!(raw.number(&question(0, 77, 4)), 16, "an unknown operation");
-    // What the device refuses, the fallback computes, on the same memory.
+    assert_eq!(raw.number(&question(0, 72, 4)), 16, "an unknown operation");
+    // What the device refuses, the first of the others that can computes, on the same memory.
     assert_eq!(raw.number(&question(ASKS_SUPPORT, op::SQR, 4)), 1);
     assert_eq!(raw.number(&question(ASKS_SUPPORT, op::SQRT, 4)), 1);
     assert_eq!(raw.number(&question(ASKS_SUPPORT, op::SUM, 1)), 0);

@@ -321,6 +321,22 @@ impl Registry {
         Ok(self.find(name)?.1)
     }
 
+    /// What computes what other devices refuse, on memory of the host: the CPU, and for what that has no kernels for, the reference device.
+    ///
+    /// # Errors
+    /// [`RegistryError::UnknownDevice`], if there is no CPU device.
+    pub fn fallbacks(&self) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
+        let mut devices = vec![Arc::clone(self.device("cpu")?)];
+        #[cfg(feature = "reference")]
+        devices.push(samite_reference::ReferenceDevice::new(
+            samite_reference::ReferenceOptions {
+                host_memory: true,
+                ..Default::default()
+            },
+        ));
+        Ok(devices)
+    }
+
     /// The device called `name`, as `parameters` say. With parameters, it is another one than [`device`](Registry::device) returns.
     ///
     /// # Errors

@@ -128,6 +128,7 @@ fn network(case: &Case, world: &Arc<World>, clock: &Arc<dyn Clock>) -> Arc<Net> 
     let fallback = rng
         .one_in(2)
         .then(|| ReferenceDevice::new(ReferenceOptions::named("fallback")) as Arc<dyn Device>);
+    let fallbacks: Vec<_> = fallback.into_iter().collect();
     world.with(|state| state.note(|_| format!("{options:?}")));
     let device: Arc<dyn Device> = SimDevice::new(world, options);
     let environment = Environment {
@@ -139,7 +140,7 @@ fn network(case: &Case, world: &Arc<World>, clock: &Arc<dyn Clock>) -> Arc<Net> 
             memory: Some(MEMORY),
             memory_per_client: Some(MEMORY / CLIENTS),
             clients: CLIENTS,
-            fallback: fallback.clone(),
+            fallbacks: fallbacks.clone(),
             environment: environment.clone(),
             ..ServerOptions::default()
         };

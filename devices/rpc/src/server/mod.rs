@@ -33,8 +33,9 @@ pub struct ServerOptions {
     pub tensors: usize,
     /// How long a client may be silent in the middle of a message. Between messages it may be silent for ever.
     pub patience: Duration,
-    /// What computes operations that a device refuses, if it can use the device's memory: the CPU.
-    pub fallback: Option<Arc<dyn Device>>,
+    /// What computes operations that a device refuses, the first one that can and that uses the device's memory: the CPU, then the
+    /// reference device.
+    pub fallbacks: Vec<Arc<dyn Device>>,
     /// Time.
     pub environment: Environment,
 }
@@ -48,7 +49,7 @@ impl Default for ServerOptions {
             buffers: 1 << 16,
             tensors: 1 << 17,
             patience: Duration::from_secs(10),
-            fallback: None,
+            fallbacks: Vec::new(),
             environment: Environment::system(),
         }
     }

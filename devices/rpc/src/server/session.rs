@@ -94,7 +94,7 @@ pub struct Session {
     ledger: Arc<Ledger>,
     buffers: Buffers,
     lanes: Vec<Lane>,
-    fallback: Option<Lane>,
+    fallbacks: Vec<Lane>,
     /// By device: the graph that it computed last.
     kept: Vec<Option<Work>>,
     /// What is read, and replies on their way.
@@ -119,7 +119,7 @@ impl Session {
             ledger: server.memory.part(server.options.memory_per_client),
             buffers: Buffers::default(),
             lanes: server.devices.iter().map(Lane::new).collect(),
-            fallback: server.options.fallback.as_ref().map(Lane::new),
+            fallbacks: server.options.fallbacks.iter().map(Lane::new).collect(),
             kept: server.devices.iter().map(|_| None).collect(),
             bytes: Vec::new(),
             _seat: seat,
@@ -417,10 +417,10 @@ impl Session {
         tensor: &Record,
         sources: &[Record; MOST_SOURCES],
     ) -> bool {
-        let fallback = self.fallback.as_ref().map(|lane| &*lane.device);
-        let fallback =
-            fallback.filter(|fallback| fallback.supports_buffer_type(&device.buffer_type()));
-        [Some(device), fallback].into_iter().flatten().any(|other| {
+        let memory = device.buffer_type();
+        let fallbacks = self.fallbacks.iter().map(|lane| &*lane.device);
+        let fallbacks = fallbacks.filter(|other| other.supports_buffer_type(&memory));
+        [device].into_iter().chain(fallbacks).any(|other| {
             let mut importer = Importer::new(Question {
                 device,
                 sources,
@@ -438,8 +438,8 @@ impl Session {
         let number = graph.device as usize;
         // Its memory is free for the next one.
         self.kept[number] = None;
-        let (lane, fallback) = (&mut self.lanes[number], self.fallback.as_mut());
-        let work = prepare(&graph, &self.buffers, &self.ledger, lane, fallback)?;
+        let (lane, fallbacks) = (&mut self.lanes[number], &mut self.fallbacks);
+        let work = prepare(&graph, &self.buffers, &self.ledger, lane, fallbacks)?;
         self.kept[number] = Some(work);
         drop(charge);
         self.run(number)
@@ -449,7 +449,7 @@ impl Session {
     fn run(&mut self, number: usize) -> Result<(), End> {
         let work = self.kept[number].as_mut();
         let work = work.ok_or_else(|| Reason::from("there is no graph to compute again"))?;
-        run(work, &mut self.lanes[number], self.fallback.as_mut())?;
+        run(work, &mut self.lanes[number], &mut self.fallbacks)?;
         Ok(())
     }
 

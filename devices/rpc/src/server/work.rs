@@ -36,7 +36,8 @@ impl Lane {
 
 /// Consecutive nodes on one device.
 struct Piece {
-    on_fallback: bool,
+    /// The number of the fallback; `None` for the device itself.
+    fallback: Option<usize>,
     prepared: Box<dyn Prepared>,
     /// Scratch memory, which prepared work need not hold by itself.
     _workspace: Option<TensorRef>,
@@ -52,13 +53,13 @@ pub(super) struct Work {
     _charges: Vec<Charge>,
 }
 
-/// Reads a graph, with everything checked, and binds it to the device and, where that refuses a node, to the other one.
+/// Reads a graph, with everything checked, and binds it to the device and, where that refuses a node, to the first of the others that can.
 pub(super) fn prepare(
     graph: &GraphMessage,
     buffers: &Buffers,
     ledger: &Arc<Ledger>,
     lane: &mut Lane,
-    mut fallback: Option<&mut Lane>,
+    fallbacks: &mut [Lane],
 ) -> Result<Work, Reason> {
     let (mut used, mut charges) = (BTreeSet::new(), Vec::new());
     let tensors = Placed {
@@ -71,19 +72,15 @@ pub(super) fn prepare(
     };
     let imported = Importer::new(tensors).graph(graph.nodes.iter().copied())?;
     check_room(&imported)?;
-    let other = fallback.as_deref().map(|lane| &*lane.device);
-    let parts = divide(&imported, &*lane.device, other)?;
+    let parts = divide(&imported, &*lane.device, fallbacks)?;
     let Imported {
         graph,
         nodes: _,
         places,
     } = imported;
     let mut pieces = Vec::with_capacity(parts.len());
-    for (on_fallback, nodes) in parts {
-        let lane = match (on_fallback, &mut fallback) {
-            (true, Some(fallback)) => &mut **fallback,
-            _ => &mut *lane,
-        };
+    for (fallback, nodes) in parts {
+        let lane = chosen(fallback, lane, fallbacks);
         let text = |error: samite_core::Error| Reason::from(error.to_string());
         let bytes = lane.device.workspace(&graph, &nodes).map_err(text)?;
         let workspace = match bytes {
@@ -103,7 +100,7 @@ pub(super) fn prepare(
             compiled: None,
         };
         pieces.push(Piece {
-            on_fallback,
+            fallback,
             prepared: lane
                 .stream()
                 .and_then(|stream| stream.prepare(work))
@@ -143,33 +140,49 @@ fn check_room(imported: &Imported) -> Result<(), Reason> {
     Ok(())
 }
 
-/// Divides nodes into those of the device and those of the other one.
+/// The device's queue, or that of a fallback.
+fn chosen<'l>(
+    fallback: Option<usize>,
+    lane: &'l mut Lane,
+    fallbacks: &'l mut [Lane],
+) -> &'l mut Lane {
+    match fallback.and_then(|number| fallbacks.get_mut(number)) {
+        Some(fallback) => fallback,
+        None => lane,
+    }
+}
+
+/// Consecutive nodes, and who computes them.
+type Part = (Option<usize>, Vec<TensorId>);
+
+/// Divides nodes into those of the device and those of others.
 fn divide(
     imported: &Imported,
     device: &dyn Device,
-    fallback: Option<&dyn Device>,
-) -> Result<Vec<(bool, Vec<TensorId>)>, Reason> {
-    let mut parts: Vec<(bool, Vec<TensorId>)> = Vec::new();
+    fallbacks: &[Lane],
+) -> Result<Vec<Part>, Reason> {
+    let mut parts: Vec<Part> = Vec::new();
     for &id in &imported.nodes {
         let node = imported.graph.node(id);
-        let on_fallback = match device.supports(node) {
-            Support::Yes => false,
-            Support::No(_) if fallback.is_some_and(|other| can_take_over(imported, id, other)) => {
-                true
-            }
+        let fallback = match device.supports(node) {
+            Support::Yes => None,
             Support::No(reason) => {
-                return Err(format!(
-                    "{} cannot compute {} '{}': {reason}",
-                    device.name(),
-                    node.op(),
-                    node.tensor().name
-                )
-                .into());
+                let mut lanes = fallbacks.iter();
+                let found = lanes.position(|lane| can_take_over(imported, id, &*lane.device));
+                let nobody = || {
+                    Reason::from(format!(
+                        "{} cannot compute {} '{}': {reason}",
+                        device.name(),
+                        node.op(),
+                        node.tensor().name
+                    ))
+                };
+                Some(found.ok_or_else(nobody)?)
             }
         };
         match parts.last_mut() {
-            Some((on, nodes)) if *on == on_fallback => nodes.push(id),
-            _ => parts.push((on_fallback, vec![id])),
+            Some((on, nodes)) if *on == fallback => nodes.push(id),
+            _ => parts.push((fallback, vec![id])),
         }
     }
     Ok(parts)
@@ -187,17 +200,10 @@ fn can_take_over(imported: &Imported, id: TensorId, device: &dyn Device) -> bool
 }
 
 /// Computes the graph, and waits for the end.
-pub(super) fn run(
-    work: &mut Work,
-    lane: &mut Lane,
-    mut fallback: Option<&mut Lane>,
-) -> Outcome<()> {
+pub(super) fn run(work: &mut Work, lane: &mut Lane, fallbacks: &mut [Lane]) -> Outcome<()> {
     let cancel = CancelToken::new();
     for piece in &mut work.pieces {
-        let lane = match (piece.on_fallback, &mut fallback) {
-            (true, Some(fallback)) => &mut **fallback,
-            _ => &mut *lane,
-        };
+        let lane = chosen(piece.fallback, lane, fallbacks);
         let stream = lane.stream()?;
         let control = RunControl {
             cancel: &cancel,
