@@ -20,7 +20,8 @@ from load import Server, load, medians
 
 def requests_of(client, count, seed):
     """What a client sends: tokens, and how many are to be written."""
-    shared = [random.Random(seed).randrange(300, 31000) for _ in range(256)]
+    common = random.Random(seed)
+    shared = [common.randrange(300, 31000) for _ in range(256)]
     rng = random.Random(f"{seed}/{client}")
     made = []
     for _ in range(count):
