@@ -71,6 +71,7 @@ fn options(slots: usize) -> EngineOptions {
         budget: 16,
         swap_bytes: usize::MAX,
         draft: 0,
+        deterministic: false,
     }
 }
 

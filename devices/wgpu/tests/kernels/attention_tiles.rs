@@ -184,7 +184,7 @@ fn first_wrong(
 }
 
 /// So many prompts are tried at least, with mistakes, too: these are noticed where nothing is wrong without them.
-const PROMPTS: u64 = 20;
+const PROMPTS: u64 = 40;
 
 fn prompts() -> u64 {
     let prompts = std::env::var("SAMITE_RANDOM_GRAPHS").ok();
