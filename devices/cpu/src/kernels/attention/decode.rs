@@ -6,6 +6,7 @@
 use super::kv_rows::{
     BLOCK, DecodeFn, Rows, RowsFn, decode_of, is_loaded, products_of, weighted_sums_of,
 };
+use super::query_block::seen;
 use super::{Extents, Logits, Memory, Operands, element, no_kernel, rows_of, too_large};
 use crate::detect::{Isa, vectorized};
 use crate::kernel::{KernelContext, Phase, Scratch};
@@ -382,8 +383,14 @@ impl Attention {
         };
         let [_, _, m2, m3] = mask.shape();
         let row = mask.at([token, divide(head, m2).1, divide(batch, m3).1]);
+        let first = row.wrapping_add(key * size_of::<u16>());
+        // Where there are many sequences, most blocks are those of others.
+        // SAFETY: the mask is F16 without gaps and has `len` numbers from `key` on; nobody writes to a mask that is read.
+        if seen(unsafe { std::slice::from_raw_parts(first.cast(), len) }) == 0 {
+            return;
+        }
         let row = Rows {
-            first: row.wrapping_add(key * size_of::<u16>()),
+            first,
             stride: 0,
             count: 1,
             len,

@@ -287,7 +287,8 @@ impl Block {
 }
 
 /// How many keys there are up to the last one that a row of a mask shows.
-fn seen(row: &[u16]) -> usize {
+#[inline]
+pub(super) fn seen(row: &[u16]) -> usize {
     let mut end = row.len();
     for chunk in row.rchunks(32) {
         // Mostly all or nothing, found without branches.
