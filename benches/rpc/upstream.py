@@ -1,6 +1,6 @@
 """samite and upstream's programs over ggml's RPC protocol, both ways, and how fast either server is.
 
-    upstream.py SAMITE LLAMA_CPP_BIN MODEL [--pairs 7] [--only programs|ops|conformance|speed] [--op NAME]
+    upstream.py SAMITE LLAMA_CPP_BIN MODEL [--pairs 7] [--only programs|ops|conformance|models|speed] [--op NAME]
 
 LLAMA_CPP_BIN has ggml-rpc-server, llama-bench, llama-completion, llama-server and test-backend-ops, with -DGGML_RPC=ON and -DLLAMA_BUILD_TESTS=ON, from
 the source in the sdist of llama-cpp-python 0.3.36 (`pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36`). MODEL is a GGUF file.
@@ -8,6 +8,7 @@ the source in the sdist of llama-cpp-python 0.3.36 (`pip download --no-deps --no
     programs     llama-bench, llama-completion and llama-server run on `samite rpc-server`; llama-completion writes what it writes without a server
     ops          test-backend-ops compares every operation of either server with its own CPU backend (servers.c tells it of the server; needs cc)
     conformance  `samite test-ops` goes through ggml-rpc-server, and `samite run` writes what it writes on its CPU
+    models       tiny models of every architecture write through ggml-rpc-server what they write on samite's CPU
     speed        llama-bench on both servers in turn, one thread each: medians, and the ratio samite / upstream of each pair
 """
 
@@ -163,6 +164,40 @@ class Both:
             there = self.run([*write, "--rpc", server.place, "--device", "RPC0,cpu"])
             print("samite run:", "the same text" if here == there else f"ANOTHER TEXT: {there!r} instead of {here!r}")
 
+    def models(self):
+        """A tiny model of every architecture says through ggml-rpc-server what it says on the CPU."""
+        lines = pathlib.Path(__file__).parents[2].joinpath("docs/models.md").read_text().split("Of llama.cpp's architectures")[0].splitlines()
+        rows = [line for line in lines if line.startswith("| ") and "`, `" in line]
+        same, other = 0, []
+        with tempfile.TemporaryDirectory() as folder, self.theirs() as server:
+            for row in rows:
+                kind, names = row.split("|")[1:3]
+                for name in re.findall(r"`([^`]+)`", names):
+                    model = f"{folder}/{name}.gguf"
+                    self.run([self.samite, "synth", model, "--arch", name, "--type", "f32"])
+                    try:
+                        is_same = self.says_the_same(kind, model, server.place)
+                    except SystemExit as error:
+                        is_same, _ = False, print(error)
+                    same += is_same
+                    other += [] if is_same else [name]
+                    os.remove(model)
+        print(f"models: {same} of {same + len(other)} architectures say the same through ggml-rpc-server", *other)
+
+    def says_the_same(self, kind, model, place):
+        here, there = ["--device", "cpu"], ["--rpc", place, "--device", "RPC0,cpu"]
+        if "Encoders" in kind:
+            numbers = [[float(word) for word in self.run([self.samite, "embed", "-m", model, "-t", "1", *where, PROMPT]).split()] for where in (here, there)]
+            # ggml's table behind GELU has 16 bits.
+            error = sum((a - b) ** 2 for a, b in zip(*numbers, strict=True)) / sum(a * a for a in numbers[0])
+            return error < 1e-5
+        if "Diffusion" in kind:
+            texts = [self.run([self.samite, "logits", "-m", model, "-p", PROMPT, "-t", "1", *where]) for where in (here, there)]
+            # The likeliest tokens of each place, without their logits.
+            return re.sub(r"[0-9.]+ *%? +[0-9.-]+", "", texts[0]) == re.sub(r"[0-9.]+ *%? +[0-9.-]+", "", texts[1])
+        texts = [self.run([self.samite, "run", "-m", model, "-p", PROMPT, "-n", "24", "--temp", "0", "-t", "1", *where]) for where in (here, there)]
+        return texts[0] == texts[1]
+
     def speed(self):
         figures = {}
         with self.ours() as ours, self.theirs() as theirs:
@@ -187,10 +222,10 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--op", help="only operations whose name this regular expression matches")
-    parser.add_argument("--only", choices=["programs", "ops", "conformance", "speed"])
+    parser.add_argument("--only", choices=["programs", "ops", "conformance", "models", "speed"])
     arguments = parser.parse_args()
     both = Both(arguments)
-    for name in [arguments.only] if arguments.only else ["programs", "ops", "conformance", "speed"]:
+    for name in [arguments.only] if arguments.only else ["programs", "ops", "conformance", "models", "speed"]:
         getattr(both, name)()
 
 

@@ -12,6 +12,7 @@ use crate::op::Op;
 
 mod attention;
 mod elementwise;
+mod formula;
 mod memory;
 mod product;
 mod row;
@@ -107,6 +108,9 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
         | Op::Sqr
         | Op::Sqrt
         | Op::Log
+        | Op::Sin
+        | Op::Cos
+        | Op::LeakyRelu { .. }
         | Op::Clamp { .. }
         | Op::Unary(_)
         | Op::Fill { .. } => elementwise::each(c),
@@ -156,6 +160,37 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
         Op::CrossEntropyLossBack => training::cross_entropy_loss_back(c),
         Op::OptStepAdamW => training::step(c, 4, 7),
         Op::OptStepSgd => training::step(c, 2, 2),
+
+        Op::Acc { .. }
+        | Op::Set { .. }
+        | Op::CountEqual
+        | Op::GroupNorm { .. }
+        | Op::Diag
+        | Op::Tri { .. }
+        | Op::Im2Col { .. }
+        | Op::Im2ColBack { .. }
+        | Op::Im2Col3d { .. }
+        | Op::Col2Im1d { .. }
+        | Op::Conv2d { .. }
+        | Op::Conv3d { .. }
+        | Op::Conv2dDepthwise { .. }
+        | Op::ConvTranspose1d { .. }
+        | Op::ConvTranspose2d { .. }
+        | Op::Pool1d { .. }
+        | Op::Pool2d { .. }
+        | Op::Upscale { .. }
+        | Op::PadCircular { .. }
+        | Op::PadReflect1d { .. }
+        | Op::Roll { .. }
+        | Op::TimestepEmbedding { .. }
+        | Op::RwkvWkv6
+        | Op::RwkvWkv7
+        | Op::GatedLinearAttn { .. }
+        | Op::SolveTri
+        | Op::LightningIndexer
+        | Op::HyperComb { .. }
+        | Op::HyperPre { .. }
+        | Op::HyperPost => formula::formula(c),
     }
 }
 

@@ -4,6 +4,7 @@
 //!
 //! - [`DType`] and [`Layout`]: how a tensor's bytes are read. Four extents, innermost first, and four byte strides, as in ggml.
 //! - [`Op`] and [`infer`]: what can be computed. Shape inference is the only validator of nodes.
+//! - [`formula`]: what each element is, of operations that seldom need more.
 //! - [`Graph`]: a computation as plain data, with [text and DOT](mod@print), and JSON both ways.
 //! - [`BufferType`], [`Buffer`], [`StoredTensor`]: memory. [`HostMemory`]: memory of the host, guarded against conflicting accesses.
 //! - [`Device`], [`Stream`], [`Event`]: the contract between devices and the scheduler, described in [`device`].
@@ -34,6 +35,7 @@ mod dtype;
 pub mod environment;
 mod error;
 mod exact;
+pub mod formula;
 mod gate;
 pub mod graph;
 mod host_buffer;
@@ -75,7 +77,10 @@ pub use layout::{DIMS, Layout, Shape, shape};
 pub use ledger::{Charge, Ledger};
 pub use lock::{LockRefused, LockedMemory, page_bytes};
 pub use memory::{HeldCopy, HeldGate, HostMemory, Location, MemoryId, MemorySet};
-pub use op::{Glu, Op, OpKind, Precision, Rope, RopeMode, SortOrder, Unary};
+pub use op::{
+    Glu, Interpolation, Op, OpKind, Pool, Precision, Rope, RopeMode, SortOrder, Triangle, Unary,
+    Window,
+};
 pub use parameters::Parameters;
 pub use print::counted;
 pub use readers::Readers;

@@ -8,7 +8,7 @@ mod parameter;
 mod table;
 
 pub use function::{Glu, Unary};
-pub use parameter::{Precision, Rope, RopeMode, SortOrder};
+pub use parameter::{Interpolation, Pool, Precision, Rope, RopeMode, SortOrder, Triangle, Window};
 pub use table::{Op, OpKind};
 
 use std::fmt;

@@ -2,7 +2,9 @@
 
 use crate::numbers::{MAX_OP_PARAMS, glu, precision, rope_mode};
 use crate::{Description, Reason};
-use samite_core::op::{Glu, Precision, Rope, RopeMode, SortOrder, Unary};
+use samite_core::op::{
+    Glu, Interpolation, Pool, Precision, Rope, RopeMode, SortOrder, Triangle, Unary, Window,
+};
 use samite_core::{DType, Shape};
 
 /// Words of parameters.
@@ -48,18 +50,116 @@ impl Field<usize> for Size {
     }
 }
 
-/// One number that is not negative for each dimension, in these words.
-pub struct Sizes(pub [usize; 4]);
+/// Numbers that are not negative, in these words.
+pub struct Sizes<const N: usize>(pub [usize; N]);
 
-impl Field<Shape> for Sizes {
-    fn write(&self, value: Shape, words: &mut Words) -> Result<(), Reason> {
+impl<const N: usize> Field<[usize; N]> for Sizes<N> {
+    fn write(&self, value: [usize; N], words: &mut Words) -> Result<(), Reason> {
         let mut pairs = self.0.into_iter().zip(value);
         pairs.try_for_each(|(at, size)| Size(at).write(size, words))
     }
 
+    fn read(&self, tensor: &Description) -> Result<[usize; N], Reason> {
+        let mut sizes = [0; N];
+        for (size, at) in sizes.iter_mut().zip(self.0) {
+            *size = Size(at).read(tensor)?;
+        }
+        Ok(sizes)
+    }
+}
+
+/// How the kernel of a convolution moves in so many dimensions: strides, paddings, dilations, from word 0 on.
+pub struct Windows(pub usize);
+
+impl Field<Window> for Windows {
+    fn write(&self, window: Window, words: &mut Words) -> Result<(), Reason> {
+        for d in 0..self.0 {
+            let parts = [window.stride[d], window.padding[d], window.dilation[d]];
+            for (part, number) in parts.into_iter().enumerate() {
+                Size(part * self.0 + d).write(number as usize, words)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Description) -> Result<Window, Reason> {
+        let mut window = Window::default();
+        for d in 0..self.0 {
+            let number = |part: usize| Size(part * self.0 + d).read(tensor).map(|n| n as u32);
+            window.stride[d] = number(0)?;
+            window.padding[d] = number(1)?;
+            window.dilation[d] = number(2)?;
+        }
+        Ok(window)
+    }
+}
+
+/// What is behind, of circular padding, which a word says it is.
+pub struct Circular;
+
+impl Field<Shape> for Circular {
+    fn write(&self, after: Shape, words: &mut Words) -> Result<(), Reason> {
+        words[8] = 1;
+        Sizes([1, 3, 5, 7]).write(after, words)
+    }
+
     fn read(&self, tensor: &Description) -> Result<Shape, Reason> {
-        let [a, b, c, d] = self.0.map(|at| Size(at).read(tensor));
-        Ok([a?, b?, c?, d?])
+        Sizes([1, 3, 5, 7]).read(tensor)
+    }
+}
+
+/// How far elements are moved, in words 0 to 3. There it may be backward.
+pub struct Shifts;
+
+impl Field<Shape> for Shifts {
+    fn write(&self, shift: Shape, words: &mut Words) -> Result<(), Reason> {
+        Sizes([0, 1, 2, 3]).write(shift, words)
+    }
+
+    fn read(&self, tensor: &Description) -> Result<Shape, Reason> {
+        let extents = shape(tensor)?;
+        Ok(std::array::from_fn(|d| {
+            let word = i64::from(tensor.op_params[d]);
+            // Both are less than 2^63.
+            word.rem_euclid(extents[d].max(1) as i64) as usize
+        }))
+    }
+}
+
+/// A bit of a word.
+pub struct Bit(pub usize, pub u32);
+
+impl Field<bool> for Bit {
+    fn write(&self, value: bool, words: &mut Words) -> Result<(), Reason> {
+        words[self.0] |= i32::from(value) << self.1;
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Description) -> Result<bool, Reason> {
+        Ok(tensor.op_params[self.0] >> self.1 & 1 != 0)
+    }
+}
+
+/// How an image is scaled: the lowest 8 bits of word 0.
+pub struct Scaling;
+
+impl Field<Interpolation> for Scaling {
+    fn write(&self, value: Interpolation, words: &mut Words) -> Result<(), Reason> {
+        words[0] |= match value {
+            Interpolation::Nearest => 0,
+            Interpolation::Bilinear => 1,
+            Interpolation::Bicubic => 2,
+        };
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Description) -> Result<Interpolation, Reason> {
+        match tensor.op_params[0] & !(3 << 8) {
+            0 => Ok(Interpolation::Nearest),
+            1 => Ok(Interpolation::Bilinear),
+            2 => Ok(Interpolation::Bicubic),
+            other => Err(format!("interpolation {other} is not known").into()),
+        }
     }
 }
 
@@ -133,6 +233,29 @@ pub const fn precision_at(at: usize) -> OneOf<Precision> {
             (Precision::F16, precision::F16),
             (Precision::Q8, precision::Q8),
             (Precision::Q4, precision::Q4),
+        ],
+    }
+}
+
+/// What pooling takes, in word `at`.
+pub const fn pool_at(at: usize) -> OneOf<Pool> {
+    OneOf {
+        at,
+        what: "pooling",
+        numbers: &[(Pool::Max, 0), (Pool::Mean, 1)],
+    }
+}
+
+/// What of a matrix, in word `at`.
+pub const fn triangle_at(at: usize) -> OneOf<Triangle> {
+    OneOf {
+        at,
+        what: "triangle",
+        numbers: &[
+            (Triangle::UpperDiag, 0),
+            (Triangle::Upper, 1),
+            (Triangle::LowerDiag, 2),
+            (Triangle::Lower, 3),
         ],
     }
 }

@@ -3,6 +3,7 @@
 //! `supports_op` of ggml's CPU backend looks at few operations; of the others, its programs only ever build what its kernels
 //! take. samite's graphs know no such limits, so they are written down here, as found in ggml 0.25.
 
+use samite_core::formula::is_formula;
 use samite_core::op::Unary;
 use samite_core::{DType, Layout, Node, Op, Support};
 
@@ -57,6 +58,18 @@ pub fn check(node: Node<'_>) -> Support {
     if !types {
         return refuse();
     }
+    if is_formula(node.op().kind()) {
+        return formula(node);
+    }
+    // States from before the first token are not written.
+    let states = match *node.op() {
+        Op::SsmScan { snapshots } => node.source_layout(1).map(|x| (snapshots, x.shape()[2])),
+        Op::GatedDeltaNet { snapshots } => node.source_layout(2).map(|x| (snapshots, x.shape()[2])),
+        _ => None,
+    };
+    if states.is_some_and(|(snapshots, tokens)| snapshots > tokens) {
+        return Support::no("ggml's CPU kernels write no states from before the first token");
+    }
     if copies(node.op()) {
         // Blocks are converted row by row only where nothing lies between them.
         let blocks = first.is_quantized() || node.dtype().is_quantized();
@@ -70,10 +83,9 @@ pub fn check(node: Node<'_>) -> Support {
         );
     }
     let contiguous = node.source_layout(0).is_none_or(|layout| match node.op() {
-        Op::Scale { .. }
-        | Op::DiagMaskInf { .. }
-        | Op::DiagMaskZero { .. }
-        | Op::Fill { .. } => layout.is_contiguous(),
+        Op::Scale { .. } | Op::DiagMaskInf { .. } | Op::DiagMaskZero { .. } | Op::Fill { .. } => {
+            layout.is_contiguous()
+        }
         // These read other rows than those that the strides say.
         Op::Clamp { .. } | Op::ArgSort { .. } | Op::TopK { .. } => layout.is_contiguous(),
         Op::Unary(_) => layout.contiguous_from(1),
@@ -81,9 +93,7 @@ pub fn check(node: Node<'_>) -> Support {
         Op::SsmConv => layout.strides()[1] == layout.strides()[0] * layout.shape()[0],
         _ => true,
     });
-    let sources = || {
-        (0..node.tensor().sources.len()).filter_map(|index| node.source_layout(index))
-    };
+    let sources = || (0..node.tensor().sources.len()).filter_map(|index| node.source_layout(index));
     let contiguous = contiguous
         && match node.op() {
             // These take rows to lie one behind the other.
@@ -110,6 +120,27 @@ pub fn check(node: Node<'_>) -> Support {
     Support::when(
         contiguous && (dense || may_have_gaps),
         "ggml's CPU kernels want elements without gaps",
+    )
+}
+
+/// Convolutions and the like: its programs have them without gaps, and in few types.
+fn formula(node: Node<'_>) -> Support {
+    let sources = || (0..node.tensor().sources.len()).filter_map(|index| node.source_layout(index));
+    let dense = sources().chain([node.layout()]).all(Layout::is_contiguous);
+    let is_plain = |layout: &Layout| matches!(layout.dtype(), DType::F32 | DType::F16);
+    let types = match node.op() {
+        Op::Sin | Op::Cos | Op::LeakyRelu { .. } | Op::Col2Im1d { .. } => sources().all(is_plain),
+        Op::Im2Col { .. } | Op::Im2Col3d { .. } => {
+            is_plain(node.layout())
+                && node.source_layout(1).map(|layout| layout.dtype()) == Some(DType::F32)
+        }
+        // More channels than groups go round is its own way.
+        Op::GroupNorm { groups, .. } => node.layout().shape()[2].is_multiple_of(*groups),
+        _ => true,
+    };
+    Support::when(
+        dense && types,
+        "ggml's CPU kernels want no gaps, and have no code for every type",
     )
 }
 

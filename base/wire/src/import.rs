@@ -127,6 +127,7 @@ impl<T: Tensors> Importer<T> {
             ids.push(source.map(|source| self.operand(source, 0)).transpose()?);
         }
         let result = layout(&t)?;
+        self.trim(&operation, &mut ids)?;
         self.clear_hazards(&operation, &mut ids, key, result)?;
 
         let id = self.push(operation, &ids)?;
@@ -274,6 +275,40 @@ impl<T: Tensors> Importer<T> {
             self.nodes.push(id);
         }
         Ok(id)
+    }
+
+    /// ggml's gradient of rows by number may have more rows than there are numbers, and reads the first ones; of rows with an odd number of
+    /// elements, gated units leave out the last one.
+    fn trim(&mut self, operation: &Op, ids: &mut [Option<TensorId>]) -> Result<(), Reason> {
+        let layout = |id: TensorId| self.graph.tensor(id).layout;
+        let (source, shape) = match (operation, &*ids) {
+            (Op::GetRowsBack { .. }, &[Some(gradient), Some(numbers)]) => {
+                let [n0, n1, n2, n3] = layout(gradient).shape();
+                let count = layout(numbers).shape()[0];
+                (gradient, [n0, n1.min(count), n2, n3])
+            }
+            (Op::Glu { .. }, &[Some(pairs)]) => {
+                let [n0, n1, n2, n3] = layout(pairs).shape();
+                (pairs, [n0 - n0 % 2, n1, n2, n3])
+            }
+            _ => return Ok(()),
+        };
+        let all = layout(source);
+        let (Some(place), true) = (&self.places[source.index()], shape != all.shape()) else {
+            return Ok(());
+        };
+        let mut place = place.clone();
+        let [_, strides @ ..] = all.strides();
+        let operation = Op::View {
+            shape,
+            strides,
+            offset: 0,
+        };
+        let part = self.push(operation, &[Some(source)])?;
+        place.slot.layout = self.graph.tensor(part).layout;
+        self.places[part.index()] = Some(place);
+        ids[0] = Some(part);
+        Ok(())
     }
 
     fn set_place(&mut self, id: TensorId, key: T::Key, layout: Layout) -> Result<(), Reason> {

@@ -1,8 +1,9 @@
 //! An operation as ggml's number and words of parameters, and back: one table for both ways.
 
 use crate::field::{
-    Field, Flag, Float, Function, Gate, Long, ResultRow, ResultRows, ResultShape, ResultStrides, ResultType,
-    RopeFields, Size, Sizes, Words, order_at, precision_at,
+    Bit, Circular, Field, Flag, Float, Function, Gate, Long, ResultRow, ResultRows, ResultShape,
+    ResultStrides, ResultType, RopeFields, Scaling, Shifts, Size, Sizes, Windows, Words, order_at,
+    pool_at, precision_at, triangle_at,
 };
 use crate::numbers::{MAX_OP_PARAMS, op};
 use crate::{Description, Reason};
@@ -98,6 +99,7 @@ conversions! {
     ROPE => Rope(rope: RopeFields);
     ROPE_BACK => RopeBack(rope: RopeFields);
     CLAMP => Clamp { min: Float(0), max: Float(1) };
+    PAD if is_circular => PadCircular { before: Sizes([0, 2, 4, 6]), after: Circular };
     PAD => Pad { before: Sizes([0, 2, 4, 6]), after: Sizes([1, 3, 5, 7]) };
     ARANGE => Arange { start: Float(0), stop: Float(1), step: Float(2) };
     ARGSORT => ArgSort { order: order_at(0) };
@@ -108,6 +110,42 @@ conversions! {
     };
     UNARY => Unary(function: Function);
     GLU => Glu { kind: Gate, swapped: Flag(1) };
+    ACC => Acc { strides: Sizes([0, 1, 2]), offset: Size(3) };
+    SET => Set { strides: Sizes([0, 1, 2]), offset: Size(3) };
+    SIN => Sin;
+    COS => Cos;
+    LEAKY_RELU => LeakyRelu { slope: Float(0) };
+    COUNT_EQUAL => CountEqual;
+    GROUP_NORM => GroupNorm { groups: Size(0), eps: Float(1) };
+    DIAG => Diag;
+    TRI => Tri { part: triangle_at(0) };
+    CONV_TRANSPOSE_1D => ConvTranspose1d { stride: Size(0) };
+    CONV_TRANSPOSE_2D => ConvTranspose2d { stride: Size(0) };
+    IM2COL => Im2Col { window: Windows(2), planar: Flag(6), dtype: ResultType };
+    IM2COL_BACK => Im2ColBack { window: Windows(2), planar: Flag(6), shape: ResultShape };
+    IM2COL_3D => Im2Col3d { window: Windows(3), channels: Size(9), dtype: ResultType };
+    COL2IM_1D => Col2Im1d { stride: Size(0), channels: Size(1), crop: Size(2) };
+    CONV_2D => Conv2d { window: Windows(2) };
+    CONV_2D_DW => Conv2dDepthwise { window: Windows(2) };
+    CONV_3D => Conv3d { window: Windows(3), channels: Size(9) };
+    POOL_1D => Pool1d { pool: pool_at(0), kernel: Size(1), stride: Size(2), padding: Size(3) };
+    POOL_2D => Pool2d {
+        pool: pool_at(0), kernel: Sizes([1, 2]), stride: Sizes([3, 4]), padding: Sizes([5, 6])
+    };
+    UPSCALE => Upscale {
+        interpolation: Scaling, align_corners: Bit(0, 8), antialias: Bit(0, 9), shape: ResultShape
+    };
+    PAD_REFLECT_1D => PadReflect1d { before: Size(0), after: Size(1) };
+    ROLL => Roll { shift: Shifts };
+    TIMESTEP_EMBEDDING => TimestepEmbedding { dim: Size(0), max_period: Size(1) };
+    RWKV_WKV6 => RwkvWkv6;
+    RWKV_WKV7 => RwkvWkv7;
+    GATED_LINEAR_ATTN => GatedLinearAttn { scale: Float(0) };
+    SOLVE_TRI => SolveTri;
+    LIGHTNING_INDEXER => LightningIndexer;
+    DSV4_HC_COMB => HyperComb { eps: Float(0), iterations: Size(1) };
+    DSV4_HC_PRE => HyperPre { scale: Float(0), gated: Flag(1) };
+    DSV4_HC_POST => HyperPost;
     CROSS_ENTROPY_LOSS => CrossEntropyLoss;
     CROSS_ENTROPY_LOSS_BACK => CrossEntropyLossBack;
     OPT_STEP_ADAMW => OptStepAdamW;
@@ -117,6 +155,11 @@ conversions! {
 /// A copy into another tensor's memory. Without such a tensor, it is a cast.
 fn has_target(tensor: &Description) -> bool {
     tensor.is_view
+}
+
+/// What is around it is not zeros.
+fn is_circular(tensor: &Description) -> bool {
+    tensor.op_params[8] != 0
 }
 
 /// `op` as ggml writes it.
@@ -137,9 +180,6 @@ pub fn encode(operation: &Op) -> Result<Encoded, Reason> {
 /// # Errors
 /// The reason, if samite has no such operation.
 pub fn decode(tensor: &Description) -> Result<Op, Reason> {
-    if tensor.op == op::PAD && tensor.op_params[8] != 0 {
-        return Err("circular padding is not known".into());
-    }
     if tensor.op == op::SOFT_MAX_BACK && tensor.op_params[1] != 0 {
         return Err("the gradient of a softmax with ALiBi is not known".into());
     }
@@ -152,7 +192,9 @@ pub fn decode(tensor: &Description) -> Result<Op, Reason> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use samite_core::op::{Glu, Precision, Rope, RopeMode, SortOrder, Unary};
+    use samite_core::op::{
+        Glu, Interpolation, Pool, Precision, Rope, RopeMode, SortOrder, Triangle, Unary, Window,
+    };
     use samite_core::{DType, OpKind};
     use std::collections::BTreeSet;
 
@@ -176,6 +218,16 @@ mod tests {
             attn_factor: 1.25,
             beta_fast: 33.0,
             beta_slow: 2.0,
+        };
+        let window = Window {
+            stride: [1, 2, 3],
+            padding: [4, 5, 6],
+            dilation: [7, 8, 9],
+        };
+        let plane = Window {
+            stride: [1, 2, 1],
+            padding: [4, 5, 0],
+            dilation: [7, 8, 1],
         };
         let mut ops = vec![
             Op::Leaf,
@@ -212,6 +264,107 @@ mod tests {
             Op::CrossEntropyLossBack,
             Op::OptStepAdamW,
             Op::OptStepSgd,
+            Op::Acc {
+                strides: [20, 200, 2000],
+                offset: 8,
+            },
+            Op::Set {
+                strides: [24, 240, 2400],
+                offset: 12,
+            },
+            Op::Sin,
+            Op::Cos,
+            Op::LeakyRelu { slope: 0.1 },
+            Op::CountEqual,
+            Op::GroupNorm {
+                groups: 2,
+                eps: 1e-3,
+            },
+            Op::Diag,
+            Op::Tri {
+                part: Triangle::Lower,
+            },
+            Op::ConvTranspose1d { stride: 2 },
+            Op::ConvTranspose2d { stride: 3 },
+            Op::Im2Col {
+                window: plane,
+                planar: true,
+                dtype: DType::F16,
+            },
+            Op::Im2ColBack {
+                window: plane,
+                planar: false,
+                shape: [6, 5, 4, 3],
+            },
+            Op::Im2Col3d {
+                window,
+                channels: 12,
+                dtype: DType::F16,
+            },
+            Op::Col2Im1d {
+                stride: 2,
+                channels: 3,
+                crop: 1,
+            },
+            Op::Conv2d { window: plane },
+            Op::Conv2dDepthwise { window: plane },
+            Op::Conv3d {
+                window,
+                channels: 4,
+            },
+            Op::Pool1d {
+                pool: Pool::Mean,
+                kernel: 2,
+                stride: 3,
+                padding: 1,
+            },
+            Op::Pool2d {
+                pool: Pool::Max,
+                kernel: [2, 3],
+                stride: [4, 5],
+                padding: [6, 7],
+            },
+            Op::Upscale {
+                interpolation: Interpolation::Bilinear,
+                align_corners: false,
+                antialias: true,
+                shape: [6, 5, 4, 3],
+            },
+            Op::Upscale {
+                interpolation: Interpolation::Bicubic,
+                align_corners: true,
+                antialias: false,
+                shape: [6, 5, 4, 3],
+            },
+            Op::PadCircular {
+                before: [1, 2, 3, 4],
+                after: [5, 6, 7, 8],
+            },
+            Op::PadReflect1d {
+                before: 2,
+                after: 3,
+            },
+            Op::Roll {
+                shift: [1, 2, 3, 1],
+            },
+            Op::TimestepEmbedding {
+                dim: 10,
+                max_period: 1000,
+            },
+            Op::RwkvWkv6,
+            Op::RwkvWkv7,
+            Op::GatedLinearAttn { scale: 0.5 },
+            Op::SolveTri,
+            Op::LightningIndexer,
+            Op::HyperComb {
+                eps: 1e-6,
+                iterations: 20,
+            },
+            Op::HyperPre {
+                scale: 2.0,
+                gated: true,
+            },
+            Op::HyperPost,
             Op::GatedDeltaNet { snapshots: 3 },
             Op::ArgMax,
             Op::Repeat {
@@ -346,7 +499,7 @@ mod tests {
     #[test]
     fn unknown_things_have_reasons() {
         let mut tensor = Description::default();
-        for number in [5, 72, 75, op::COUNT, u32::MAX] {
+        for number in [62, 75, 78, op::COUNT, u32::MAX] {
             tensor.op = number;
             assert!(decode(&tensor).unwrap_err().contains("not known"));
         }
@@ -363,7 +516,10 @@ mod tests {
         assert!(refused(op::UNARY, 0, 22).contains("function 22"));
         assert!(refused(op::UNARY, 0, -1).contains("function -1"));
         assert!(refused(op::GLU, 0, 7).contains("gated unit 7"));
-        assert!(refused(op::PAD, 8, 1).contains("circular"));
+        assert!(refused(op::UPSCALE, 0, 3).contains("interpolation 3"));
+        assert!(refused(op::TRI, 0, 4).contains("triangle 4"));
+        assert!(refused(op::POOL_1D, 0, 2).contains("pooling 2"));
+        assert!(refused(op::CONV_2D, 1, -1).contains("negative"));
         assert!(refused(op::SOFT_MAX_BACK, 1, 1).contains("ALiBi"));
         assert!(refused(op::MUL_MAT, 0, 11).contains("precision 11"));
         assert!(refused(op::ARGSORT, 0, 2).contains("order 2"));

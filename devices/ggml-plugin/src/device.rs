@@ -4,6 +4,7 @@ use crate::buffers::{self, Kind, kind};
 use crate::host::{Host, guard, log_error};
 use crate::memory::Questions;
 use crate::stream;
+use samite_core::formula::is_formula;
 use samite_core::{Backend as _, DType, Device as _, Support};
 use samite_cpu::{CpuBackend, CpuDevice, CpuOptions};
 use samite_ggml::abi::{
@@ -295,6 +296,9 @@ unsafe fn support(tensor: *const Tensor) -> Result<(), Reason> {
     // SAFETY: the tensor and everything that it points to is valid, as `node` asks.
     let id = unsafe { importer.node(tensor) }?;
     let imported = importer.finish();
+    if is_formula(imported.graph.tensor(id).op.kind()) {
+        return Err("ggml's own kernels for it are faster".into());
+    }
     if let Support::No(reason) = supported(&*plugin.cpu, &imported) {
         return Err(reason);
     }

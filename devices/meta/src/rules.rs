@@ -192,6 +192,8 @@ fn rule(kind: OpKind) -> Option<Rule> {
         // Both divide by the number of rows, which members do not have.
         OpKind::CrossEntropyLoss | OpKind::CrossEntropyLossBack => |_| None,
         OpKind::OptStepAdamW | OpKind::OptStepSgd => training::step,
+        // Convolutions and the like: no model that is divided has them.
+        kind if samite_core::formula::is_formula(kind) => |_| None,
         _ => return None,
     })
 }

@@ -119,7 +119,7 @@ fn sizes_and_support_are_asked_before_there_is_memory() {
     };
     assert_eq!(raw.number(&question(0, op::SQR, 4)), 16);
     assert_eq!(raw.number(&question(0, op::NONE, 4)), 16);
-    assert_eq!(raw.number(&question(0, 72, 4)), 16, "an unknown operation");
+    assert_eq!(raw.number(&question(0, 75, 4)), 16, "an unknown operation");
     // What the device refuses, the first of the others that can computes, on the same memory.
     assert_eq!(raw.number(&question(ASKS_SUPPORT, op::SQR, 4)), 1);
     assert_eq!(raw.number(&question(ASKS_SUPPORT, op::SQRT, 4)), 1);
@@ -145,6 +145,117 @@ fn sizes_and_support_are_asked_before_there_is_memory() {
     ];
     raw.send(Script::default().graph(&[9], &sum));
     raw.is_closed("an operation that no device has");
+}
+
+/// Sends one node with parameters whose sources are numbers 7 and so on, and returns `n` results, which lie at 512.
+fn node(
+    raw: &mut Raw,
+    number: u32,
+    params: &[i32],
+    sources: &[Record],
+    result: Record,
+    n: u64,
+) -> Vec<f32> {
+    let ids: Vec<u64> = (7..7 + sources.len() as u64).collect();
+    let mut tensors: Vec<Record> = ids
+        .iter()
+        .zip(sources)
+        .map(|(&id, &source)| of_graph(id, op::NONE, &[], source))
+        .collect();
+    let mut node = of_graph(100, number, &ids, result);
+    node.op_params[..params.len()].copy_from_slice(params);
+    tensors.push(node);
+    raw.send(Script::default().graph(&[100], &tensors));
+    values(&raw.read(f32s(n as usize, 512), 0, 4 * n))
+}
+
+/// What ggml's programs build and samite's own graphs do not have: figures by hand.
+#[test]
+fn what_only_ggml_builds_is_computed_too() {
+    let (_server, address) = serve(ServerOptions::default());
+    let mut raw = Raw::connect(&address);
+    assert_eq!(raw.allocate(1024), 1);
+    let numbers: Vec<f32> = (1..=10).map(|i| i as f32).collect();
+    let mut script = Script::default();
+    script.write(f32s(10, 0), 0, &bytes(&numbers));
+    script.write(f32s(2, 64), 0, &[0, 0, 0, 0, 1, 0, 0, 0]); // row numbers 0 and 1
+    raw.send(&script);
+    let f32s_at = |shape, at| tensor(DType::F32, shape, at);
+    // A gated unit of rows of 5 leaves out the last one: relu(1, 2) * (3, 4), relu(6, 7) * (8, 9).
+    let rows = f32s_at([5, 2, 1, 1], 0);
+    let pairs = node(
+        &mut raw,
+        op::GLU,
+        &[0],
+        &[rows],
+        f32s_at([2, 2, 1, 1], 512),
+        4,
+    );
+    assert_eq!(pairs, [3.0, 8.0, 48.0, 63.0]);
+    // The gradient of rows by number reads as many rows as there are numbers.
+    let ids = tensor(DType::I32, [2, 1, 1, 1], 64);
+    let gradient = f32s_at([2, 5, 1, 1], 0);
+    let result = f32s_at([2, 3, 1, 1], 512);
+    let sums = node(
+        &mut raw,
+        op::GET_ROWS_BACK,
+        &[],
+        &[gradient, ids],
+        result,
+        6,
+    );
+    assert_eq!(sums, [1.0, 2.0, 3.0, 4.0, 0.0, 0.0]);
+    // One element that is added to all.
+    let one = f32s(1, 8);
+    let sums = node(&mut raw, op::ADD1, &[], &[f32s(3, 0), one], f32s(3, 512), 3);
+    assert_eq!(sums, [4.0, 5.0, 6.0]);
+    // No rows at all are written.
+    let nothing = f32s_at([2, 0, 1, 1], 0);
+    let no_ids = tensor(DType::I64, [0, 1, 1, 1], 64);
+    let into = f32s_at([2, 3, 1, 1], 512);
+    let mut written = into;
+    written.view_src = 9;
+    let kept = node(
+        &mut raw,
+        op::SET_ROWS,
+        &[],
+        &[nothing, no_ids, into],
+        written,
+        3,
+    );
+    assert_eq!(kept, [4.0, 5.0, 6.0]);
+    // A convolution of (1, 2, 3, 4) with (1, 2), as patches.
+    let kernel = f32s_at([2, 1, 1, 1], 0);
+    let patches = node(
+        &mut raw,
+        op::IM2COL,
+        &[1, 0, 0, 0, 1, 0, 0],
+        &[kernel, f32s(4, 0)],
+        f32s_at([2, 3, 1, 1], 512),
+        6,
+    );
+    assert_eq!(patches, [1.0, 2.0, 2.0, 3.0, 3.0, 4.0]);
+    // Backward by one is forward by the rest.
+    let moved = node(
+        &mut raw,
+        op::ROLL,
+        &[-1, 0, 0, 0],
+        &[f32s(4, 0)],
+        f32s(4, 512),
+        4,
+    );
+    assert_eq!(moved, [2.0, 3.0, 4.0, 1.0]);
+    // Source 1 in place of elements 1 and 2.
+    let part = f32s(2, 32);
+    let set = node(
+        &mut raw,
+        op::SET,
+        &[16, 16, 16, 4],
+        &[f32s(4, 0), part],
+        f32s(4, 512),
+        4,
+    );
+    assert_eq!(set, [1.0, 9.0, 10.0, 4.0]);
 }
 
 #[test]

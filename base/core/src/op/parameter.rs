@@ -36,6 +36,10 @@ impl<const COUNT: usize> Parameter for [usize; COUNT] where
 }
 impl Parameter for DType {}
 impl Parameter for SortOrder {}
+impl Parameter for Interpolation {}
+impl Parameter for Pool {}
+impl Parameter for Triangle {}
+impl Parameter for Window {}
 
 impl Parameter for f32 {
     fn is_same(&self, other: &Self) -> bool {
@@ -212,4 +216,56 @@ pub enum SortOrder {
     Ascending,
     /// Largest first.
     Descending,
+}
+
+/// How the kernel of a convolution moves over what it is applied to: along width, height and depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Window {
+    /// Distances between its places.
+    pub stride: [u32; 3],
+    /// How far its first place begins before the first element; as far its last one may end behind the last element. There are zeros.
+    pub padding: [u32; 3],
+    /// Distances between elements that neighbours of the kernel are applied to.
+    pub dilation: [u32; 3],
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Window {
+            stride: [1; 3],
+            padding: [0; 3],
+            dilation: [1; 3],
+        }
+    }
+}
+
+/// What pooling takes of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Pool {
+    Max,
+    Mean,
+}
+
+/// How elements between others come about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Interpolation {
+    Nearest,
+    Bilinear,
+    /// With the kernel of [Keys 1981](https://doi.org/10.1109/TASSP.1981.1163711) for `a = -0.75`.
+    Bicubic,
+}
+
+/// What of a square matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Triangle {
+    /// Right of the diagonal, and the diagonal.
+    UpperDiag,
+    /// Right of the diagonal.
+    Upper,
+    /// Left of the diagonal, and the diagonal.
+    LowerDiag,
+    /// Left of the diagonal.
+    Lower,
 }

@@ -4,7 +4,7 @@
 //! operands are in [`infer`](crate::infer).
 
 use super::parameter::{Bits, Parameter};
-use super::{Facts, Glu, Precision, Rope, SortOrder, Unary};
+use super::{Facts, Glu, Interpolation, Pool, Precision, Rope, SortOrder, Triangle, Unary, Window};
 use crate::dtype::DType;
 use crate::layout::{DIMS, Shape};
 use serde::{Deserialize, Serialize};
@@ -352,6 +352,238 @@ operations! {
         /// How many matrices the result has of each head; at least 1.
         snapshots: usize,
     } => { name: "ssm_scan", sources: 7 };
+
+    /// Sine.
+    Sin => { name: "sin", sources: 1, may_overwrite: &[0] };
+
+    /// Cosine.
+    Cos => { name: "cos", sources: 1, may_overwrite: &[0] };
+
+    /// `x` where positive, else `slope * x`.
+    LeakyRelu {
+        /// Factor of what is negative.
+        slope: f32,
+    } => { name: "leaky_relu", sources: 1, may_overwrite: &[0] };
+
+    /// Source 0 with source 1 added in a window. Both f32, source 0 contiguous.
+    Acc {
+        /// Byte strides of dimensions 1, 2 and 3 of the window.
+        strides: [usize; DIMS - 1],
+        /// Byte offset of the window.
+        offset: usize,
+    } => { name: "acc", sources: 2, may_overwrite: &[0] };
+
+    /// Source 0 with source 1 in place of a window. Both f32 or both i32, source 0 contiguous.
+    Set {
+        /// Byte strides of dimensions 1, 2 and 3 of the window.
+        strides: [usize; DIMS - 1],
+        /// Byte offset of the window.
+        offset: usize,
+    } => { name: "set", sources: 2, may_overwrite: &[0] };
+
+    /// How many elements of source 0 and source 1 (both i32, of one shape) are equal: i64, one element.
+    CountEqual => { name: "count_equal", sources: 2 };
+
+    /// Neighbouring channels (dimension 2) in groups, each shifted to mean 0 and scaled to variance 1. f32.
+    GroupNorm {
+        /// How many groups. The last one may be smaller.
+        groups: usize,
+        /// Added to the variance.
+        eps: f32,
+    } => { name: "group_norm", sources: 1 };
+
+    /// A row `[n, 1, n2, n3]` as the diagonal of a matrix `[n, n, n2, n3]`, zeros elsewhere. f32.
+    Diag => { name: "diag", sources: 1 };
+
+    /// Zeros outside of a triangle of square matrices. f32.
+    Tri {
+        /// What stays.
+        part: Triangle,
+    } => { name: "tri", sources: 1, may_overwrite: &[0] };
+
+    /// The patches that a convolution sees, as rows: source 0 is its kernel, of which only the shape matters, `[kw, kh, c, _]`, source 1 the image
+    /// `[w, h, c, n]`: `[c · kh · kw, ow, oh, n]`. In one dimension, kernel `[k, c, _]` and signal `[w, c, n]`: `[c · k, ow, n]`.
+    Im2Col {
+        /// How the kernel moves.
+        window: Window,
+        /// Whether there are two dimensions.
+        planar: bool,
+        /// Type of the result.
+        dtype: DType,
+    } => { name: "im2col", sources: 2 };
+
+    /// The gradient of [`Im2Col`](Op::Im2Col): source 0 is the gradient of its result, source 1 the kernel: f32 `shape`.
+    Im2ColBack {
+        /// As in the forward operation.
+        window: Window,
+        /// As in the forward operation.
+        planar: bool,
+        /// Shape of the image.
+        shape: Shape,
+    } => { name: "im2col_back", sources: 2 };
+
+    /// [`Im2Col`](Op::Im2Col) in three dimensions: kernel `[kw, kh, kd, _]`, volume `[w, h, d, c · n]`: `[c · kd · kh · kw, ow, oh, od · n]`.
+    Im2Col3d {
+        /// How the kernel moves.
+        window: Window,
+        /// `c`
+        channels: usize,
+        /// Type of the result.
+        dtype: DType,
+    } => { name: "im2col_3d", sources: 2 };
+
+    /// Columns of a transposed convolution put together: `[k · channels, t]`, channels outermost, gives `[(t - 1) · stride + k - 2 crop, channels]`.
+    Col2Im1d {
+        /// Distance between columns.
+        stride: usize,
+        /// Channels of the result.
+        channels: usize,
+        /// How much is cut off at either end.
+        crop: usize,
+    } => { name: "col2im_1d", sources: 1 };
+
+    /// A convolution: kernel `[kw, kh, c, o]` (source 0) over images `[w, h, c, n]` (source 1): `[ow, oh, o, n]`, f32.
+    Conv2d {
+        /// How the kernel moves.
+        window: Window,
+    } => { name: "conv_2d", sources: 2 };
+
+    /// A convolution in three dimensions: kernel `[kw, kh, kd, c · o]` over volumes f32 `[w, h, d, c · n]`: f32 `[ow, oh, od, o · n]`.
+    Conv3d {
+        /// How the kernel moves.
+        window: Window,
+        /// `c`
+        channels: usize,
+    } => { name: "conv_3d", sources: 2 };
+
+    /// A convolution of each channel with a kernel of its own: kernel `[kw, kh, 1, c]`, images f32 `[w, h, c, n]`: f32 `[ow, oh, c, n]`.
+    Conv2dDepthwise {
+        /// How the kernel moves.
+        window: Window,
+    } => { name: "conv_2d_dw", sources: 2 };
+
+    /// A transposed convolution in one dimension: kernel `[k, o, c]`, signal f32 `[w, c]`: f32 `[(w - 1) · stride + k, o]`.
+    ConvTranspose1d {
+        /// Distance between copies of the kernel.
+        stride: usize,
+    } => { name: "conv_transpose_1d", sources: 2 };
+
+    /// A transposed convolution: kernel `[kw, kh, o, c]`, images f32 `[w, h, c, n]`: f32 `[(w - 1) · stride + kw, (h - 1) · stride + kh, o, n]`.
+    ConvTranspose2d {
+        /// Distance between copies of the kernel.
+        stride: usize,
+    } => { name: "conv_transpose_2d", sources: 2 };
+
+    /// The largest or the mean of those elements of each window that there are: f32 `[ow, n1, n2, n3]`.
+    Pool1d {
+        /// What of a window.
+        pool: Pool,
+        /// Length of a window.
+        kernel: usize,
+        /// Distance between windows.
+        stride: usize,
+        /// How far the first window begins before the first element.
+        padding: usize,
+    } => { name: "pool_1d", sources: 1 };
+
+    /// The largest of each window, or its sum over the window's area: f32 `[ow, oh, n2, n3]`.
+    Pool2d {
+        /// What of a window.
+        pool: Pool,
+        /// Extents of a window.
+        kernel: [usize; 2],
+        /// Distances between windows.
+        stride: [usize; 2],
+        /// How far the first window begins before the first element.
+        padding: [usize; 2],
+    } => { name: "pool_2d", sources: 1 };
+
+    /// Source 0 scaled to `shape`. f32.
+    Upscale {
+        /// How elements between others come about.
+        interpolation: Interpolation,
+        /// Corners stay corners.
+        align_corners: bool,
+        /// Bilinear: elements that are further apart than those of the result are averaged.
+        antialias: bool,
+        /// Shape of the result.
+        shape: Shape,
+    } => { name: "upscale", sources: 1 };
+
+    /// Source 0 with what is at its other ends around it. f32.
+    PadCircular {
+        /// Elements before, by dimension.
+        before: Shape,
+        /// Elements behind, by dimension.
+        after: Shape,
+    } => { name: "pad_circular", sources: 1 };
+
+    /// Rows with their mirror images at both ends; the last element is not repeated. f32.
+    PadReflect1d {
+        /// Elements before.
+        before: usize,
+        /// Elements behind.
+        after: usize,
+    } => { name: "pad_reflect_1d", sources: 1 };
+
+    /// Elements moved forward along each dimension; what falls off one end comes in at the other. f32.
+    Roll {
+        /// How far, by dimension.
+        shift: Shape,
+    } => { name: "roll", sources: 1 };
+
+    /// For each number of source 0 (f32 `[n]`) its cosines and sines with falling frequencies: f32 `[dim, n]`.
+    TimestepEmbedding {
+        /// Length of a row.
+        dim: usize,
+        /// Of the slowest one.
+        max_period: usize,
+    } => { name: "timestep_embedding", sources: 1 };
+
+    /// The recurrence of RWKV-6 ([Peng et al. 2024](https://arxiv.org/abs/2404.05892)): for each head a matrix `S`; each token gives
+    /// `(S + u k ⊗ v)ᵀ r`, and `S ← w S + k ⊗ v`. Sources, all f32 without gaps: 0 `k`, 1 `v`, 2 `r` `[d, heads, tokens]`, 3 `u` `[d, heads]`, 4 `w`
+    /// `[d, heads, tokens]`, 5 the matrices at the beginning `[d · d · heads, sequences]`. f32 `[d · heads, tokens + d · sequences]`: what tokens get, then the matrices.
+    RwkvWkv6 => { name: "rwkv_wkv6", sources: 6 };
+
+    /// The recurrence of RWKV-7 ([Peng et al. 2025](https://arxiv.org/abs/2503.14456)): `S ← S diag(w) + (S a) ⊗ b + v ⊗ k`; each token gives `S r`. Sources: 0 `r`, 1 `w`,
+    /// 2 `k`, 3 `v`, 4 `a`, 5 `b`, 6 the matrices at the beginning; types, shapes and result as in [`RwkvWkv6`](Op::RwkvWkv6).
+    RwkvWkv7 => { name: "rwkv_wkv7", sources: 7 };
+
+    /// Gated linear attention ([Yang et al. 2023](https://arxiv.org/abs/2312.06635)): `S ← g S + k ⊗ v`; each token gives `scale Sᵀ q`. Sources: 0 `k`, 1 `v`, 2 `q`, 3 `g`, 4 the
+    /// matrices at the beginning; types, shapes and result as in [`RwkvWkv6`](Op::RwkvWkv6).
+    GatedLinearAttn {
+        /// Factor of the results.
+        scale: f32,
+    } => { name: "gated_linear_attn", sources: 5 };
+
+    /// `A⁻¹ B` for lower triangular `A` (source 0, f32 `[n, n, n2, n3]`) and `B` (source 1, f32 `[k, n, n2, n3]`).
+    SolveTri => { name: "solve_tri", sources: 2 };
+
+    /// Scores of keys for sparse attention: source 0 queries f32 `[d, heads, tokens, batch]`, source 1 keys `[d, 1, kv, batch]`, source 2 weights of heads f32
+    /// `[heads, tokens, 1, batch]`, source 3 mask f16 `[kv, tokens, 1, batch / y]`: f32 `[kv, tokens, 1, batch]`: the sum over heads of `weight · max(0, q · k)`, plus the mask.
+    LightningIndexer => { name: "lightning_indexer", sources: 4 };
+
+    /// How DeepSeek-V4 mixes 4 residual streams: source 0 f32 `[24, tokens]`, source 1 factors f32 `[3]`, source 2 summands f32 `[24]`. Of their last 16 rows, a softmax and
+    /// then Sinkhorn's iterations make a doubly stochastic matrix for each token: f32 `[4, 4, tokens]`.
+    HyperComb {
+        /// Added to sums.
+        eps: f32,
+        /// How often rows and columns are scaled.
+        iterations: usize,
+    } => { name: "dsv4_hc_comb", sources: 3 };
+
+    /// Residual streams f32 `[n, streams, tokens]` (source 0) as one: `scale` times the sum of them with weights f32 `[streams, tokens]` or, gated, with the
+    /// sigmoid of `[n, streams, tokens]` (source 1): f32 `[n, tokens]`.
+    HyperPre {
+        /// Factor of the sum.
+        scale: f32,
+        /// Whether each element has its own weight.
+        gated: bool,
+    } => { name: "dsv4_hc_pre", sources: 2 };
+
+    /// A result f32 `[n, tokens]` (source 0) back in residual streams f32 `[n, streams, tokens]` (source 1): each gets it with its factor of source 2, f32 `[streams, tokens]`, plus the
+    /// streams mixed by optional source 3, f32 `[to, from, tokens]`; without that, plus itself.
+    HyperPost => { name: "dsv4_hc_post", sources: 3, optional: 1 };
 
     /// A function of each element.
     Unary(function: Unary) => { name: "unary", sources: 1, may_overwrite: &[0] };

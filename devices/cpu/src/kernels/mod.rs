@@ -10,6 +10,7 @@ pub(crate) mod copy;
 pub(crate) mod delta;
 pub(crate) mod elementwise;
 pub(crate) mod experts;
+pub(crate) mod formula;
 pub(crate) mod glu;
 #[cfg(test)]
 mod known_answers;

@@ -105,6 +105,7 @@ mod tests {
         for (number, kind) in crate::convert::params::TABLE {
             let expected = match kind {
                 OpKind::Cast => "cpy",
+                OpKind::PadCircular => "pad",
                 kind => kind.name(),
             };
             let name = of_op(*number).to_str().unwrap();

@@ -6,6 +6,7 @@
 mod attention;
 mod copy;
 mod elementwise;
+mod formula;
 mod functions;
 mod matmul;
 mod norm;
@@ -18,6 +19,7 @@ mod training;
 
 use crate::call::Call;
 use crate::value::{is_readable, is_writable};
+use samite_core::formula::is_formula;
 use samite_core::{DType, Node, Op, Result, Support};
 use samite_quant::can_encode;
 use std::sync::Arc;
@@ -194,6 +196,7 @@ pub(crate) fn kernel(op: &Op) -> Option<Kernel> {
         Op::CrossEntropyLossBack => with(Numbers, training::cross_entropy_loss_back),
         Op::OptStepAdamW => with(Numbers, training::adamw),
         Op::OptStepSgd => with(Numbers, training::sgd),
+        _ if is_formula(op.kind()) => with(Numbers, formula::compute),
         _ => None,
     }
 }

@@ -159,8 +159,14 @@ impl Tensors for Placed<'_> {
     fn place(&mut self, key: usize, layout: Layout) -> Result<TensorRef, Reason> {
         let record = &self.graph.tensors[key];
         if layout.is_empty() {
-            let buffer = unallocated(&self.device.buffer_type(), 0, Usage::Compute);
+            // In its buffer if it has one: some devices look whether they can reach it.
             let slot = Slot { offset: 0, layout };
+            if let Ok(held) = self.buffers.get(record.buffer) {
+                self.used.insert(record.buffer);
+                let buffer = Arc::clone(&held.buffer);
+                return Ok(TensorRef { buffer, slot });
+            }
+            let buffer = unallocated(&self.device.buffer_type(), 0, Usage::Compute);
             return Ok(TensorRef { buffer, slot });
         }
         let place = self.buffers.place(record, layout)?;

@@ -4,6 +4,7 @@ mod attention;
 mod chains;
 mod copies;
 mod elementwise;
+mod formulas;
 mod matmul;
 mod rope;
 mod rows;
@@ -28,6 +29,7 @@ pub fn cases() -> Vec<Case> {
     chains::add(&mut all);
     state::add(&mut all);
     training::add(&mut all);
+    formulas::add(&mut all);
     all.0
 }
 

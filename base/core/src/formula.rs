@@ -1,0 +1,222 @@
+//! Operations that are defined by a formula: what each element of the result is, said once for all devices.
+//!
+//! These are operations of ggml's that language models seldom need: convolutions, pooling, recurrences. A device that has no faster kernel computes
+//! them by [`compute`] with its own way to read and write elements. The work falls into *units* (rows of the result, heads, columns), which write
+//! different elements, so that a device may do them beside each other and in any order.
+
+mod image;
+mod recurrence;
+mod stream;
+
+use crate::layout::{DIMS, Layout, Shape};
+use crate::op::{Op, OpKind, Triangle};
+
+/// Most sources of such an operation.
+pub const MOST_SOURCES: usize = 7;
+
+/// The shapes of a node's result and sources; a source that is not there is empty.
+#[derive(Clone, Copy, Debug)]
+pub struct Shapes {
+    /// Of the result.
+    pub result: Shape,
+    /// Of the sources.
+    pub sources: [Shape; MOST_SOURCES],
+    /// Byte strides of the result.
+    pub strides: [usize; DIMS],
+}
+
+impl Shapes {
+    /// Of a node with such layouts.
+    pub fn new<'l>(result: &Layout, sources: impl IntoIterator<Item = Option<&'l Layout>>) -> Self {
+        let mut shapes = [[0; DIMS]; MOST_SOURCES];
+        for (shape, layout) in shapes.iter_mut().zip(sources) {
+            *shape = layout.map_or([0; DIMS], Layout::shape);
+        }
+        Shapes {
+            result: result.shape(),
+            sources: shapes,
+            strides: result.strides(),
+        }
+    }
+}
+
+/// What reads elements of sources and writes elements of the result.
+pub trait Elements {
+    /// An element of a source. Any number, if there is none.
+    fn get(&self, source: usize, position: [usize; DIMS]) -> f64;
+
+    /// Writes an element of the result.
+    fn put(&mut self, position: [usize; DIMS], value: f64);
+
+    /// An element of the result that the same unit wrote, as it was rounded.
+    fn written(&self, position: [usize; DIMS]) -> f64;
+}
+
+/// Whether operations of this kind are defined by a formula.
+pub fn is_formula(kind: OpKind) -> bool {
+    matches!(
+        kind,
+        OpKind::Sin
+            | OpKind::Cos
+            | OpKind::LeakyRelu
+            | OpKind::Acc
+            | OpKind::Set
+            | OpKind::CountEqual
+            | OpKind::GroupNorm
+            | OpKind::Diag
+            | OpKind::Tri
+            | OpKind::Im2Col
+            | OpKind::Im2ColBack
+            | OpKind::Im2Col3d
+            | OpKind::Col2Im1d
+            | OpKind::Conv2d
+            | OpKind::Conv3d
+            | OpKind::Conv2dDepthwise
+            | OpKind::ConvTranspose1d
+            | OpKind::ConvTranspose2d
+            | OpKind::Pool1d
+            | OpKind::Pool2d
+            | OpKind::Upscale
+            | OpKind::PadCircular
+            | OpKind::PadReflect1d
+            | OpKind::Roll
+            | OpKind::TimestepEmbedding
+            | OpKind::RwkvWkv6
+            | OpKind::RwkvWkv7
+            | OpKind::GatedLinearAttn
+            | OpKind::SolveTri
+            | OpKind::LightningIndexer
+            | OpKind::HyperComb
+            | OpKind::HyperPre
+            | OpKind::HyperPost
+    )
+}
+
+/// Into how many units the work falls.
+pub fn units(op: &Op, shapes: &Shapes) -> usize {
+    let [_, n1, n2, n3] = shapes.result;
+    match *op {
+        Op::Acc { .. } | Op::Set { .. } | Op::CountEqual => 1,
+        Op::GroupNorm { groups, .. } => groups.saturating_mul(n3),
+        Op::RwkvWkv6 | Op::RwkvWkv7 | Op::GatedLinearAttn { .. } => recurrence::units(op, shapes),
+        Op::SolveTri => shapes.result[0] * n2 * n3,
+        Op::HyperComb { .. } => n2,
+        _ => n1 * n2 * n3,
+    }
+}
+
+/// Does one unit. Nothing is written for other operations.
+pub fn compute(op: &Op, shapes: &Shapes, unit: usize, x: &mut impl Elements) {
+    match *op {
+        Op::Acc { .. } | Op::Set { .. } => window(op, shapes, x),
+        Op::CountEqual => {
+            let equal = positions(shapes.sources[0]).filter(|&at| x.get(0, at) == x.get(1, at));
+            let count = equal.count();
+            x.put([0; DIMS], count as f64);
+        }
+        Op::GroupNorm { groups, eps } => group_norm(shapes, unit, groups, eps.into(), x),
+        Op::RwkvWkv6 | Op::RwkvWkv7 | Op::GatedLinearAttn { .. } => {
+            recurrence::compute(op, shapes, unit, x);
+        }
+        Op::SolveTri => stream::solve(shapes, unit, x),
+        Op::HyperComb { eps, iterations } => stream::comb(unit, eps.into(), iterations, x),
+        _ => {
+            let row = row(shapes.result, unit);
+            for i0 in 0..shapes.result[0] {
+                let at = [i0, row[0], row[1], row[2]];
+                let value = element(op, shapes, at, x);
+                x.put(at, value);
+            }
+        }
+    }
+}
+
+/// Element `at` of the result of an operation whose elements do not depend on each other.
+fn element(op: &Op, shapes: &Shapes, at: [usize; DIMS], x: &impl Elements) -> f64 {
+    let [i0, i1, i2, i3] = at;
+    match *op {
+        Op::Sin => x.get(0, at).sin(),
+        Op::Cos => x.get(0, at).cos(),
+        Op::LeakyRelu { slope } => match x.get(0, at) {
+            value if value > 0.0 => value,
+            value => f64::from(slope) * value,
+        },
+        Op::Diag if i0 == i1 => x.get(0, [i0, 0, i2, i3]),
+        Op::Diag => 0.0,
+        Op::Tri { part } => {
+            let stays = match part {
+                Triangle::UpperDiag => i0 >= i1,
+                Triangle::Upper => i0 > i1,
+                Triangle::LowerDiag => i0 <= i1,
+                Triangle::Lower => i0 < i1,
+            };
+            if stays { x.get(0, at) } else { 0.0 }
+        }
+        Op::TimestepEmbedding { dim, max_period } => {
+            let half = dim / 2;
+            if i0 >= 2 * half {
+                return 0.0;
+            }
+            let frequency = (-(max_period as f64).ln() * (i0 % half) as f64 / half as f64).exp();
+            let angle = x.get(0, [i1, 0, 0, 0]) * frequency;
+            if i0 < half { angle.cos() } else { angle.sin() }
+        }
+        Op::LightningIndexer => stream::score(shapes, at, x),
+        Op::HyperPre { scale, gated } => stream::pre(shapes, at, scale.into(), gated, x),
+        Op::HyperPost => stream::post(shapes, at, x),
+        _ => image::element(op, shapes, at, x),
+    }
+}
+
+/// Source 0, and source 1 added to it or in its place, in a window.
+fn window(op: &Op, shapes: &Shapes, x: &mut impl Elements) {
+    let (strides, offset, adds) = match *op {
+        Op::Acc { strides, offset } => (strides, offset, true),
+        Op::Set { strides, offset } => (strides, offset, false),
+        _ => return,
+    };
+    for at in positions(shapes.result) {
+        let value = x.get(0, at);
+        x.put(at, value);
+    }
+    let [n0, n1, n2, _] = shapes.result;
+    let size = shapes.strides[0];
+    for at in positions(shapes.sources[1]) {
+        let [i0, i1, i2, i3] = at;
+        let place = offset + i1 * strides[0] + i2 * strides[1] + i3 * strides[2];
+        let i = place / size + i0;
+        let to = [i % n0, i / n0 % n1, i / (n0 * n1) % n2, i / (n0 * n1 * n2)];
+        let value = x.get(1, at) + if adds { x.written(to) } else { 0.0 };
+        x.put(to, value);
+    }
+}
+
+fn group_norm(shapes: &Shapes, unit: usize, groups: usize, eps: f64, x: &mut impl Elements) {
+    let [n0, n1, n2, _] = shapes.result;
+    let (group, i3) = (unit % groups, unit / groups);
+    let each = n2.div_ceil(groups);
+    let (first, end) = ((group * each).min(n2), ((group + 1) * each).min(n2));
+    let all =
+        || positions([n0, n1, end - first, 1]).map(|[i0, i1, i2, _]| [i0, i1, first + i2, i3]);
+    let count = (n0 * n1 * (end - first)) as f64;
+    let mean = all().map(|at| x.get(0, at)).sum::<f64>() / count;
+    let variance = all().map(|at| (x.get(0, at) - mean).powi(2)).sum::<f64>() / count;
+    let scale = 1.0 / (variance + eps).sqrt();
+    for at in all() {
+        let value = (x.get(0, at) - mean) * scale;
+        x.put(at, value);
+    }
+}
+
+/// Row number `unit` of a shape.
+fn row([_, n1, n2, _]: Shape, unit: usize) -> [usize; 3] {
+    [unit % n1, unit / n1 % n2, unit / (n1 * n2)]
+}
+
+/// Every position of `shape`, dimension 0 fastest.
+fn positions([n0, n1, n2, n3]: Shape) -> impl Iterator<Item = [usize; DIMS]> {
+    (0..n3).flat_map(move |i3| {
+        (0..n2)
+            .flat_map(move |i2| (0..n1).flat_map(move |i1| (0..n0).map(move |i0| [i0, i1, i2, i3])))
+    })
+}

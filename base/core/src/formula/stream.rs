@@ -1,0 +1,101 @@
+//! Operations on columns, tokens and residual streams.
+
+use super::{Elements, Shapes};
+
+/// One column of `A⁻¹ B`, from the top down.
+pub fn solve(shapes: &Shapes, unit: usize, x: &mut impl Elements) {
+    let [columns, n, n2, _] = shapes.result;
+    let (column, i2, i3) = (unit % columns, unit / columns % n2, unit / (columns * n2));
+    for i in 0..n {
+        let known: f64 = (0..i)
+            .map(|t| x.get(0, [t, i, i2, i3]) * x.written([column, t, i2, i3]))
+            .sum();
+        let value = (x.get(1, [column, i, i2, i3]) - known) / x.get(0, [i, i, i2, i3]);
+        x.put([column, i, i2, i3], value);
+    }
+}
+
+/// How much key `at[0]` matters for token `at[1]`.
+pub fn score(shapes: &Shapes, [key, token, _, batch]: [usize; 4], x: &impl Elements) -> f64 {
+    let [size, heads, ..] = shapes.sources[0];
+    let masks = shapes.sources[3][3].max(1);
+    let sum: f64 = (0..heads)
+        .map(|head| {
+            let products =
+                (0..size).map(|i| x.get(0, [i, head, token, batch]) * x.get(1, [i, 0, key, batch]));
+            products.sum::<f64>().max(0.0) * x.get(2, [head, token, 0, batch])
+        })
+        .sum();
+    sum + x.get(3, [key, token, 0, batch % masks])
+}
+
+/// Streams that are mixed.
+const STREAMS: usize = 4;
+
+/// The mixing matrix of one token.
+pub fn comb(token: usize, eps: f64, iterations: usize, x: &mut impl Elements) {
+    let mut m = [[0.0; STREAMS]; STREAMS]; // [from][to]
+    for (from, row) in m.iter_mut().enumerate() {
+        for (to, value) in row.iter_mut().enumerate() {
+            let i = 2 * STREAMS + to + STREAMS * from;
+            let scale = x.get(1, [2, 0, 0, 0]);
+            *value = x.get(0, [i, token, 0, 0]) * scale + x.get(2, [i, 0, 0, 0]);
+        }
+        let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        row.iter_mut()
+            .for_each(|value| *value = (*value - largest).exp());
+        let sum: f64 = row.iter().sum();
+        row.iter_mut().for_each(|value| *value = *value / sum + eps);
+    }
+    for iteration in 0..iterations.max(1) {
+        if iteration > 0 {
+            for row in &mut m {
+                let sum = eps + row.iter().sum::<f64>();
+                row.iter_mut().for_each(|value| *value /= sum);
+            }
+        }
+        for to in 0..STREAMS {
+            let sum = eps + m.iter().map(|row| row[to]).sum::<f64>();
+            m.iter_mut().for_each(|row| row[to] /= sum);
+        }
+    }
+    for (from, row) in m.iter().enumerate() {
+        for (to, &value) in row.iter().enumerate() {
+            x.put([to, from, token, 0], value);
+        }
+    }
+}
+
+/// The sum of weighted streams.
+pub fn pre(
+    shapes: &Shapes,
+    [i, token, ..]: [usize; 4],
+    scale: f64,
+    gated: bool,
+    x: &impl Elements,
+) -> f64 {
+    let streams = shapes.sources[0][1];
+    let sum: f64 = (0..streams)
+        .map(|stream| {
+            let weight = match gated {
+                true => 1.0 / (1.0 + (-x.get(1, [i, stream, token, 0])).exp()),
+                false => x.get(1, [stream, token, 0, 0]),
+            };
+            x.get(0, [i, stream, token, 0]) * weight
+        })
+        .sum();
+    scale * sum
+}
+
+/// What a stream becomes.
+pub fn post(shapes: &Shapes, [i, to, token, _]: [usize; 4], x: &impl Elements) -> f64 {
+    let own = x.get(0, [i, token, 0, 0]) * x.get(2, [to, token, 0, 0]);
+    let residual = |from| x.get(1, [i, from, token, 0]);
+    let is_mixed = shapes.sources[3][0] > 0;
+    own + match is_mixed {
+        true => (0..shapes.result[1])
+            .map(|from| residual(from) * x.get(3, [to, from, token, 0]))
+            .sum(),
+        false => residual(to),
+    }
+}
