@@ -95,6 +95,9 @@ pub fn is_formula(kind: OpKind) -> bool {
 /// Into how many units the work falls.
 pub fn units(op: &Op, shapes: &Shapes) -> usize {
     let [_, n1, n2, n3] = shapes.result;
+    if shapes.result.contains(&0) {
+        return 0;
+    }
     match *op {
         Op::Acc { .. } | Op::Set { .. } | Op::CountEqual => 1,
         Op::GroupNorm { groups, .. } => groups.saturating_mul(n3),

@@ -2,6 +2,7 @@
 
 use super::{Elements, Shapes};
 use crate::op::{Interpolation, Op, Pool, Window};
+use std::ops::Range;
 
 /// Where element `k` of the kernel lies at place `o`, along dimension `d`; `None` in the padding.
 fn seen(window: &Window, d: usize, o: usize, k: usize, extent: usize) -> Option<usize> {
@@ -15,6 +16,12 @@ fn place(window: &Window, d: usize, at: usize, k: usize, places: usize) -> Optio
     let stride = window.stride[d] as usize;
     let from = (at + window.padding[d] as usize).checked_sub(k * window.dilation[d] as usize)?;
     (from.is_multiple_of(stride) && from / stride < places).then_some(from / stride)
+}
+
+/// What a window of pooling has of `extent` elements: no more, however long it is.
+fn pooled(o: usize, stride: usize, padding: usize, kernel: usize, extent: usize) -> Range<usize> {
+    let first = o * stride;
+    first.saturating_sub(padding)..(first + kernel).saturating_sub(padding).min(extent)
 }
 
 /// Element `at` of the result.
@@ -170,14 +177,8 @@ pub fn element(op: &Op, shapes: &Shapes, at: [usize; 4], x: &impl Elements) -> f
             stride,
             padding,
         } => {
-            let at = |k: usize| {
-                (i0 * stride + k)
-                    .checked_sub(*padding)
-                    .filter(|&at| at < k0)
-            };
-            let there = (0..*kernel)
-                .filter_map(at)
-                .map(|at| x.get(0, [at, i1, i2, i3]));
+            let there = pooled(i0, *stride, *padding, *kernel, k0);
+            let there = there.map(|at| x.get(0, [at, i1, i2, i3]));
             match pool {
                 Pool::Max => there.fold(f64::from(f32::MIN), f64::max),
                 Pool::Mean => {
@@ -196,12 +197,10 @@ pub fn element(op: &Op, shapes: &Shapes, at: [usize; 4], x: &impl Elements) -> f
             stride,
             padding,
         } => {
-            let at = |d: usize, o: usize, k: usize| (o * stride[d] + k).checked_sub(padding[d]);
-            let there = (0..kernel[1]).flat_map(|h| (0..kernel[0]).map(move |w| (w, h)));
-            let there = there.filter_map(|(w, h)| {
-                let (a, b) = (at(0, i0, w)?, at(1, i1, h)?);
-                (a < k0 && b < k1).then(|| x.get(0, [a, b, i2, i3]))
-            });
+            let columns = pooled(i0, stride[0], padding[0], kernel[0], k0);
+            let rows = pooled(i1, stride[1], padding[1], kernel[1], k1);
+            let there = rows.flat_map(|h| columns.clone().map(move |w| (w, h)));
+            let there = there.map(|(w, h)| x.get(0, [w, h, i2, i3]));
             match pool {
                 Pool::Max => there.fold(f64::from(f32::MIN), f64::max),
                 Pool::Mean => there.sum::<f64>() / (kernel[0] * kernel[1]) as f64,
