@@ -6,7 +6,7 @@
 use super::kv_rows::{
     BLOCK, DecodeFn, Rows, RowsFn, decode_of, is_loaded, products_of, weighted_sums_of,
 };
-use super::query_block::seen;
+use super::query_block::NO_KEY;
 use super::{Extents, Logits, Memory, Operands, element, no_kernel, rows_of, too_large};
 use crate::detect::{Isa, vectorized};
 use crate::kernel::{KernelContext, Phase, Scratch};
@@ -301,7 +301,23 @@ impl Attention {
         } else {
             (split * SPLIT, ((split + 1) * SPLIT).min(extents.keys))
         };
-        for key in (start..end).step_by(BLOCK) {
+        let mut shown_blocks = u64::MAX;
+        for (number, key) in (start..end).step_by(BLOCK).enumerate() {
+            // Where there are many sequences, most blocks are those of others.
+            if let Some(mask) = own.mask.filter(|_| is_shared) {
+                if number % 64 == 0 {
+                    let row = mask.at([token, 0, divide(batch, mask.shape()[3]).1]);
+                    let row = row.wrapping_add(key * size_of::<u16>()).cast::<u16>();
+                    // SAFETY: the mask is F16 without gaps, as inference checked, and at least as long as there are keys; nobody writes to a
+                    // mask that is read.
+                    let row =
+                        unsafe { std::slice::from_raw_parts(row, (end - key).min(64 * BLOCK)) };
+                    shown_blocks = blocks_shown(own.isa, row);
+                }
+                if shown_blocks >> (number % 64) & 1 == 0 {
+                    continue;
+                }
+            }
             let mut len = 0;
             for (bias, row) in biases.iter_mut().zip(&*rows) {
                 let place = [token, row.head, batch];
@@ -383,14 +399,8 @@ impl Attention {
         };
         let [_, _, m2, m3] = mask.shape();
         let row = mask.at([token, divide(head, m2).1, divide(batch, m3).1]);
-        let first = row.wrapping_add(key * size_of::<u16>());
-        // Where there are many sequences, most blocks are those of others.
-        // SAFETY: the mask is F16 without gaps and has `len` numbers from `key` on; nobody writes to a mask that is read.
-        if seen(unsafe { std::slice::from_raw_parts(first.cast(), len) }) == 0 {
-            return;
-        }
         let row = Rows {
-            first,
+            first: row.wrapping_add(key * size_of::<u16>()),
             stride: 0,
             count: 1,
             len,
@@ -451,6 +461,22 @@ fn divide(number: usize, by: usize) -> (usize, usize) {
         (number, 0)
     } else {
         (number / by, number % by)
+    }
+}
+
+vectorized! {
+    /// Which of up to 64 blocks of keys have one that a row of a mask shows: a bit for each, the lowest one for the first block.
+    fn blocks_shown(row: &[u16]) -> u64 {
+        let (whole, rest) = row.as_chunks::<BLOCK>();
+        let shows = |any: u16, m: &u16| any | (m ^ NO_KEY);
+        let mut bits = 0;
+        for (i, block) in whole.iter().enumerate() {
+            bits |= u64::from(block.iter().fold(0, shows) != 0) << i;
+        }
+        if !rest.is_empty() {
+            bits |= u64::from(rest.iter().fold(0, shows) != 0) << whole.len();
+        }
+        bits
     }
 }
 

@@ -12,7 +12,7 @@ use half::f16;
 /// Rows of a block.
 pub(super) const ROWS: usize = 64;
 
-const NO_KEY: u16 = 0xfc00; // minus infinity as f16
+pub(super) const NO_KEY: u16 = 0xfc00; // minus infinity as f16
 
 /// A number for each row.
 pub(super) type Lanes = [f32; ROWS];
@@ -287,8 +287,7 @@ impl Block {
 }
 
 /// How many keys there are up to the last one that a row of a mask shows.
-#[inline]
-pub(super) fn seen(row: &[u16]) -> usize {
+fn seen(row: &[u16]) -> usize {
     let mut end = row.len();
     for chunk in row.rchunks(32) {
         // Mostly all or nothing, found without branches.
