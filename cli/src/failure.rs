@@ -12,6 +12,8 @@ pub enum Failure {
     Usage(String),
     /// Something went wrong.
     Error(String),
+    /// A device is gone, with what it held.
+    Lost(String),
     /// All of several processes know it.
     Agreed(String),
     /// Ctrl-C, or another signal that asks for an end.
@@ -39,6 +41,9 @@ impl Failure {
         match self {
             Failure::Usage(message) => format!("{message} (see --help)"),
             Failure::Error(message) | Failure::Agreed(message) => message.clone(),
+            Failure::Lost(message) => {
+                format!("{message}; what it held is gone: start again when it is back")
+            }
             Failure::Interrupted => "interrupted".to_owned(),
             Failure::OutputClosed => "nobody reads the output any more".to_owned(),
         }
@@ -48,7 +53,7 @@ impl Failure {
     pub fn report(self) -> i32 {
         let exit_code = match self {
             Failure::Usage(_) => 2,
-            Failure::Error(_) | Failure::Agreed(_) => 1,
+            Failure::Error(_) | Failure::Lost(_) | Failure::Agreed(_) => 1,
             Failure::Interrupted => interrupt::exit_code(),
             Failure::OutputClosed => return 0,
         };
@@ -56,7 +61,7 @@ impl Failure {
         match (&self, ranks::rank()) {
             (Failure::Agreed(_) | Failure::Interrupted, Some(1..)) => {}
             (Failure::Interrupted, _) => say(text),
-            (Failure::Usage(_) | Failure::Error(_), Some(rank @ 1..)) => {
+            (Failure::Usage(_) | Failure::Error(_) | Failure::Lost(_), Some(rank @ 1..)) => {
                 say(format_args!("error: rank {rank}: {}", one_line(&text)));
             }
             _ => say(format_args!("error: {}", one_line(&text))),
@@ -106,6 +111,7 @@ impl From<samite::Error> for Failure {
     fn from(error: samite::Error) -> Self {
         match error {
             samite::Error::Cancelled => Failure::Interrupted,
+            lost @ samite::Error::DeviceLost { .. } => Failure::Lost(lost.to_string()),
             error => Failure::error(error),
         }
     }
@@ -116,6 +122,7 @@ impl From<samite::llm::Error> for Failure {
         match error {
             error if error.is_cancelled() => Failure::Interrupted,
             samite::llm::Error::Rule(message) => Failure::Usage(message.into()),
+            samite::llm::Error::Core(error) => error.into(),
             error => Failure::error(error),
         }
     }

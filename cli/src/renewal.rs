@@ -2,10 +2,12 @@
 
 use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, Outcome};
+use crate::ranks;
 use crate::shown::{one_line, say};
 use samite::CancelToken;
-use samite::llm::{Context, ContextOptions, Error, Result};
+use samite::llm::{Context, ContextOptions, Error, Model, Result};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often it is tried again.
@@ -13,6 +15,62 @@ const PAUSE: Duration = Duration::from_millis(250);
 
 /// How often the model is loaded from servers that are there.
 const MOST_LOADS: usize = 3;
+
+/// How long to wait for servers of these flags that are lost, if there are any.
+fn patience(model: &ModelArgs) -> Option<Duration> {
+    #[cfg(feature = "remote")]
+    return model.remote().wait();
+    #[cfg(not(feature = "remote"))]
+    {
+        let _ = model;
+        None
+    }
+}
+
+/// A server of these flags that cannot be used, and why.
+fn unreachable(model: &ModelArgs) -> Option<String> {
+    #[cfg(feature = "remote")]
+    return model.remote().unreachable();
+    #[cfg(not(feature = "remote"))]
+    {
+        let _ = model;
+        None
+    }
+}
+
+/// Loads a model. If a server is lost meanwhile and comes back in time, it is loaded once more.
+///
+/// # Errors
+/// As [`ModelArgs::load`]; if the server does not come back; when cancelled.
+pub fn load(model: &ModelArgs, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+    // Several processes would have to begin anew together.
+    let wait = patience(model).filter(|_| ranks::group().is_none());
+    let Some(wait) = wait else {
+        return model.load(cpu, cancel);
+    };
+    let (start, seconds) = (Instant::now(), wait.as_secs());
+    let mut loads = 0;
+    loop {
+        loads += 1;
+        let lost = match model.load(cpu, cancel) {
+            Err(Failure::Lost(lost)) if loads < MOST_LOADS => one_line(&lost),
+            loaded => return loaded,
+        };
+        say(format_args!(
+            "{lost}; waiting up to {seconds} s for it to come back"
+        ));
+        while let Some(why) = unreachable(model) {
+            cancel.check()?;
+            if start.elapsed() >= wait {
+                return Err(Failure::error(format_args!(
+                    "{lost}; it did not come back within {seconds} s: {why}"
+                )));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        say("it is back: the model is loaded again");
+    }
+}
 
 /// Makes contexts anew, by the same flags.
 pub struct Renewal {
@@ -27,10 +85,7 @@ pub struct Renewal {
 impl Renewal {
     /// For a model by these flags; `None` if it has no servers that could come back.
     pub fn new(model: &ModelArgs, cpu: &CpuArgs, options: &ContextOptions) -> Option<Self> {
-        #[cfg(feature = "remote")]
-        let wait = model.remote().wait()?;
-        #[cfg(not(feature = "remote"))]
-        let wait = Option::<Duration>::None?;
+        let wait = patience(model)?;
         Some(Renewal {
             model: model.clone(),
             cpu: cpu.clone(),
@@ -61,7 +116,7 @@ impl Renewal {
         };
         let mut loads = 1;
         loop {
-            let why = match self.unreachable() {
+            let why = match unreachable(&self.model) {
                 Some(why) => why,
                 None => match self.context() {
                     Ok(context) => {
@@ -86,14 +141,6 @@ impl Renewal {
             }
             std::thread::sleep(PAUSE);
         }
-    }
-
-    /// A server that cannot be used, and why.
-    fn unreachable(&self) -> Option<String> {
-        #[cfg(feature = "remote")]
-        return self.model.remote().unreachable();
-        #[cfg(not(feature = "remote"))]
-        None
     }
 
     fn context(&self) -> Result<Context, Failure> {

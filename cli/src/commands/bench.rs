@@ -11,7 +11,7 @@ mod work;
 
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
-use crate::progress;
+use crate::{progress, renewal};
 pub use flags::BenchArgs;
 use limits::Limits;
 use metadata::{describe, metadata};
@@ -64,9 +64,8 @@ pub fn run(args: BenchArgs) -> Outcome {
     bar.set_length((threads.len() * works.len()) as u64);
     let (mut rows, mut limits, mut name) = (Vec::new(), Limits::default(), String::new());
     for &threads in &threads {
-        let model = args
-            .model
-            .load(&CpuArgs::new(threads, &args.pool), &cancel)?;
+        let cpu = CpuArgs::new(threads, &args.pool);
+        let model = renewal::load(&args.model, &cpu, &cancel)?;
         name = describe(&model);
         // The processor's limits say nothing of what another device does.
         let other = other_device(&model);

@@ -8,7 +8,7 @@ use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::{self, Source};
 use crate::interrupt;
-use crate::renewal::Renewal;
+use crate::renewal::{self, Renewal};
 use crate::sampling::SamplingArgs;
 use crate::shown::{counted, escaped, one_line, say};
 use clap::Args;
@@ -181,7 +181,7 @@ pub fn run(args: ChatArgs) -> Outcome {
     let cancel = interrupt::token();
     let mut context_options = args.model.context_options(&cancel)?;
     args.cpu.apply(&mut context_options);
-    let model = args.model.load(&args.cpu, &cancel)?;
+    let model = renewal::load(&args.model, &args.cpu, &cancel)?;
     let template = form.choose(&model)?;
     let sampling = args.sampling.params(sampler_params(model.metadata())?)?;
     Sampler::new(sampling.clone()).map_err(Failure::usage)?;

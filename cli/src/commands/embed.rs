@@ -4,7 +4,7 @@ use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
-use crate::{interrupt, progress};
+use crate::{interrupt, progress, renewal};
 use clap::{Args, ValueEnum};
 use samite::llm::arch::spec::Pooling;
 use samite::llm::{Model, Normalization, cosine, embed, fit_to};
@@ -139,7 +139,7 @@ pub fn run(args: EmbedArgs) -> Outcome {
     let cancel = interrupt::token();
     let mut options = args.model.context_options(&cancel)?;
     args.cpu.apply(&mut options);
-    let model = args.model.load(&args.cpu, &cancel)?;
+    let model = renewal::load(&args.model, &args.cpu, &cancel)?;
     let spec = model.spec();
     let pooling = match args.pooling {
         Some(pooling) => pooling.pooling(),

@@ -5,7 +5,7 @@ use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::{self, Source};
 use crate::watch::npy;
-use crate::{interrupt, progress};
+use crate::{interrupt, progress, renewal};
 use clap::Args;
 use samite::DType;
 use samite::gguf::AtomicFile;
@@ -74,7 +74,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
     let cancel = interrupt::token();
     let mut options = args.model.context_options(&cancel)?;
     args.cpu.apply(&mut options);
-    let model = args.model.load(&args.cpu, &cancel)?;
+    let model = renewal::load(&args.model, &args.cpu, &cancel)?;
     let n_ctx_train = model.spec().n_ctx_train;
     let most = options.n_ctx.unwrap_or(n_ctx_train);
     let tokens = match (args.ids, source) {

@@ -5,7 +5,7 @@ use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
 use crate::shown::counted;
-use crate::{interrupt, progress};
+use crate::{interrupt, progress, renewal};
 use clap::Args;
 use samite::llm::perplexity;
 use serde_json::json;
@@ -47,7 +47,7 @@ pub fn run(args: PerplexityArgs) -> Outcome {
     let cancel = interrupt::token();
     let mut options = args.model.context_options(&cancel)?;
     args.cpu.apply(&mut options);
-    let model = args.model.load(&args.cpu, &cancel)?;
+    let model = renewal::load(&args.model, &args.cpu, &cancel)?;
     let n_ctx_train = model.spec().n_ctx_train;
     let chunk = options.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CHUNK));
     if chunk < SMALLEST_CHUNK {

@@ -5,7 +5,7 @@ use crate::args::{ModelArgs, number_or_all, token_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
-use crate::renewal::Renewal;
+use crate::renewal::{self, Renewal};
 use crate::sampling::SamplingArgs;
 use crate::shown::{counted, say};
 use crate::trace_file::TraceFile;
@@ -167,7 +167,7 @@ impl RunArgs {
         let cancel = interrupt::token();
         let mut context_options = self.model.context_options(&cancel)?;
         self.cpu.apply(&mut context_options);
-        let model = self.model.load(&self.cpu, &cancel);
+        let model = renewal::load(&self.model, &self.cpu, &cancel);
         // Some are faster.
         let model = ranks::together(ranks::LOADING, model)?;
         let params = self.sampling.params(sampler_params(model.metadata())?)?;

@@ -32,7 +32,7 @@ pub struct SimArgs {
     /// How many seeds to run
     #[arg(long, value_name = "N", default_value_t = 1)]
     count: u64,
-    /// What is done: graphs, models, requests or rpc; by default, what the seed says
+    /// What is done: graphs, models, requests, rpc or remote; by default, what the seed says
     #[arg(long, value_name = "NAME")]
     workload: Option<Workload>,
     /// At most so many devices beside the host's processor

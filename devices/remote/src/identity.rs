@@ -169,9 +169,14 @@ pub(crate) fn unhex(text: &str) -> Option<[u8; 32]> {
 /// Random bytes.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
-    ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes)
-        .map_err(|_| Error::other("the system has no random numbers"))?;
+    fill_random(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Fills `bytes` with random ones.
+pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<()> {
+    ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), bytes)
+        .map_err(|_| Error::other("the system has no random numbers"))
 }
 
 /// The folder where key and tokens are if nothing else is said: `samite` in the user's folder for settings.

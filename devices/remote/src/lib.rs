@@ -9,6 +9,7 @@
 //! - `identity`, `tls`: the address pins the server's key; a token, of which nothing goes over the wire, proves who a client is.
 //! - `convert`: layouts, errors and graphs as messages.
 //! - `server`, `client`: who speaks.
+//! - [`bare`], `outside`: both sides without TLS, gRPC and threads, for simulations.
 //!
 //! # How it works
 //! A session is one stream each way. Requests have numbers, and the server does them in their order. Nothing is waited for but what is read, asked or
@@ -21,9 +22,11 @@
 //! has a quota. A client that has no token gets no message read.
 #![forbid(unsafe_code)]
 
+pub mod bare;
 mod client;
 mod convert;
 mod identity;
+mod outside;
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 #[rustfmt::skip]
 mod proto;

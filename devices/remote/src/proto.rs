@@ -22,6 +22,9 @@ pub struct Request {
     /// Whether a reply is wanted when it is done, although nothing is asked.
     #[prost(bool, tag = "6")]
     pub confirm: bool,
+    /// The client goes, and the session ends with everything that it has. A stream that ends without it is a lost connection.
+    #[prost(bool, tag = "7")]
+    pub over: bool,
 }
 /// Begins a session, or goes on with one.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -15,6 +15,9 @@ pub enum Workload {
     Requests,
     /// Clients of a server of ggml's RPC protocol, some of them hostile.
     Rpc,
+    /// Clients of a server of the remote mode, some of them hostile.
+    #[cfg(feature = "remote")]
+    Remote,
 }
 
 impl Workload {
@@ -25,6 +28,8 @@ impl Workload {
             Workload::Models => "models",
             Workload::Requests => "requests",
             Workload::Rpc => "rpc",
+            #[cfg(feature = "remote")]
+            Workload::Remote => "remote",
         }
     }
 }
@@ -38,8 +43,10 @@ impl FromStr for Workload {
             "models" => Ok(Workload::Models),
             "requests" => Ok(Workload::Requests),
             "rpc" => Ok(Workload::Rpc),
+            #[cfg(feature = "remote")]
+            "remote" => Ok(Workload::Remote),
             _ => Err(format!(
-                "'{name}' is none of graphs, models, requests and rpc"
+                "'{name}' is none of graphs, models, requests, rpc and remote"
             )),
         }
     }
@@ -64,13 +71,15 @@ pub struct Case {
 
 impl Case {
     /// The whole case of a seed: graphs mostly, which are quick; every eighth seed has models, every tenth one requests, every
-    /// tenth one a server.
+    /// tenth one a server of RPC, every twentieth one of the remote mode.
     pub fn new(seed: u64) -> Self {
         Case {
             seed,
             workload: match (seed % 10, seed % 8) {
                 (5, _) => Workload::Requests,
                 (2, _) => Workload::Rpc,
+                #[cfg(feature = "remote")]
+                (8, 0 | 4) => Workload::Remote,
                 (_, 7) => Workload::Models,
                 _ => Workload::Graphs,
             },

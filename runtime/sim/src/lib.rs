@@ -5,7 +5,8 @@
 //! `docs/simulation.md` tells how it works, with a failure followed step by step.
 //!
 //! - A [`Case`] is everything that a simulation depends on. [`run`] plays it and says what was wrong.
-//! - A [`Workload`] is what the application does: random graphs on a scheduler, contexts of language models, many requests in one context, or clients of an RPC server. Everything is also done on one plain
+//! - A [`Workload`] is what the application does: random graphs on a scheduler, contexts of language models, many requests in one context, or clients of an RPC server or of
+//!   one of the remote mode (feature `remote`, on by default). Everything is also done on one plain
 //!   reference device, and results must be equal bit by bit.
 //! - A [`Fault`] is something that goes wrong. What fails must say why, leave everything usable, and work when it is done again.
 //! - A [`Search`] runs many seeds; [`shrink`] makes a case that failed small.
@@ -36,6 +37,8 @@ mod memory;
 mod models;
 mod net;
 mod player;
+#[cfg(feature = "remote")]
+mod remote;
 mod requests;
 mod rpc;
 mod search;
@@ -63,6 +66,8 @@ pub fn run(case: &Case, is_wanted: bool) -> Outcome {
         Workload::Models => models::play(case, &world, &mut outcome),
         Workload::Requests => requests::play(case, &world, &mut outcome),
         Workload::Rpc => rpc::play(case, &world, &mut outcome),
+        #[cfg(feature = "remote")]
+        Workload::Remote => remote::play(case, &world, &mut outcome),
     });
     // Warnings about simulated devices concern nobody.
     let play = || tracing::subscriber::with_default(NoSubscriber::new(), || catch_unwind(play));

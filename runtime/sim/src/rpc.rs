@@ -352,7 +352,11 @@ impl Loaded {
     }
 }
 
-fn decode(context: &mut Context, at: usize, tokens: &[(u32, bool)]) -> Result<Vec<Vec<f32>>> {
+pub(crate) fn decode(
+    context: &mut Context,
+    at: usize,
+    tokens: &[(u32, bool)],
+) -> Result<Vec<Vec<f32>>> {
     let mut batch = Batch::new();
     for (offset, &(token, wanted)) in tokens.iter().enumerate() {
         batch.add(token, (at + offset) as i32, &[0], wanted);

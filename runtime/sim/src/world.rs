@@ -118,6 +118,8 @@ pub(crate) struct State {
     devices: Vec<DeviceState>,
     host: VectorClock,
     shadow: Shadow,
+    /// Whoever reads what nobody wrote reads zeros: what clients sent behind a failure is done, too, and its results are nobody's.
+    pub is_zeroed: bool,
     live: BTreeMap<String, Live>,
     pub faults: Faults,
     pub trace: Trace,
@@ -148,6 +150,7 @@ impl World {
             devices: Vec::new(),
             host: VectorClock::default(),
             shadow: Shadow::default(),
+            is_zeroed: false,
             live: BTreeMap::new(),
             faults,
             trace,
@@ -595,7 +598,9 @@ impl State {
     /// Reading bytes before they are written is a mistake.
     pub fn begin_undefined(&mut self, at: Location, bytes: usize) {
         let range = at.offset..at.offset + bytes;
-        self.shadow.begin_undefined(at.memory, range);
+        if !self.is_zeroed {
+            self.shadow.begin_undefined(at.memory, range);
+        }
     }
 
     /// Notes that a buffer is given back: nothing may be at work in it.

@@ -109,6 +109,8 @@ fn every_workload_meets_faults_of_its_own() {
         (Workload::Models, Fault::ReadFile),
         (Workload::Requests, Fault::Compute),
         (Workload::Rpc, Fault::Cut),
+        #[cfg(feature = "remote")]
+        (Workload::Remote, Fault::Silence),
     ] {
         let search = Search {
             workload: Some(workload),

@@ -11,7 +11,6 @@ use samite_core::{
 };
 use std::any::Any;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// Weights of fewer bytes are sent without asking whether they are there.
@@ -178,12 +177,6 @@ impl Far {
     }
 }
 
-/// A number for each thing of this process that a server knows.
-pub(super) fn next() -> u64 {
-    static LAST: AtomicU64 = AtomicU64::new(NOBODY);
-    LAST.fetch_add(1, Ordering::Relaxed) + 1
-}
-
 /// A kind of memory of a device.
 #[derive(Debug)]
 pub(super) struct RemoteMemory {
@@ -293,7 +286,7 @@ impl BufferType for RemoteMemory {
         let buffer = RemoteBuffer {
             buffer_type: Arc::clone(&memory) as Arc<dyn BufferType>,
             memory,
-            number: next(),
+            number: self.far.endpoint.next(),
             size,
             usage,
             location: Location {

@@ -1,20 +1,29 @@
 //! Devices of servers, as devices of samite.
 //!
-//! - `endpoint`: the session with a server.
+//! - `endpoint`: the session with a server, for those who use it.
+//! - `link`: its connections, one after the other; `connector` makes them.
 //! - `device`, `memory`, `stream`: the contract.
 
+mod connector;
 mod device;
 mod endpoint;
+mod link;
 mod memory;
 mod stream;
 
 use crate::identity::{self, Address};
+use crate::outside::Outside;
 use crate::proto;
 use device::RemoteDevice;
 use endpoint::Endpoint;
+pub use endpoint::Meanwhile;
+use endpoint::Shared;
+use link::Links;
+pub(crate) use link::{Carrier, Kind, Opening, Refused};
 use samite_core::{Backend, Device, Rejected};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// How servers are reached.
@@ -86,15 +95,64 @@ impl RemoteBackend {
 
     fn open(&self, address: &str, options: &RemoteOptions) -> Result<Vec<Arc<dyn Device>>, String> {
         let (endpoint, described) = session(address, options)?;
-        let first = self.devices.len();
-        let devices = (0u32..).zip(described).map(|(number, described)| {
-            let name = format!("remote{}", first + number as usize);
-            let endpoint = Arc::clone(&endpoint);
-            let device = RemoteDevice::new(endpoint, number, name, described, options.deadline)?;
-            Ok(device as Arc<dyn Device>)
-        });
-        devices.collect()
+        devices(&endpoint, described, self.devices.len(), options)
     }
+}
+
+/// The devices of a server, numbered from `first` on.
+fn devices(
+    endpoint: &Arc<Endpoint>,
+    described: Vec<proto::Device>,
+    first: usize,
+    options: &RemoteOptions,
+) -> Result<Vec<Arc<dyn Device>>, String> {
+    let devices = (0u32..).zip(described).map(|(number, described)| {
+        let name = format!("remote{}", first + number as usize);
+        let endpoint = Arc::clone(endpoint);
+        let device = RemoteDevice::new(endpoint, number, name, described, options.deadline)?;
+        Ok(device as Arc<dyn Device>)
+    });
+    devices.collect()
+}
+
+/// Begins a session over connections that others make, which a task keeps going. Whoever waits calls `meanwhile`.
+pub(crate) fn connect_over(
+    carrier: Box<dyn Carrier>,
+    options: &RemoteOptions,
+    outside: Arc<dyn Outside>,
+    meanwhile: Meanwhile,
+) -> Result<Vec<Arc<dyn Device>>, String> {
+    let place = carrier.place().to_owned();
+    let meanwhile = Arc::new(meanwhile);
+    let others = Arc::clone(&meanwhile);
+    let shared = Shared::new(Some(Box::new(move |most| others(most))));
+    let begun = Arc::new(Mutex::new(None));
+    let lock =
+        |begun: &Mutex<Option<_>>| begun.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let links = Links {
+        carrier,
+        options: options.clone(),
+        outside: Arc::clone(&outside),
+    };
+    let (worker, tell) = (Arc::clone(&shared), Arc::clone(&begun));
+    let told = move |begin| *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(begin);
+    outside.spawn(Box::pin(async move {
+        match links.link(&[], 0).await {
+            Ok((sender, replies, welcome)) => {
+                worker.lock().sender = Some(sender);
+                told(Ok(welcome.devices));
+                links.run(worker, welcome.session.to_vec(), replies).await;
+            }
+            Err(refused) => told(Err(refused.why)),
+        }
+    }));
+    let described = loop {
+        if let Some(begun) = lock(&begun) {
+            break begun?;
+        }
+        meanwhile(None);
+    };
+    devices(&Endpoint::new(&place, shared), described, 0, options)
 }
 
 /// A new session with a server, and the server's devices.
@@ -112,7 +170,7 @@ fn session(
         format!("no token: {error}: give --remote-token a copy of the file of tokens that the server names at its start")
     })?;
     let token = tokens.into_iter().next().ok_or("there is no token")?;
-    Endpoint::connect(address, token, options)
+    connector::connect(address, token, options)
 }
 
 impl Backend for RemoteBackend {

@@ -4,7 +4,7 @@
 //! a token is one request and one reply.
 
 use super::device::RemoteDevice;
-use super::memory::{Far, RemoteBuffer, command, next, read_into};
+use super::memory::{Far, RemoteBuffer, command, read_into};
 use crate::convert::Part;
 use crate::proto::{self, command::Command as Kind};
 use samite_core::{
@@ -85,8 +85,8 @@ impl Drop for RemoteGraph {
 impl RemoteStream {
     pub fn new(device: Arc<RemoteDevice>) -> Self {
         RemoteStream {
+            number: device.far.endpoint.next(),
             device,
-            number: next(),
             pending: Vec::new(),
             pending_bytes: 0,
             last: 0,
@@ -168,9 +168,11 @@ impl RemoteStream {
         let (Some(at), true) = (at, endpoint.last() == run.number) else {
             return Ok(None);
         };
-        run.wait(&device.far, self.cancel.as_ref())?;
+        let waited = run.wait(&device.far, self.cancel.as_ref());
         let results = run.results.as_ref();
-        Ok(results.and_then(|results| results.get(at)).cloned())
+        let result = results.and_then(|results| results.get(at)).cloned();
+        self.first_failure(waited)?;
+        Ok(result)
     }
 
     /// Waits for everything, and reports what failed of it.
@@ -178,15 +180,41 @@ impl RemoteStream {
         let device = Arc::clone(&self.device);
         let far = &device.far;
         if let Some(run) = &mut self.run {
-            run.wait(far, self.cancel.as_ref())?;
+            let waited = run.wait(far, self.cancel.as_ref());
+            self.first_failure(waited)?;
         }
         if !self.pending.is_empty() || !far.endpoint.is_done(self.last) {
             let number = self.flush(true)?;
-            far.endpoint.wait(&far.name, number, self.cancel.as_ref())?;
+            self.reply(number)?;
         }
+        self.failure()
+    }
+
+    /// Waits for the reply to a request.
+    fn reply(&mut self, number: u64) -> Result<Vec<proto::Result>> {
+        let far = self.far();
+        let waited = far.endpoint.wait(&far.name, number, self.cancel.as_ref());
+        self.first_failure(waited)
+    }
+
+    /// What was waited for. If it failed, something that nobody waited for may have failed before it, and is why.
+    fn first_failure<T>(&mut self, waited: Result<T>) -> Result<T> {
+        match waited {
+            Err(error) if !matches!(error, Error::DeviceLost { .. }) => {
+                self.failure()?;
+                Err(error)
+            }
+            waited => waited,
+        }
+    }
+
+    /// A failure of what is done, here or in streams that were waited for.
+    fn failure(&mut self) -> Result<()> {
         for (stream, number) in std::mem::take(&mut self.awaited) {
+            let far = self.far();
             far.endpoint.has_failed(&far.name, stream, number)?;
         }
+        let far = self.far();
         far.endpoint.failure(&far.name, self.number)
     }
 }
@@ -238,7 +266,7 @@ impl Stream for RemoteStream {
         };
         let prepared = RemoteGraph {
             device: Arc::clone(&self.device),
-            number: next(),
+            number: self.far().endpoint.next(),
             is_empty: ids.is_empty(),
             reads: Arc::default(),
         };
@@ -303,7 +331,7 @@ impl Stream for RemoteStream {
             && let Some(result) = self.foreseen(read)?
         {
             read_into(&self.far().name, &[result], out)?;
-            return self.far().endpoint.failure(&self.far().name, self.number);
+            return self.failure();
         }
         let device = Arc::clone(&self.device);
         let far = &device.far;
@@ -312,11 +340,11 @@ impl Stream for RemoteStream {
             let (piece, behind) = std::mem::take(&mut rest).split_at_mut(len);
             self.pending.push(read);
             let number = self.flush(true)?;
-            let results = far.endpoint.wait(&far.name, number, self.cancel.as_ref())?;
+            let results = self.reply(number)?;
             read_into(&far.name, &results, piece)?;
             rest = behind;
         }
-        far.endpoint.failure(&far.name, self.number)
+        self.failure()
     }
 
     fn write_rows(&mut self, to: &TensorRef, rows: Rows, data: &[u8]) -> Result<()> {

@@ -1,15 +1,18 @@
 //! The server.
 //!
 //! - `guard`: a connection, until its client is known.
+//! - `host`: all sessions.
 //! - `session`: what outlives a connection: requests, replies, who continues.
 //! - `work`: memory and graphs of a session, and what commands do with them.
 //! - `siblings`: sessions that make room for others.
 //! - `store`: pieces of weights on disk.
 //!
 //! Connections are tasks of a small asynchronous runtime, which computes nothing, so that the other side is told in time that the server lives; each
-//! session computes on a thread of its own.
+//! session computes on a thread of its own. Nothing but this file and `guard` knows of connections and threads: the rest takes them from
+//! [outside](crate::outside).
 
 mod guard;
+mod host;
 mod session;
 mod siblings;
 mod store;
@@ -19,32 +22,30 @@ mod tests;
 mod work;
 
 use crate::identity::{self, Token};
+use crate::outside::System;
 use crate::proto::remote_server::{Remote, RemoteServer as Service};
-use crate::{VERSION, proto, tls};
+use crate::{proto, tls};
 use guard::{Guarded, Peer};
-use prost::Message;
+pub(crate) use host::Host;
 use rustls::ServerConfig;
-use samite_core::{Device, Ledger};
+use samite_core::Device;
 pub(crate) use session::KEPT;
-use session::{Sender, Session};
-use siblings::Siblings;
+pub use session::Worker;
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{Error, Result};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 pub(crate) use store::LONGEST;
-use store::Store;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 pub(crate) use work::MOST_RESULTS;
-use work::{Belongings, Lent, Limits};
 
 /// Longest message that is read.
 pub(crate) const MOST_MESSAGE: usize = 16 << 20;
@@ -89,6 +90,8 @@ pub struct RemoteServerOptions {
     pub graphs: usize,
     /// Tensors of one graph.
     pub tensors: usize,
+    /// Requests of one session that wait to be done, and their bytes. More wait in the network.
+    pub waiting: (usize, usize),
     /// How long a client may take until it has proved who it is.
     pub handshake: Duration,
     /// How long a session lives without a connection.
@@ -112,6 +115,7 @@ impl RemoteServerOptions {
             buffers: 1 << 16,
             graphs: 1 << 12,
             tensors: 1 << 17,
+            waiting: (256, 64 << 20),
             handshake: Duration::from_secs(5),
             absence: Duration::from_secs(60),
             keep_alive: (Duration::from_secs(2), Duration::from_secs(10)),
@@ -134,18 +138,10 @@ impl fmt::Debug for RemoteServer {
     }
 }
 
-type Sessions = HashMap<[u8; 16], Arc<Session>>;
-
 struct Shared {
-    devices: Arc<[Lent]>,
-    described: Vec<proto::Device>,
-    options: RemoteServerOptions,
+    host: Arc<Host>,
     tokens: Vec<Token>,
-    store: Option<Arc<Store>>,
-    memory: Arc<Ledger>,
-    sessions: Mutex<Sessions>,
     strangers: Mutex<HashMap<IpAddr, u32>>,
-    received: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -164,10 +160,6 @@ impl RemoteServer {
     ) -> Result<Self> {
         let (config, pin): (Arc<ServerConfig>, _) = tls::server(&options.key)?;
         let tokens = identity::tokens_or_new(&options.tokens)?;
-        let store = match &options.store {
-            Some(folder) => Some(Arc::new(Store::open(folder, options.store_bytes)?)),
-            None => None,
-        };
         let listener = std::net::TcpListener::bind(place)?;
         listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -175,17 +167,11 @@ impl RemoteServer {
             .thread_name("remote network")
             .enable_all()
             .build()?;
-        let devices: Arc<[Lent]> = devices.iter().map(Lent::new).collect();
+        let outside = Arc::new(System(runtime.handle().clone()));
         let shared = Shared {
-            described: devices.iter().map(describe).collect(),
-            devices,
-            memory: Ledger::new(options.memory),
-            options,
+            host: Host::new(devices, options, outside)?,
             tokens,
-            store,
-            sessions: Mutex::default(),
             strangers: Mutex::default(),
-            received: AtomicU64::new(0),
         };
         Ok(RemoteServer {
             shared: Arc::new(shared),
@@ -207,17 +193,17 @@ impl RemoteServer {
 
     /// Bytes of memory that clients have taken.
     pub fn memory_in_use(&self) -> usize {
-        self.shared.memory.taken()
+        self.shared.host.memory.taken()
     }
 
     /// Bytes of all requests so far.
     pub fn received(&self) -> u64 {
-        self.shared.received.load(Ordering::Relaxed)
+        self.shared.host.received.load(Ordering::Relaxed)
     }
 
     /// Sessions there are now, those without a connection among them.
     pub fn sessions(&self) -> usize {
-        lock(&self.shared.sessions).len()
+        self.shared.host.sessions()
     }
 
     /// Serves until accepting connections fails for good.
@@ -229,7 +215,7 @@ impl RemoteServer {
         self.runtime.block_on(async {
             let listener = TcpListener::from_std(listener)?;
             let (accepted, incoming) = mpsc::channel(16);
-            let (every, within) = self.shared.options.keep_alive;
+            let (every, within) = self.shared.host.options.keep_alive;
             let service = Service::from_arc(Arc::new(Connections(Arc::clone(&self.shared))))
                 .max_decoding_message_size(MOST_MESSAGE);
             let serving = tonic::transport::Server::builder()
@@ -253,7 +239,7 @@ impl RemoteServer {
         accepted: mpsc::Sender<Result<Guarded>>,
     ) -> Result<()> {
         let seats = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        let patience = self.shared.options.handshake;
+        let patience = self.shared.host.options.handshake;
         let mut failures = 0;
         loop {
             let seat = Arc::clone(&seats).acquire_owned().await;
@@ -303,20 +289,6 @@ async fn handshake(
     Ok((stream, exported))
 }
 
-fn describe(lent: &Lent) -> proto::Device {
-    let memories = lent.memories.iter().map(|memory| proto::Memory {
-        name: memory.name().to_owned(),
-        alignment: memory.alignment() as u64,
-        max_size: memory.max_size() as u64,
-        row_group: memory.row_group().unwrap_or(0) as u64,
-    });
-    proto::Device {
-        name: lent.device.name().to_owned(),
-        description: lent.device.description(),
-        memories: memories.collect(),
-    }
-}
-
 /// What connections ask for.
 struct Connections(Arc<Shared>);
 
@@ -360,128 +332,6 @@ impl Shared {
             "the server does not know the token",
         ))
     }
-
-    /// The session that a client goes on with, or a new one.
-    fn session(
-        self: &Arc<Self>,
-        hello: &proto::Hello,
-        token: &Token,
-    ) -> std::result::Result<Arc<Session>, Status> {
-        let mut sessions = lock(&self.sessions);
-        if !hello.session.is_empty() {
-            let name = <[u8; 16]>::try_from(&*hello.session).ok();
-            let known = name.and_then(|name| sessions.get(&name));
-            return known
-                .filter(|session| session.owner == token.name)
-                .map(Arc::clone)
-                .ok_or_else(|| Status::not_found("there is no such session any more"));
-        }
-        let (all, most) = (self.options.sessions, self.options.sessions_per_token);
-        let count = |sessions: &Sessions| {
-            let own = sessions.values().filter(|s| s.owner == token.name);
-            own.count()
-        };
-        while (count(&sessions) >= most || sessions.len() >= all)
-            && self.end_orphan(&mut sessions, &token.name).is_some()
-        {}
-        if count(&sessions) >= most {
-            return Err(Status::resource_exhausted(format!(
-                "this token has {most} sessions already, which is the server's quota: end one, or use another token"
-            )));
-        }
-        if sessions.len() >= all {
-            return Err(Status::resource_exhausted(format!(
-                "the server has {all} sessions already, which is its quota"
-            )));
-        }
-        let failed = |error: Error| Status::internal(error.to_string());
-        let name = identity::random().map_err(failed)?;
-        let memory = self.memory.part(self.options.memory_per_session);
-        let belongings = Belongings::new(
-            Arc::clone(&self.devices),
-            Arc::clone(&memory),
-            Limits {
-                buffers: self.options.buffers,
-                graphs: self.options.graphs,
-                tensors: self.options.tensors,
-            },
-            self.store.clone(),
-            Siblings {
-                shared: Arc::downgrade(self),
-                owner: token.name.clone(),
-            },
-            identity::random().map_err(failed)?,
-        );
-        let timers = tokio::runtime::Handle::current();
-        let session = Session::start(name, token.name.clone(), belongings, memory, timers);
-        let session = session.map_err(failed)?;
-        sessions.insert(name, Arc::clone(&session));
-        tracing::info!("a session of token {} begins", token.name);
-        Ok(session)
-    }
-
-    /// Ends the session of a token that has been without a connection for the longest time, if there is one.
-    fn end_orphan(&self, sessions: &mut Sessions, owner: &str) -> Option<Arc<Session>> {
-        let orphans = sessions.values().filter(|session| session.owner == owner);
-        let orphans = orphans.filter_map(|session| Some((session.left_since()?, session.name)));
-        let (_, name) = orphans.min()?;
-        let session = sessions.remove(&name)?;
-        session.end();
-        session.ended.notify_waiters();
-        tracing::info!("a session of token {owner} without a connection makes room");
-        Some(session)
-    }
-
-    /// Passes on the requests of one connection.
-    async fn pass_on(
-        self: Arc<Self>,
-        session: Arc<Session>,
-        connection: u64,
-        mut requests: Streaming<proto::Request>,
-        sender: Sender,
-    ) {
-        let is_over = loop {
-            match requests.message().await {
-                Ok(Some(request)) => {
-                    let bytes = request.encoded_len() as u64;
-                    self.received.fetch_add(bytes, Ordering::Relaxed);
-                    match session.receive(connection, &request) {
-                        Ok(true) => session.queue(request).await,
-                        Ok(false) => {}
-                        Err(status) => {
-                            let _ = sender.send(Err(status));
-                            break false;
-                        }
-                    }
-                }
-                // The client has closed its side.
-                Ok(None) => break true,
-                Err(error) => {
-                    tracing::info!("a connection is lost: {error}");
-                    // Perhaps it is there, and sent what cannot be read.
-                    let _ = sender.send(Err(error));
-                    break false;
-                }
-            }
-        };
-        if !session.detach(connection) {
-            return;
-        }
-        if !is_over {
-            // Another connection may go on with it.
-            drop((requests, sender));
-            tokio::select! {
-                () = tokio::time::sleep(self.options.absence) => {}
-                () = session.ended.notified() => return,
-            }
-            if !session.is_left_since(connection) {
-                return;
-            }
-        }
-        session.end();
-        lock(&self.sessions).remove(&session.name);
-        tracing::info!("a session of token {} is over", session.owner);
-    }
 }
 
 #[tonic::async_trait]
@@ -494,34 +344,7 @@ impl Remote for Connections {
     ) -> std::result::Result<Response<Self::SessionStream>, Status> {
         let shared = &self.0;
         let token = shared.known(&request).await?;
-        let mut requests = request.into_inner();
-        let first = tokio::time::timeout(shared.options.handshake, requests.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("no first request came"))??;
-        let first = first.unwrap_or_default();
-        let hello = first
-            .hello
-            .ok_or_else(|| Status::invalid_argument("the first request says no hello"))?;
-        if hello.version != VERSION {
-            return Err(Status::failed_precondition(format!(
-                "this server speaks version {VERSION} of the protocol, and the client version {}: update the older one",
-                hello.version
-            )));
-        }
-        let session = shared.session(&hello, token)?;
-        let (sender, replies) = mpsc::unbounded_channel();
-        let welcome = |received| proto::Reply {
-            welcome: Some(proto::Welcome {
-                version: VERSION,
-                session: session.name.to_vec().into(),
-                received,
-                devices: shared.described.clone(),
-            }),
-            ..proto::Reply::default()
-        };
-        let connection = session.attach(sender.clone(), first.seen, welcome);
-        let connection =
-            connection.ok_or_else(|| Status::not_found("replies were missed and are gone"))?;
-        tokio::spawn(Arc::clone(shared).pass_on(session, connection, requests, sender));
+        let replies = shared.host.serve(&token.name, request.into_inner()).await?;
         Ok(Response::new(UnboundedReceiverStream::new(replies)))
     }
 }

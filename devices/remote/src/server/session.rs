@@ -1,23 +1,21 @@
-//! A session: what outlives a connection. Requests are done in their order by a thread of the session; replies are kept until the client has seen
+//! A session: what outlives a connection. Requests are done in their order by a [`Worker`]; replies are kept until the client has seen
 //! them, so that each request is done exactly once although connections break.
 
 use super::work::{Belongings, Stopper};
+use crate::outside::Outside;
 use crate::proto;
 use prost::Message;
 use samite_core::{CancelToken, Ledger};
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::AbortHandle;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tonic::Status;
 
 /// Replies that are kept for a client that lost its connection.
 pub(crate) const KEPT: usize = 16;
-
-/// Requests of one session that wait to be done, and their bytes. More wait in the network.
-const QUEUE: (usize, usize) = (256, 64 << 20);
 
 /// How many requests are done, and how many bytes of them, before the client is told so without asking.
 const TELL_AFTER: (u64, usize) = (8, 4 << 20);
@@ -30,12 +28,16 @@ pub(super) struct Session {
     /// Names the token: nobody else may go on with the session.
     pub owner: String,
     state: Mutex<State>,
+    /// Whose request is taken now.
+    turn: tokio::sync::Mutex<()>,
     /// All up to this number are cancelled.
     cancelled: AtomicU64,
     running: Mutex<Option<Running>>,
     queue: mpsc::Sender<Queued>,
     room: Arc<Semaphore>,
-    timers: tokio::runtime::Handle,
+    /// Bytes that have room.
+    most: usize,
+    outside: Arc<dyn Outside>,
     /// What it has taken.
     pub memory: Arc<Ledger>,
     /// Gone when that is free.
@@ -48,7 +50,8 @@ pub(super) struct Session {
 struct Running {
     number: u64,
     cancel: CancelToken,
-    deadline: Option<AbortHandle>,
+    /// Gone when the run is over, so that its timer ends.
+    _deadline: Option<oneshot::Sender<()>>,
 }
 
 #[derive(Default)]
@@ -77,7 +80,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A request, and its share of the bytes that may wait.
 type Queued = (proto::Request, OwnedSemaphorePermit);
 
-/// Tells the client when the thread of a session is gone before the session: a device panicked.
+/// Tells the client when who does its requests is gone before the session: a device panicked.
 struct AtEnd(Weak<Session>);
 
 impl Drop for AtEnd {
@@ -93,40 +96,93 @@ impl Drop for AtEnd {
     }
 }
 
+/// Does the requests of a session, in their order.
+pub struct Worker {
+    session: Weak<Session>,
+    requests: mpsc::Receiver<Queued>,
+    belongings: Belongings,
+    _end: AtEnd,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Worker({} waiting)", self.requests.len())
+    }
+}
+
+impl Worker {
+    /// Does all requests until the session is over.
+    pub fn run(mut self) {
+        while let Some(queued) = self.requests.blocking_recv() {
+            if !self.work(queued) {
+                break;
+            }
+        }
+    }
+
+    /// Whether a request waits.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
+    /// Whether the session is over, and what it had is to be given back.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.session.strong_count() == 0
+    }
+
+    /// Does the next request, if one waits.
+    pub fn step(&mut self) {
+        if let Ok(queued) = self.requests.try_recv() {
+            self.work(queued);
+        }
+    }
+
+    /// Does a request. Whether the session is still there.
+    fn work(&mut self, (request, room): Queued) -> bool {
+        let session = self.session.upgrade();
+        if let Some(session) = &session {
+            session.work(&mut self.belongings, request);
+        }
+        drop(room);
+        session.is_some()
+    }
+}
+
 impl Session {
-    /// A new session, with a thread that works until the session is dropped.
-    pub fn start(
+    /// A new session, and who does its requests.
+    pub fn new(
         name: [u8; 16],
         owner: String,
-        mut belongings: Belongings,
+        belongings: Belongings,
         memory: Arc<Ledger>,
-        timers: tokio::runtime::Handle,
-    ) -> std::io::Result<Arc<Self>> {
-        let (queue, mut requests) = mpsc::channel::<Queued>(QUEUE.0);
+        waiting: (usize, usize),
+        outside: Arc<dyn Outside>,
+    ) -> (Arc<Self>, Worker) {
+        let (queue, requests) = mpsc::channel(waiting.0);
         let session = Arc::new(Session {
             name,
             owner,
             state: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
             cancelled: AtomicU64::new(0),
             running: Mutex::default(),
             queue,
-            room: Arc::new(Semaphore::new(QUEUE.1)),
-            timers,
+            room: Arc::new(Semaphore::new(waiting.1)),
+            most: waiting.1,
+            outside,
             memory,
             alive: Arc::downgrade(&belongings.alive),
             ended: Notify::new(),
         });
-        let weak = Arc::downgrade(&session);
-        let thread = std::thread::Builder::new().name("remote session".to_owned());
-        thread.spawn(move || {
-            let _end = AtEnd(Weak::clone(&weak));
-            while let Some((request, room)) = requests.blocking_recv() {
-                let Some(session) = weak.upgrade() else { break };
-                session.work(&mut belongings, request);
-                drop(room);
-            }
-        })?;
-        Ok(session)
+        let worker = Worker {
+            session: Arc::downgrade(&session),
+            requests,
+            belongings,
+            _end: AtEnd(Arc::downgrade(&session)),
+        };
+        (session, worker)
     }
 
     fn work(&self, belongings: &mut Belongings, request: proto::Request) {
@@ -193,8 +249,24 @@ impl Session {
         Some(number)
     }
 
-    /// Notes a request of a connection. Whether it is to be done; an error if it makes no sense or the connection is not the session's any more.
-    pub fn receive(&self, connection: u64, request: &proto::Request) -> Result<bool, Status> {
+    /// Takes a request of a connection, and has it done, when there is room for it, behind all that came before.
+    ///
+    /// # Errors
+    /// If it makes no sense or the connection is not the session's any more.
+    pub async fn take(&self, connection: u64, request: proto::Request) -> Result<(), Status> {
+        if request.cancel > 0 {
+            return self.receive(connection, &request).map(drop);
+        }
+        // A connection that was lost meanwhile may still wait for room.
+        let _turn = self.turn.lock().await;
+        if self.receive(connection, &request)? {
+            self.queue(request).await;
+        }
+        Ok(())
+    }
+
+    /// Notes a request of a connection. Whether it is to be done.
+    fn receive(&self, connection: u64, request: &proto::Request) -> Result<bool, Status> {
         let mut state = lock(&self.state);
         if state
             .sender
@@ -222,12 +294,12 @@ impl Session {
     }
 
     /// Has a request done, when there is room for it.
-    pub async fn queue(&self, request: proto::Request) {
-        let bytes = request.encoded_len().min(QUEUE.1);
+    async fn queue(&self, request: proto::Request) {
+        let bytes = request.encoded_len().min(self.most);
         let room =
             Arc::clone(&self.room).acquire_many_owned(u32::try_from(bytes).unwrap_or(u32::MAX));
         if let Ok(room) = room.await {
-            // The thread works for as long as the session lives.
+            // The worker works for as long as the session lives.
             let _ = self.queue.send((request, room)).await;
         }
     }
@@ -241,7 +313,7 @@ impl Session {
             .is_some_and(|(now, _)| *now == connection);
         if is_its {
             state.sender = None;
-            state.left = Some(Instant::now());
+            state.left = Some(self.outside.now());
         }
         is_its
     }
@@ -297,19 +369,25 @@ struct OfRequest<'a> {
 
 impl Stopper for OfRequest<'_> {
     fn begin(&self, cancel: &CancelToken, deadline: u64) {
+        let outside = &self.session.outside;
         let deadline = (deadline > 0).then(|| {
+            let (run, is_over) = oneshot::channel();
+            let sleep = outside.sleep(Duration::from_millis(deadline));
             let cancel = cancel.clone();
-            let timer = self.session.timers.spawn(async move {
-                tokio::time::sleep(Duration::from_millis(deadline)).await;
-                cancel.cancel();
-            });
-            timer.abort_handle()
+            outside.spawn(Box::pin(async move {
+                tokio::select! {
+                    biased;
+                    _ = is_over => {}
+                    () = sleep => cancel.cancel(),
+                }
+            }));
+            run
         });
         let mut running = lock(&self.session.running);
         *running = Some(Running {
             number: self.number,
             cancel: cancel.clone(),
-            deadline,
+            _deadline: deadline,
         });
         if self.session.cancelled.load(Ordering::SeqCst) >= self.number {
             cancel.cancel();
@@ -317,9 +395,61 @@ impl Stopper for OfRequest<'_> {
     }
 
     fn end(&self) {
-        let running = lock(&self.session.running).take();
-        if let Some(timer) = running.and_then(|running| running.deadline) {
-            timer.abort();
+        lock(&self.session.running).take();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::tests::belongings;
+    use super::*;
+    use crate::outside::System;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    #[test]
+    fn a_later_connection_does_not_overtake_a_request_that_waits_for_room() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.build().unwrap();
+        let memory = Ledger::new(None);
+        let (session, mut worker) = Session::new(
+            [0; 16],
+            "x".to_owned(),
+            belongings(&memory),
+            Arc::clone(&memory),
+            (8, 4),
+            Arc::new(System(runtime.handle().clone())),
+        );
+        let attach = || {
+            let (sender, _) = mpsc::unbounded_channel();
+            session.attach(sender, 0, |_| proto::Reply::default())
+        };
+        let request = |number, confirm| proto::Request {
+            number,
+            confirm,
+            ..proto::Request::default()
+        };
+        let mut context = Context::from_waker(Waker::noop());
+        let old = attach().unwrap();
+        // Takes all the room there is.
+        let first = pin!(session.take(old, request(1, true)));
+        assert!(first.poll(&mut context).is_ready());
+        let mut second = pin!(session.take(old, request(2, false)));
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        let new = attach().unwrap();
+        let mut third = pin!(session.take(new, request(3, false)));
+        assert!(third.as_mut().poll(&mut context).is_pending());
+        // There is room for both now, and the later one comes first.
+        worker.step();
+        let is_first = third.as_mut().poll(&mut context).is_ready();
+        assert!(!is_first, "request 3 is taken before request 2");
+        assert!(second.as_mut().poll(&mut context).is_ready());
+        assert!(third.as_mut().poll(&mut context).is_ready());
+        for number in [2, 3] {
+            worker.step();
+            assert_eq!(lock(&session.state).done, number);
         }
     }
 }

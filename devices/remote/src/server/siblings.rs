@@ -1,15 +1,16 @@
 //! Other sessions of the same token that have no connection: their clients were killed perhaps, or come back. They make room where a session needs it.
 
-use super::{Shared, lock};
+use super::host::Host;
+use super::lock;
 use std::sync::Weak;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long it may take until the memory of a session that was ended is free.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a session knows of others of its token.
 pub(super) struct Siblings {
-    pub shared: Weak<Shared>,
+    pub host: Weak<Host>,
     /// Names the token.
     pub owner: String,
 }
@@ -17,10 +18,10 @@ pub(super) struct Siblings {
 impl Siblings {
     /// Bytes that would be free if all of them that have no connection ended.
     pub fn bytes(&self) -> usize {
-        let Some(shared) = self.shared.upgrade() else {
+        let Some(host) = self.host.upgrade() else {
             return 0;
         };
-        let sessions = lock(&shared.sessions);
+        let sessions = lock(&host.sessions);
         let orphans = sessions
             .values()
             .filter(|session| session.owner == self.owner && session.left_since().is_some());
@@ -29,17 +30,17 @@ impl Siblings {
 
     /// Ends the one that has been without a connection for the longest time, and waits until its memory is free. Whether there was one.
     pub fn end_one(&self) -> bool {
-        let Some(shared) = self.shared.upgrade() else {
+        let Some(host) = self.host.upgrade() else {
             return false;
         };
-        let Some(session) = shared.end_orphan(&mut lock(&shared.sessions), &self.owner) else {
+        let Some(session) = host.end_orphan(&mut lock(&host.sessions), &self.owner) else {
             return false;
         };
         let alive = Weak::clone(&session.alive);
         drop(session);
-        let start = Instant::now();
-        while alive.strong_count() > 0 && start.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(2));
+        let end = host.outside.now() + PATIENCE;
+        while alive.strong_count() > 0 && host.outside.now() < end {
+            host.outside.pause(Duration::from_millis(2));
         }
         true
     }

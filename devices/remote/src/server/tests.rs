@@ -18,7 +18,7 @@ impl Stopper for Nobody {
 
 const QUOTA: usize = 1 << 20;
 
-fn belongings(ledger: &Arc<Ledger>) -> Belongings {
+pub(super) fn belongings(ledger: &Arc<Ledger>) -> Belongings {
     let device: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
     let limits = Limits {
         buffers: 8,
@@ -32,7 +32,7 @@ fn belongings(ledger: &Arc<Ledger>) -> Belongings {
         limits,
         None,
         Siblings {
-            shared: Weak::new(),
+            host: Weak::new(),
             owner: "x".into(),
         },
         [7; 32],

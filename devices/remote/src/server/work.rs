@@ -10,7 +10,7 @@ use samite_core::{
     Result, RunControl, Slot, StoredTensor, Stream, Support, TensorId, TensorInfo, TensorRef,
     Usage, unallocated,
 };
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of results of one request.
@@ -34,7 +34,7 @@ pub(super) struct Limits {
 struct Held {
     buffer: Arc<dyn Buffer>,
     /// Tensors that were announced, by place.
-    tensors: Mutex<HashMap<usize, Arc<StoredTensor>>>,
+    tensors: Mutex<BTreeMap<usize, Arc<StoredTensor>>>,
     _charge: Charge,
 }
 
@@ -76,8 +76,8 @@ pub(super) struct Belongings {
     devices: Arc<[Lent]>,
     streams: Vec<Option<Box<dyn Stream>>>,
     workspaces: Vec<Option<Arc<Workspace>>>,
-    buffers: HashMap<u64, Arc<Held>>,
-    graphs: HashMap<u64, Work>,
+    buffers: BTreeMap<u64, Arc<Held>>,
+    graphs: BTreeMap<u64, Work>,
     ledger: Arc<Ledger>,
     limits: Limits,
     store: Option<Arc<Store>>,
@@ -123,8 +123,8 @@ impl Belongings {
             streams: devices.iter().map(|_| None).collect(),
             workspaces: devices.iter().map(|_| None).collect(),
             devices,
-            buffers: HashMap::new(),
-            graphs: HashMap::new(),
+            buffers: BTreeMap::new(),
+            graphs: BTreeMap::new(),
             ledger,
             limits,
             store,

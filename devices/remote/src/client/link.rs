@@ -1,0 +1,209 @@
+//! Connections to a server, one after the other, and what goes over them, whatever carries them.
+
+use super::RemoteOptions;
+use super::endpoint::Shared;
+use crate::outside::Outside;
+use crate::{VERSION, proto};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Code, Status};
+
+/// How long a server that refuses connections is tried again: it may be on its way up, but then it has lost the session.
+const REFUSED: Duration = Duration::from_secs(2);
+
+/// How many connections, one after the other, may break before anything more is done.
+const MOST_IN_VAIN: u32 = 20;
+
+/// Why there is no connection.
+pub(crate) struct Refused {
+    pub why: String,
+    /// Whether trying again can help, and whether somebody answers at that place.
+    pub kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// It cannot.
+    Final,
+    /// Nobody listens there.
+    Nobody,
+    /// Anything else.
+    Unclear,
+}
+
+/// What a server says on one connection.
+pub(crate) type Replies = Pin<Box<dyn Stream<Item = Result<proto::Reply, Status>> + Send>>;
+
+/// What becomes of a connection that is being made.
+pub(crate) type Opening<'a> = Pin<Box<dyn Future<Output = Result<Replies, Refused>> + Send + 'a>>;
+
+/// Makes connections to one server.
+pub(crate) trait Carrier: Send + Sync {
+    /// The server's address, for people.
+    fn place(&self) -> &str;
+
+    /// Makes a connection that carries these requests.
+    fn open(&self, requests: mpsc::UnboundedReceiver<proto::Request>) -> Opening<'_>;
+}
+
+/// A connection that the server has welcomed.
+pub(super) type Link = (
+    mpsc::UnboundedSender<proto::Request>,
+    Replies,
+    proto::Welcome,
+);
+
+/// Keeps a session going.
+pub(super) struct Links {
+    pub carrier: Box<dyn Carrier>,
+    pub options: RemoteOptions,
+    pub outside: Arc<dyn Outside>,
+}
+
+impl Links {
+    /// A connection for a session, or for a new one if it has no name yet.
+    pub async fn link(&self, session: &[u8], seen: u64) -> Result<Link, Refused> {
+        tokio::select! {
+            biased;
+            link = self.try_link(session, seen) => link,
+            () = self.outside.sleep(self.options.connect) => Err(Refused {
+                why: format!(
+                    "no answer within {} s: is this the address, and does no firewall stand between?",
+                    self.options.connect.as_secs_f32()
+                ),
+                kind: Kind::Unclear,
+            }),
+        }
+    }
+
+    async fn try_link(&self, session: &[u8], seen: u64) -> Result<Link, Refused> {
+        let (sender, requests) = mpsc::unbounded_channel();
+        let _ = sender.send(proto::Request {
+            seen,
+            hello: Some(proto::Hello {
+                version: VERSION,
+                session: session.to_vec().into(),
+            }),
+            ..proto::Request::default()
+        });
+        let mut replies = self.carrier.open(requests).await?;
+        let first = replies.next().await.transpose().map_err(refused)?;
+        let welcome = first.and_then(|reply| reply.welcome);
+        let welcome = welcome.ok_or_else(|| Refused {
+            why: "it says no welcome".to_owned(),
+            kind: Kind::Final,
+        })?;
+        Ok((sender, replies, welcome))
+    }
+
+    /// Moves requests and replies until there is no session any more.
+    pub async fn run(self, shared: Arc<Shared>, session: Vec<u8>, mut replies: Replies) {
+        let (mut reached, mut in_vain) = (0, 0);
+        loop {
+            let (why, is_refused) = loop {
+                match replies.next().await {
+                    Some(Ok(reply)) => shared.take(reply),
+                    None => break ("the server closed the connection".to_owned(), false),
+                    Some(Err(status)) => {
+                        // What it refuses now, it refuses again.
+                        let is_refused = matches!(
+                            status.code(),
+                            Code::InvalidArgument | Code::OutOfRange | Code::ResourceExhausted
+                        );
+                        break (status.message().to_owned(), is_refused);
+                    }
+                }
+            };
+            let done = {
+                let mut state = shared.lock();
+                if state.is_over {
+                    return;
+                }
+                state.sender = None;
+                state.done
+            };
+            in_vain = if done > reached { 0 } else { in_vain + 1 };
+            reached = done;
+            tracing::warn!("the connection to {} is lost: {why}", self.carrier.place());
+            let next = match is_refused || in_vain >= MOST_IN_VAIN {
+                true => Err(why),
+                false => self.reconnect(&shared, &session).await,
+            };
+            match next {
+                Ok(Some(next)) => replies = next,
+                Ok(None) => return,
+                Err(lost) => return shared.lose(lost),
+            }
+        }
+    }
+
+    /// Another connection for the session; `None` if it is not wanted any more.
+    async fn reconnect(&self, shared: &Shared, session: &[u8]) -> Result<Option<Replies>, String> {
+        let start = self.outside.now();
+        let mut pause = Duration::from_millis(20);
+        loop {
+            let seen = {
+                let state = shared.lock();
+                if state.is_over {
+                    return Ok(None);
+                }
+                state.seen
+            };
+            let refused = match self.link(session, seen).await {
+                Ok((sender, replies, welcome)) => {
+                    let mut state = shared.lock();
+                    // What has not arrived is sent again, in its order, before anything new.
+                    let again = state.open.iter().map(|open| &open.request);
+                    for request in again.filter(|request| request.number > welcome.received) {
+                        let _ = sender.send(proto::Request {
+                            seen,
+                            ..request.clone()
+                        });
+                    }
+                    state.sender = Some(sender);
+                    return Ok(Some(replies));
+                }
+                Err(refused) => refused,
+            };
+            let patience = match refused.kind {
+                Kind::Final => Duration::ZERO,
+                Kind::Nobody => REFUSED.min(self.options.reconnect),
+                Kind::Unclear => self.options.reconnect,
+            };
+            if self.outside.now().saturating_duration_since(start) >= patience {
+                return Err(refused.why);
+            }
+            self.outside.sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+    }
+}
+
+/// What a server says that has no session for a client.
+pub(super) fn refused(status: Status) -> Refused {
+    Refused {
+        kind: match status.code() {
+            Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => Kind::Unclear,
+            _ => Kind::Final,
+        },
+        why: match status.code() {
+            Code::Unauthenticated => format!(
+                "{}: give --remote-token a copy of the file of tokens that the server names at its start",
+                status.message()
+            ),
+            Code::Unimplemented => {
+                "it speaks gRPC, but not this version of the protocol: update samite on both sides"
+                    .to_owned()
+            }
+            Code::NotFound => format!(
+                "{}: it was restarted, or the connection was away for too long",
+                status.message()
+            ),
+            _ => status.message().to_owned(),
+        },
+    }
+}

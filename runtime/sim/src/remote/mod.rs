@@ -1,0 +1,374 @@
+//! Several clients of a server of the remote mode, each with a language model on the server's device, over connections that break, beside clients that keep
+//! no rule.
+//!
+//! Tokens are those that one plain reference device computes, bit by bit, and each run is done exactly once, whatever happens to connections; or there is an
+//! error, where a device failed or the server started again. Then the client connects again and gets the same tokens. Nobody waits for ever, and no client is
+//! told bytes of another one, nor those that another one left in memory or in the server's store.
+//!
+//! Who a client is, is known here: TLS, keys and proofs of tokens are not simulated.
+
+mod counter;
+mod hostile;
+mod net;
+mod tasks;
+
+use crate::case::{Case, Outcome};
+use crate::clock::SimClock;
+use crate::device::{SimDevice, SimOptions};
+use crate::environment::SimFiles;
+use crate::known::{Known, MODEL, known};
+use crate::player::{Player, close};
+use crate::rpc::decode;
+use crate::world::World;
+use counter::Counter;
+use net::{FAR, Harm, Net, SECRET};
+use samite_core::environment::Clock;
+use samite_core::{
+    Buffer, CancelToken, DType, Device, DeviceKind, Environment, Layout, Slot, TensorRef, Usage,
+};
+use samite_llm::{Context, ContextOptions, Model, ModelOptions, PlacementRule};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_remote::{RemoteOptions, RemoteServerOptions, bare};
+use samite_testing::{RANDOM_GRAPH_OPS, Rng};
+use std::sync::Arc;
+use std::time::Duration;
+use tasks::Side;
+
+/// Tokens of one text.
+const CONTEXT: usize = 32;
+/// Tokens that clients have.
+const TOKENS: usize = 2;
+/// Bytes that all sessions of the server may have, and one of them.
+const MEMORY: (usize, usize) = (16 << 20, 2 << 20);
+/// A side that lost its connection has noticed by then, and a server that started again is there.
+const SETTLED: Duration = Duration::from_secs(20);
+
+type Result<T> = std::result::Result<T, String>;
+
+/// What one client has on the server.
+struct Loaded {
+    context: Context,
+    device: Arc<dyn Device>,
+    counter: Counter,
+    /// Memory with its secrets.
+    secrets: Vec<Arc<dyn Buffer>>,
+    /// What had happened when its session began.
+    harm: Harm,
+}
+
+/// What a client does.
+#[derive(Clone, Debug)]
+enum Call {
+    /// Tokens that follow, and whether their logits are wanted.
+    Decode(Vec<(u32, bool)>),
+    /// Runs so many times, without waiting, what must be done exactly once.
+    Count(usize),
+    /// Takes memory, keeps a secret in it and reads it again.
+    Keep(Usage),
+    /// Frees that memory.
+    Free,
+    /// Leaves the server, and comes back with the next call.
+    Leave,
+    /// The client's process is killed, and another one comes back with the next call.
+    Die,
+}
+
+impl Call {
+    fn draw(rng: &mut Rng) -> Self {
+        match rng.below(16) {
+            0 => Call::Leave,
+            1 => Call::Die,
+            2 => Call::Free,
+            3..6 => Call::Keep(rng.pick(&[Usage::Any, Usage::Weights])),
+            6..10 => Call::Count(rng.pick(&[1, 3, 3, 40])),
+            _ => {
+                let count = 1 + rng.below(3);
+                let token = |_| (3 + rng.below(256) as u32, rng.one_in(2));
+                Call::Decode((0..count).map(token).collect())
+            }
+        }
+    }
+}
+
+struct Client {
+    number: usize,
+    token: usize,
+    net: Arc<Net>,
+    environment: Environment,
+    rules: Vec<PlacementRule>,
+    options: ContextOptions,
+    loaded: Option<Loaded>,
+    alone: Context,
+    history: Vec<(u32, bool)>,
+    /// Bytes that nobody else has: in memory, and as weights.
+    secrets: [[u8; 16]; 2],
+}
+
+/// Plays a case.
+pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Result<()> {
+    let mut rng = Rng::new(case.seed_for(5));
+    let known = known()?;
+    let known = &known[rng.below(known.len())];
+    world.with(|state| state.is_zeroed = true);
+    let clock: Arc<dyn Clock> = Arc::new(SimClock::new(world));
+    let (net, store) = network(case, world, &clock)?;
+    let count = 1 + rng.below(3);
+    let clients =
+        (0..count).map(|number| Client::new(number, known, &net, world, &clock, &mut rng));
+    let mut clients = clients.collect::<Result<Vec<_>>>()?;
+    let steps = (2 + rng.below(8)).min(case.steps);
+    for _ in 0..steps {
+        let client = rng.below(clients.len());
+        clients[client].step(world, &mut rng)?;
+        outcome.steps += 1;
+    }
+    outcome.devices = 1 + clients.len();
+    drop(clients);
+    net.close();
+    drop((net, store));
+    close(world)
+}
+
+/// The network with its server, and the folder of the server's store.
+fn network(
+    case: &Case,
+    world: &Arc<World>,
+    clock: &Arc<dyn Clock>,
+) -> Result<(Arc<Net>, Option<tempfile::TempDir>)> {
+    let mut rng = Rng::new(case.seed_for(3));
+    let asynchronous = rng.one_in(2);
+    let lacks = RANDOM_GRAPH_OPS.iter().filter(|_| rng.one_in(16));
+    let options = SimOptions {
+        // A device that is lost stays lost, and with it all that its server is for.
+        kind: DeviceKind::Cpu,
+        asynchronous,
+        events: asynchronous,
+        without_ops: lacks
+            .filter(|&&name| !Counter::OPS.contains(&name))
+            .map(|&name| name.to_owned())
+            .collect(),
+        alignment: rng.pick(&[1, 32, 256]),
+        workspace: rng.pick(&[0, 0, 512]),
+        ..SimOptions::named(FAR)
+    };
+    world.with(|state| state.note(|_| format!("{options:?}")));
+    let device = SimDevice::new(world, options);
+    let store = match rng.one_in(2) {
+        true => Some(tempfile::tempdir().map_err(|error| error.to_string())?),
+        false => None,
+    };
+    let options = RemoteServerOptions {
+        store: store.as_ref().map(|folder| folder.path().to_owned()),
+        memory: Some(MEMORY.0),
+        memory_per_session: Some(MEMORY.1),
+        waiting: rng.pick(&[(256, 64 << 20), (3, 1 << 10)]),
+        sessions: 16,
+        sessions_per_token: 6,
+        ..RemoteServerOptions::new("key".into(), "tokens".into())
+    };
+    let clock = Arc::clone(clock);
+    Ok((
+        Net::new(case.seed_for(7), world, clock, device, options),
+        store,
+    ))
+}
+
+impl Client {
+    fn new(
+        number: usize,
+        known: &Known,
+        net: &Arc<Net>,
+        world: &Arc<World>,
+        clock: &Arc<dyn Clock>,
+        rng: &mut Rng,
+    ) -> Result<Self> {
+        let environment = Environment {
+            clock: Arc::clone(clock),
+            files: Arc::new(SimFiles::new(world, known.files.clone())),
+            ..Environment::system()
+        };
+        let options = ContextOptions {
+            n_ctx: Some(CONTEXT),
+            n_batch: 8,
+            n_ubatch: rng.pick(&[2, 8]),
+            n_seq: 1,
+            kv_types: [rng.pick(&[DType::F32, DType::F16]); 2],
+            ..ContextOptions::default()
+        };
+        let alone = Context::new(Arc::clone(&known.alone), options.clone());
+        let mut rules = Vec::new();
+        for layer in ["layers=0", "layers=1", "output"] {
+            let device = rng.pick(&["remote0", "remote0", "remote0", "here"]);
+            rules.push(format!("{layer}:{device}"));
+        }
+        let token = rng.below(TOKENS);
+        let secrets = [0; 2].map(|_: u8| std::array::from_fn(|_| rng.bits() as u8));
+        net.keep_secret(number, None, secrets[0]);
+        net.keep_secret(number, Some(token), secrets[1]);
+        Ok(Client {
+            number,
+            token,
+            net: Arc::clone(net),
+            rules: PlacementRule::parse_all(&rules.join(";")).map_err(|e| e.to_string())?,
+            options: ContextOptions {
+                environment: environment.clone(),
+                ..options
+            },
+            environment,
+            loaded: None,
+            alone: alone.map_err(|error| error.to_string())?,
+            history: Vec::new(),
+            secrets,
+        })
+    }
+
+    /// Makes a call: first while faults strike, then again without if it failed.
+    fn step(&mut self, world: &Arc<World>, rng: &mut Rng) -> Result<()> {
+        let call = Call::draw(rng);
+        let cancel = CancelToken::new();
+        let faults = rng.below(3);
+        let number = self.number;
+        world.with(|state| state.note(|_| format!("CLIENT {number}: {call:?}")));
+        let player = Player::new(world, faults, &cancel);
+        let before = self.net.harm();
+        let mut tried = self.make(&call);
+        let explained = player.stop();
+        if let Err(error) = &tried {
+            // A session ends with its server, when its client was away for too long, or when another one of its token needed the room. A connection that
+            // breaks is no reason, but for the first one.
+            let begun = self.loaded.as_ref().map(|loaded| loaded.harm);
+            let is_over = error.contains("device lost") || error.contains("cannot be reached");
+            let is_excused = explained(error)
+                || is_over && begun.unwrap_or(before) != self.net.harm()
+                || begun.is_none() && error.starts_with(CONNECTING) && self.net.is_harmed(number);
+            if !is_excused {
+                return Err(format!(
+                    "client {number}: {call:?}: an error that nothing explains: {error}"
+                ));
+            }
+            world.with(|state| state.note(|_| format!("client {number} again, after: {error}")));
+            self.loaded = None;
+            self.net.pass(SETTLED);
+            tried = self.make(&call);
+        }
+        let values = tried.map_err(|error| {
+            format!("client {number}: {call:?}: nothing fails any more, and still: {error}")
+        })?;
+        if let Call::Decode(tokens) = &call {
+            if self.history.len() + tokens.len() > CONTEXT {
+                return Ok(());
+            }
+            let expected = decode(&mut self.alone, self.history.len(), tokens)?;
+            if values != expected {
+                return Err(format!("client {number}: {call:?}: wrong logits"));
+            }
+            self.history.extend(tokens);
+        }
+        Ok(())
+    }
+
+    /// The logits that were wanted, if it is a decode.
+    fn make(&mut self, call: &Call) -> Result<Vec<Vec<f32>>> {
+        if matches!(call, Call::Die) {
+            self.net.kill(self.number);
+        }
+        if matches!(call, Call::Die | Call::Leave) {
+            self.loaded = None;
+            return Ok(Vec::new());
+        }
+        if self.loaded.is_none() {
+            self.loaded = Some(self.load()?);
+        }
+        let Some(loaded) = &mut self.loaded else {
+            return Ok(Vec::new());
+        };
+        let text = |error: samite_core::Error| error.to_string();
+        match call {
+            Call::Decode(tokens) if self.history.len() + tokens.len() > CONTEXT => {}
+            Call::Decode(tokens) => return decode(&mut loaded.context, self.history.len(), tokens),
+            Call::Count(times) => loaded.counter.count(*times)?,
+            Call::Keep(usage) => {
+                let secret = self.secrets[usize::from(*usage == Usage::Weights)];
+                loaded.keep(*usage, &secret)?;
+            }
+            Call::Free => {
+                loaded.secrets.clear();
+                // A device that is lost says so.
+                loaded.counter.count(0)?;
+            }
+            Call::Leave | Call::Die => return Err(text(samite_core::Error::invalid("it left"))),
+        }
+        Ok(Vec::new())
+    }
+
+    /// Connects, loads the model and computes everything so far.
+    fn load(&self) -> Result<Loaded> {
+        let text = |error: samite_llm::Error| error.to_string();
+        let harm = self.net.harm();
+        let others = Arc::downgrade(&self.net);
+        let devices = bare::connect(
+            self.net.wire(self.number, self.token),
+            &RemoteOptions::default(),
+            self.net.outside(Side::Client(self.number)),
+            Box::new(move |most| {
+                if let Some(net) = others.upgrade() {
+                    net.meanwhile(most);
+                }
+            }),
+        );
+        let devices = devices.map_err(|why| format!("{CONNECTING}{why}"))?;
+        let device = devices
+            .into_iter()
+            .next()
+            .ok_or("a server without devices")?;
+        let here = ReferenceDevice::new(ReferenceOptions::named("here"));
+        let options = ModelOptions {
+            rules: self.rules.clone(),
+            fit: None,
+            threads: Some(1),
+            environment: self.environment.clone(),
+            ..ModelOptions::new(vec![Arc::clone(&device), here])
+        };
+        let model = Model::load(MODEL, &options).map_err(text)?;
+        let mut context = Context::new(model, self.options.clone()).map_err(text)?;
+        for (at, tokens) in self.history.chunks(8).enumerate() {
+            decode(&mut context, at * 8, tokens)?;
+        }
+        Ok(Loaded {
+            context,
+            counter: Counter::new(&device).map_err(|error| error.to_string())?,
+            device,
+            secrets: Vec::new(),
+            harm,
+        })
+    }
+}
+
+/// How errors begin that come before there is a session.
+const CONNECTING: &str = "connecting: ";
+
+impl Loaded {
+    /// Takes new memory, which has nothing in it, and keeps the secret there.
+    fn keep(&mut self, usage: Usage, secret: &[u8; 16]) -> Result<()> {
+        let kept = || -> samite_core::Result<_> {
+            let buffer = self.device.buffer_type().allocate(SECRET, usage)?;
+            let layout = Layout::contiguous(DType::I8, [SECRET, 1, 1, 1])?;
+            let slot = Slot { offset: 0, layout };
+            let place = TensorRef { buffer, slot };
+            let (mut before, mut after) = (vec![1; SECRET], vec![1; SECRET]);
+            place.read(0, &mut before)?;
+            place.write(0, &secret.repeat(SECRET / secret.len()))?;
+            place.read(0, &mut after)?;
+            Ok((place.buffer, before, after))
+        };
+        let (buffer, before, after) = kept().map_err(|error| error.to_string())?;
+        if before.iter().any(|&byte| byte != 0) {
+            return Err("new memory is not empty".to_owned());
+        }
+        if after != secret.repeat(SECRET / secret.len()) {
+            return Err("what is read was not written".to_owned());
+        }
+        self.secrets.push(buffer);
+        Ok(())
+    }
+}

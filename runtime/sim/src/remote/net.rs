@@ -1,0 +1,763 @@
+//! A simulated network with a server of the remote mode in it.
+//!
+//! Clients wait on the host's thread; while they wait, what is next happens: a message arrives, a timer ends, a session does a request. Connections keep
+//! the order of what they carry, as TLS does. A connection that breaks is noticed by both sides, each at its own time, perhaps after another one was made;
+//! what was on its way may still arrive until then.
+
+use super::hostile::{Deed, Hostile};
+use super::tasks::{Side, Tasks};
+use crate::device::SimDevice;
+use crate::fault::{Fault, Strike};
+use crate::world::{Time, World};
+use samite_core::Device;
+use samite_core::environment::Clock;
+use samite_remote::RemoteServerOptions;
+use samite_remote::bare::{
+    BareServer, Connecting, Messages, Outside, Refusal, Task, Unreachable, Wire, Worker,
+};
+use samite_testing::Rng;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+/// How much later something comes that is late: two of them are less than anybody's patience.
+const LATE: Time = 2_000_000_000;
+
+/// After how long a side notices that nothing arrives any more, at most.
+const LIFE_SIGNS: Time = 12_000_000_000;
+
+/// The name of the server's device.
+pub(crate) const FAR: &str = "far";
+
+/// How many events may happen while somebody waits.
+const MOST_EVENTS: usize = 1_000_000;
+
+/// Bytes in which a client keeps what nobody else may see: as many as are sent by their hash where they are weights.
+pub(crate) const SECRET: usize = 4096;
+
+/// gRPC's code for what is lost on the way.
+const UNAVAILABLE: i32 = 14;
+
+type Sender = mpsc::UnboundedSender<Result<Vec<u8>, Refusal>>;
+
+enum Event {
+    /// Something arrives at the server, or at the client.
+    Arrives(usize, Way, Result<Vec<u8>, Refusal>),
+    /// Nothing more comes.
+    Ends(usize, Way),
+    /// A connection reaches the server.
+    Comes(usize),
+    /// A timer.
+    Rings(oneshot::Sender<()>),
+    /// A session does a request.
+    Works(u64),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    ToServer,
+    ToClient,
+}
+
+/// A connection.
+struct Line {
+    /// Who has it: the number of a client, or nobody who keeps rules.
+    client: Option<usize>,
+    token: usize,
+    /// What is given to each side; `None` when that side has noticed the end.
+    ends: [Option<Sender>; 2],
+    /// What the server has not taken yet.
+    messages: Option<Messages>,
+    /// Nothing is carried any more.
+    is_broken: bool,
+    /// Something went wrong with it.
+    is_harmed: bool,
+    /// When the last message arrives, each way.
+    last: [Time; 2],
+}
+
+/// What nobody else may see.
+struct Secret {
+    client: usize,
+    /// Those with this token may see it, too.
+    token: Option<usize>,
+    bytes: [u8; 16],
+}
+
+struct State {
+    rng: Rng,
+    /// By time, then by a drawn number, then by a counted one: no two are the same.
+    events: BTreeMap<(Time, u64, u64), Event>,
+    count: u64,
+    lines: Vec<Line>,
+    server: Option<BareServer>,
+    workers: BTreeMap<u64, Worker>,
+    /// Those that will do a request, by event.
+    busy: Vec<u64>,
+    /// When the server is there again.
+    up: Time,
+    restarts: u64,
+    made_room: u64,
+    hostile: Hostile,
+    secrets: Vec<Secret>,
+    /// Events while somebody waited.
+    waited: usize,
+}
+
+/// What ends sessions: if nothing of it happened, a session is still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Harm {
+    restarts: u64,
+    made_room: u64,
+    jumps: usize,
+}
+
+pub(crate) struct Net {
+    this: Weak<Net>,
+    world: Arc<World>,
+    clock: Arc<dyn Clock>,
+    device: Arc<SimDevice>,
+    options: RemoteServerOptions,
+    tasks: Tasks,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for Net {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Net({:?})", self.world)
+    }
+}
+
+impl Net {
+    pub fn new(
+        seed: u64,
+        world: &Arc<World>,
+        clock: Arc<dyn Clock>,
+        device: Arc<SimDevice>,
+        options: RemoteServerOptions,
+    ) -> Arc<Self> {
+        let mut rng = Rng::new(seed);
+        let hostile = Hostile::new(rng.bits());
+        let tasks = Tasks::new(rng.bits());
+        let state = State {
+            rng,
+            events: BTreeMap::new(),
+            count: 0,
+            lines: Vec::new(),
+            server: None,
+            workers: BTreeMap::new(),
+            busy: Vec::new(),
+            up: 0,
+            restarts: 0,
+            made_room: 0,
+            hostile,
+            secrets: Vec::new(),
+            waited: 0,
+        };
+        Arc::new_cyclic(|this| Net {
+            this: Weak::clone(this),
+            world: Arc::clone(world),
+            clock,
+            device,
+            options,
+            tasks,
+            state: Mutex::new(state),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a side runs on.
+    pub fn outside(&self, side: Side) -> Arc<dyn Outside> {
+        Arc::new(SimOutside {
+            net: Weak::clone(&self.this),
+            clock: Arc::clone(&self.clock),
+            side,
+        })
+    }
+
+    /// How a client with a token reaches the server.
+    pub fn wire(&self, client: usize, token: usize) -> Box<dyn Wire> {
+        Box::new(SimWire {
+            net: Weak::clone(&self.this),
+            client,
+            token,
+        })
+    }
+
+    /// Bytes that nobody but this client may see, nor, if a token is named, anybody with another one.
+    pub fn keep_secret(&self, client: usize, token: Option<usize>, bytes: [u8; 16]) {
+        let mut state = self.lock();
+        state.hostile.knows_of(&bytes.repeat(SECRET / bytes.len()));
+        state.secrets.push(Secret {
+            client,
+            token,
+            bytes,
+        });
+    }
+
+    pub fn harm(&self) -> Harm {
+        let state = self.lock();
+        let made_room = state.server.as_ref().map_or(0, BareServer::made_room);
+        let is_jump = |strike: &&Strike| strike.fault == Fault::ClockJump;
+        Harm {
+            restarts: state.restarts,
+            made_room: state.made_room + made_room,
+            jumps: self
+                .world
+                .with(|world| world.struck().iter().filter(is_jump).count()),
+        }
+    }
+
+    /// Whether something went wrong with the last connection of a client, or none was made.
+    pub fn is_harmed(&self, client: usize) -> bool {
+        let state = self.lock();
+        let mut lines = state.lines.iter().rev();
+        let last = lines.find(|line| line.client == Some(client));
+        last.is_none_or(|line| line.is_harmed)
+    }
+
+    fn note(&self, text: impl FnOnce() -> String) {
+        self.world.with(|state| state.note(|_| text()));
+    }
+
+    fn strikes(&self, fault: Fault) -> bool {
+        self.world.with(|state| {
+            let strikes = state.faults.strikes(fault);
+            if strikes {
+                state.note(|_| format!("FAULT: {fault}"));
+            }
+            strikes
+        })
+    }
+
+    /// Somebody connects: the connection's number, and what the server will say.
+    fn open(&self, client: Option<usize>, token: usize) -> (usize, Messages) {
+        let (to_server, at_server) = mpsc::unbounded_channel();
+        let (to_client, at_client) = mpsc::unbounded_channel();
+        let now = self.world.now();
+        let mut state = self.lock();
+        let number = state.lines.len();
+        state.lines.push(Line {
+            client,
+            token,
+            ends: [Some(to_server), Some(to_client)],
+            messages: Some(Box::pin(UnboundedReceiverStream::new(at_server))),
+            is_broken: false,
+            is_harmed: false,
+            last: [now; 2],
+        });
+        let delay = state.delay();
+        state.plan(now + delay, Event::Comes(number));
+        (number, Box::pin(UnboundedReceiverStream::new(at_client)))
+    }
+
+    /// Puts something on its way.
+    fn put(&self, line: usize, way: Way, message: Result<Vec<u8>, Refusal>) {
+        if self.lock().lines[line].is_broken {
+            return;
+        }
+        let late = match self.strikes(Fault::Late) {
+            true => LATE,
+            false => 0,
+        };
+        let is_cut = self.strikes(Fault::Cut);
+        let is_silent = self.strikes(Fault::Silence);
+        let now = self.world.now();
+        let mut state = self.lock();
+        state.lines[line].is_harmed |= late > 0;
+        if !is_silent {
+            let delay = state.delay() + late;
+            state.send(line, now + delay, way, |line| {
+                Event::Arrives(line, way, message)
+            });
+        }
+        if is_cut || is_silent {
+            state.break_line(line, now, if is_silent { LIFE_SIGNS } else { 1_000_000 });
+        }
+    }
+
+    /// One side says nothing more.
+    fn end(&self, line: usize, way: Way) {
+        let now = self.world.now();
+        let mut state = self.lock();
+        if !state.lines[line].is_broken {
+            let delay = state.delay();
+            state.send(line, now + delay, way, |line| Event::Ends(line, way));
+        }
+    }
+
+    /// Breaks a connection.
+    fn cut(&self, line: usize) {
+        let now = self.world.now();
+        self.lock().break_line(line, now, LIFE_SIGNS);
+    }
+
+    /// A client's process is gone at once.
+    pub fn kill(&self, client: usize) {
+        self.note(|| format!("client {client} is killed"));
+        let mut state = self.lock();
+        let now = self.world.now();
+        for number in 0..state.lines.len() {
+            if state.lines[number].client == Some(client) {
+                state.break_line(number, now, LIFE_SIGNS);
+                state.lines[number].ends[1] = None;
+            }
+        }
+        drop(state);
+        self.tasks.end(Side::Client(client));
+    }
+
+    /// The server's process is gone at once; another one begins after a while.
+    fn restart(&self) {
+        self.tasks.end(Side::Server);
+        let now = self.world.now();
+        let mut state = self.lock();
+        let server = state.server.take();
+        let workers = std::mem::take(&mut state.workers);
+        state.busy.clear();
+        state.made_room += server.as_ref().map_or(0, BareServer::made_room);
+        state.restarts += 1;
+        for number in 0..state.lines.len() {
+            state.break_line(number, now, 1_000_000);
+            let line = &mut state.lines[number];
+            line.ends[0] = None;
+            line.messages = None;
+        }
+        state.up = now + state.rng.pick(&[0, 1_000_000_000, 5_000_000_000]);
+        drop(state);
+        drop(workers);
+        drop(server);
+        let far = self.live();
+        if far > 0 {
+            self.violate(format!("a server that is gone leaves {far} bytes"));
+        }
+    }
+
+    fn violate(&self, mistake: String) {
+        self.world.with(|state| state.violate(mistake));
+    }
+
+    /// Bytes of the server's device that are taken.
+    fn live(&self) -> usize {
+        self.world.with(|state| {
+            let far = state.live().find(|(name, _)| *name == FAR);
+            far.map_or(0, |(_, live)| live.bytes)
+        })
+    }
+
+    /// Lets what is next happen, at `until` at the latest. False if nothing does.
+    fn turn(&self, until: Option<Time>) -> bool {
+        self.settle();
+        let event = {
+            let mut state = self.lock();
+            loop {
+                let Some((&(at, ..), event)) = state.events.first_key_value() else {
+                    return false;
+                };
+                // Nobody waits for that timer any more.
+                if matches!(event, Event::Rings(bell) if bell.is_closed()) {
+                    state.events.pop_first();
+                    continue;
+                }
+                if until.is_some_and(|until| at > until) {
+                    return false;
+                }
+                let Some((_, event)) = state.events.pop_first() else {
+                    return false;
+                };
+                drop(state);
+                let wait = at.saturating_sub(self.world.now());
+                self.world.with(|state| state.advance(wait));
+                break event;
+            }
+        };
+        match event {
+            Event::Arrives(line, Way::ToServer, message) => {
+                if self.strikes(Fault::Restart) {
+                    self.note(|| "the server starts again".to_owned());
+                    self.restart();
+                } else {
+                    self.give(line, Way::ToServer, message);
+                }
+            }
+            Event::Arrives(line, Way::ToClient, message) => {
+                self.overhear(line, &message);
+                self.give(line, Way::ToClient, message);
+            }
+            Event::Ends(line, way) => self.lock().lines[line].ends[way as usize] = None,
+            Event::Comes(line) => self.serve(line),
+            Event::Rings(bell) => drop(bell.send(())),
+            Event::Works(number) => self.work(number),
+        }
+        self.settle();
+        self.check_memory();
+        self.play_hostile();
+        true
+    }
+
+    /// Lets everybody go on who can, without any time passing.
+    fn settle(&self) {
+        self.tasks.go_on();
+        let now = self.world.now();
+        let mut state = self.lock();
+        let (over, there) = std::mem::take(&mut state.workers)
+            .into_iter()
+            .partition(|(_, worker)| worker.is_over());
+        state.workers = there;
+        let over: BTreeMap<u64, Worker> = over;
+        let wanted = state
+            .workers
+            .iter()
+            .filter(|(_, worker)| worker.is_wanted());
+        let wanted = wanted.map(|(&number, _)| number);
+        let wanted: Vec<u64> = wanted.filter(|n| !state.busy.contains(n)).collect();
+        for number in wanted {
+            state.busy.push(number);
+            let delay = state.delay();
+            state.plan(now + delay, Event::Works(number));
+        }
+        drop(state);
+        // Memory is given back where nothing is locked.
+        drop(over);
+    }
+
+    /// Gives a side what has arrived.
+    fn give(&self, line: usize, way: Way, message: Result<Vec<u8>, Refusal>) {
+        let mut state = self.lock();
+        let end = &mut state.lines[line].ends[way as usize];
+        let is_end = message.is_err();
+        if let Some(sender) = end {
+            let _ = sender.send(message);
+        }
+        if is_end {
+            *end = None;
+        }
+    }
+
+    /// Looks at what a client is told.
+    fn overhear(&self, line: usize, message: &Result<Vec<u8>, Refusal>) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let to = &state.lines[line];
+        match message {
+            Ok(bytes) => {
+                let is_foreign = |secret: &&Secret| match secret.token {
+                    Some(token) => token != to.token,
+                    None => to.client != Some(secret.client),
+                };
+                let is_in = |secret: &&Secret| bytes.windows(16).any(|part| part == secret.bytes);
+                let seen = state.secrets.iter().filter(is_foreign).find(is_in);
+                if let Some(secret) = seen {
+                    let mistake = format!(
+                        "client {:?} with token {} sees bytes of client {}",
+                        to.client, to.token, secret.client
+                    );
+                    self.violate(mistake);
+                }
+                if to.client.is_none() {
+                    state.hostile.is_told(line, bytes);
+                } else {
+                    state.hostile.overhears_reply(bytes);
+                }
+            }
+            Err(refusal) => self.note(|| format!("line {line}: {refusal:?}")),
+        }
+    }
+
+    /// The server meets a connection.
+    fn serve(&self, number: usize) {
+        let outside = self.outside(Side::Server);
+        let mut state = self.lock();
+        let line = &mut state.lines[number];
+        let Some(messages) = line.messages.take() else {
+            return;
+        };
+        let owner = format!("token {}", line.token);
+        if state.server.is_none() {
+            let device: Arc<dyn Device> = Arc::clone(&self.device) as _;
+            match BareServer::new(&[device], self.options.clone(), outside) {
+                Ok(server) => state.server = Some(server),
+                Err(error) => return self.violate(format!("no server: {error}")),
+            }
+        }
+        let Some(server) = &state.server else { return };
+        let serving = server.serve(&owner, messages);
+        drop(state);
+        let net = Weak::clone(&self.this);
+        let say = move |message| {
+            if let Some(net) = net.upgrade() {
+                match message {
+                    Some(message) => net.put(number, Way::ToClient, message),
+                    None => net.end(number, Way::ToClient),
+                }
+            }
+        };
+        self.tasks.spawn(
+            Side::Server,
+            Box::pin(async move {
+                match serving.await {
+                    Ok(mut replies) => {
+                        while let Some(reply) = replies.next().await {
+                            say(Some(reply));
+                        }
+                        say(None);
+                    }
+                    Err(refusal) => say(Some(Err(refusal))),
+                }
+            }),
+        );
+    }
+
+    /// A session does a request.
+    fn work(&self, number: u64) {
+        let mut state = self.lock();
+        state.busy.retain(|busy| *busy != number);
+        let worker = state.workers.remove(&number);
+        drop(state);
+        if let Some(mut worker) = worker {
+            worker.step();
+            self.lock().workers.insert(number, worker);
+        }
+    }
+
+    /// Nobody has more memory than the server counts, nor more than its quota.
+    fn check_memory(&self) {
+        let state = self.lock();
+        let counted = state.server.as_ref().map_or(0, BareServer::memory_in_use);
+        drop(state);
+        let there = self.live();
+        let quota = self.options.memory.unwrap_or(usize::MAX);
+        if there > counted || counted > quota {
+            self.violate(format!(
+                "clients have {there} bytes, the server counts {counted}, and the quota is {quota}"
+            ));
+        }
+    }
+
+    /// Lets those who keep no rule do something now and then.
+    fn play_hostile(&self) {
+        let mut state = self.lock();
+        let open = state.lines.iter().enumerate();
+        let open = open.filter(|(_, line)| line.client.is_none() && line.ends[1].is_some());
+        let open: Vec<usize> = open.map(|(number, _)| number).collect();
+        let Some(deed) = state.hostile.next(&open) else {
+            return;
+        };
+        let is_up = state.up <= self.world.now();
+        drop(state);
+        match deed {
+            Deed::Come(token, message) if is_up => {
+                let (line, replies) = self.open(None, token);
+                // Nobody reads what is looked at on its way.
+                drop(replies);
+                self.lock().hostile.came(line);
+                self.put(line, Way::ToServer, Ok(message));
+            }
+            Deed::Come(..) => {}
+            Deed::Say(line, message) => self.put(line, Way::ToServer, Ok(message)),
+            Deed::Leave(line) => {
+                self.end(line, Way::ToServer);
+                self.lock().lines[line].ends[1] = None;
+            }
+            Deed::Cut(line) => {
+                self.cut(line);
+                self.lock().lines[line].ends[1] = None;
+            }
+        }
+    }
+
+    /// Lets everything happen for a while.
+    pub fn pass(&self, time: Duration) {
+        let until = self.world.now() + time.as_nanos() as Time;
+        while self.turn(Some(until)) {}
+        let left = until.saturating_sub(self.world.now());
+        self.world.with(|state| state.advance(left));
+    }
+
+    /// Lets others go on while a client waits.
+    pub fn meanwhile(&self, most: Option<Duration>) {
+        let until = most.map(|most| self.world.now() + most.as_nanos() as Time);
+        if !self.turn(until) {
+            match until {
+                Some(until) => {
+                    let left = until.saturating_sub(self.world.now());
+                    self.world.with(|state| state.advance(left));
+                }
+                None => panic!("a client waits for ever"),
+            }
+        }
+        let mut state = self.lock();
+        state.waited += 1;
+        assert!(state.waited < MOST_EVENTS, "a client waits for too long");
+    }
+
+    /// Everything that is on its way arrives; whoever is hostile leaves. Then the server must have nothing any more.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.hostile.stop();
+        let lines = 0..state.lines.len();
+        let hostile: Vec<_> = lines.filter(|&n| state.lines[n].client.is_none()).collect();
+        drop(state);
+        hostile
+            .into_iter()
+            .for_each(|line| self.end(line, Way::ToServer));
+        while self.turn(None) {}
+        let server = self.lock().server.take();
+        if let Some(server) = &server {
+            let kept = (server.sessions(), server.memory_in_use(), self.live());
+            if kept != (0, 0, 0) {
+                self.violate(format!(
+                    "without clients, there are still {kept:?} sessions, bytes that count, and bytes of the device"
+                ));
+            }
+        }
+        drop(server);
+        self.tasks.end(Side::Server);
+    }
+}
+
+impl State {
+    fn plan(&mut self, at: Time, event: Event) {
+        self.count += 1;
+        let order = self.rng.bits();
+        self.events.insert((at, order, self.count), event);
+    }
+
+    /// How long a message takes.
+    fn delay(&mut self) -> Time {
+        let most = self.rng.pick(&[10, 1_000, 50_000, 1_000_000]);
+        self.rng.below(most) as Time
+    }
+
+    /// Something will arrive at `at`, behind what goes the same way.
+    fn send(&mut self, line: usize, at: Time, way: Way, event: impl FnOnce(usize) -> Event) {
+        let last = &mut self.lines[line].last[way as usize];
+        // A nanosecond apart, so that their order stays.
+        *last = at.max(*last + 1);
+        let at = *last;
+        self.plan(at, event(line));
+    }
+
+    /// Nothing more is carried. Each side notices within `most`; what is on its way arrives until then, or does not.
+    fn break_line(&mut self, number: usize, now: Time, most: Time) {
+        if std::mem::replace(&mut self.lines[number].is_broken, true) {
+            return;
+        }
+        self.lines[number].is_harmed = true;
+        for way in [Way::ToServer, Way::ToClient] {
+            if self.rng.one_in(2) {
+                self.events.retain(|_, event| {
+                    !matches!(event, Event::Arrives(line, other, _) | Event::Ends(line, other)
+                        if (*line, *other) == (number, way))
+                });
+            }
+            let lost = Refusal {
+                code: UNAVAILABLE,
+                text: "the connection is lost".to_owned(),
+            };
+            let at = now + 1 + self.rng.below(most as usize) as Time;
+            self.send(number, at, way, |line| Event::Arrives(line, way, Err(lost)));
+        }
+    }
+}
+
+/// What a side runs on.
+#[derive(Debug)]
+struct SimOutside {
+    net: Weak<Net>,
+    clock: Arc<dyn Clock>,
+    side: Side,
+}
+
+impl Outside for SimOutside {
+    fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    fn sleep(&self, time: Duration) -> Task {
+        let (bell, rings) = oneshot::channel();
+        if let Some(net) = self.net.upgrade() {
+            let at = net.world.now() + time.as_nanos() as Time;
+            net.lock().plan(at, Event::Rings(bell));
+        }
+        Box::pin(async move {
+            if rings.await.is_err() {
+                // The world ended.
+                std::future::pending().await
+            }
+        })
+    }
+
+    fn pause(&self, time: Duration) {
+        if let Some(net) = self.net.upgrade() {
+            net.settle();
+            net.world
+                .with(|state| state.advance(time.as_nanos() as Time));
+        }
+    }
+
+    fn random(&self, bytes: &mut [u8]) -> io::Result<()> {
+        let net = self.net.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        let mut state = net.lock();
+        bytes
+            .iter_mut()
+            .for_each(|byte| *byte = state.rng.bits() as u8);
+        Ok(())
+    }
+
+    fn spawn(&self, task: Task) {
+        if let Some(net) = self.net.upgrade() {
+            net.tasks.spawn(self.side, task);
+        }
+    }
+
+    fn work(&self, worker: Worker) -> io::Result<()> {
+        let net = self.net.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        let mut state = net.lock();
+        state.count += 1;
+        let number = state.count;
+        state.workers.insert(number, worker);
+        Ok(())
+    }
+}
+
+struct SimWire {
+    net: Weak<Net>,
+    client: usize,
+    token: usize,
+}
+
+impl Wire for SimWire {
+    fn connect(&self, mut messages: Messages) -> Connecting {
+        let (net, client, token) = (Weak::clone(&self.net), self.client, self.token);
+        Box::pin(async move {
+            let there = net.upgrade().ok_or(Unreachable::Lost)?;
+            if there.lock().up > there.world.now() {
+                return Err(Unreachable::Nobody);
+            }
+            let (line, replies) = there.open(Some(client), token);
+            let carry = async move {
+                while let Some(message) = messages.next().await {
+                    let Some(net) = net.upgrade() else { return };
+                    if let Ok(message) = &message {
+                        net.lock().hostile.overhears(message);
+                    }
+                    net.put(line, Way::ToServer, message);
+                }
+                if let Some(net) = net.upgrade() {
+                    net.end(line, Way::ToServer);
+                }
+            };
+            there.tasks.spawn(Side::Client(client), Box::pin(carry));
+            Ok(replies)
+        })
+    }
+}

@@ -1,0 +1,112 @@
+//! Tasks that take turns on one thread: which of those that can go on does so next is drawn.
+
+use samite_remote::bare::Task;
+use samite_testing::Rng;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+/// Whose a task is, and with whom it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// The client with this number.
+    Client(usize),
+    Server,
+}
+
+/// That a task can go on.
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+struct Entry {
+    side: Side,
+    /// `None` while it goes on.
+    task: Option<Task>,
+    flag: Arc<Flag>,
+}
+
+struct State {
+    rng: Rng,
+    count: u64,
+    all: BTreeMap<u64, Entry>,
+}
+
+pub(crate) struct Tasks(Mutex<State>);
+
+impl Tasks {
+    pub fn new(seed: u64) -> Self {
+        Tasks(Mutex::new(State {
+            rng: Rng::new(seed),
+            count: 0,
+            all: BTreeMap::new(),
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn spawn(&self, side: Side, task: Task) {
+        let mut state = self.lock();
+        state.count += 1;
+        let entry = Entry {
+            side,
+            task: Some(task),
+            flag: Arc::new(Flag(AtomicBool::new(true))),
+        };
+        let number = state.count;
+        state.all.insert(number, entry);
+    }
+
+    /// Lets tasks go on until all of them wait.
+    pub fn go_on(&self) {
+        while let Some((number, mut task, flag)) = self.next() {
+            let waker = Waker::from(flag);
+            let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
+            let mut state = self.lock();
+            match polled {
+                Poll::Ready(()) => drop(state.all.remove(&number)),
+                // Gone if its side ended meanwhile.
+                Poll::Pending => {
+                    if let Some(entry) = state.all.get_mut(&number) {
+                        entry.task = Some(task);
+                        continue;
+                    }
+                }
+            }
+            drop(state);
+        }
+    }
+
+    fn next(&self) -> Option<(u64, Task, Arc<Flag>)> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let ready = state.all.iter().filter(|(_, entry)| entry.task.is_some());
+        let ready = ready.filter(|(_, entry)| entry.flag.0.load(Ordering::SeqCst));
+        let ready: Vec<u64> = ready.map(|(&number, _)| number).collect();
+        if ready.is_empty() {
+            return None;
+        }
+        let number = ready[state.rng.below(ready.len())];
+        let entry = state.all.get_mut(&number)?;
+        entry.flag.0.store(false, Ordering::SeqCst);
+        Some((number, entry.task.take()?, Arc::clone(&entry.flag)))
+    }
+
+    /// Ends all tasks of a side, as when its process is killed.
+    pub fn end(&self, side: Side) {
+        let mut state = self.lock();
+        let numbers = state.all.iter().filter(|(_, entry)| entry.side == side);
+        let numbers: Vec<u64> = numbers.map(|(&number, _)| number).collect();
+        let ended: Vec<_> = numbers.iter().map(|n| state.all.remove(n)).collect();
+        drop(state);
+        // What they have is given back where nothing is locked.
+        drop(ended);
+    }
+}
