@@ -247,6 +247,13 @@ fn rules_are_kept_by_force() {
                 ..proto::Fill::default()
             }),
         ),
+        (
+            "a tensor between the places for tensors",
+            Kind::Init(proto::Init {
+                place: place(1, 4, 4),
+                ..proto::Init::default()
+            }),
+        ),
         ("no such graph", run(4)),
         (
             "a graph that is there",

@@ -352,6 +352,7 @@ impl Belongings {
                 self.limits.tensors
             )));
         }
+        check_alignment(&tensor)?;
         let Slot { offset, layout } = tensor.slot;
         let role = role_of(&request.role);
         let info = TensorInfo {
@@ -474,7 +475,10 @@ impl Belongings {
                 let tensors = held.tensors.lock().unwrap_or_else(PoisonError::into_inner);
                 match tensors.get(&tensor.slot.offset) {
                     Some(known) if known.layout() == layout => Ok(Arc::clone(known)),
-                    _ => StoredTensor::new(name, tensor.buffer, tensor.slot.offset, *layout),
+                    _ => {
+                        check_alignment(&tensor)?;
+                        StoredTensor::new(name, tensor.buffer, tensor.slot.offset, *layout)
+                    }
                 }
             },
         )?;
@@ -731,6 +735,17 @@ fn nodes_of(graph: &Graph) -> Vec<TensorId> {
 /// Whether memory gives tensors another form, so that their size there is another one.
 fn is_packed(held: &Held) -> bool {
     held.buffer.usage() == Usage::Weights && !held.buffer.buffer_type().is_host()
+}
+
+/// Checks that a tensor lies where its memory has places for tensors.
+fn check_alignment(place: &TensorRef) -> Result<()> {
+    let (offset, alignment) = (place.slot.offset, place.buffer.buffer_type().alignment());
+    if offset.is_multiple_of(alignment) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "a tensor at byte {offset} of its buffer: tensors lie at multiples of {alignment} there"
+    )))
 }
 
 /// Checks that a tensor has all the memory that it wants there.
