@@ -15,7 +15,7 @@ use std::convert::Infallible;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -25,6 +25,9 @@ use tokio::task::{JoinHandle, JoinSet};
 
 /// How long a connection may wait for its next request.
 const WAITING_TIME: Duration = Duration::from_secs(75);
+
+/// How long a connection that had no request yet waits for it when the server ends.
+const FIRST_REQUEST: Duration = Duration::from_millis(500);
 
 /// How long streams may take to tell that they are ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -194,7 +197,10 @@ async fn connection(
     let place = Arc::new(shared.connections.add());
     let hub = Arc::clone(&shared.hub);
     let working = Arc::clone(&place);
+    let had_request = Arc::new(AtomicBool::new(false));
+    let has_request = Arc::clone(&had_request);
     let service = service_fn(move |request| {
+        has_request.store(true, Ordering::Relaxed);
         let hub = Arc::clone(&hub);
         let at_work = AtWork::new(&working);
         async move {
@@ -214,8 +220,15 @@ async fn connection(
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut stopped = shared.stopped.clone();
     let told = async move {
+        let end = async {
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+            // The first request of one that was only just made may be on its way.
+            if !had_request.load(Ordering::Relaxed) {
+                tokio::time::sleep(FIRST_REQUEST).await;
+            }
+        };
         tokio::select! {
-            _ = stopped.wait_for(|stopped| *stopped), if !is_late => {}
+            () = end, if !is_late => {}
             () = place.leave.notified() => {}
         }
     };

@@ -453,7 +453,8 @@ fn slots_are_saved_and_restored() {
 #[test]
 fn the_server_drains() {
     let server = Server::simple();
-    let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true, "n_predict": 900});
+    // More than connections hold, so that it does not end before it is read.
+    let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true, "n_predict": 900, "n_probs": 100});
     let mut stream = server.send("POST", "/completion", "", &body.to_string());
     let mut some = [0; 200];
     stream.read_exact(&mut some).unwrap();
