@@ -326,15 +326,14 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::UnknownDevice`], if there is no CPU device.
     pub fn fallbacks(&self) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
-        let mut devices = vec![Arc::clone(self.device("cpu")?)];
-        #[cfg(feature = "reference")]
-        devices.push(samite_reference::ReferenceDevice::new(
-            samite_reference::ReferenceOptions {
+        Ok(vec![
+            Arc::clone(self.device("cpu")?),
+            #[cfg(feature = "reference")]
+            samite_reference::ReferenceDevice::new(samite_reference::ReferenceOptions {
                 host_memory: true,
                 ..Default::default()
-            },
-        ));
-        Ok(devices)
+            }),
+        ])
     }
 
     /// The device called `name`, as `parameters` say. With parameters, it is another one than [`device`](Registry::device) returns.
