@@ -566,17 +566,13 @@ impl ServeArgs {
 
     fn engine_options(&self) -> EngineOptions {
         let requests = &self.requests;
-        let (slots, kept) = match requests.deterministic {
-            true => (1, 1),
-            false => {
-                let slots = requests.parallel.unwrap_or(4);
-                (slots, requests.keep.unwrap_or(slots * 2))
-            }
-        };
+        let slots = requests
+            .parallel
+            .unwrap_or(if requests.deterministic { 1 } else { 4 });
         EngineOptions {
             slots,
             context: None,
-            kept,
+            kept: requests.keep.unwrap_or(slots * 2),
             queue: requests.queue,
             budget: requests.batch_size,
             swap_bytes: usize::try_from(requests.cache_ram).map_or(usize::MAX, |mib| mib << 20),

@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::{Counter, Lender, eventually, floats};
+use common::{Lender, eventually, floats};
 use samite_core::{Device, Error, TensorGroup, Usage};
 use samite_remote::RemoteOptions;
+use samite_testing::Counter;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;

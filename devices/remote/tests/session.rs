@@ -3,13 +3,14 @@
 
 mod common;
 
-use common::{Counter, Lender, Proxy, eventually, floats};
+use common::{Lender, Proxy, eventually, floats};
 use samite_core::{
     CancelToken, DType, Delegate, Delegating, Device, Error, Graph, Keep, Layout, Op, Placed,
     TensorGroup, TensorId, TensorRef, Usage,
 };
 use samite_reference::ReferenceDevice;
 use samite_remote::RemoteOptions;
+use samite_testing::Counter;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

@@ -4,15 +4,14 @@
 mod common;
 
 use common::{bytes, device, f32s, fast, host, layers, read, roomy, weights};
-use samite_core::environment::Clock;
 use samite_core::{
     CancelToken, DType, Device, DeviceKind, Error, Graph, Op, StoredTensor, TensorGroup, TensorId,
     Usage,
 };
 use samite_sched::{Assignments, Fallback, Options, Plan, Reason, Scheduler, Watch, race};
+use samite_testing::ticking;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn run_layers(owners: &[usize], devices: Vec<Arc<dyn Device>>, options: Options) -> Vec<Vec<f32>> {
     let owners: Vec<_> = owners.iter().map(|&i| &devices[i]).collect();
@@ -760,31 +759,12 @@ fn values_that_are_not_kept_cannot_be_read() {
     );
 }
 
-/// A clock that moves on by a millisecond whenever somebody looks at it.
-#[derive(Debug)]
-struct Ticking {
-    begin: Instant,
-    looks: AtomicU32,
-}
-
-impl Clock for Ticking {
-    fn now(&self) -> Instant {
-        self.begin + Duration::from_millis(1) * self.looks.fetch_add(1, Ordering::Relaxed)
-    }
-
-    fn sleep(&self, _: Duration) {}
-}
-
 #[test]
 fn times_of_traces_come_from_the_environment() {
     let devices = vec![host()];
     let (graph, x, _) = layers(&[&devices[0]; 2]);
-    let clock = Arc::new(Ticking {
-        begin: Instant::now(),
-        looks: AtomicU32::new(0),
-    });
     let mut options = Options::default();
-    options.environment.clock = clock;
+    options.environment.clock = ticking(Duration::from_millis(1));
     let mut scheduler = Scheduler::new(devices.clone(), options).unwrap();
     scheduler.load(&graph).unwrap();
     scheduler.start_trace();

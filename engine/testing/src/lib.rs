@@ -7,6 +7,7 @@
 //!   weights are then also tried in every special layout that the device offers.
 //! - [`check_contract`] checks the rest of the contract: buffers, copies, import, compiled work, order, events, faults.
 //! - [`random_graph`] makes larger graphs out of many operations, for tests of schedulers.
+//! - [`Counter`] shows whether runs were done exactly once, and [`ticking`] is a clock for tests.
 //! - [`wrong_device`] computes some nodes wrongly, for tests of what is to find that.
 //!
 //! Everything is deterministic: data comes from recipes and seeds.
@@ -25,22 +26,26 @@ mod case;
 mod cases;
 mod compare;
 mod contract;
+mod counter;
 mod perf;
 mod random;
 mod recipe;
 mod report;
 mod run;
 mod skip;
+mod ticking;
 mod wrong;
 
 pub use case::{Case, Input, Limit};
 pub use cases::cases;
 pub use compare::nmse;
 pub use contract::{ContractOutcome, ContractReport, check_contract};
+pub use counter::Counter;
 pub use perf::{PerfCase, PerfResult, measure, perf_cases};
 pub use random::{RANDOM_GRAPH_OPS, RandomGraph, StoreTensor, random_graph, random_graph_up_to};
 pub use recipe::{Recipe, Rng};
 pub use report::{Counts, Failure, Progress, Report, Suite, run_suite};
 pub use run::{Outcome, run_case, run_case_in};
 pub use skip::skipped;
+pub use ticking::ticking;
 pub use wrong::{imprecise_device, wrong_device};

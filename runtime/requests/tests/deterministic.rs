@@ -2,28 +2,14 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
-use samite_core::environment::Clock;
 use samite_core::{DType, Environment};
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_llm::{Context, ContextOptions, Model, ModelOptions, SyntheticModel};
 use samite_requests::{Engine, EngineOptions, Event, Reader, Request, Wanted};
-use samite_testing::Rng;
+use samite_testing::{Rng, ticking};
 use samite_text::SamplerParams;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-/// A clock that moves on whenever somebody looks at it, so that slow readers soon leave their slot.
-#[derive(Debug)]
-struct Ticking(Instant, AtomicU64);
-
-impl Clock for Ticking {
-    fn now(&self) -> Instant {
-        self.0 + Duration::from_millis(100 * self.1.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn sleep(&self, _time: Duration) {}
-}
+use std::time::Duration;
 
 fn model(architecture: &'static str) -> Arc<Model> {
     let folder = tempfile::tempdir().unwrap();
@@ -59,7 +45,8 @@ fn engine(model: &Arc<Model>, deterministic: bool) -> Engine {
         n_seq: options.n_seq(),
         n_logits: Some(8),
         environment: Environment {
-            clock: Arc::new(Ticking(Instant::now(), AtomicU64::new(0))),
+            // Slow readers soon leave their slot.
+            clock: ticking(Duration::from_millis(100)),
             ..Environment::system()
         },
         ..ContextOptions::default()

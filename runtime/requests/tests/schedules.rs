@@ -4,7 +4,6 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
-use samite_core::environment::Clock;
 use samite_core::{DType, Environment};
 use samite_llm::{
     Adapter, Context, ContextOptions, Model, ModelOptions, ScaledAdapter, SyntheticAdapter,
@@ -14,13 +13,12 @@ use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
     CacheWish, Drafter, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request, Totals,
 };
-use samite_testing::Rng;
+use samite_testing::{Rng, ticking};
 use samite_text::SamplerParams;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Attention alone, layers with a window, states beside attention.
 const ARCHITECTURES: [&str; 3] = ["llama", "gemma3", "lfm2"];
@@ -88,33 +86,6 @@ fn draft_model(number: usize) -> Arc<Model> {
     }
 }
 
-/// A clock that moves on whenever somebody looks at it: what depends on time is the same in each run.
-#[derive(Debug)]
-struct Ticking {
-    tick: Duration,
-    start: Instant,
-    ticks: AtomicU64,
-}
-
-impl Ticking {
-    fn new(tick: Duration) -> Self {
-        Ticking {
-            tick,
-            start: Instant::now(),
-            ticks: AtomicU64::new(0),
-        }
-    }
-}
-
-impl Clock for Ticking {
-    fn now(&self) -> Instant {
-        let ticks = self.ticks.fetch_add(1, Ordering::Relaxed);
-        self.start + self.tick * u32::try_from(ticks).unwrap()
-    }
-
-    fn sleep(&self, _time: Duration) {}
-}
-
 fn engine(model: &Arc<Model>, n_ctx: usize, options: EngineOptions) -> Engine {
     let context = ContextOptions {
         n_ctx: Some(n_ctx),
@@ -124,7 +95,7 @@ fn engine(model: &Arc<Model>, n_ctx: usize, options: EngineOptions) -> Engine {
         n_logits: Some(8),
         kv_types: [DType::F32; 2],
         environment: Environment {
-            clock: Arc::new(Ticking::new(Duration::from_millis(1))),
+            clock: ticking(Duration::from_millis(1)),
             ..Environment::system()
         },
         ..ContextOptions::default()
@@ -289,7 +260,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
             n_seq: options.n_seq(),
             kv_types: [DType::F32; 2],
             environment: Environment {
-                clock: Arc::new(Ticking::new(Duration::from_micros(1))),
+                clock: ticking(Duration::from_micros(1)),
                 ..Environment::system()
             },
             ..ContextOptions::default()

@@ -6,7 +6,6 @@ mod common;
 
 use common::{CONTEXT, Server, engine, model};
 use samite_core::Environment;
-use samite_core::environment::Clock;
 use samite_gguf::GgufFile;
 use samite_llm::{Adapter, Context, ContextOptions, Model, ModelOptions, SyntheticAdapter};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
@@ -15,7 +14,6 @@ use samite_serve::ServeOptions;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::Read;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -145,30 +143,9 @@ fn requests_at_the_same_time_have_adapters_of_their_own() {
     assert_eq!(server.post("/completion", &silent).1["content"], alone[2]);
 }
 
-/// A clock that goes on by so much whenever somebody looks at it.
-#[derive(Debug)]
-struct Ticking {
-    start: Instant,
-    looks: AtomicU64,
-    step: Duration,
-}
-
-impl Clock for Ticking {
-    fn now(&self) -> Instant {
-        let looks = self.looks.fetch_add(1, Ordering::Relaxed);
-        self.start + self.step * u32::try_from(looks).unwrap()
-    }
-
-    fn sleep(&self, _: Duration) {}
-}
-
 fn ticking(step: Duration) -> Environment {
     Environment {
-        clock: Arc::new(Ticking {
-            start: Instant::now(),
-            looks: AtomicU64::new(0),
-            step,
-        }),
+        clock: samite_testing::ticking(step),
         ..Environment::system()
     }
 }

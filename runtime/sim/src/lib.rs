@@ -42,6 +42,7 @@ mod remote;
 mod requests;
 mod rpc;
 mod search;
+mod served;
 mod shadow;
 mod stream;
 mod time;

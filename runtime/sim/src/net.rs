@@ -6,6 +6,7 @@
 
 use crate::fault::{Fault, Strike};
 use crate::hostile::{Deed, Hostile};
+use crate::served::FAR;
 use crate::world::{Time, World};
 use samite_core::environment::{Clock, Connection, Listener, Network};
 use samite_rpc::{End, Server, Session};
@@ -130,16 +131,6 @@ impl Net {
         self.world.with(|state| state.note(|_| text()));
     }
 
-    fn strikes(&self, fault: Fault) -> bool {
-        self.world.with(|state| {
-            let strikes = state.faults.strikes(fault);
-            if strikes {
-                state.note(|_| format!("FAULT: {fault}"));
-            }
-            strikes
-        })
-    }
-
     /// How often the clock has jumped.
     fn jumps(&self) -> usize {
         let is_jump = |strike: &&Strike| strike.fault == Fault::ClockJump;
@@ -168,7 +159,7 @@ impl Net {
 
     /// Puts bytes on their way to the server or to the client, whole or in pieces.
     fn put(&self, line: usize, to_client: bool, bytes: &[u8]) {
-        let late = match self.strikes(Fault::Late) {
+        let late = match self.world.strikes(Fault::Late) {
             true => LATE,
             false => 0,
         };
@@ -276,7 +267,7 @@ impl Net {
 
     /// The server is given bytes.
     fn serve(&self, line: usize, bytes: &[u8]) {
-        if self.strikes(Fault::Restart) {
+        if self.world.strikes(Fault::Restart) {
             return self.restart();
         }
         let Some(mut session) = self.lock().lines[line].session.take() else {
@@ -407,9 +398,6 @@ impl Net {
     }
 }
 
-/// The name of the server's device.
-pub(crate) const FAR: &str = "far";
-
 /// Bytes that all clients of the server may have.
 pub(crate) const MEMORY: usize = 16 << 20;
 
@@ -473,10 +461,10 @@ impl Connection for SimConnection {
         // Time passes, in which others are served.
         let until = net.world.now() + 1_000;
         while net.turn(Some(until)) {}
-        if net.strikes(Fault::Cut) {
+        if net.world.strikes(Fault::Cut) {
             net.cut(self.line);
         }
-        if net.strikes(Fault::Silence) {
+        if net.world.strikes(Fault::Silence) {
             let mut state = net.lock();
             let line = &mut state.lines[self.line];
             line.is_silent = true;

@@ -6,30 +6,23 @@
 
 use crate::case::{Case, Outcome};
 use crate::clock::SimClock;
-use crate::device::{SimDevice, SimOptions};
 use crate::environment::SimFiles;
 use crate::fault::Fault;
-use crate::known::{Known, MODEL, known};
-use crate::net::{FAR, MEMORY, Net, SimNetwork};
+use crate::known::{Known, known};
+use crate::net::{MEMORY, Net, SimNetwork};
 use crate::player::{Player, close};
+use crate::served::{self, Logits, SECRET, Text, Tokens};
 use crate::world::World;
 use samite_core::environment::Clock;
-use samite_core::{
-    Backend, Buffer, CancelToken, DType, Device, DeviceKind, Environment, Layout, Slot, TensorRef,
-    Usage,
-};
-use samite_llm::{Batch, Context, ContextOptions, Model, ModelOptions, PlacementRule};
+use samite_core::{Backend, Buffer, CancelToken, Device, Environment, Usage};
+use samite_llm::Context;
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_rpc::{ClientOptions, RpcBackend, Server, ServerOptions};
-use samite_testing::{RANDOM_GRAPH_OPS, Rng};
+use samite_testing::Rng;
 use std::sync::Arc;
 
 /// Clients that may be there at the same time, those without rules among them.
 const CLIENTS: usize = 8;
-/// Tokens of one text.
-const CONTEXT: usize = 32;
-/// Bytes in which a client keeps what nobody else may see.
-const SECRET: usize = 4096;
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -44,8 +37,8 @@ struct Loaded {
 /// What a client does.
 #[derive(Clone, Debug)]
 enum Call {
-    /// Tokens that follow, and whether their logits are wanted.
-    Decode(Vec<(u32, bool)>),
+    /// Tokens that follow.
+    Decode(Tokens),
     /// Takes memory, keeps a secret in it and reads it again.
     Keep,
     /// Frees that memory.
@@ -60,11 +53,7 @@ impl Call {
             0 => Call::Leave,
             1 | 2 => Call::Free,
             3..6 => Call::Keep,
-            _ => {
-                let count = 1 + rng.below(3);
-                let token = |_| (3 + rng.below(256) as u32, rng.one_in(2));
-                Call::Decode((0..count).map(token).collect())
-            }
+            _ => Call::Decode(served::tokens(rng)),
         }
     }
 }
@@ -73,11 +62,8 @@ struct Client {
     number: usize,
     net: Arc<Net>,
     environment: Environment,
-    rules: Vec<PlacementRule>,
-    options: ContextOptions,
+    text: Text,
     loaded: Option<Loaded>,
-    alone: Context,
-    history: Vec<(u32, bool)>,
     /// Bytes that nobody else has.
     secret: [u8; 16],
 }
@@ -113,24 +99,11 @@ pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Re
 /// The network, and the server's device.
 fn network(case: &Case, world: &Arc<World>, clock: &Arc<dyn Clock>) -> Arc<Net> {
     let mut rng = Rng::new(case.seed_for(3));
-    let asynchronous = rng.one_in(2);
-    let lacks = RANDOM_GRAPH_OPS.iter().filter(|_| rng.one_in(16));
-    let options = SimOptions {
-        // A device that is lost stays lost, and with it all that its server is for.
-        kind: DeviceKind::Cpu,
-        asynchronous,
-        events: asynchronous,
-        without_ops: lacks.map(|&name| name.to_owned()).collect(),
-        alignment: rng.pick(&[1, 32, 256]),
-        workspace: rng.pick(&[0, 0, 512]),
-        ..SimOptions::named(FAR)
-    };
+    let device: Arc<dyn Device> = served::far(world, &mut rng, &[]);
     let fallback = rng
         .one_in(2)
         .then(|| ReferenceDevice::new(ReferenceOptions::named("fallback")) as Arc<dyn Device>);
     let fallbacks: Vec<_> = fallback.into_iter().collect();
-    world.with(|state| state.note(|_| format!("{options:?}")));
-    let device: Arc<dyn Device> = SimDevice::new(world, options);
     let environment = Environment {
         clock: Arc::clone(clock),
         ..Environment::system()
@@ -172,34 +145,15 @@ impl Client {
             }),
             ..Environment::system()
         };
-        let options = ContextOptions {
-            n_ctx: Some(CONTEXT),
-            n_batch: 8,
-            n_ubatch: rng.pick(&[2, 8]),
-            n_seq: 1,
-            kv_types: [rng.pick(&[DType::F32, DType::F16]); 2],
-            ..ContextOptions::default()
-        };
-        let alone = Context::new(Arc::clone(&known.alone), options.clone());
-        let mut rules = Vec::new();
-        for layer in ["layers=0", "layers=1", "output"] {
-            let device = rng.pick(&["RPC0", "RPC0", "RPC0", "here"]);
-            rules.push(format!("{layer}:{device}"));
-        }
+        let text = Text::new(known, environment.clone(), "RPC0", rng)?;
         let secret: [u8; 16] = std::array::from_fn(|_| rng.bits() as u8);
         net.keep_secret(Some(number), &secret);
         Ok(Client {
             number,
             net: Arc::clone(net),
-            rules: PlacementRule::parse_all(&rules.join(";")).map_err(|e| e.to_string())?,
-            options: ContextOptions {
-                environment: environment.clone(),
-                ..options
-            },
             environment,
+            text,
             loaded: None,
-            alone: alone.map_err(|error| error.to_string())?,
-            history: Vec::new(),
             secret,
         })
     }
@@ -239,20 +193,14 @@ impl Client {
             format!("client {number}: {call:?}: nothing fails any more, and still: {error}")
         })?;
         if let Call::Decode(tokens) = &call {
-            if self.history.len() + tokens.len() > CONTEXT {
-                return Ok(());
-            }
-            let expected = decode(&mut self.alone, self.history.len(), tokens)?;
-            if values != expected {
-                return Err(format!("client {number}: {call:?}: wrong logits"));
-            }
-            self.history.extend(tokens);
+            let judged = self.text.go_on(tokens, &values);
+            judged.map_err(|error| format!("client {number}: {call:?}: {error}"))?;
         }
         Ok(())
     }
 
     /// The logits that were wanted, if it is a decode.
-    fn make(&mut self, call: &Call) -> Result<Vec<Vec<f32>>> {
+    fn make(&mut self, call: &Call) -> Result<Logits> {
         if matches!(call, Call::Leave) {
             self.loaded = None;
             return Ok(Vec::new());
@@ -264,11 +212,10 @@ impl Client {
             return Ok(Vec::new());
         };
         match call {
-            Call::Decode(tokens) if self.history.len() + tokens.len() > CONTEXT => {}
-            Call::Decode(tokens) => return decode(&mut loaded.context, self.history.len(), tokens),
-            Call::Keep => loaded
-                .keep(&self.secret)
-                .map_err(|error| error.to_string())?,
+            Call::Decode(tokens) => return self.text.decode(&mut loaded.context, tokens),
+            Call::Keep => {
+                loaded.secret = Some(served::keep(&loaded.device, Usage::Any, &self.secret)?);
+            }
             Call::Free | Call::Leave => loaded.free()?,
         }
         Ok(Vec::new())
@@ -276,7 +223,6 @@ impl Client {
 
     /// Connects, loads the model and computes everything so far.
     fn load(&self) -> Result<Loaded> {
-        let text = |error: samite_llm::Error| error.to_string();
         let options = ClientOptions {
             environment: self.environment.clone(),
             ..ClientOptions::default()
@@ -288,23 +234,8 @@ impl Client {
                 .first()
                 .map_or_else(String::new, |no| no.why.clone()));
         };
-        let here = ReferenceDevice::new(ReferenceOptions::named("here"));
-        let options = ModelOptions {
-            rules: self.rules.clone(),
-            fit: None,
-            threads: Some(1),
-            environment: self.environment.clone(),
-            ..ModelOptions::new(vec![Arc::clone(&device), here])
-        };
-        let model = Model::load(MODEL, &options).map_err(text)?;
-        let mut context = Context::new(model, self.options.clone()).map_err(text)?;
-        if !self.history.is_empty() {
-            for (at, tokens) in self.history.chunks(8).enumerate() {
-                decode(&mut context, at * 8, tokens)?;
-            }
-        }
         Ok(Loaded {
-            context,
+            context: self.text.load(&device)?,
             device,
             secret: None,
         })
@@ -328,40 +259,4 @@ impl Loaded {
         }
         Ok(())
     }
-
-    /// Takes new memory, which has nothing in it, and keeps the secret there.
-    fn keep(&mut self, secret: &[u8; 16]) -> samite_core::Result<()> {
-        let memory = self.device.buffer_type();
-        let buffer = memory.allocate(SECRET, Usage::Any)?;
-        let layout = Layout::contiguous(DType::I8, [SECRET, 1, 1, 1])?;
-        let slot = Slot { offset: 0, layout };
-        let place = TensorRef { buffer, slot };
-        let mut bytes = vec![1; SECRET];
-        place.read(0, &mut bytes)?;
-        if bytes.iter().any(|&byte| byte != 0) {
-            return Err(samite_core::Error::invalid("new memory is not empty"));
-        }
-        let written = secret.repeat(SECRET / secret.len());
-        place.write(0, &written)?;
-        place.read(0, &mut bytes)?;
-        if bytes != written {
-            return Err(samite_core::Error::invalid("what is read was not written"));
-        }
-        self.secret = Some(place.buffer);
-        Ok(())
-    }
-}
-
-pub(crate) fn decode(
-    context: &mut Context,
-    at: usize,
-    tokens: &[(u32, bool)],
-) -> Result<Vec<Vec<f32>>> {
-    let mut batch = Batch::new();
-    for (offset, &(token, wanted)) in tokens.iter().enumerate() {
-        batch.add(token, (at + offset) as i32, &[0], wanted);
-    }
-    context.decode(&batch).map_err(|error| error.to_string())?;
-    let logits = (0..tokens.len()).filter_map(|index| context.logits(index));
-    Ok(logits.map(<[f32]>::to_vec).collect())
 }

@@ -176,6 +176,17 @@ impl World {
         result
     }
 
+    /// Whether a fault strikes at this occasion.
+    pub fn strikes(&self, fault: Fault) -> bool {
+        self.with(|state| {
+            let strikes = state.faults.strikes(fault);
+            if strikes {
+                state.note(|_| format!("FAULT: {fault}"));
+            }
+            strikes
+        })
+    }
+
     /// The time, in nanoseconds.
     pub fn now(&self) -> Time {
         self.now.load(Ordering::SeqCst)

@@ -1,10 +1,7 @@
 //! A server, and what lies between it and a client.
 #![allow(clippy::unwrap_used, dead_code, missing_docs)]
 
-use samite_core::{
-    Backend, CancelToken, DType, Device, Error, Graph, Layout, Placed, Prepared, RunControl,
-    Stream, TensorGroup, TensorRef, Usage,
-};
+use samite_core::{Backend, DType, Device, Layout};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_remote::{RemoteBackend, RemoteOptions, RemoteServer, RemoteServerOptions};
 use std::io::{Read, Write};
@@ -79,69 +76,6 @@ impl Lender {
 
 pub fn floats(n: usize) -> Layout {
     Layout::contiguous(DType::F32, [n, 1, 1, 1]).unwrap()
-}
-
-/// A counter in a device's memory: each run adds one to it.
-pub struct Counter {
-    pub stream: Box<dyn Stream>,
-    pub prepared: Box<dyn Prepared>,
-    pub count: TensorRef,
-    pub step: TensorRef,
-}
-
-impl Counter {
-    pub fn new(device: &Arc<dyn Device>) -> Result<Self, Error> {
-        let names = [
-            ("count", floats(4)),
-            ("step", floats(4)),
-            ("sum", floats(4)),
-        ];
-        let group = TensorGroup::allocate(&device.buffer_type(), Usage::Any, &names)?;
-        let [count, step, sum] = [0, 1, 2].map(|i| group.tensors[i].tensor().clone());
-        let mut g = Graph::new();
-        let c = g.stored(&group.tensors[0])?;
-        let s = g.input("step", DType::F32, [4, 1, 1, 1])?;
-        let added = g.add(c, s)?;
-        let written = g.cpy(added, c)?;
-        let places = [
-            Some(count.clone()),
-            Some(step.clone()),
-            Some(sum),
-            Some(count.clone()),
-        ];
-        let mut stream = Arc::clone(device).open_stream()?;
-        let prepared = stream.prepare(Placed {
-            graph: &g,
-            nodes: &[added, written],
-            places: &places,
-            workspace: None,
-            compiled: None,
-        })?;
-        Ok(Counter {
-            stream,
-            prepared,
-            count,
-            step,
-        })
-    }
-
-    /// Adds `value`, and returns the sum.
-    pub fn add(&mut self, value: f32) -> Result<f32, Error> {
-        self.run(value, &CancelToken::new())?;
-        let mut out = [0; 4];
-        self.stream.read(&self.count, 0, &mut out)?;
-        Ok(f32::from_le_bytes(out))
-    }
-
-    pub fn run(&mut self, value: f32, cancel: &CancelToken) -> Result<(), Error> {
-        self.stream
-            .write(&self.step, 0, &value.to_le_bytes().repeat(4))?;
-        let control = RunControl {
-            cancel,
-            observer: None,
-        };
-        self.stream.run(&mut *self.prepared, control)
-    }
 }
 
 /// Something between client and server that breaks connections.

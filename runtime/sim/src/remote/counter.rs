@@ -1,55 +1,21 @@
 //! Runs that must be done exactly once: each adds one to numbers in the server's memory.
 
-use samite_core::{
-    CancelToken, DType, Device, Graph, Layout, Placed, Prepared, Result, RunControl, Stream,
-    TensorGroup, TensorRef, Usage,
-};
+use samite_core::{CancelToken, Device, Result};
+use samite_testing::Counter;
 use std::sync::Arc;
 
-pub(super) struct Counter {
-    prepared: Box<dyn Prepared>,
-    stream: Box<dyn Stream>,
-    count: TensorRef,
-    step: TensorRef,
+pub(super) struct Counted {
+    counter: Counter,
     /// What has been counted.
     expected: f32,
     /// A run failed, so that nobody knows.
     is_unknown: bool,
 }
 
-impl Counter {
-    /// Operations that it needs.
-    pub const OPS: [&'static str; 2] = ["add", "cpy"];
-
+impl Counted {
     pub fn new(device: &Arc<dyn Device>) -> Result<Self> {
-        let floats = Layout::contiguous(DType::F32, [4, 1, 1, 1])?;
-        let names = [("count", floats), ("step", floats), ("sum", floats)];
-        let group = TensorGroup::allocate(&device.buffer_type(), Usage::Any, &names)?;
-        let [count, step, sum] = [0, 1, 2].map(|i| group.tensors[i].tensor().clone());
-        let mut g = Graph::new();
-        let c = g.stored(&group.tensors[0])?;
-        let s = g.input("step", DType::F32, [4, 1, 1, 1])?;
-        let added = g.add(c, s)?;
-        let written = g.cpy(added, c)?;
-        let places = [
-            Some(count.clone()),
-            Some(step.clone()),
-            Some(sum),
-            Some(count.clone()),
-        ];
-        let mut stream = Arc::clone(device).open_stream()?;
-        let prepared = stream.prepare(Placed {
-            graph: &g,
-            nodes: &[added, written],
-            places: &places,
-            workspace: None,
-            compiled: None,
-        })?;
-        Ok(Counter {
-            prepared,
-            stream,
-            count,
-            step,
+        Ok(Counted {
+            counter: Counter::new(device)?,
             expected: 0.0,
             is_unknown: false,
         })
@@ -75,18 +41,11 @@ impl Counter {
     fn runs(&mut self, times: usize) -> Result<f32> {
         let cancel = CancelToken::new();
         for time in 0..times {
-            let step = (time + 1) as f32;
-            self.stream
-                .write(&self.step, 0, &step.to_le_bytes().repeat(4))?;
-            let control = RunControl {
-                cancel: &cancel,
-                observer: None,
-            };
-            self.stream.run(&mut *self.prepared, control)?;
+            self.counter.run((time + 1) as f32, &cancel)?;
         }
         let mut out = [0; 4];
-        self.stream.read(&self.count, 0, &mut out)?;
-        self.stream.synchronize()?;
+        self.counter.read(&mut out)?;
+        self.counter.stream.synchronize()?;
         Ok(f32::from_le_bytes(out))
     }
 }

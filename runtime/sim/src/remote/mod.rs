@@ -14,28 +14,22 @@ mod tasks;
 
 use crate::case::{Case, Outcome};
 use crate::clock::SimClock;
-use crate::device::{SimDevice, SimOptions};
 use crate::environment::SimFiles;
-use crate::known::{Known, MODEL, known};
+use crate::known::{Known, known};
 use crate::player::{Player, close};
-use crate::rpc::decode;
+use crate::served::{self, Logits, Text, Tokens};
 use crate::world::World;
-use counter::Counter;
-use net::{FAR, Harm, Net, SECRET};
+use counter::Counted;
+use net::{Harm, Net};
 use samite_core::environment::Clock;
-use samite_core::{
-    Buffer, CancelToken, DType, Device, DeviceKind, Environment, Layout, Slot, TensorRef, Usage,
-};
-use samite_llm::{Context, ContextOptions, Model, ModelOptions, PlacementRule};
-use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_core::{Buffer, CancelToken, Device, Environment, Usage};
+use samite_llm::Context;
 use samite_remote::{RemoteOptions, RemoteServerOptions, bare};
-use samite_testing::{RANDOM_GRAPH_OPS, Rng};
+use samite_testing::{Counter, Rng};
 use std::sync::Arc;
 use std::time::Duration;
 use tasks::Side;
 
-/// Tokens of one text.
-const CONTEXT: usize = 32;
 /// Tokens that clients have.
 const TOKENS: usize = 2;
 /// Bytes that all sessions of the server may have, and one of them.
@@ -49,7 +43,7 @@ type Result<T> = std::result::Result<T, String>;
 struct Loaded {
     context: Context,
     device: Arc<dyn Device>,
-    counter: Counter,
+    counter: Counted,
     /// Memory with its secrets.
     secrets: Vec<Arc<dyn Buffer>>,
     /// What had happened when its session began.
@@ -59,8 +53,8 @@ struct Loaded {
 /// What a client does.
 #[derive(Clone, Debug)]
 enum Call {
-    /// Tokens that follow, and whether their logits are wanted.
-    Decode(Vec<(u32, bool)>),
+    /// Tokens that follow.
+    Decode(Tokens),
     /// Runs so many times, without waiting, what must be done exactly once.
     Count(usize),
     /// Takes memory, keeps a secret in it and reads it again.
@@ -81,11 +75,7 @@ impl Call {
             2 => Call::Free,
             3..6 => Call::Keep(rng.pick(&[Usage::Any, Usage::Weights])),
             6..10 => Call::Count(rng.pick(&[1, 3, 3, 40])),
-            _ => {
-                let count = 1 + rng.below(3);
-                let token = |_| (3 + rng.below(256) as u32, rng.one_in(2));
-                Call::Decode((0..count).map(token).collect())
-            }
+            _ => Call::Decode(served::tokens(rng)),
         }
     }
 }
@@ -94,12 +84,8 @@ struct Client {
     number: usize,
     token: usize,
     net: Arc<Net>,
-    environment: Environment,
-    rules: Vec<PlacementRule>,
-    options: ContextOptions,
+    text: Text,
     loaded: Option<Loaded>,
-    alone: Context,
-    history: Vec<(u32, bool)>,
     /// Bytes that nobody else has: in memory, and as weights.
     secrets: [[u8; 16]; 2],
 }
@@ -136,23 +122,7 @@ fn network(
     clock: &Arc<dyn Clock>,
 ) -> Result<(Arc<Net>, Option<tempfile::TempDir>)> {
     let mut rng = Rng::new(case.seed_for(3));
-    let asynchronous = rng.one_in(2);
-    let lacks = RANDOM_GRAPH_OPS.iter().filter(|_| rng.one_in(16));
-    let options = SimOptions {
-        // A device that is lost stays lost, and with it all that its server is for.
-        kind: DeviceKind::Cpu,
-        asynchronous,
-        events: asynchronous,
-        without_ops: lacks
-            .filter(|&&name| !Counter::OPS.contains(&name))
-            .map(|&name| name.to_owned())
-            .collect(),
-        alignment: rng.pick(&[1, 32, 256]),
-        workspace: rng.pick(&[0, 0, 512]),
-        ..SimOptions::named(FAR)
-    };
-    world.with(|state| state.note(|_| format!("{options:?}")));
-    let device = SimDevice::new(world, options);
+    let device = served::far(world, &mut rng, &Counter::OPS);
     let store = match rng.one_in(2) {
         true => Some(tempfile::tempdir().map_err(|error| error.to_string())?),
         false => None,
@@ -187,20 +157,7 @@ impl Client {
             files: Arc::new(SimFiles::new(world, known.files.clone())),
             ..Environment::system()
         };
-        let options = ContextOptions {
-            n_ctx: Some(CONTEXT),
-            n_batch: 8,
-            n_ubatch: rng.pick(&[2, 8]),
-            n_seq: 1,
-            kv_types: [rng.pick(&[DType::F32, DType::F16]); 2],
-            ..ContextOptions::default()
-        };
-        let alone = Context::new(Arc::clone(&known.alone), options.clone());
-        let mut rules = Vec::new();
-        for layer in ["layers=0", "layers=1", "output"] {
-            let device = rng.pick(&["remote0", "remote0", "remote0", "here"]);
-            rules.push(format!("{layer}:{device}"));
-        }
+        let text = Text::new(known, environment, "remote0", rng)?;
         let token = rng.below(TOKENS);
         let secrets = [0; 2].map(|_: u8| std::array::from_fn(|_| rng.bits() as u8));
         net.keep_secret(number, None, secrets[0]);
@@ -209,15 +166,8 @@ impl Client {
             number,
             token,
             net: Arc::clone(net),
-            rules: PlacementRule::parse_all(&rules.join(";")).map_err(|e| e.to_string())?,
-            options: ContextOptions {
-                environment: environment.clone(),
-                ..options
-            },
-            environment,
+            text,
             loaded: None,
-            alone: alone.map_err(|error| error.to_string())?,
-            history: Vec::new(),
             secrets,
         })
     }
@@ -255,20 +205,14 @@ impl Client {
             format!("client {number}: {call:?}: nothing fails any more, and still: {error}")
         })?;
         if let Call::Decode(tokens) = &call {
-            if self.history.len() + tokens.len() > CONTEXT {
-                return Ok(());
-            }
-            let expected = decode(&mut self.alone, self.history.len(), tokens)?;
-            if values != expected {
-                return Err(format!("client {number}: {call:?}: wrong logits"));
-            }
-            self.history.extend(tokens);
+            let judged = self.text.go_on(tokens, &values);
+            judged.map_err(|error| format!("client {number}: {call:?}: {error}"))?;
         }
         Ok(())
     }
 
     /// The logits that were wanted, if it is a decode.
-    fn make(&mut self, call: &Call) -> Result<Vec<Vec<f32>>> {
+    fn make(&mut self, call: &Call) -> Result<Logits> {
         if matches!(call, Call::Die) {
             self.net.kill(self.number);
         }
@@ -284,12 +228,12 @@ impl Client {
         };
         let text = |error: samite_core::Error| error.to_string();
         match call {
-            Call::Decode(tokens) if self.history.len() + tokens.len() > CONTEXT => {}
-            Call::Decode(tokens) => return decode(&mut loaded.context, self.history.len(), tokens),
+            Call::Decode(tokens) => return self.text.decode(&mut loaded.context, tokens),
             Call::Count(times) => loaded.counter.count(*times)?,
             Call::Keep(usage) => {
                 let secret = self.secrets[usize::from(*usage == Usage::Weights)];
-                loaded.keep(*usage, &secret)?;
+                let kept = served::keep(&loaded.device, *usage, &secret)?;
+                loaded.secrets.push(kept);
             }
             Call::Free => {
                 loaded.secrets.clear();
@@ -303,7 +247,6 @@ impl Client {
 
     /// Connects, loads the model and computes everything so far.
     fn load(&self) -> Result<Loaded> {
-        let text = |error: samite_llm::Error| error.to_string();
         let harm = self.net.harm();
         let others = Arc::downgrade(&self.net);
         let devices = bare::connect(
@@ -321,22 +264,9 @@ impl Client {
             .into_iter()
             .next()
             .ok_or("a server without devices")?;
-        let here = ReferenceDevice::new(ReferenceOptions::named("here"));
-        let options = ModelOptions {
-            rules: self.rules.clone(),
-            fit: None,
-            threads: Some(1),
-            environment: self.environment.clone(),
-            ..ModelOptions::new(vec![Arc::clone(&device), here])
-        };
-        let model = Model::load(MODEL, &options).map_err(text)?;
-        let mut context = Context::new(model, self.options.clone()).map_err(text)?;
-        for (at, tokens) in self.history.chunks(8).enumerate() {
-            decode(&mut context, at * 8, tokens)?;
-        }
         Ok(Loaded {
-            context,
-            counter: Counter::new(&device).map_err(|error| error.to_string())?,
+            context: self.text.load(&device)?,
+            counter: Counted::new(&device).map_err(|error| error.to_string())?,
             device,
             secrets: Vec::new(),
             harm,
@@ -346,29 +276,3 @@ impl Client {
 
 /// How errors begin that come before there is a session.
 const CONNECTING: &str = "connecting: ";
-
-impl Loaded {
-    /// Takes new memory, which has nothing in it, and keeps the secret there.
-    fn keep(&mut self, usage: Usage, secret: &[u8; 16]) -> Result<()> {
-        let kept = || -> samite_core::Result<_> {
-            let buffer = self.device.buffer_type().allocate(SECRET, usage)?;
-            let layout = Layout::contiguous(DType::I8, [SECRET, 1, 1, 1])?;
-            let slot = Slot { offset: 0, layout };
-            let place = TensorRef { buffer, slot };
-            let (mut before, mut after) = (vec![1; SECRET], vec![1; SECRET]);
-            place.read(0, &mut before)?;
-            place.write(0, &secret.repeat(SECRET / secret.len()))?;
-            place.read(0, &mut after)?;
-            Ok((place.buffer, before, after))
-        };
-        let (buffer, before, after) = kept().map_err(|error| error.to_string())?;
-        if before.iter().any(|&byte| byte != 0) {
-            return Err("new memory is not empty".to_owned());
-        }
-        if after != secret.repeat(SECRET / secret.len()) {
-            return Err("what is read was not written".to_owned());
-        }
-        self.secrets.push(buffer);
-        Ok(())
-    }
-}

@@ -8,6 +8,7 @@ use super::hostile::{Deed, Hostile};
 use super::tasks::{Side, Tasks};
 use crate::device::SimDevice;
 use crate::fault::{Fault, Strike};
+use crate::served::{FAR, SECRET};
 use crate::world::{Time, World};
 use samite_core::Device;
 use samite_core::environment::Clock;
@@ -31,14 +32,8 @@ const LATE: Time = 2_000_000_000;
 /// After how long a side notices that nothing arrives any more, at most.
 const LIFE_SIGNS: Time = 12_000_000_000;
 
-/// The name of the server's device.
-pub(crate) const FAR: &str = "far";
-
 /// How many events may happen while somebody waits.
 const MOST_EVENTS: usize = 1_000_000;
-
-/// Bytes in which a client keeps what nobody else may see: as many as are sent by their hash where they are weights.
-pub(crate) const SECRET: usize = 4096;
 
 /// gRPC's code for what is lost on the way.
 const UNAVAILABLE: i32 = 14;
@@ -228,16 +223,6 @@ impl Net {
         self.world.with(|state| state.note(|_| text()));
     }
 
-    fn strikes(&self, fault: Fault) -> bool {
-        self.world.with(|state| {
-            let strikes = state.faults.strikes(fault);
-            if strikes {
-                state.note(|_| format!("FAULT: {fault}"));
-            }
-            strikes
-        })
-    }
-
     /// Somebody connects: the connection's number, and what the server will say.
     fn open(&self, client: Option<usize>, token: usize) -> (usize, Messages) {
         let (to_server, at_server) = mpsc::unbounded_channel();
@@ -264,12 +249,12 @@ impl Net {
         if self.lock().lines[line].is_broken {
             return;
         }
-        let late = match self.strikes(Fault::Late) {
+        let late = match self.world.strikes(Fault::Late) {
             true => LATE,
             false => 0,
         };
-        let is_cut = self.strikes(Fault::Cut);
-        let is_silent = self.strikes(Fault::Silence);
+        let is_cut = self.world.strikes(Fault::Cut);
+        let is_silent = self.world.strikes(Fault::Silence);
         let now = self.world.now();
         let mut state = self.lock();
         state.lines[line].is_harmed |= late > 0;
@@ -381,7 +366,7 @@ impl Net {
         };
         match event {
             Event::Arrives(line, Way::ToServer, message) => {
-                if self.strikes(Fault::Restart) {
+                if self.world.strikes(Fault::Restart) {
                     self.note(|| "the server starts again".to_owned());
                     self.restart();
                 } else {

@@ -6,7 +6,7 @@
 use super::kv_rows::{
     BLOCK, DecodeFn, Rows, RowsFn, decode_of, is_loaded, products_of, weighted_sums_of,
 };
-use super::query_block::NO_KEY;
+use super::query_block::shows;
 use super::{Extents, Logits, Memory, Operands, element, no_kernel, rows_of, too_large};
 use crate::detect::{Isa, vectorized};
 use crate::kernel::{KernelContext, Phase, Scratch};
@@ -468,13 +468,12 @@ vectorized! {
     /// Which of up to 64 blocks of keys have one that a row of a mask shows: a bit for each, the lowest one for the first block.
     fn blocks_shown(row: &[u16]) -> u64 {
         let (whole, rest) = row.as_chunks::<BLOCK>();
-        let shows = |any: u16, m: &u16| any | (m ^ NO_KEY);
         let mut bits = 0;
         for (i, block) in whole.iter().enumerate() {
-            bits |= u64::from(block.iter().fold(0, shows) != 0) << i;
+            bits |= u64::from(shows(block)) << i;
         }
-        if !rest.is_empty() {
-            bits |= u64::from(rest.iter().fold(0, shows) != 0) << whole.len();
+        if shows(rest) {
+            bits |= 1 << whole.len();
         }
         bits
     }

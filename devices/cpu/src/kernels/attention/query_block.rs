@@ -12,7 +12,7 @@ use half::f16;
 /// Rows of a block.
 pub(super) const ROWS: usize = 64;
 
-pub(super) const NO_KEY: u16 = 0xfc00; // minus infinity as f16
+const NO_KEY: u16 = 0xfc00; // minus infinity as f16
 
 /// A number for each row.
 pub(super) type Lanes = [f32; ROWS];
@@ -142,9 +142,7 @@ impl Block {
         // SAFETY: this is a row of the mask, which has `keys` numbers; nobody writes to a mask that is read.
         let row = unsafe { std::slice::from_raw_parts(row.cast_const().cast::<u16>(), keys) };
         let blocks = row.chunks(size);
-        blocks
-            .filter(|block| block.iter().fold(0, |any, m| any | (m ^ NO_KEY)) != 0)
-            .count()
+        blocks.filter(|block| shows(block)).count()
     }
 
     /// Head and token of each row.
@@ -286,12 +284,18 @@ impl Block {
     }
 }
 
+/// Whether a part of a mask's row shows a key, found without branches.
+#[inline(always)]
+pub(super) fn shows(part: &[u16]) -> bool {
+    part.iter().fold(0, |any, m| any | (m ^ NO_KEY)) != 0
+}
+
 /// How many keys there are up to the last one that a row of a mask shows.
 fn seen(row: &[u16]) -> usize {
     let mut end = row.len();
     for chunk in row.rchunks(32) {
-        // Mostly all or nothing, found without branches.
-        if chunk.iter().fold(0, |any, m| any | (m ^ NO_KEY)) != 0 {
+        // Mostly all or nothing.
+        if shows(chunk) {
             let hidden = chunk.iter().rev().take_while(|m| **m == NO_KEY);
             return end - hidden.count();
         }
