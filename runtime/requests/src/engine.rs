@@ -128,6 +128,8 @@ pub struct Engine {
     /// The set of requests that name none.
     default_adapters: usize,
     batch: Batch,
+    /// Free runs of cells that it takes, as far as it is planned.
+    runs_for_batch: usize,
     /// What steps cost.
     costs: Costs,
     /// What those without drafts cost, by the number of requests that write.
@@ -203,6 +205,7 @@ impl Engine {
             default_adapters: 0,
             fingerprints: vec![None],
             batch: Batch::new(),
+            runs_for_batch: 0,
             costs: Costs::new(),
             plain: Costs::new(),
             account: Account::default(),
@@ -726,7 +729,7 @@ impl Engine {
             ));
         }
         let set = self.set_of(saved)?.unwrap_or(self.default_adapters);
-        while self.context.cells().free() < saved.len() && self.evict(None) {}
+        self.room_for_text(saved.len());
         while self.kept.len() >= self.options.kept && self.evict(None) {}
         let Some(sequence) = self.free_sequences.pop() else {
             return Err(Error::InvalidArgument("no sequence is free".into()));

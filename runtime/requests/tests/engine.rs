@@ -344,6 +344,37 @@ fn who_does_not_read_is_paused_alone_and_leaves_the_slot() {
 }
 
 #[test]
+fn texts_lie_in_runs_of_cells_and_kept_ones_make_room_for_that() {
+    // Four runs of 64 cells, and room for more texts than that.
+    let options = EngineOptions {
+        kept: 8,
+        ..options(4)
+    };
+    let mut engine = engine_with(options, Hand::new());
+    for text in 0..4 {
+        answer(&mut engine, request((0..40).map(|i| 5 * i + text), 1));
+    }
+    assert_eq!((engine.view().kept, engine.view().used_cells), (4, 160));
+    // A text goes on in its own run.
+    answer(&mut engine, request((0..45).map(|i| 5 * i + 3), 1));
+    assert_eq!((engine.view().kept, engine.view().used_cells), (4, 165));
+    // Two begin together. There are 91 free cells, but no run: those used last stay.
+    let mut readers =
+        [4, 5].map(|text| submit(&mut engine, request((0..20).map(|i| 5 * i + text), 1)));
+    run(&mut engine);
+    readers
+        .iter_mut()
+        .for_each(|reader| assert!(events(reader).len() > 1));
+    assert_eq!(engine.view().totals.evicted, 2);
+    assert_eq!(
+        (engine.view().kept, engine.view().used_cells),
+        (4, 40 + 45 + 20 + 20)
+    );
+    let (started, _) = answer(&mut engine, request((0..45).map(|i| 5 * i + 3), 1));
+    assert_eq!(started.cached, 44);
+}
+
+#[test]
 fn who_does_not_read_gives_up_memory_that_others_need() {
     let clock = Hand::new();
     let mut engine = {
@@ -448,7 +479,7 @@ fn a_text_that_others_share_is_shifted_as_if_it_were_alone() {
     };
     let alone = text(&mut engine(1), 0);
     assert_eq!(alone.len(), 60);
-    let mut engine = engine(3);
+    let mut engine = engine(4);
     // With others at work, and then with what they left.
     assert_eq!(text(&mut engine, 2), alone);
     assert_eq!(text(&mut engine, 0), alone);

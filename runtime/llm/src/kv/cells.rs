@@ -23,6 +23,9 @@ pub struct Cells {
     first_free: usize,
     /// All cells from this one on are free.
     end: usize,
+    /// How many cells of each run are used.
+    used_of_run: Vec<u8>,
+    free_runs: usize,
     /// No run before this one is free as a whole.
     first_free_run: usize,
     /// By sequence: the cell behind the one that it took last.
@@ -42,6 +45,8 @@ pub struct Cells {
 
 /// Cells that a sequence gets at a time where there are several sequences.
 const RUN: usize = 64;
+
+const _: () = assert!(RUN <= u8::MAX as usize);
 
 /// A range of positions as first and last + 1.
 fn bounds(range: &impl RangeBounds<i32>) -> (i32, i32) {
@@ -76,6 +81,8 @@ impl Cells {
             n_sequences,
             first_free: 0,
             end: 0,
+            used_of_run: try_filled(0, Some(count / RUN), WHAT)?,
+            free_runs: count / RUN,
             first_free_run: 0,
             next: try_filled(0, Some(n_sequences), WHAT)?,
             used: 0,
@@ -110,6 +117,26 @@ impl Cells {
     /// Cells without a token.
     pub fn free(&self) -> usize {
         self.len() - self.used
+    }
+
+    /// Runs of 64 cells that are free as a whole.
+    pub fn free_runs(&self) -> usize {
+        self.free_runs
+    }
+
+    /// How many of them `sequence` (`None`: one that has nothing) needs for so many tokens more, if these are to lie in runs of its own; none where there is
+    /// only one sequence.
+    ///
+    /// # Panics
+    /// If there is no such sequence.
+    pub fn runs_for(&self, sequence: Option<usize>, tokens: usize) -> usize {
+        if self.n_sequences == 1 {
+            return 0;
+        }
+        let next = sequence.map_or(0, |sequence| self.next[sequence]);
+        let run = next..next.next_multiple_of(RUN).min(self.len());
+        let here = run.take_while(|&cell| self.positions[cell] < 0).count();
+        tokens.saturating_sub(here).div_ceil(RUN)
     }
 
     /// One more than the last used cell: attention has to look no further.
@@ -176,6 +203,10 @@ impl Cells {
         let before = owner.map(|owner| (owner, std::mem::replace(&mut self.next[owner], cell + 1)));
         self.end = self.end.max(cell + 1);
         self.used += 1;
+        if let Some(used) = self.used_of_run.get_mut(cell / RUN) {
+            self.free_runs -= usize::from(*used == 0);
+            *used += 1;
+        }
         self.positions[cell] = position;
         self.shifts[cell] = 0;
         for &sequence in sequences {
@@ -199,9 +230,8 @@ impl Cells {
         if !next.is_multiple_of(RUN) && is_free(&next) {
             return Some(next);
         }
-        let runs = self.len() / RUN;
-        let free = (self.first_free_run..runs)
-            .find(|run| (run * RUN..(run + 1) * RUN).all(|cell| is_free(&cell)));
+        let runs = self.used_of_run.len();
+        let free = (self.first_free_run..runs).find(|&run| self.used_of_run[run] == 0);
         self.first_free_run = free.map_or(runs, |run| run + 1);
         free.map(|run| run * RUN)
     }
@@ -263,6 +293,10 @@ impl Cells {
         }
         self.sequences[cell * self.words..][..self.words].fill(0);
         self.used -= 1;
+        if let Some(used) = self.used_of_run.get_mut(cell / RUN) {
+            *used -= 1;
+            self.free_runs += usize::from(*used == 0);
+        }
         self.first_free = self.first_free.min(cell);
         self.first_free_run = self.first_free_run.min(cell / RUN);
     }
@@ -282,13 +316,22 @@ impl Cells {
                 }
             }
         }
+        // A sequence that has nothing begins in a run of its own.
+        for (next, _) in self
+            .next
+            .iter_mut()
+            .zip(&self.last)
+            .filter(|(_, last)| **last < 0)
+        {
+            *next = 0;
+        }
     }
 
     fn in_range(
         &self,
         sequence: usize,
         (first, end): (i32, i32),
-    ) -> impl Iterator<Item = usize> + use<> {
+    ) -> impl DoubleEndedIterator<Item = usize> + use<> {
         let chosen: Vec<usize> = (0..self.end)
             .filter(|&cell| {
                 self.belongs(cell, sequence) && (first..end).contains(&self.positions[cell])
@@ -302,6 +345,10 @@ impl Cells {
         self.changes[sequence] += 1;
         if self.row(cell).iter().all(|&word| word == 0) {
             self.release(cell);
+            // What goes on where the end was taken away, as drafts are, leaves no gap.
+            if self.next[sequence] == cell + 1 {
+                self.next[sequence] = cell;
+            }
         }
     }
 
@@ -311,7 +358,7 @@ impl Cells {
     /// [`Error::InvalidArgument`] if there is no such sequence.
     pub fn remove(&mut self, sequence: usize, range: impl RangeBounds<i32>) -> Result<()> {
         self.check(sequence)?;
-        for cell in self.in_range(sequence, bounds(&range)) {
+        for cell in self.in_range(sequence, bounds(&range)).rev() {
             self.leave(cell, sequence);
         }
         self.tidy();
@@ -532,6 +579,48 @@ mod tests {
     }
 
     #[test]
+    fn what_is_taken_from_the_end_leaves_no_gap() {
+        let mut cells = Cells::new(2 * RUN, 2).unwrap();
+        let take = |cells: &mut Cells, position| cells.take(position, &[0]).unwrap();
+        for position in 0..5 {
+            assert_eq!(take(&mut cells, position), position as usize);
+        }
+        cells.remove(0, 3..).unwrap();
+        assert_eq!(take(&mut cells, 3), 3);
+        // The end of a run, too, and all of the next one.
+        for position in 4..RUN as i32 + 3 {
+            assert_eq!(take(&mut cells, position), position as usize);
+        }
+        cells.remove(0, RUN as i32 - 1..).unwrap();
+        assert_eq!(take(&mut cells, RUN as i32 - 1), RUN - 1);
+        // Nothing is left: another sequence gets the run.
+        cells.remove(0, ..).unwrap();
+        assert_eq!(cells.take(0, &[1]), Some(0));
+        assert_eq!(take(&mut cells, 0), RUN);
+    }
+
+    #[test]
+    fn it_is_known_which_runs_are_needed_and_free() {
+        let mut cells = Cells::new(3 * RUN + 10, 2).unwrap();
+        assert_eq!((cells.free_runs(), cells.runs_for(Some(0), 1)), (3, 1));
+        for position in 0..5 {
+            cells.take(position, &[0]).unwrap();
+        }
+        assert_eq!(cells.free_runs(), 2);
+        assert_eq!(
+            [0, RUN - 5, RUN - 4].map(|tokens| cells.runs_for(Some(0), tokens)),
+            [0, 0, 1]
+        );
+        assert_eq!(cells.runs_for(None, 2 * RUN), 2);
+        cells.take(0, &[1]).unwrap();
+        assert_eq!(cells.free_runs(), 1);
+        cells.rollback();
+        assert_eq!(cells.free_runs(), 3);
+        // A lone sequence needs none.
+        assert_eq!(Cells::new(RUN, 1).unwrap().runs_for(Some(0), 9), 0);
+    }
+
+    #[test]
     fn cells_that_were_given_back_are_taken_again() {
         let mut cells = Cells::new(4 * RUN, 2).unwrap();
         for position in 0..RUN as i32 - 1 {
@@ -604,7 +693,7 @@ mod tests {
         /// Any edits do what the same edits do to sets of positions.
         #[test]
         fn edits_agree_with_sets(edits in prop::collection::vec((0u8..5, 0usize..3, 0usize..3, 0i32..6, 0i32..6), 0..40)) {
-            let mut cells = Cells::new(64, 3).unwrap();
+            let mut cells = Cells::new(2 * RUN + 3, 3).unwrap();
             let mut sets = vec![BTreeSet::new(); 3];
             for (edit, a, b, from, to) in edits {
                 match edit {
@@ -644,6 +733,8 @@ mod tests {
                 }
                 prop_assert_eq!(cells.used(), cells.positions.iter().filter(|&&p| p >= 0).count());
                 prop_assert!(cells.positions[cells.end..].iter().all(|&p| p < 0));
+                let runs = cells.positions.chunks_exact(RUN);
+                prop_assert_eq!(cells.free_runs(), runs.filter(|run| run.iter().all(|&p| p < 0)).count());
             }
         }
     }

@@ -156,7 +156,7 @@ impl Engine {
         }
         if let Some(saved) = running.swapped.take() {
             self.swapped_bytes = self.swapped_bytes.saturating_sub(saved.bytes());
-            while self.context.cells().free() < saved.len() && self.evict(None) {}
+            self.room_for_text(saved.len());
             let sequence = self.sequence(None, set)?;
             match self.context.restore(sequence, &saved) {
                 Ok(()) => return Ok((sequence, saved.len(), None)),
@@ -251,7 +251,7 @@ impl Engine {
         let Some(saved) = disk.read(number) else {
             return Ok((None, miss));
         };
-        while self.context.cells().free() < saved.len() && self.evict(None) {}
+        self.room_for_text(saved.len());
         if self.context.cells().free() < saved.len() {
             return Ok((None, miss));
         }

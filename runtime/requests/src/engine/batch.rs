@@ -31,6 +31,7 @@ impl Engine {
     /// Chooses the tokens of a batch: those that were written first, then parts of prompts in turn.
     pub(super) fn plan_batch(&mut self) -> Vec<Part> {
         self.batch.clear();
+        self.runs_for_batch = 0;
         let can_go_on = |active: &&Active| active.paused.is_none();
         let writing = self
             .active
@@ -147,6 +148,8 @@ impl Engine {
 
     fn add_part(&mut self, planned: &mut Vec<Part>, id: u64, count: usize) {
         let Some(at) = self.find(id) else { return };
+        let drafted = self.active[at].running.draft.len();
+        self.room_in_runs(Some(self.active[at].sequence), count + drafted);
         let active = &self.active[at];
         let end = active.decoded + count;
         let is_last = end == active.running.tokens.len();

@@ -9,6 +9,20 @@ impl Engine {
         self.context.cells().free()
     }
 
+    /// Makes room for a text of so many tokens in a sequence of its own, as far as giving up kept texts does it.
+    pub(super) fn room_for_text(&mut self, tokens: usize) {
+        self.room_for(tokens);
+        self.runs_for_batch = 0;
+        self.room_in_runs(None, tokens);
+    }
+
+    /// Gives up kept texts until so many tokens of a sequence (`None`: a new one), and what else the batch has, can lie next to each other. In the gaps between kept
+    /// texts, the cells of texts would lie among each other, and attention would take several times as long.
+    pub(super) fn room_in_runs(&mut self, sequence: Option<usize>, tokens: usize) {
+        self.runs_for_batch += self.context.cells().runs_for(sequence, tokens);
+        while self.context.cells().free_runs() < self.runs_for_batch && self.evict(None) {}
+    }
+
     /// The request at work that makes room for others first: of the least priority, the youngest.
     pub(super) fn youngest(&self) -> Option<usize> {
         let active = self.active.iter().enumerate();
