@@ -78,8 +78,8 @@ pub use ledger::{Charge, Ledger};
 pub use lock::{LockRefused, LockedMemory, page_bytes};
 pub use memory::{HeldCopy, HeldGate, HostMemory, Location, MemoryId, MemorySet};
 pub use op::{
-    Glu, Interpolation, Op, OpKind, Pool, Precision, Rope, RopeMode, SortOrder, Triangle, Unary,
-    Window,
+    Glu, Interpolation, Op, OpKind, Pool, Precision, Rope, RopeMode, SortOrder, Triangle, Turn,
+    Unary, Window,
 };
 pub use parameters::Parameters;
 pub use print::counted;

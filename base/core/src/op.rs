@@ -8,7 +8,9 @@ mod parameter;
 mod table;
 
 pub use function::{Glu, Unary};
-pub use parameter::{Interpolation, Pool, Precision, Rope, RopeMode, SortOrder, Triangle, Window};
+pub use parameter::{
+    Interpolation, Pool, Precision, Rope, RopeMode, SortOrder, Triangle, Turn, Window,
+};
 pub use table::{Op, OpKind};
 
 use std::fmt;

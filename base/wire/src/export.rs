@@ -3,7 +3,7 @@
 use crate::numbers::{flag, op};
 use crate::params::encode;
 use crate::{Description, Reason};
-use samite_core::{Graph, Layout, Node, TensorId};
+use samite_core::{Graph, Layout, Node, Op, TensorId};
 use std::collections::BTreeMap;
 
 /// The computed ones of `nodes` that have something in them, with the views that they read, as ggml's graphs have them: that is how
@@ -82,10 +82,39 @@ pub fn describe(node: Node<'_>) -> Result<Description, Reason> {
     let encoded = encode(node.op())?;
     tensor.op = encoded.op;
     tensor.op_params = encoded.params;
+    if let Op::Conv3d { channels, .. } = *node.op() {
+        // How many images and outputs there are, which shapes say, too.
+        for (word, source) in [(10, 1), (11, 0)] {
+            let all = node.source_layout(source).map_or(0, |x| x.shape()[3]);
+            tensor.op_params[word] = i32::try_from(all / channels.max(1))
+                .map_err(|_| format!("{all} images do not fit into 32 bits"))?;
+        }
+    }
     tensor.is_view = node.tensor().view.is_some();
     if node.tensor().flags.output {
         tensor.flags |= flag::OUTPUT;
     }
     debug_assert!(tensor.op < op::COUNT);
     Ok(tensor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use samite_core::{DType, Window};
+
+    /// ggml's kernel goes by its words, not by the shapes.
+    #[test]
+    fn convolutions_say_how_many_images_there_are() {
+        let mut g = Graph::new();
+        let kernel = g.input("kernel", DType::F32, [3, 2, 2, 6]).unwrap();
+        let images = g.input("images", DType::F32, [9, 8, 7, 4]).unwrap();
+        let op = Op::Conv3d {
+            window: Window::default(),
+            channels: 2,
+        };
+        let id = g.push(op, &[Some(kernel), Some(images)]).unwrap();
+        let words = describe(g.node(id)).unwrap().op_params;
+        assert_eq!(words[9..12], [2, 2, 3]); // channels, images, outputs
+    }
 }

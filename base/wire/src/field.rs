@@ -269,17 +269,43 @@ pub const fn order_at(at: usize) -> OneOf<SortOrder> {
     }
 }
 
-/// Which elements rotary positions turn together, in word `at`.
-const fn mode_at(at: usize) -> OneOf<RopeMode> {
-    OneOf {
-        at,
-        what: "rope mode",
-        numbers: &[
-            (RopeMode::Normal, rope_mode::NORMAL),
-            (RopeMode::Neox, rope_mode::NEOX),
-        ],
+/// Which elements rotary positions turn together: in word 2, with sections from word 11 on.
+struct Turning;
+
+impl Field<RopeMode> for Turning {
+    fn write(&self, mode: RopeMode, words: &mut Words) -> Result<(), Reason> {
+        words[2] = match mode {
+            RopeMode::Normal => rope_mode::NORMAL,
+            RopeMode::Neox => rope_mode::NEOX,
+            RopeMode::Multi { .. } => rope_mode::MULTI,
+            RopeMode::Interleaved { .. } => rope_mode::INTERLEAVED,
+            RopeMode::Vision { .. } => rope_mode::VISION,
+        };
+        let sections = mode.sections().unwrap_or_default();
+        SECTIONS.write(sections.map(|n| n as usize), words)
+    }
+
+    fn read(&self, tensor: &Description) -> Result<RopeMode, Reason> {
+        // Words hold 31 bits.
+        let sections = || Ok::<_, Reason>(SECTIONS.read(tensor)?.map(|n| n as u32));
+        Ok(match tensor.op_params[2] {
+            rope_mode::NORMAL => RopeMode::Normal,
+            rope_mode::NEOX => RopeMode::Neox,
+            rope_mode::MULTI => RopeMode::Multi {
+                sections: sections()?,
+            },
+            rope_mode::INTERLEAVED => RopeMode::Interleaved {
+                sections: sections()?,
+            },
+            rope_mode::VISION => RopeMode::Vision {
+                sections: sections()?,
+            },
+            other => return Err(format!("rope mode {other} is not known").into()),
+        })
     }
 }
+
+const SECTIONS: Sizes<4> = Sizes([11, 12, 13, 14]);
 
 /// The shape of the result.
 pub struct ResultShape;
@@ -353,7 +379,7 @@ pub struct RopeFields;
 impl Field<Rope> for RopeFields {
     fn write(&self, rope: Rope, words: &mut Words) -> Result<(), Reason> {
         Size(1).write(rope.dims, words)?;
-        mode_at(2).write(rope.mode, words)?;
+        Turning.write(rope.mode, words)?;
         Size(4).write(rope.original_context, words)?;
         Float(5).write(rope.freq_base, words)?;
         Float(6).write(rope.freq_scale, words)?;
@@ -367,7 +393,7 @@ impl Field<Rope> for RopeFields {
     fn read(&self, tensor: &Description) -> Result<Rope, Reason> {
         Ok(Rope {
             dims: Size(1).read(tensor)?,
-            mode: mode_at(2).read(tensor)?,
+            mode: Turning.read(tensor)?,
             original_context: Size(4).read(tensor)?,
             freq_base: Float(5).read(tensor)?,
             freq_scale: Float(6).read(tensor)?,

@@ -151,4 +151,7 @@ pub mod precision {
 pub mod rope_mode {
     pub const NORMAL: i32 = 0;
     pub const NEOX: i32 = 2;
+    pub const MULTI: i32 = 8;
+    pub const VISION: i32 = 24;
+    pub const INTERLEAVED: i32 = 40;
 }

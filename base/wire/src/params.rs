@@ -219,6 +219,7 @@ mod tests {
             beta_fast: 33.0,
             beta_slow: 2.0,
         };
+        let sections = [16, 24, 23, 1];
         let window = Window {
             stride: [1, 2, 3],
             padding: [4, 5, 6],
@@ -400,6 +401,18 @@ mod tests {
                 mode: RopeMode::Normal,
                 ..rope
             }),
+            Op::Rope(Rope {
+                mode: RopeMode::Multi { sections },
+                ..rope
+            }),
+            Op::RopeBack(Rope {
+                mode: RopeMode::Interleaved { sections },
+                ..rope
+            }),
+            Op::Rope(Rope {
+                mode: RopeMode::Vision { sections },
+                ..rope
+            }),
             Op::Clamp {
                 min: -1.0,
                 max: 2.0,
@@ -511,7 +524,8 @@ mod tests {
             tensor.op_params[at] = value;
             decode(&tensor).unwrap_err()
         };
-        assert!(refused(op::ROPE, 2, 8).contains("rope mode 8"));
+        assert!(refused(op::ROPE, 2, 9).contains("rope mode 9"));
+        assert!(refused(op::ROPE, 2, 4).contains("rope mode 4"));
         assert!(refused(op::ROPE, 1, -2).contains("negative"));
         assert!(refused(op::UNARY, 0, 22).contains("function 22"));
         assert!(refused(op::UNARY, 0, -1).contains("function -1"));

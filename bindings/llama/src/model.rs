@@ -204,6 +204,9 @@ export! {
             Some(_) if has_sections => 8,
             Some(RopeMode::Normal) => 0,
             Some(RopeMode::Neox) => 2,
+            Some(RopeMode::Multi { .. }) => 8,
+            Some(RopeMode::Vision { .. }) => 24,
+            Some(RopeMode::Interleaved { .. }) => 40,
         })
     }
 

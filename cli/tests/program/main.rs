@@ -29,6 +29,8 @@ mod ranks;
 mod readme;
 #[cfg(feature = "remote")]
 mod remote;
+#[cfg(feature = "remote")]
+mod remote_loading;
 mod rpc;
 #[cfg(feature = "serve")]
 mod serve;

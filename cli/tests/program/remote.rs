@@ -7,13 +7,13 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// A server on the loopback, until the end of the test.
-struct Server {
+pub(crate) struct Server {
     child: Child,
-    address: String,
+    pub address: String,
 }
 
 impl Server {
-    fn start(folder: &Path, port: &str, flags: &[&str]) -> Self {
+    pub fn start(folder: &Path, port: &str, flags: &[&str]) -> Self {
         let mut child = command(["remote-server", "--port", port, "-t", "1"])
             .arg("--key")
             .arg(folder.join("key"))
@@ -34,7 +34,7 @@ impl Server {
         }
     }
 
-    fn port(&self) -> &str {
+    pub fn port(&self) -> &str {
         let place = self.address.split('#').next().unwrap();
         place.rsplit(':').next().unwrap()
     }
@@ -92,7 +92,7 @@ fn a_model_writes_the_same_text_on_servers() {
 }
 
 /// Flags for a server's device.
-fn on<'a>(address: &'a str, token: &'a str) -> [&'a str; 6] {
+pub(crate) fn on<'a>(address: &'a str, token: &'a str) -> [&'a str; 6] {
     [
         "--device",
         "remote0",

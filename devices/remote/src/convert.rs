@@ -88,10 +88,20 @@ pub(crate) fn failure(error: &Error) -> proto::Failure {
     };
     proto::Failure {
         code: code.into(),
-        text,
-        what,
+        text: short(text),
+        what: short(what),
         asked: asked as u64,
     }
+}
+
+/// The beginning of a text, which may have names that others chose.
+fn short(mut text: String) -> String {
+    const MOST: usize = 4096;
+    if text.len() > MOST {
+        let end = (0..=MOST).rev().find(|&at| text.is_char_boundary(at));
+        text.truncate(end.unwrap_or(0));
+    }
+    text
 }
 
 /// A refusal that names a quota.

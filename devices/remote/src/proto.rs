@@ -7,7 +7,8 @@ pub struct Request {
     /// 1, 2, 3 and so on in a session. 0 in the first request of each connection and in one that only cancels.
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    /// The greatest number of a reply that has arrived: the server forgets replies up to it.
+    /// The greatest number of a reply that has arrived: the server forgets replies up to it. It keeps 16 replies that were asked for, and no
+    /// more than 1024 in all: a client that has more requests under way may lose its session with its connection.
     #[prost(uint64, tag = "2")]
     pub seen: u64,
     /// In the first request of each connection.

@@ -41,8 +41,10 @@ pub fn element(op: &Op, shapes: &Shapes, at: [usize; 4], x: &impl Elements) -> f
             w.zip(h).map_or(0.0, |(w, h)| x.get(1, [w, h, c, i3]))
         }
         Op::Im2Col { window, .. } => {
+            // A row is an image of height 1: with a padding above it, all that is read lies in that.
             let w = seen(window, 0, i1, i0 % k0, image[0]);
-            w.map_or(0.0, |w| x.get(1, [w, i0 / k0, i2, 0]))
+            let h = seen(window, 1, 0, 0, 1);
+            w.zip(h).map_or(0.0, |(w, _)| x.get(1, [w, i0 / k0, i2, 0]))
         }
         Op::Im2Col3d {
             window, channels, ..

@@ -4,7 +4,7 @@ use super::{Check, FLOATS};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::layout::Layout;
-use crate::op::Rope;
+use crate::op::{Rope, RopeMode};
 
 pub(super) fn soft_max(c: &Check<'_>, max_bias: f32) -> Result<Layout> {
     c.is(0, "source 0", &[DType::F32])?;
@@ -44,10 +44,23 @@ pub(super) fn rope(c: &Check<'_>, rope: Rope) -> Result<Layout> {
     c.is(2, "the frequency divisors", &[DType::F32])?;
     let (a, positions) = (c.source(0)?, c.source(1)?);
     let [n0, _, tokens, _] = a.shape();
+    let count = tokens.checked_mul(rope.axes());
     c.ensure(
-        positions.shape() == [tokens, 1, 1, 1] && positions.is_contiguous(),
-        "there is not one position for each token",
+        positions.shape()[1..] == [1; 3]
+            && Some(positions.shape()[0]) == count
+            && positions.is_contiguous(),
+        match rope.axes() {
+            1 => "there is not one position for each token",
+            _ => "there are not four positions for each token",
+        },
     )?;
+    if let Some(sections) = rope.mode.sections() {
+        let all = sections.iter().map(|&n| u64::from(n)).sum::<u64>();
+        c.ensure(
+            sections[..3].iter().any(|&n| n > 0) && all <= n0 as u64,
+            "the sections have no pairs, or more than a head",
+        )?;
+    }
     c.ensure(a.has_contiguous_rows(), "the rows of source 0 have gaps")?;
     c.ensure(
         rope.dims.is_multiple_of(2) && rope.offset.is_multiple_of(2),
@@ -57,9 +70,15 @@ pub(super) fn rope(c: &Check<'_>, rope: Rope) -> Result<Layout> {
         rope.offset <= n0 && rope.dims <= n0 - rope.offset,
         "the rotated part is larger than a head",
     )?;
+    if let RopeMode::Vision { .. } = rope.mode {
+        c.ensure(
+            rope.offset == 0 && rope.dims == n0 / 2 && n0.is_multiple_of(2),
+            "dims is not half of a head",
+        )?;
+    }
     if let Some(divisors) = c.optional(2) {
         c.ensure(
-            divisors.is_contiguous() && divisors.shape()[0] >= rope.dims / 2,
+            divisors.is_contiguous() && divisors.shape()[0] >= rope.pairs(),
             "there are fewer frequency divisors than pairs",
         )?;
     }

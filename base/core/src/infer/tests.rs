@@ -117,6 +117,60 @@ fn rope_checks_pairs_and_positions() {
 }
 
 #[test]
+fn rope_by_several_positions() {
+    let (x, four) = (f(&[64, 8, 3]), t(DType::I32, &[12]));
+    let rope = |mode, dims| Op::Rope(Rope::new(dims, mode, 10000.0));
+    let sections = [8, 12, 12, 0];
+    let multi = rope(RopeMode::Multi { sections }, 64);
+    assert_eq!(ok(multi, &[&x, &four]), x);
+    assert!(err(multi, &[&x, &t(DType::I32, &[3])]).contains("four positions"));
+    let vision = |dims| rope(RopeMode::Vision { sections }, dims);
+    assert_eq!(ok(vision(32), &[&x, &four, &f(&[32])]), x);
+    assert!(err(vision(64), &[&x, &four]).contains("half of a head"));
+    assert!(err(vision(32), &[&x, &four, &f(&[16])]).contains("divisors"));
+    for sections in [[0, 0, 0, 9], [u32::MAX, 1, 0, 0], [32, 32, 1, 0]] {
+        let mode = RopeMode::Interleaved { sections };
+        assert!(err(rope(mode, 64), &[&x, &four]).contains("sections"));
+    }
+}
+
+/// Which position turns each pair, written down by hand from what ggml documents: `t`, `h`, `w` and `e`.
+#[test]
+fn pairs_take_their_positions() {
+    let turns = |mode, dims: usize| {
+        let rope = Rope::new(dims, mode, 10000.0);
+        let turns: Vec<_> = (0..rope.pairs()).map(|pair| rope.turn(pair)).collect();
+        let axes: String = turns
+            .iter()
+            .map(|turn| ['t', 'h', 'w', 'e'][turn.axis])
+            .collect();
+        (axes, turns.iter().map(|turn| turn.step).collect::<Vec<_>>())
+    };
+    let whole: Vec<usize> = (0..8).collect();
+    assert_eq!(turns(RopeMode::Neox, 16), ("t".repeat(8), whole.clone()));
+    let sections = [3, 2, 2, 1];
+    let (axes, steps) = turns(RopeMode::Multi { sections }, 16);
+    assert_eq!((&*axes, &steps), ("ttthhwwe", &whole));
+    let (axes, steps) = turns(RopeMode::Interleaved { sections }, 16);
+    assert_eq!((&*axes, &steps), ("thwthwte", &whole));
+    // Fewer pairs in the sections than in the head: they begin again.
+    let (axes, _) = turns(
+        RopeMode::Multi {
+            sections: [1, 1, 1, 0],
+        },
+        16,
+    );
+    assert_eq!(axes, "thwthwth");
+    let (axes, steps) = turns(
+        RopeMode::Vision {
+            sections: [4, 4, 0, 0],
+        },
+        8,
+    );
+    assert_eq!((&*axes, steps), ("tttthhhh", vec![0, 1, 2, 3, 0, 1, 2, 3]));
+}
+
+#[test]
 fn glu_with_one_and_two_sources() {
     let op = Op::Glu {
         kind: Glu::Swiglu,

@@ -21,7 +21,7 @@ pub(super) fn rms_norm_back(c: &Check<'_>, eps: f32) -> Result<Layout> {
 }
 
 pub(super) fn get_rows_back(c: &Check<'_>, rows: usize) -> Result<Layout> {
-    c.is(0, "the gradient", &[DType::F32])?;
+    c.is(0, "the gradient", &[DType::F32, DType::F16])?;
     c.is(1, "the row numbers", &[DType::I32])?;
     let ([n0, r, n2, n3], numbers) = (c.source(0)?.shape(), c.source(1)?.shape());
     c.ensure(n2 == 1 && n3 == 1, "the gradient is not a matrix")?;

@@ -133,7 +133,7 @@ pub enum Precision {
 /// Parameters of rotary position embedding with YaRN scaling ([Peng et al. 2023](https://arxiv.org/abs/2309.00071)).
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Rope {
-    /// How many elements of each head are rotated. Even.
+    /// How many elements of each head are rotated, or half of them with [`RopeMode::Vision`]. Even.
     pub dims: usize,
     /// Elements of each head before the rotated ones. Even.
     pub offset: usize,
@@ -162,6 +162,52 @@ pub struct Rope {
 }
 
 impl Rope {
+    /// Positions that each token has.
+    pub fn axes(&self) -> usize {
+        match self.mode.sections() {
+            Some(sections) => sections.len(),
+            None => 1,
+        }
+    }
+
+    /// How many pairs of each head are rotated.
+    pub fn pairs(&self) -> usize {
+        match self.mode {
+            RopeMode::Vision { .. } => self.dims,
+            _ => self.dims / 2,
+        }
+    }
+
+    /// What turns pair number `pair`.
+    pub fn turn(&self, pair: usize) -> Turn {
+        let Some(sections) = self.mode.sections() else {
+            return Turn {
+                axis: 0,
+                step: pair,
+            };
+        };
+        let [a, b, c, d] = sections.map(|n| n as usize);
+        let starts = [0, a, a + b, a + b + c];
+        let sector = pair % (a + b + c + d).max(1);
+        let axis = match self.mode {
+            RopeMode::Interleaved { .. } => {
+                let axis = sector % 3;
+                if sector < 3 * [a, b, c][axis] {
+                    axis
+                } else {
+                    3
+                }
+            }
+            _ => (1..4).filter(|&i| sector >= starts[i]).count(),
+        };
+        let start = starts[axis];
+        // As ggml does: an axis that begins where one before it begins does not begin anew.
+        let begins_anew =
+            matches!(self.mode, RopeMode::Vision { .. }) && !starts[..axis].contains(&start);
+        let step = if begins_anew { sector - start } else { pair };
+        Turn { axis, step }
+    }
+
     /// Plain rotary embedding of `dims` elements with base `freq_base`, without scaling.
     pub fn new(dims: usize, mode: RopeMode, freq_base: f32) -> Self {
         Rope {
@@ -200,13 +246,46 @@ impl PartialEq for Rope {
 
 impl Eq for Rope {}
 
-/// Which elements of a head are rotated together.
+/// What a pair of elements turns by: `positions[axis] * freq_base^(-2 step / dims)`, before scaling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Which of the token's positions.
+    pub axis: usize,
+    /// Steps down the series of frequencies.
+    pub step: usize,
+}
+
+/// Which elements of a head are rotated together, and by which positions.
+///
+/// With `sections`, a token has four positions, such as time, height and width, and one that is seldom used. So many pairs turn by each
+/// of them, in this order; if there are more pairs, it begins again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RopeMode {
     /// Neighbours: `(0, 1), (2, 3), …`
     Normal,
     /// Halves: `(0, dims/2), (1, dims/2 + 1), …`
     Neox,
+    /// Halves, as in Qwen2-VL.
+    #[allow(missing_docs)]
+    Multi { sections: [u32; 4] },
+    /// Halves whose pairs take the first three positions in turn, as in Qwen3-VL: so many each, and the fourth when those are used up.
+    #[allow(missing_docs)]
+    Interleaved { sections: [u32; 4] },
+    /// Halves of the whole head, `dims` pairs; frequencies begin anew with each section.
+    #[allow(missing_docs)]
+    Vision { sections: [u32; 4] },
+}
+
+impl RopeMode {
+    /// How many pairs turn by each of a token's positions, if it has several.
+    pub fn sections(self) -> Option<[u32; 4]> {
+        match self {
+            RopeMode::Normal | RopeMode::Neox => None,
+            RopeMode::Multi { sections }
+            | RopeMode::Interleaved { sections }
+            | RopeMode::Vision { sections } => Some(sections),
+        }
+    }
 }
 
 /// Direction of a sort.

@@ -262,7 +262,7 @@ operations! {
     } => { name: "soft_max", sources: 1, optional: 2, may_overwrite: &[0] };
 
     /// Rotary position embedding of source 0 `[head size, heads, tokens, n3]` at the positions of source 1 (i32
-    /// `[tokens]`). Optional source 2: frequency divisors, f32 `[≥ dims/2]`.
+    /// `[tokens]`, with [sections](RopeMode) `[4 tokens]`, one axis behind the other). Optional source 2: frequency divisors, f32 `[≥ pairs]`.
     Rope(rope: Rope) => { name: "rope", sources: 2, optional: 1, may_overwrite: &[0] };
 
     /// Elements limited to `min..=max`.
@@ -630,7 +630,7 @@ operations! {
     /// The gradient of [`Rope`](Op::Rope), which turns the other way: sources as there, with the gradient of the result first.
     RopeBack(rope: Rope) => { name: "rope_back", sources: 2, optional: 1, may_overwrite: &[0] };
 
-    /// The gradient of [`GetRows`](Op::GetRows) of a matrix: source 0 is the gradient of its result, f32 `[n0, r]`, source 1
+    /// The gradient of [`GetRows`](Op::GetRows) of a matrix: source 0 is the gradient of its result, f32 or f16 `[n0, r]`, source 1
     /// the row numbers, i32 `[r]`. Gradients of equal rows add up: f32 `[n0, rows]`.
     GetRowsBack {
         /// Rows of the table.

@@ -12,6 +12,7 @@ pub(crate) mod elementwise;
 pub(crate) mod experts;
 pub(crate) mod formula;
 pub(crate) mod glu;
+pub(crate) mod indexer;
 #[cfg(test)]
 mod known_answers;
 pub(crate) mod matmul;

@@ -18,6 +18,8 @@ struct Pair {
     frequency: f64,
     /// Share of the unscaled angle.
     extrapolation: f64,
+    /// Which of the token's positions.
+    axis: usize,
 }
 
 /// What angles of a node depend on.
@@ -62,7 +64,8 @@ impl Angles {
 
 /// Bytes of a token's cosines and sines.
 fn token_bytes(rope: &Rope) -> Option<usize> {
-    rope.dims.checked_mul(4)?.checked_next_multiple_of(64)
+    let floats = rope.pairs().checked_mul(2)?;
+    floats.checked_mul(4)?.checked_next_multiple_of(64)
 }
 
 /// Bytes at the start of the workspace for angles of one of these nodes at a time.
@@ -107,9 +110,10 @@ fn pairs(rope: &Rope) -> Vec<Pair> {
     let high = correction_dimension(rope, rope.beta_slow)
         .ceil()
         .min(rope.dims as f64 - 1.0);
-    (0..rope.dims / 2)
+    (0..rope.pairs())
         .map(|pair| {
-            let exponent = -2.0 * pair as f64 / rope.dims as f64;
+            let turn = rope.turn(pair);
+            let exponent = -2.0 * turn.step as f64 / rope.dims as f64;
             let ramp = (pair as f64 - low) / (high - low).max(0.001);
             Pair {
                 frequency: f64::from(rope.freq_base).powf(exponent),
@@ -118,6 +122,7 @@ fn pairs(rope: &Rope) -> Vec<Pair> {
                 } else {
                     (1.0 - ramp.clamp(0.0, 1.0)) * f64::from(rope.ext_factor)
                 },
+                axis: turn.axis,
             }
         })
         .collect()
@@ -153,8 +158,9 @@ impl Table {
 /// Computes the angles.
 fn compute(context: &KernelContext<'_>, rope: Rope, back: bool, angles: Table) -> Result<Phase> {
     let (positions, divisors) = (context.source(1)?, context.optional(2));
-    let tokens = positions.shape()[0];
-    let half = rope.dims / 2;
+    let axes = rope.axes();
+    let tokens = positions.shape()[0] / axes;
+    let half = rope.pairs();
     let magnitude = if rope.ext_factor == 0.0 {
         rope.attn_factor
     } else {
@@ -174,18 +180,24 @@ fn compute(context: &KernelContext<'_>, rope: Rope, back: bool, angles: Table) -
         (tokens * half) as f64 * 3.0,
         move |tasks, _| {
             for token in tasks {
-                // SAFETY: there is one position and one table for each token; inference checked that there is one divisor
-                // for each pair.
-                let (position, table, divisors) = unsafe {
+                let mut at = [0.0; 4];
+                // SAFETY: there is a position of each axis and one table for each token; inference checked that there is one
+                // divisor for each pair.
+                let (table, divisors) = unsafe {
+                    for (axis, at) in at.iter_mut().take(axes).enumerate() {
+                        *at = positions.integer([0; 3], axis * tokens + token) as f64;
+                    }
                     (
-                        positions.integer([0; 3], token) as f64,
                         std::slice::from_raw_parts_mut(angles.token(token), 2 * half),
                         divisors.map(|divisors| {
                             std::slice::from_raw_parts(divisors.base().cast::<f32>(), half)
                         }),
                     )
                 };
-                turn(isa, &turns, position, divisors, table);
+                match axes {
+                    1 => turn(isa, &turns, at[0], divisors, table),
+                    _ => turn_by_axes(isa, &turns, at, divisors, table),
+                }
             }
             Ok(())
         },
@@ -217,6 +229,21 @@ vectorized! {
     }
 }
 
+vectorized! {
+    /// As [`turn`], at several positions, each of which turns some pairs.
+    fn turn_by_axes(turns: &Turns, at: [f64; 4], divisors: Option<&[f32]>, table: &mut [f32]) {
+        let &Turns { ref pairs, scale, magnitude, direction } = turns;
+        let (cosines, sines) = table.split_at_mut(pairs.len());
+        for (i, ((cos, sin), pair)) in cosines.iter_mut().zip(sines).zip(pairs).enumerate() {
+            let full = at[pair.axis % 4] * pair.frequency
+                / divisors.map_or(1.0, |divisors| f64::from(divisors[i]));
+            let angle = full * (scale + (1.0 - scale) * pair.extrapolation);
+            let (s, c) = sin_cos(angle);
+            (*cos, *sin) = (c * magnitude, s * direction);
+        }
+    }
+}
+
 /// Rotates the pairs of every head.
 fn rotate(context: &KernelContext<'_>, rope: Rope, angles: Table) -> Result<Phase> {
     let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
@@ -236,7 +263,8 @@ fn rotate(context: &KernelContext<'_>, rope: Rope, angles: Table) -> Result<Phas
                 // SAFETY: the row is inside of the shape of both operands; tasks are rows; the token's table was written by
                 // a phase before; each worker has a row of its own.
                 unsafe {
-                    let table = std::slice::from_raw_parts(angles.token(row[1]), rope.dims);
+                    let turned = 2 * rope.pairs();
+                    let table = std::slice::from_raw_parts(angles.token(row[1]), turned);
                     let out = if result.dtype() == DType::F32 {
                         result.row_mut::<f32>(row)
                     } else {
@@ -244,7 +272,7 @@ fn rotate(context: &KernelContext<'_>, rope: Rope, angles: Table) -> Result<Phas
                         std::slice::from_raw_parts_mut(own, n0)
                     };
                     source.load(row, 0, out);
-                    let rotated = &mut out[rope.offset..][..rope.dims];
+                    let rotated = &mut out[rope.offset..][..turned];
                     isa.run(|| rotate_head(rotated, table, rope.mode));
                     if result.dtype() != DType::F32 {
                         result.store(isa, row, 0, out);
@@ -261,14 +289,14 @@ fn rotate_head(x: &mut [f32], table: &[f32], mode: RopeMode) {
     let (cosines, sines) = table.split_at(table.len() / 2);
     let angles = cosines.iter().zip(sines);
     match mode {
-        RopeMode::Neox => {
-            let (a, b) = x.split_at_mut(cosines.len());
-            for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(angles) {
+        RopeMode::Normal => {
+            for ([a, b], (cos, sin)) in x.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
                 (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
             }
         }
-        RopeMode::Normal => {
-            for ([a, b], (cos, sin)) in x.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
+        _ => {
+            let (a, b) = x.split_at_mut(cosines.len());
+            for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(angles) {
                 (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
             }
         }

@@ -41,10 +41,15 @@ pub(super) fn soft_max(c: &Case<'_>) -> Option<Decision> {
 
 /// Heads turned by the positions of their tokens.
 pub(super) fn rope(c: &Case<'_>) -> Option<Decision> {
+    let (Op::Rope(of) | Op::RopeBack(of)) = *c.op else {
+        return None;
+    };
     if let Some((axis, runs)) = c.split(0) {
         let state = State::split(axis, runs.clone());
         return match axis {
             0 => None,
+            // Positions of one token lie apart.
+            2 if of.axes() > 1 => None,
             2 => {
                 let positions = State::split(0, runs.clone());
                 let want = c.want([(0, state.clone()), (1, positions)]);

@@ -468,8 +468,14 @@ pub fn random(rng: &Rng, kind: OpKind, members: usize) -> Case {
         OpKind::Rope | OpKind::RopeBack => {
             let dims = 2 * (1 + rng.below(3));
             let x = c.f32(rng, [dims + rng.below(3), n[1], n[2], n[3]]);
-            let positions = c.indices(rng, [n[2], 1, 1, 1], 17, DType::I32);
-            let rope = Rope::new(dims, rng.pick(&[RopeMode::Normal, RopeMode::Neox]), 100.0);
+            let sections = [1, 1, 0, 0];
+            let modes = [
+                RopeMode::Normal,
+                RopeMode::Neox,
+                RopeMode::Multi { sections },
+            ];
+            let rope = Rope::new(dims, rng.pick(&modes), 100.0);
+            let positions = c.indices(rng, [rope.axes() * n[2], 1, 1, 1], 17, DType::I32);
             let op = match kind {
                 OpKind::Rope => Op::Rope(rope),
                 _ => Op::RopeBack(rope),

@@ -23,7 +23,7 @@ fn extrapolation(rope: &Rope, pair: usize) -> f64 {
 
 /// Cosine and sine, times the magnitude, of the angle by which pair number `pair` turns at `position`.
 fn rotation(rope: &Rope, pair: usize, position: f64, divisor: f64) -> (f64, f64) {
-    let exponent = -2.0 * pair as f64 / rope.dims as f64;
+    let exponent = -2.0 * rope.turn(pair).step as f64 / rope.dims as f64;
     let extrapolated = position * f64::from(rope.freq_base).powf(exponent) / divisor;
     let interpolated = f64::from(rope.freq_scale) * extrapolated;
     let (mut angle, mut magnitude) = (interpolated, f64::from(rope.attn_factor));
@@ -44,14 +44,14 @@ pub fn rope(call: &Call, rope: Rope, direction: f64) -> Result<()> {
     let n0 = shape[0];
     for (row, [_, token, _]) in rows(shape).enumerate() {
         let head = &mut values[row * n0..][..n0];
-        for pair in 0..rope.dims / 2 {
+        for pair in 0..rope.pairs() {
             let divisor = divisors.as_ref().map_or(1.0, |d| d.values[pair]);
-            let position = positions.values[token] as f64;
+            let position = positions.values[rope.turn(pair).axis * shape[2] + token] as f64;
             let (cos, sin) = rotation(&rope, pair, position, divisor);
             let sin = direction * sin;
             let (i, j) = match rope.mode {
                 RopeMode::Normal => (2 * pair, 2 * pair + 1),
-                RopeMode::Neox => (pair, pair + rope.dims / 2),
+                _ => (pair, pair + rope.pairs()),
             };
             let (i, j) = (rope.offset + i, rope.offset + j);
             (head[i], head[j]) = (head[i] * cos - head[j] * sin, head[i] * sin + head[j] * cos);

@@ -5,7 +5,7 @@
 
 use crate::convert;
 use crate::proto;
-use crate::server::KEPT;
+use crate::server::{KEPT, UNDER_WAY};
 use prost::Message;
 use samite_core::{CancelToken, Error, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -63,8 +63,8 @@ pub(super) struct State {
     /// Requests whose reply somebody waits for.
     expected: BTreeSet<u64>,
     replies: BTreeMap<u64, proto::Reply>,
-    /// Failures of requests that nobody waits for.
-    failures: VecDeque<Failed>,
+    /// The first failure of requests that nobody waits for, of each who sent them, until it was told.
+    failures: BTreeMap<u64, Failed>,
     /// Why there is no session any more.
     pub lost: Option<Box<str>>,
     /// The device is not used any more.
@@ -73,8 +73,6 @@ pub(super) struct State {
 
 /// A request that failed.
 struct Failed {
-    /// Who sent it.
-    owner: u64,
     number: u64,
     failure: proto::Failure,
 }
@@ -87,8 +85,19 @@ pub(super) struct Open {
     pub request: proto::Request,
 }
 
-/// Failures of requests that nobody waits for, as many as are remembered.
-const MOST_FAILURES: usize = 256;
+impl State {
+    /// Notes that a request failed which nobody waits for.
+    fn fail(&mut self, owner: u64, number: u64, failure: proto::Failure) {
+        let failed = Failed { number, failure };
+        match self.failures.get_mut(&owner) {
+            Some(first) if first.number < number => {}
+            Some(later) => *later = failed,
+            None => {
+                self.failures.insert(owner, failed);
+            }
+        }
+    }
+}
 
 impl Shared {
     pub fn new(meanwhile: Option<Meanwhile>) -> Arc<Self> {
@@ -151,14 +160,7 @@ impl Shared {
             let mut open = state.open.iter();
             let open = open.find(|open| open.request.number == number);
             let owner = open.map_or(NOBODY, |open| open.owner);
-            if state.failures.len() == MOST_FAILURES {
-                state.failures.pop_front();
-            }
-            state.failures.push_back(Failed {
-                owner,
-                number,
-                failure,
-            });
+            state.fail(owner, number, failure);
         }
         state.done = state.done.max(reply.done);
         while let Some(open) = state.open.front()
@@ -217,7 +219,8 @@ impl Endpoint {
                 return Err(self.lost(device, why));
             }
             let is_full = state.open_bytes > 0 && state.open_bytes + bytes > MOST_BYTES
-                || is_awaited && state.unseen.len() >= KEPT;
+                || is_awaited && state.unseen.len() >= KEPT
+                || state.number - state.done >= UNDER_WAY as u64;
             if !is_full {
                 break;
             }
@@ -286,11 +289,7 @@ impl Endpoint {
         state.expected.remove(&number);
         let reply = state.replies.remove(&number);
         if let Some(failure) = reply.and_then(|reply| reply.failure) {
-            state.failures.push_back(Failed {
-                owner,
-                number,
-                failure,
-            });
+            state.fail(owner, number, failure);
         }
         drop(state);
         self.shared.changed.notify_all();
@@ -332,25 +331,20 @@ impl Endpoint {
     /// A failure of what `owner` sent up to `number`, which stays one. If something that nobody in particular sent failed before it, that is why.
     pub fn has_failed(&self, device: &str, owner: u64, number: u64) -> Result<()> {
         let state = self.shared.lock();
-        let failures = &state.failures;
-        let has_failed = |failed: &Failed| failed.owner == owner && failed.number <= number;
-        if !failures.iter().any(has_failed) {
+        let own = state.failures.get(&owner);
+        let Some(own) = own.filter(|failed| failed.number <= number) else {
             return Ok(());
-        }
-        let mut failures = failures.iter();
-        match failures.find(|failed| failed.owner == NOBODY || has_failed(failed)) {
-            Some(failed) => Err(convert::error(device, failed.failure.clone())),
-            None => Ok(()),
-        }
+        };
+        let before = state.failures.get(&NOBODY);
+        let first = before.filter(|failed| failed.number < own.number);
+        Err(convert::error(device, first.unwrap_or(own).failure.clone()))
     }
 
     /// The first failure of what `owner` sent, or of what nobody in particular sent. Those behind it may be its consequences, and are forgotten with it.
     pub fn failure(&self, device: &str, owner: u64) -> Result<()> {
         let mut state = self.shared.lock();
-        let is_its = |failed: &Failed| failed.owner == owner || failed.owner == NOBODY;
-        let first = state.failures.iter().position(is_its);
-        let first = first.and_then(|at| state.failures.remove(at));
-        state.failures.retain(|failed| !is_its(failed));
+        let own = [owner, NOBODY].map(|owner| state.failures.remove(&owner));
+        let first = own.into_iter().flatten().min_by_key(|failed| failed.number);
         match first {
             Some(failed) => Err(convert::error(device, failed.failure)),
             None => match &state.lost {
@@ -385,12 +379,11 @@ impl Drop for Endpoint {
 mod tests {
     use super::*;
 
-    #[test]
-    fn no_more_replies_are_on_their_way_than_the_server_keeps() {
+    /// An endpoint whose replies arrive, one after the other, when somebody waits for them; and how often somebody did.
+    fn answered_late() -> (Arc<Endpoint>, Arc<AtomicU64>) {
         let waits = Arc::new(AtomicU64::new(0));
         let shared = Arc::new_cyclic(|shared: &std::sync::Weak<Shared>| {
             let (shared, waits) = (shared.clone(), Arc::clone(&waits));
-            // The first replies arrive when somebody waits for them.
             let meanwhile = move |_| {
                 let number = waits.fetch_add(1, Ordering::Relaxed) + 1;
                 shared.upgrade().unwrap().take(proto::Reply {
@@ -404,7 +397,12 @@ mod tests {
                 ..Shared::default()
             }
         });
-        let endpoint = Endpoint::new("server", shared);
+        (Endpoint::new("server", shared), waits)
+    }
+
+    #[test]
+    fn no_more_replies_are_on_their_way_than_the_server_keeps() {
+        let (endpoint, waits) = answered_late();
         let send = || endpoint.send("d", 1, Vec::new(), true).unwrap();
         for _ in 0..KEPT {
             // That nobody wants a reply does not keep the server from sending it.
@@ -415,5 +413,52 @@ mod tests {
         assert_eq!(waits.load(Ordering::Relaxed), 1);
         send();
         assert_eq!(waits.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn no_more_requests_are_under_way_than_failures_are_kept() {
+        let (endpoint, waits) = answered_late();
+        for _ in 0..UNDER_WAY {
+            endpoint.send("d", 1, Vec::new(), false).unwrap();
+        }
+        assert_eq!(waits.load(Ordering::Relaxed), 0);
+        endpoint.send("d", 1, Vec::new(), false).unwrap();
+        assert_eq!(waits.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn the_first_failure_of_each_is_told_however_many_follow() {
+        let shared = Shared::new(None);
+        let endpoint = Endpoint::new("server", Arc::clone(&shared));
+        let fail = |owner, text: &str| {
+            let number = endpoint.send("d", owner, Vec::new(), false).unwrap();
+            shared.take(proto::Reply {
+                number,
+                done: number,
+                failure: Some(proto::Failure {
+                    text: text.to_owned(),
+                    ..proto::Failure::default()
+                }),
+                ..proto::Reply::default()
+            });
+            number
+        };
+        let first = fail(1, "first");
+        for _ in 0..2000 {
+            fail(2, "other");
+            fail(1, "later");
+        }
+        let told = |result: Result<()>| result.unwrap_err().to_string();
+        assert!(told(endpoint.has_failed("d", 1, first)).contains("first"));
+        assert!(endpoint.has_failed("d", 2, first).is_ok());
+        assert!(told(endpoint.failure("d", 1)).contains("first"));
+        assert!(endpoint.failure("d", 1).is_ok());
+        assert!(told(endpoint.failure("d", 2)).contains("other"));
+        let before = fail(NOBODY, "before");
+        let last = fail(2, "after");
+        assert!(told(endpoint.has_failed("d", 2, last)).contains("before"));
+        assert!(endpoint.has_failed("d", 2, before).is_ok());
+        assert!(told(endpoint.failure("d", 2)).contains("before"));
+        assert!(endpoint.failure("d", 2).is_ok());
     }
 }

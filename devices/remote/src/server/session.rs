@@ -14,8 +14,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tonic::Status;
 
-/// Replies that are kept for a client that lost its connection.
+/// Replies to what a client waits for that are kept for one that lost its connection: they may be large.
 pub(crate) const KEPT: usize = 16;
+
+/// Requests that a client may have sent without knowing that they are done. Each of them may fail, and its failure is kept.
+pub(crate) const UNDER_WAY: usize = 1024;
 
 /// How many requests are done, and how many bytes of them, before the client is told so without asking.
 const TELL_AFTER: (u64, usize) = (8, 4 << 20);
@@ -68,7 +71,8 @@ struct State {
     done: u64,
     /// What was done since the client was told.
     untold: (u64, usize),
-    kept: VecDeque<proto::Reply>,
+    /// Replies, and whether the client asked for them.
+    kept: VecDeque<(proto::Reply, bool)>,
     /// The last reply that is not kept any more although the client may not have seen it.
     dropped: u64,
 }
@@ -198,6 +202,7 @@ impl Session {
         state.untold.0 += 1;
         state.untold.1 += bytes;
         if confirm || !results.is_empty() || failure.is_some() {
+            let is_asked = confirm || !results.is_empty();
             let reply = proto::Reply {
                 number,
                 done: number,
@@ -205,12 +210,7 @@ impl Session {
                 failure: failure.map(|failure| *failure),
                 ..proto::Reply::default()
             };
-            if state.kept.len() == KEPT
-                && let Some(oldest) = state.kept.pop_front()
-            {
-                state.dropped = oldest.number;
-            }
-            state.kept.push_back(reply.clone());
+            state.keep(reply.clone(), is_asked);
             state.send(reply);
         } else if state.untold.0 >= TELL_AFTER.0 || state.untold.1 >= TELL_AFTER.1 {
             state.send(proto::Reply {
@@ -236,7 +236,7 @@ impl Session {
         state.connections += 1;
         let number = state.connections;
         let _ = sender.send(Ok(welcome(state.received)));
-        for reply in &state.kept {
+        for (reply, _) in &state.kept {
             let _ = sender.send(Ok(reply.clone()));
         }
         let done = state.done;
@@ -347,8 +347,24 @@ impl Session {
 
 impl State {
     fn see(&mut self, seen: u64) {
-        while self.kept.front().is_some_and(|reply| reply.number <= seen) {
+        while let Some((reply, _)) = self.kept.front()
+            && reply.number <= seen
+        {
             self.kept.pop_front();
+        }
+    }
+
+    /// Keeps a reply. A client that keeps to the limits has seen all that go for it.
+    fn keep(&mut self, reply: proto::Reply, is_asked: bool) {
+        self.kept.push_back((reply, is_asked));
+        let asked = self.kept.iter().filter(|(_, is_asked)| *is_asked).count();
+        let gone = if asked > KEPT {
+            self.kept.iter().position(|(_, is_asked)| *is_asked)
+        } else {
+            (self.kept.len() > UNDER_WAY).then_some(0)
+        };
+        if let Some((oldest, _)) = gone.and_then(|at| self.kept.remove(at)) {
+            self.dropped = self.dropped.max(oldest.number);
         }
     }
 
@@ -407,7 +423,7 @@ mod tests {
     use crate::outside::System;
     use std::future::Future;
     use std::pin::pin;
-    use std::task::{Context, Waker};
+    use std::task::{Context, Poll, Waker};
 
     #[test]
     fn a_later_connection_does_not_overtake_a_request_that_waits_for_room() {
@@ -451,5 +467,57 @@ mod tests {
             worker.step();
             assert_eq!(lock(&session.state).done, number);
         }
+    }
+
+    /// A client writes on while its connection is lost, and all of it fails.
+    #[test]
+    fn failures_that_nobody_waits_for_are_kept() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.build().unwrap();
+        let memory = Ledger::new(None);
+        let (session, mut worker) = Session::new(
+            [0; 16],
+            "x".to_owned(),
+            belongings(&memory),
+            Arc::clone(&memory),
+            (UNDER_WAY + 1, 1 << 20),
+            Arc::new(System(runtime.handle().clone())),
+        );
+        let attach = |seen| {
+            let (sender, receiver) = mpsc::unbounded_channel();
+            let number = session.attach(sender, seen, |_| proto::Reply::default());
+            (number, receiver)
+        };
+        let (connection, _) = attach(0);
+        let mut number = 0;
+        let mut write = |count| {
+            let mut context = Context::from_waker(Waker::noop());
+            for _ in 0..count {
+                number += 1;
+                let run = proto::Run {
+                    graph: 77, // not there
+                    deadline: 0,
+                };
+                let request = proto::Request {
+                    number,
+                    commands: vec![proto::Command {
+                        command: Some(proto::command::Command::Run(run)),
+                    }],
+                    ..proto::Request::default()
+                };
+                let taken = pin!(session.take(connection.unwrap(), request)).poll(&mut context);
+                assert!(matches!(taken, Poll::Ready(Ok(()))));
+                worker.step();
+            }
+        };
+        write(UNDER_WAY);
+        let (connection, mut replies) = attach(0);
+        assert!(connection.is_some(), "the session has ended");
+        let mut failed = Vec::new();
+        while let Ok(reply) = replies.try_recv() {
+            let reply = reply.unwrap();
+            failed.extend(reply.failure.map(|_| reply.number));
+        }
+        assert!(failed.into_iter().eq(1..=UNDER_WAY as u64));
     }
 }

@@ -181,6 +181,7 @@ pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Reason
     let (partner, next) = match rope.mode {
         RopeMode::Normal => (1, 2),
         RopeMode::Neox => (rope.dims / 2, 1),
+        _ => return Err("tokens have several positions".into()),
     };
     let y = operands[0];
     let per_row = y.shape[0] - rope.dims / 2;

@@ -278,14 +278,21 @@ fn streams(cases: &mut Cases) {
             b.graph.push(Op::SolveTri, &[Some(a), Some(x)])
         });
     }
-    for keys in [DType::F32, DType::F16] {
+    for (keys, kv, form) in [
+        (DType::F32, 9, Form::Plain),
+        (DType::F32, 9, Form::Gaps),
+        (DType::F16, 9, Form::Plain),
+        (DType::BF16, 1, Form::Plain),
+        (DType::Q8_0, 17, Form::Plain),
+        (DType::Q4_0, 8, Form::Plain),
+    ] {
         cases.add("", LIMIT, |b| {
             let f32 = DType::F32;
             let sources = [
-                b.input(f32, [32, 4, 5, 2], Recipe::UNIT)?,
-                b.input(keys, [32, 1, 9, 2], Recipe::UNIT)?,
-                b.input(f32, [4, 5, 1, 2], Recipe::UNIT)?,
-                b.input(DType::F16, [9, 5, 1, 1], Recipe::UNIT)?,
+                b.operand(f32, [32, 4, 5, 2], Recipe::UNIT, form)?,
+                b.input(keys, [32, 1, kv, 2], Recipe::UNIT)?,
+                b.operand(f32, [4, 5, 1, 2], Recipe::UNIT, form)?,
+                b.input(DType::F16, [kv, 5, 1, 1], Recipe::UNIT)?,
             ];
             b.graph.push(Op::LightningIndexer, &sources.map(Some))
         });

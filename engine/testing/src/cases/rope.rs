@@ -83,6 +83,52 @@ pub fn add(cases: &mut Cases) {
                 one(cases, "", dtype, rope, false, [size, 2, 3, 1], Form::Plain);
             }
         }
+        axes(cases, dtype);
+    }
+}
+
+/// Tokens with several positions.
+fn axes(cases: &mut Cases, dtype: DType) {
+    let even = [10, 11, 11, 0];
+    for mode in [
+        RopeMode::Multi { sections: even },
+        RopeMode::Interleaved { sections: even },
+        RopeMode::Multi {
+            sections: [3, 2, 4, 1],
+        },
+        RopeMode::Interleaved {
+            sections: [12, 10, 5, 5],
+        },
+        RopeMode::Vision {
+            sections: [16, 16, 0, 0],
+        },
+        RopeMode::Vision {
+            sections: [5, 8, 7, 3],
+        },
+    ] {
+        let is_whole = matches!(mode, RopeMode::Vision { .. });
+        let plain = Rope::new(if is_whole { 32 } else { 64 }, mode, 10_000.0);
+        let yarn = Rope {
+            original_context: 512,
+            freq_scale: 0.25,
+            ext_factor: 1.0,
+            attn_factor: 1.2,
+            ..plain
+        };
+        let part = Rope {
+            dims: 24,
+            offset: 30,
+            ..plain
+        };
+        let ropes = [("", plain), ("YaRN", yarn), ("a part", part)];
+        for (note, rope) in ropes.into_iter().take(if is_whole { 2 } else { 3 }) {
+            for shape in [[64, 1, 1, 1], [64, 3, 5, 2]] {
+                one(cases, note, dtype, rope, false, shape, Form::Plain);
+                one(cases, note, dtype, rope, true, shape, Form::Plain);
+            }
+            let shape = [64, 3, 4, 1];
+            one(cases, note, dtype, rope, false, shape, Form::Gaps);
+        }
     }
 }
 
@@ -99,12 +145,12 @@ fn one(
         let x = b.operand(dtype, shape, Recipe::UNIT, form)?;
         let positions = b.input(
             DType::I32,
-            [shape[2], 1, 1, 1],
+            [rope.axes() * shape[2], 1, 1, 1],
             Recipe::Positions { start: 11 },
         )?;
         let factors = Recipe::Uniform { min: 1.0, max: 4.0 };
         let divisors = divisors
-            .then(|| b.input(DType::F32, [rope.dims / 2, 1, 1, 1], factors))
+            .then(|| b.input(DType::F32, [rope.pairs(), 1, 1, 1], factors))
             .transpose()?;
         b.graph.rope(x, positions, divisors, rope)
     });

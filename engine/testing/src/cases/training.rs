@@ -133,6 +133,20 @@ fn rows(cases: &mut Cases) {
 }
 
 fn ropes(cases: &mut Cases) {
+    let sections = [5, 4, 4, 3];
+    for (mode, dims) in [
+        (RopeMode::Multi { sections }, 32),
+        (RopeMode::Interleaved { sections }, 32),
+        (RopeMode::Vision { sections }, 16),
+    ] {
+        cases.add("several positions", Limit::Nmse(1e-9), |b| {
+            let x = b.input(DType::F32, [32, 3, 5, 2], Recipe::UNIT)?;
+            let start = Recipe::Positions { start: 7 };
+            let positions = b.input(DType::I32, [20, 1, 1, 1], start)?;
+            let rope = Rope::new(dims, mode, 10_000.0);
+            b.graph.rope_back(x, positions, None, rope)
+        });
+    }
     for mode in [RopeMode::Normal, RopeMode::Neox] {
         for (dims, offset) in [(32, 0), (16, 8)] {
             for yarn in [0.0, 1.0] {
@@ -170,9 +184,14 @@ fn ropes(cases: &mut Cases) {
 
 fn tables(cases: &mut Cases) {
     for (n0, given, rows) in [(2, 3, 2), (33, 5, 9), (200, 40, 7), (64, 3, 100)] {
-        for form in [Form::Plain, Form::Gaps, Form::Transposed] {
+        for (dtype, form) in [
+            (DType::F32, Form::Plain),
+            (DType::F32, Form::Gaps),
+            (DType::F32, Form::Transposed),
+            (DType::F16, Form::Plain),
+        ] {
             cases.add("", Limit::Nmse(1e-8), |b| {
-                let gradient = b.operand(DType::F32, [n0, given, 1, 1], Recipe::UNIT, form)?;
+                let gradient = b.operand(dtype, [n0, given, 1, 1], Recipe::UNIT, form)?;
                 let numbers = b.input(DType::I32, [given, 1, 1, 1], Recipe::Ids { limit: rows })?;
                 b.graph.get_rows_back(gradient, numbers, rows)
             });

@@ -416,13 +416,21 @@ fn shapes_and_rows() {
         let (rows, copy) = (s.integers(&[3, 0]), s.graph.dup(into).unwrap());
         s.graph.set_rows(x, rows, copy).unwrap()
     });
-    for mode in [RopeMode::Normal, RopeMode::Neox] {
+    let sections = [1, 1, 0, 0];
+    for (mode, offset) in [
+        (RopeMode::Normal, 2),
+        (RopeMode::Neox, 2),
+        (RopeMode::Interleaved { sections }, 2),
+        (RopeMode::Vision { sections }, 0),
+    ] {
         check("rope", |s| {
-            let (x, positions) = (s.input([8, 2, 3, 1]), s.integers(&[0, 3, 7]));
             let rope = Rope {
-                offset: 2,
+                offset,
                 ..Rope::new(4, mode, 100.0)
             };
+            let all = [0, 3, 7, 2, 1, 5, 4, 4, 4, 9, 8, 7];
+            let positions = s.integers(&all[..3 * rope.axes()]);
+            let x = s.input([8, 2, 3, 1]);
             s.graph.rope(x, positions, None, rope).unwrap()
         });
     }

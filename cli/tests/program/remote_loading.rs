@@ -1,0 +1,193 @@
+//! A remote server that is lost while a model is loaded.
+
+use crate::remote::{Server, on};
+use crate::{Run, command};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use tempfile::TempDir;
+
+/// Bytes from a client after which a server ends: more than greetings and questions take, and a part of the weights, which are 1 MB.
+const IN_THE_MIDDLE: usize = 200_000;
+
+/// What stands between clients and a server, and ends the server while a client sends weights.
+struct Struck {
+    folder: PathBuf,
+    server: Option<Server>,
+    /// How often it still does so.
+    strikes: usize,
+    /// Whether a server comes back.
+    comes_back: bool,
+}
+
+impl Struck {
+    fn start(folder: &Path) -> Server {
+        // What it was sent is not kept: all is sent again.
+        let _ = std::fs::remove_dir_all(folder.join("store"));
+        Server::start(folder, "0", &["--device", "cpu"])
+    }
+
+    fn strike(&mut self) {
+        if self.strikes > 0 {
+            self.strikes -= 1;
+            self.server = None;
+            if self.comes_back {
+                self.server = Some(Self::start(&self.folder));
+            }
+        }
+    }
+}
+
+/// A server's place in front of it.
+struct Proxy {
+    folder: TempDir,
+    address: String,
+    struck: Arc<Mutex<Struck>>,
+}
+
+impl Proxy {
+    fn start(strikes: usize, comes_back: bool) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let server = Struck::start(folder.path());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = listener.local_addr().unwrap();
+        let key = server.address.split('#').nth(1).unwrap();
+        let address = format!("samite://{place}#{key}");
+        let struck = Arc::new(Mutex::new(Struck {
+            folder: folder.path().to_owned(),
+            server: Some(server),
+            strikes,
+            comes_back,
+        }));
+        let shared = Arc::downgrade(&struck);
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (Ok(client), Some(struck)) = (client, shared.upgrade()) else {
+                    return;
+                };
+                if struck.lock().unwrap().server.is_none() {
+                    return; // nobody listens any more
+                }
+                std::thread::spawn(move || pass_on(client, &struck));
+            }
+        });
+        Proxy {
+            folder,
+            address,
+            struck,
+        }
+    }
+
+    fn run(&self, arguments: &[&str], input: &str) -> Run {
+        let token = self.folder.path().join("tokens");
+        let flags = on(&self.address, token.to_str().unwrap());
+        run(&[arguments, &flags].concat(), input)
+    }
+}
+
+/// Passes bytes on both ways, and counts those of the client.
+fn pass_on(mut client: TcpStream, struck: &Mutex<Struck>) {
+    let place = match &struck.lock().unwrap().server {
+        Some(server) => format!("127.0.0.1:{}", server.port()),
+        None => return,
+    };
+    let Ok(mut server) = TcpStream::connect(place) else {
+        return;
+    };
+    let (mut from, mut to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+    let back = std::thread::spawn(move || {
+        let _ = std::io::copy(&mut from, &mut to);
+        let _ = to.shutdown(Shutdown::Both);
+    });
+    let (mut buffer, mut count) = (vec![0; 16 << 10], 0);
+    while let Ok(n @ 1..) = client.read(&mut buffer) {
+        let before = count;
+        count += n;
+        if before < IN_THE_MIDDLE && count >= IN_THE_MIDDLE {
+            struck.lock().unwrap().strike();
+        }
+        if server.write_all(&buffer[..n]).is_err() {
+            break;
+        }
+    }
+    let _ = server.shutdown(Shutdown::Both);
+    back.join().unwrap();
+}
+
+fn run(arguments: &[&str], input: &str) -> Run {
+    let mut child = command(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    // Who reads nothing may end before.
+    let _ = pipe.write_all(input.as_bytes());
+    drop(pipe);
+    Run::new(child.wait_with_output().unwrap())
+}
+
+#[test]
+fn it_is_waited_for_and_the_model_is_loaded_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text");
+    std::fs::write(
+        &text,
+        "Once upon a time there was a little girl. ".repeat(20),
+    )
+    .unwrap();
+    let text = text.to_str().unwrap();
+    let plain = ["-t", "1"];
+    let commands: [(&[&str], &str); 6] = [
+        (&["run", "-p", "Once upon", "-n", "9", "--temp", "0"], ""),
+        (&["chat", "-n", "9", "-q", "--temp", "0"], "Once upon\n"),
+        (&["perplexity", "-f", text, "-c", "64"], ""),
+        (&["embed", "Once upon a time"], ""),
+        (&["logits", "-p", "Once upon a time"], ""),
+        (&["bench", "-p", "8", "-n", "4", "-r", "1"], ""),
+    ];
+    for (arguments, input) in commands {
+        let arguments = &[arguments, &plain].concat();
+        let here = run(&[&arguments[..], &["--device", "cpu"]].concat(), input).ok();
+        let there = Proxy::start(1, true).run(arguments, input);
+        let notes = there.stderr.clone();
+        assert!(
+            notes.contains("waiting up to 60 s") && notes.contains("the model is loaded again"),
+            "{arguments:?}: {notes}"
+        );
+        let there = there.ok();
+        if arguments[0] != "bench" {
+            assert_eq!(there, here, "{arguments:?}");
+        }
+    }
+}
+
+const STORY: [&str; 7] = ["run", "-p", "Once upon", "-n", "9", "-t", "1"];
+
+#[test]
+fn one_that_does_not_come_back_is_an_error() {
+    let story = [&STORY[..], &["--remote-wait", "1"]].concat();
+    let run = Proxy::start(1, false).run(&story, "");
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    assert_eq!(run.stdout, "");
+    let error = run.stderr.lines().last().unwrap();
+    assert!(error.starts_with("error: "), "{}", run.stderr);
+    assert!(error.contains("did not come back within 1 s"), "{error}");
+}
+
+#[test]
+fn one_that_is_lost_again_and_again_is_given_up() {
+    let proxy = Proxy::start(usize::MAX, true);
+    let run = proxy.run(&STORY, "");
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    assert_eq!(run.stdout, "");
+    let loads = run.stderr.matches("the model is loaded again").count();
+    assert_eq!(loads, 2, "{}", run.stderr);
+    let strikes = usize::MAX - proxy.struck.lock().unwrap().strikes;
+    assert_eq!(strikes, 3);
+    let error = run.stderr.lines().last().unwrap();
+    assert!(error.starts_with("error: "), "{}", run.stderr);
+}
