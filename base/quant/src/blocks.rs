@@ -261,6 +261,113 @@ blocks! {
         /// Scale.
         d: f16,
     }
+
+    /// 256 elements `d (s + 1/2) / 4 · g` in 8 groups of 32, `g` coordinates of points with signs.
+    BlockIq2Xxs, IQ2_XXS, 256 {
+        /// Scale of the scales.
+        d: f16,
+        /// Eight bytes for each group: the numbers of four points of
+        /// [`IQ2_XXS_GRID`](crate::grids::IQ2_XXS_GRID), then a little-endian number of four times seven bits with the
+        /// points' signs ([`even_signs`](crate::grids::even_signs)) and four bits `s`, lowest first.
+        qs: [[u8; 8]; 8],
+    }
+
+    /// 256 elements `d (s + 1/2) / 4 · g` in 16 groups of 16, `g` coordinates of points with signs.
+    BlockIq2Xs, IQ2_XS, 256 {
+        /// Scale of the scales.
+        d: f16,
+        /// For each 8 elements the number of a point of [`IQ2_XS_GRID`](crate::grids::IQ2_XS_GRID) in the low nine bits,
+        /// and its signs ([`even_signs`](crate::grids::even_signs)) in the others.
+        qs: [u16; 32],
+        /// The groups' `s`, low half first.
+        scales: [u8; 8],
+    }
+
+    /// 256 elements `d (s + 1/2) / 4 · g` in 16 groups of 16, `g` coordinates of points with signs.
+    BlockIq2S, IQ2_S, 256 {
+        /// Scale of the scales.
+        d: f16,
+        /// For each 8 elements the low eight bits of the number of a point of [`IQ2_S_GRID`](crate::grids::IQ2_S_GRID).
+        qs: [u8; 32],
+        /// For each 8 elements their signs: bit `i` is that of element `i`.
+        signs: [u8; 32],
+        /// The points' high two bits, four in a byte, lowest first.
+        qh: [u8; 8],
+        /// The groups' `s`, low half first.
+        scales: [u8; 8],
+    }
+
+    /// 256 elements `d (s + 1/2) / 2 · g` in 8 groups of 32, `g` coordinates of points with signs.
+    BlockIq3Xxs, IQ3_XXS, 256 {
+        /// Scale of the scales.
+        d: f16,
+        /// For each 4 elements the number of a point of [`IQ3_XXS_GRID`](crate::grids::IQ3_XXS_GRID).
+        qs: [u8; 64],
+        /// For each group a little-endian number of four times seven bits with the signs of 8 elements
+        /// ([`even_signs`](crate::grids::even_signs)) and four bits `s`, lowest first.
+        signs: [[u8; 4]; 8],
+    }
+
+    /// 256 elements `d (2 s + 1) g` in 8 groups of 32, `g` coordinates of points with signs.
+    BlockIq3S, IQ3_S, 256 {
+        /// Scale of the scales.
+        d: f16,
+        /// For each 4 elements the low eight bits of the number of a point of [`IQ3_S_GRID`](crate::grids::IQ3_S_GRID).
+        qs: [u8; 64],
+        /// The points' ninth bits: a byte for each group, lowest first.
+        qh: [u8; 8],
+        /// For each 8 elements their signs: bit `i` is that of element `i`.
+        signs: [u8; 32],
+        /// The groups' `s`, low half first.
+        scales: [u8; 4],
+    }
+
+    /// 256 elements `d (2 s + 1) (g ± 1/8)` in 8 groups of 32, `g` coordinates of points.
+    BlockIq1S, IQ1_S, 256 {
+        /// Scale of the scales.
+        d: f16,
+        /// For each 8 elements the low eight bits of the number of a point of [`IQ1_GRID`](crate::grids::IQ1_GRID).
+        qs: [u8; 32],
+        /// For each group four times three high bits of points, three bits `s`, and whether an eighth is subtracted
+        /// and not added, lowest first.
+        qh: [u16; 8],
+    }
+
+    /// 256 elements `d (2 s + 1) (g ± 1/8)` in 16 groups of 16, `g` coordinates of points.
+    BlockIq1M, IQ1_M, 256 {
+        /// For each 8 elements the low eight bits of the number of a point of [`IQ1_GRID`](crate::grids::IQ1_GRID).
+        qs: [u8; 32],
+        /// For each 8 elements three high bits of the point, and whether an eighth is subtracted and not added; low half
+        /// first.
+        qh: [u8; 16],
+        /// Four little-endian numbers, each with four times three bits `s` and, above these, four bits of the f16 `d`,
+        /// lowest first.
+        scales: [[u8; 2]; 4],
+    }
+
+    /// 64 elements `UE4M3(d) E2M1(q)` in 4 groups of 16.
+    BlockNvfp4, NVFP4, 64 {
+        /// A scale for each group: see [`ue4m3_half`](crate::ue4m3_half).
+        d: [u8; 4],
+        /// E2M1 codes, halved in each group's 8 bytes: see [`MXFP4_VALUES`](crate::MXFP4_VALUES).
+        qs: [u8; 32],
+    }
+
+    /// 128 elements: `d` where the bit is set, else `-d`.
+    BlockQ1_0, Q1_0, 128 {
+        /// Scale.
+        d: f16,
+        /// Bit `i` of byte `j` is that of element `8 j + i`.
+        qs: [u8; 16],
+    }
+
+    /// 64 elements `d (q - 1)` with `q` in 0, 1, 2, 3.
+    BlockQ2_0, Q2_0, 64 {
+        /// Scale.
+        d: f16,
+        /// Two-bit codes: byte `j` has those of elements `4 j` to `4 j + 3`, lowest bits first.
+        qs: [u8; 16],
+    }
 }
 
 impl BlockQ3K {
@@ -360,6 +467,16 @@ mod tests {
         matches_dtype::<BlockMxfp4>();
         matches_dtype::<BlockTq1_0>();
         matches_dtype::<BlockTq2_0>();
+        matches_dtype::<BlockIq2Xxs>();
+        matches_dtype::<BlockIq2Xs>();
+        matches_dtype::<BlockIq2S>();
+        matches_dtype::<BlockIq3Xxs>();
+        matches_dtype::<BlockIq3S>();
+        matches_dtype::<BlockIq1S>();
+        matches_dtype::<BlockIq1M>();
+        matches_dtype::<BlockNvfp4>();
+        matches_dtype::<BlockQ1_0>();
+        matches_dtype::<BlockQ2_0>();
     }
 
     #[test]

@@ -31,24 +31,40 @@
 //! | `iq4_nl` | 32 | 18 | f16 `d`, 32 × 4 bits | `d T[q]`, `T` = [`IQ4_NL_VALUES`] |
 //! | `iq4_xs` | 256 | 136 | f16 `d`, 8 × 6-bit scale, 256 × 4 bits | `d (s - 32) T[q]` |
 //! | `mxfp4` | 32 | 17 | E8M0 `e`, 32 × E2M1 | `2^(e - 127) E2M1(q)` |
+//! | `nvfp4` | 64 | 36 | 4 × UE4M3 `e`, 64 × E2M1 | `UE4M3(e) E2M1(q)` |
+//! | `iq1_s` | 256 | 50 | f16 `d`, 32 × 8 low bits of points, 8 × (4 × 3 high bits, 3-bit `s`, sign of the eighth) | `d (2 s + 1) (g ± 1/8)` |
+//! | `iq1_m` | 256 | 56 | 32 × 8 low bits of points, 32 × (3 high bits, sign of the eighth), 16 × 3-bit `s` with the f16 `d` between | `d (2 s + 1) (g ± 1/8)` |
+//! | `iq2_xxs` | 256 | 66 | f16 `d`, 8 × (4 × 8-bit point, 4 × 7 signs, 4-bit `s`) | `d (s + 1/2) / 4 · ±g` |
+//! | `iq2_xs` | 256 | 74 | f16 `d`, 32 × (9-bit point, 7 signs), 16 × 4-bit `s` | `d (s + 1/2) / 4 · ±g` |
+//! | `iq2_s` | 256 | 82 | f16 `d`, 32 × 8 low bits of points, 256 signs, 32 × 2 high bits, 16 × 4-bit `s` | `d (s + 1/2) / 4 · ±g` |
+//! | `iq3_xxs` | 256 | 98 | f16 `d`, 64 × 8-bit point, 8 × (4 × 7 signs, 4-bit `s`) | `d (s + 1/2) / 2 · ±g` |
+//! | `iq3_s` | 256 | 110 | f16 `d`, 64 × 8 low bits of points, 64 × high bit, 256 signs, 8 × 4-bit `s` | `d (2 s + 1) · ±g` |
 //! | `tq1_0` | 256 | 54 | 240 trits, five a byte, 16 trits, four a byte, f16 `d` | `d (q - 1)` |
 //! | `tq2_0` | 256 | 66 | 256 × 2 bits, f16 `d` | `d (q - 1)` |
+//! | `q1_0` | 128 | 18 | f16 `d`, 128 × 1 bit | `d (2 q - 1)` |
+//! | `q2_0` | 64 | 18 | f16 `d`, 64 × 2 bits | `d (q - 1)` |
 //!
-//! Every field is little-endian. How codes are spread over a block's bytes is told at each type.
+//! Every field is little-endian. How codes are spread over a block's bytes is told at each type. `g` are the coordinates
+//! of a point of a grid: the sets of points are in [`grids`], and [`Codebook`] is what their types have in common.
 //!
-//! Beside these, [`decode_row`] reads F32, F16, BF16 and F64, and [`encode_row`] writes F32, F16 and BF16. The
-//! codebook types (`iq1_*`, `iq2_*`, `iq3_*`) and `nvfp4`, `q1_0`, `q2_0` are known by name and size only.
+//! Beside these, [`decode_row`] reads F32, F16, BF16 and F64, and [`encode_row`] writes F32, F16 and BF16. The IQ1, IQ2
+//! and IQ3 types are decoded only: choosing points needs a search that is weighted by what a model computes on sample
+//! texts.
 //!
 //! The formats are defined by `ggml-common.h` (layouts) and `ggml-quants.c` (meaning) of the ggml project; MXFP4
 //! follows the OCP Microscaling Formats specification, with the element order of ggml.
 #![forbid(unsafe_code)]
 
 pub mod blocks;
+pub mod grids;
 
 mod affine;
+mod bits;
+mod codebook;
 mod float;
 mod legacy;
 mod non_linear;
+mod random;
 mod row;
 mod search;
 mod symmetric;
@@ -57,7 +73,9 @@ mod ternary;
 mod values;
 
 pub use blocks::{Block, Decode, Encode, blocks_of, blocks_of_mut};
+pub use codebook::Codebook;
 pub use float::{f32_to_bf16, f32_to_f16};
+pub use random::random_row;
 pub use row::{can_decode, can_encode, decode_row, encode_row};
-pub use tables::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half};
+pub use tables::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half, ue4m3_half};
 pub use values::{RowReader, gather_row};

@@ -1,10 +1,10 @@
-//! The formats whose codes index a table: IQ4_NL, IQ4_XS, MXFP4.
+//! The formats whose codes index a table: IQ4_NL, IQ4_XS, MXFP4, NVFP4.
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
 use crate::legacy::join_nibbles;
 use crate::search::{NEGLIGIBLE, first_max_abs, max_abs, nearest, reciprocal};
-use crate::tables::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half};
+use crate::tables::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half, ue4m3, ue4m3_half};
 
 /// Halfway between neighbours of [`IQ4_NL_VALUES`].
 const IQ4_NL_MIDPOINTS: [f32; 15] = {
@@ -27,10 +27,10 @@ fn iq4_nl_code(x: f32) -> u8 {
     15 - above
 }
 
-/// Splits 16 bytes of two codes, halved, and scales what the codes stand for.
+/// Splits bytes of two codes, halved, and scales what the codes stand for.
 #[inline]
-fn decode_table(table: &[i8; 16], d: f32, qs: &[u8; 16], out: &mut [f32; 32]) {
-    let (low, high) = out.split_at_mut(16);
+fn decode_table<const N: usize>(table: &[i8; 16], d: f32, qs: &[u8], out: &mut [f32; N]) {
+    let (low, high) = out.split_at_mut(N / 2);
     for ((low, high), &q) in low.iter_mut().zip(high).zip(qs) {
         *low = d * f32::from(table[usize::from(q & 15)]);
         *high = d * f32::from(table[usize::from(q >> 4)]);
@@ -149,6 +149,29 @@ impl Encode for BlockIq4Xs {
     }
 }
 
+/// The codes of [`MXFP4_VALUES`] whose value times `d` is nearest, of equally near ones the lowest. `N` is a multiple of 8.
+#[inline]
+fn e2m1_codes<const N: usize>(x: &[f32; N], d: f32) -> [u8; N] {
+    let mut codes = [0; N];
+    let eights = x.as_chunks::<8>().0.iter();
+    for (x, codes) in eights.zip(codes.as_chunks_mut::<8>().0) {
+        let mut chosen = [0u32; 8];
+        let mut least = x.map(|v| v.abs());
+        for (code, value) in (0..).zip(MXFP4_VALUES).skip(1) {
+            let value = f32::from(value) * d;
+            // Selected, not branched on, so that this becomes vector code.
+            for j in 0..8 {
+                let error = (value - x[j]).abs();
+                let nearer = error < least[j];
+                least[j] = if nearer { error } else { least[j] };
+                chosen[j] = if nearer { code } else { chosen[j] };
+            }
+        }
+        *codes = chosen.map(|code| code as u8);
+    }
+    codes
+}
+
 impl Decode for BlockMxfp4 {
     #[inline]
     fn decode(&self, out: &mut [f32; 32]) {
@@ -168,32 +191,40 @@ impl Encode for BlockMxfp4 {
         } else {
             0
         };
-        let d = e8m0_half(e);
-        let mut codes = [0; 32];
-        for (x, codes) in x
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .zip(codes.as_chunks_mut::<8>().0)
-        {
-            let mut chosen = [0u32; 8];
-            let mut least = x.map(|v| v.abs());
-            for (code, value) in (0..).zip(MXFP4_VALUES).skip(1) {
-                let value = f32::from(value) * d;
-                // Selected, not branched on, so that this becomes vector code.
-                for j in 0..8 {
-                    let error = (value - x[j]).abs();
-                    let nearer = error < least[j];
-                    least[j] = if nearer { error } else { least[j] };
-                    chosen[j] = if nearer { code } else { chosen[j] };
-                }
-            }
-            *codes = chosen.map(|code| code as u8);
-        }
+        let codes = e2m1_codes(x, e8m0_half(e));
         BlockMxfp4 {
             e,
             qs: join_nibbles(&codes),
         }
+    }
+}
+
+impl Decode for BlockNvfp4 {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 64]) {
+        let groups = out.as_chunks_mut::<16>().0.iter_mut();
+        let packed = self.qs.as_chunks::<8>().0.iter();
+        for ((out, qs), d) in groups.zip(packed).zip(self.d.map(ue4m3_half)) {
+            decode_table(&MXFP4_VALUES, d, qs, out);
+        }
+    }
+}
+
+impl Encode for BlockNvfp4 {
+    /// The scale is the one nearest to what makes the largest magnitude of its group 6, the largest number of E2M1.
+    fn encode(x: &[f32; 64]) -> Self {
+        let mut block = BlockNvfp4 {
+            d: [0; 4],
+            qs: [0; 32],
+        };
+        let packed = block.qs.as_chunks_mut::<8>().0.iter_mut();
+        let groups = x.as_chunks::<16>().0.iter();
+        for ((x, qs), d) in groups.zip(packed).zip(&mut block.d) {
+            *d = ue4m3(max_abs(x) / 6.0);
+            let codes = e2m1_codes(x, ue4m3_half(*d));
+            *qs = std::array::from_fn(|i| codes[i] | codes[i + 8] << 4);
+        }
+        block
     }
 }
 

@@ -87,6 +87,16 @@ fn decoder(dtype: DType) -> Option<DecodeFn> {
         DType::MXFP4 => decode_blocks::<BlockMxfp4>,
         DType::TQ1_0 => decode_blocks::<BlockTq1_0>,
         DType::TQ2_0 => decode_blocks::<BlockTq2_0>,
+        DType::IQ1_S => decode_blocks::<BlockIq1S>,
+        DType::IQ1_M => decode_blocks::<BlockIq1M>,
+        DType::IQ2_XXS => decode_blocks::<BlockIq2Xxs>,
+        DType::IQ2_XS => decode_blocks::<BlockIq2Xs>,
+        DType::IQ2_S => decode_blocks::<BlockIq2S>,
+        DType::IQ3_XXS => decode_blocks::<BlockIq3Xxs>,
+        DType::IQ3_S => decode_blocks::<BlockIq3S>,
+        DType::NVFP4 => decode_blocks::<BlockNvfp4>,
+        DType::Q1_0 => decode_blocks::<BlockQ1_0>,
+        DType::Q2_0 => decode_blocks::<BlockQ2_0>,
         _ => return None,
     })
 }
@@ -113,6 +123,9 @@ fn encoder(dtype: DType) -> Option<EncodeFn> {
         DType::MXFP4 => encode_blocks::<BlockMxfp4>,
         DType::TQ1_0 => encode_blocks::<BlockTq1_0>,
         DType::TQ2_0 => encode_blocks::<BlockTq2_0>,
+        DType::NVFP4 => encode_blocks::<BlockNvfp4>,
+        DType::Q1_0 => encode_blocks::<BlockQ1_0>,
+        DType::Q2_0 => encode_blocks::<BlockQ2_0>,
         _ => return None,
     })
 }

@@ -21,6 +21,49 @@ pub fn e8m0_half(e: u8) -> f32 {
     })
 }
 
+/// Half of the UE4M3 scale `x`, which makes up for the doubling of [`MXFP4_VALUES`]: four bits of exponent over three of
+/// mantissa.
+///
+/// 127, which stands for NaN, is 0, as in ggml, and the highest bit is not looked at otherwise.
+#[inline(always)]
+pub fn ue4m3_half(x: u8) -> f32 {
+    static ALL: [f32; 256] = {
+        let mut all = [0.0; 256];
+        let mut x = 0;
+        while x < 256 {
+            let (exponent, mantissa) = (x as u32 >> 3 & 15, x as u32 & 7);
+            all[x] = match exponent {
+                _ if x == 127 => 0.0,
+                // Subnormal: mantissa / 2^9, halved.
+                0 => mantissa as f32 * (1.0 / 1024.0),
+                _ => f32::from_bits((exponent + 127 - 8) << 23 | mantissa << 20),
+            };
+            x += 1;
+        }
+        all
+    };
+    ALL[usize::from(x)]
+}
+
+/// The UE4M3 scale nearest to `x`, ties upward; what is not above 0 becomes 0, what rounds to 256 or more becomes 448, the
+/// largest, as in ggml.
+pub(crate) fn ue4m3(x: f32) -> u8 {
+    if x.partial_cmp(&0.0) != Some(std::cmp::Ordering::Greater) {
+        return 0;
+    }
+    if x < 1.0 / 64.0 {
+        // Subnormal: at most 7, even where 8, the first normal number, is nearer.
+        return ((x * 512.0 + 0.5) as u8).min(7);
+    }
+    // Bits of exponent and mantissa follow each other in both formats, so a mantissa that is rounded up past 7 raises the exponent.
+    let rounded = ((x.min(448.0).to_bits() + (1 << 19)) >> 20) - ((127 - 7) << 3);
+    if rounded < 15 << 3 {
+        rounded as u8
+    } else {
+        0x7e
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -31,6 +74,19 @@ mod tests {
             let power = f64::from_bits((u64::from(e) + 1023 - 128) << 52);
             assert_eq!(f64::from(e8m0_half(e)), power, "e = {e}");
         }
+    }
+
+    #[test]
+    fn scales_of_eight_bits_are_found_again() {
+        for x in (1..15 << 3).chain([0x7e]) {
+            assert_eq!(ue4m3(2.0 * ue4m3_half(x)), x);
+            assert!(ue4m3_half(x) > ue4m3_half(x - 1));
+        }
+        assert_eq!((ue4m3_half(0x7e), ue4m3_half(0x7f)), (224.0, 0.0));
+        assert_eq!(
+            [f32::NAN, -1.0, 1e-4, f32::INFINITY].map(ue4m3),
+            [0, 0, 0, 0x7e]
+        );
     }
 
     #[test]

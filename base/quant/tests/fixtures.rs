@@ -41,7 +41,7 @@ fn decodes_bit_for_bit_as_ggml() {
         }
         seen += 1;
     }
-    assert_eq!(seen, 16);
+    assert_eq!(seen, 26);
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn encodes_byte_for_byte_as_ggml() {
         }
         seen += 1;
     }
-    assert_eq!(seen, 19);
+    assert_eq!(seen, 22);
 }
 
 #[test]

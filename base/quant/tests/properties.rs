@@ -28,7 +28,7 @@ fn relative_error(x: &[f32], y: &[f32]) -> f64 {
 }
 
 /// Every type that can be encoded, with the largest [`relative_error`] of a row of evenly distributed numbers.
-const LIMITS: [(DType, f64); 20] = [
+const LIMITS: [(DType, f64); 23] = [
     (DType::F32, 0.0),
     (DType::F16, 0.00025),
     (DType::BF16, 0.002),
@@ -49,6 +49,9 @@ const LIMITS: [(DType, f64); 20] = [
     (DType::TQ1_0, 0.62),
     (DType::TQ2_0, 0.62),
     (DType::MXFP4, 0.185),
+    (DType::NVFP4, 0.13),
+    (DType::Q1_0, 0.62),
+    (DType::Q2_0, 0.62),
 ];
 
 #[test]

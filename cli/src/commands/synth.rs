@@ -94,7 +94,7 @@ fn architecture(name: &str) -> Result<&'static str, String> {
 
 fn dtype(name: &str) -> Result<DType, String> {
     match DType::from_name(name) {
-        Some(dtype) if samite::quant::can_encode(dtype) => Ok(dtype),
+        Some(dtype) if samite::quant::can_decode(dtype) && dtype != DType::F64 => Ok(dtype),
         _ => {
             Err("not a type that weights can be written in; try f16, q4_0, q8_0 or q4_K".to_owned())
         }

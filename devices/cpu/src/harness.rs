@@ -126,3 +126,19 @@ pub(crate) fn numbers(seed: u32, count: usize) -> Vec<f32> {
         })
         .collect()
 }
+
+/// Reproducible rows of weights: `count` elements from -1 to 1, or blocks of chance of about that size.
+pub(crate) fn weights(dtype: DType, seed: u32, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; dtype.row_bytes(count).unwrap()];
+    if samite_quant::can_encode(dtype) {
+        samite_quant::encode_row(dtype, &numbers(seed, count), &mut bytes).unwrap();
+    } else {
+        let mut state = u64::from(seed) + 1;
+        let next = || {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            state ^ state >> 32
+        };
+        samite_quant::random_row(dtype, 0.5, next, &mut bytes).unwrap();
+    }
+    bytes
+}

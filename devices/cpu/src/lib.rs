@@ -29,7 +29,10 @@
 //! | Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 | `packed/formats/legacy.rs` | `unpacked/x86/legacy.rs` | `unpacked/neon.rs` |
 //! | Q2_K, Q3_K, Q4_K, Q5_K, Q6_K | `packed/formats/k_quants.rs` | `unpacked/x86/k_quants.rs` | `unpacked/neon.rs` |
 //! | IQ4_NL, IQ4_XS, MXFP4 | `packed/formats/codebook.rs` | `unpacked/x86/codebook.rs` | `unpacked/neon.rs` |
+//! | NVFP4 | not packed | `unpacked/x86/codebook.rs` | `unpacked/neon.rs` |
+//! | IQ1, IQ2, IQ3 | not packed | `unpacked/x86/grids.rs` | `unpacked/neon.rs` |
 //! | TQ1_0, TQ2_0 | `packed/formats/ternary.rs` | `unpacked/x86/ternary.rs` | `unpacked/neon.rs` |
+//! | Q1_0, Q2_0 | not packed | `unpacked/x86/bits.rs` | `unpacked/neon.rs` |
 //! | F32, F16, BF16 | `simd/float.rs` | `simd/float.rs` | `simd/float.rs` |
 //!
 //! and for an instruction set and a number of columns (tokens) into this one:

@@ -198,7 +198,7 @@ fn conversions() {
 }
 
 #[test]
-fn unknown_blocks_are_moved_as_they_are() {
+fn blocks_are_moved_as_they_are() {
     let mut c = Case::default();
     let bytes: Vec<u8> = (0..66 * 4).map(|i| (i % 251) as u8).collect();
     let x = c.raw("w", DType::IQ2_XXS, &[256, 4], bytes.clone());

@@ -3,7 +3,7 @@
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 use samite_core::{DType, Layout, Result};
-use samite_quant::encode_row;
+use samite_quant::{can_encode, decode_row, encode_row, random_row};
 
 /// Random numbers, the same on every machine.
 #[derive(Clone, Debug)]
@@ -110,7 +110,7 @@ impl Recipe {
         let mut bytes = Vec::with_capacity(layout.bytes());
         for _ in 0..layout.rows() {
             let row = self.row(n0, rng);
-            encode(layout.dtype(), &row, &mut bytes)?;
+            encode(layout.dtype(), &row, rng, &mut bytes)?;
         }
         Ok(bytes)
     }
@@ -146,7 +146,7 @@ impl Recipe {
     }
 }
 
-fn encode(dtype: DType, row: &[f64], out: &mut Vec<u8>) -> Result<()> {
+fn encode(dtype: DType, row: &[f64], rng: &mut Rng, out: &mut Vec<u8>) -> Result<()> {
     match dtype {
         DType::I8 => out.extend(row.iter().flat_map(|&v| (v as i8).to_le_bytes())),
         DType::I16 => out.extend(row.iter().flat_map(|&v| (v as i16).to_le_bytes())),
@@ -157,7 +157,33 @@ fn encode(dtype: DType, row: &[f64], out: &mut Vec<u8>) -> Result<()> {
             let row: Vec<f32> = row.iter().map(|&v| v as f32).collect();
             let at = out.len();
             out.resize(at + dtype.row_bytes(row.len())?, 0);
-            encode_row(dtype, &row, &mut out[at..])?;
+            if can_encode(dtype) {
+                encode_row(dtype, &row, &mut out[at..])?;
+            } else {
+                let blocks = out[at..].chunks_exact_mut(dtype.block_bytes());
+                for (x, block) in row.chunks_exact(dtype.block_len()).zip(blocks) {
+                    resemble(dtype, x, rng, block)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A block of a type that cannot be encoded: of some made by chance, the one that goes best with `x`, so that numbers of one
+/// sign are not all cancelled out.
+fn resemble(dtype: DType, x: &[f32], rng: &mut Rng, out: &mut [u8]) -> Result<()> {
+    let squares: f32 = x.iter().map(|v| v * v).sum();
+    let size = (squares / x.len() as f32).sqrt();
+    let (mut block, mut elements) = (out.to_vec(), vec![0.0; x.len()]);
+    let mut most = f32::NEG_INFINITY;
+    for _ in 0..64 {
+        random_row(dtype, size, || rng.bits(), &mut block)?;
+        decode_row(dtype, &block, &mut elements)?;
+        let product = x.iter().zip(&elements).map(|(a, b)| a * b).sum();
+        if product > most {
+            most = product;
+            out.copy_from_slice(&block);
         }
     }
     Ok(())
@@ -178,6 +204,24 @@ mod tests {
         assert_eq!(make("a"), make("a"));
         assert_ne!(make("a"), make("b"));
         assert_eq!(make("a").len(), layout.bytes());
+    }
+
+    #[test]
+    fn blocks_of_chance_resemble_numbers() {
+        let positive = Recipe::Uniform { min: 0.2, max: 1.0 };
+        let layout = Layout::contiguous(DType::IQ1_M, [256, 50, 1, 1]).unwrap();
+        let bytes = positive.bytes(&layout, &mut Rng::new(3)).unwrap();
+        let mut elements = vec![0.0; 256 * 50];
+        decode_row(DType::IQ1_M, &bytes, &mut elements).unwrap();
+        for block in elements.chunks(256) {
+            let (sum, squares) = block
+                .iter()
+                .fold((0.0, 0.0), |(sum, squares), x| (sum + x, squares + x * x));
+            assert!(
+                sum > 10.0 && (squares - 110.0).abs() < 30.0,
+                "{sum}, {squares}"
+            );
+        }
     }
 
     #[test]

@@ -124,6 +124,30 @@ const MIXTURES: &[Mixture] = &[
         file_type: 37,
         base: DType::TQ2_0,
     },
+    Mixture {
+        name: "Q1_0",
+        file_type: 40,
+        base: DType::Q1_0,
+    },
+    Mixture {
+        name: "Q2_0",
+        file_type: 41,
+        base: DType::Q2_0,
+    },
+];
+
+/// Mixtures of llama.cpp whose types are only read here, and the type of most tensors.
+const READ_ONLY: &[(&str, u32, DType)] = &[
+    ("IQ2_XXS", 19, DType::IQ2_XXS),
+    ("IQ2_XS", 20, DType::IQ2_XS),
+    ("IQ3_XS", 22, DType::IQ3_S),
+    ("IQ3_XXS", 23, DType::IQ3_XXS),
+    ("IQ1_S", 24, DType::IQ1_S),
+    ("IQ3_S", 26, DType::IQ3_S),
+    ("IQ3_M", 27, DType::IQ3_S),
+    ("IQ2_S", 28, DType::IQ2_S),
+    ("IQ2_M", 29, DType::IQ2_S),
+    ("IQ1_M", 31, DType::IQ1_M),
 ];
 
 /// Short names that llama.cpp accepts, too.
@@ -152,8 +176,14 @@ impl Mixture {
 
     /// llama.cpp's number for a file whose matrices have this type.
     pub(crate) fn file_type_of(dtype: DType) -> Option<u32> {
-        if dtype == DType::MXFP4 {
-            return Some(38);
+        match dtype {
+            DType::MXFP4 => return Some(38),
+            DType::NVFP4 => return Some(39),
+            DType::IQ3_S => return Some(26),
+            _ => {}
+        }
+        if let Some((_, number, _)) = READ_ONLY.iter().find(|row| row.2 == dtype) {
+            return Some(*number);
         }
         let pure = |mixture: &&Mixture| mixture.base == dtype;
         MIXTURES.iter().find(pure).map(|mixture| mixture.file_type)
@@ -175,7 +205,7 @@ impl Mixture {
             _ if is_output && !tensor.shape[0].is_multiple_of(self.base.block_len()) => Q8_0,
             "Q8_0" => Q8_0,
             _ if is_output => Q6_K,
-            "TQ1_0" | "TQ2_0" if name == "token_embd.weight" => Q4_K,
+            "TQ1_0" | "TQ2_0" | "Q2_0" if name == "token_embd.weight" => Q4_K,
             // With eight experts, attention is a small part of the model.
             _ if model.experts == 8 && (kind("attn_v") || kind("attn_k")) => Q8_0,
             "Q2_K" | "Q3_K_S" | "Q3_K_M" | "IQ4_NL" | "IQ4_XS" | "Q4_K_S" | "Q4_K_M"
@@ -230,6 +260,12 @@ impl FromStr for Mixture {
             .iter()
             .find(|(alias, _)| *alias == name)
             .map_or(name.as_str(), |(_, full)| full);
+        if READ_ONLY.iter().any(|row| row.0 == name) {
+            return Err(format!(
+                "files of {name} can be read, but not made: its codes are chosen with an importance matrix, which samite does not have; \
+                 of the types that it makes, Q2_K, Q3_K_S, TQ1_0 and TQ2_0 are the smallest"
+            ));
+        }
         Mixture::all()
             .find(|mixture| mixture.name == name)
             .ok_or_else(|| {
@@ -271,8 +307,8 @@ pub(crate) fn for_rows_of(mut dtype: DType, columns: usize) -> DType {
     use DType::*;
     if !columns.is_multiple_of(dtype.block_len()) {
         dtype = match dtype {
-            IQ4_XS => IQ4_NL,
-            Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
+            IQ4_XS | IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S => IQ4_NL,
+            Q2_K | Q3_K | TQ1_0 | TQ2_0 | Q2_0 => Q4_0,
             Q4_K => Q5_0,
             Q5_K => Q5_1,
             Q6_K => Q8_0,

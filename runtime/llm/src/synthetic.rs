@@ -9,7 +9,7 @@ use samite_gguf::{
     AtomicFile, GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, StringArray,
     TensorSpec as FileTensor, Value, Writer,
 };
-use samite_quant::{can_encode, encode_row};
+use samite_quant::{can_decode, can_encode, encode_row, random_row};
 use samite_text::Rng;
 use std::path::Path;
 
@@ -365,7 +365,8 @@ impl SyntheticModel {
     }
 
     fn header(&self) -> Result<(Metadata, Vec<TensorSpec>, Vec<FileTensor>)> {
-        if !can_encode(self.dtype) {
+        // Types that are only decoded get blocks of chance.
+        if !(can_encode(self.dtype) || self.dtype.is_quantized() && can_decode(self.dtype)) {
             return Err(Error::invalid(format!(
                 "matrices of type {} cannot be written",
                 self.dtype
@@ -434,8 +435,13 @@ impl SyntheticModel {
                 let bytes = dtype.row_bytes(width)?;
                 let start = row % DISTINCT_ROWS * bytes;
                 if row < DISTINCT_ROWS {
-                    values.fill_with(|| mean + deviation * normal(&mut rng));
-                    encode_row(dtype, &values, &mut encoded[start..start + bytes])?;
+                    let encoded = &mut encoded[start..start + bytes];
+                    if can_encode(dtype) {
+                        values.fill_with(|| mean + deviation * normal(&mut rng));
+                        encode_row(dtype, &values, encoded)?;
+                    } else {
+                        random_row(dtype, deviation, || rng.next_u64(), encoded)?;
+                    }
                 }
                 writer.append(&encoded[start..start + bytes])?;
             }
@@ -576,6 +582,9 @@ mod tests {
             (DType::Q4_K, 14),
             (DType::Q6_K, 18),
             (DType::MXFP4, 38),
+            (DType::IQ2_XXS, 19),
+            (DType::IQ3_S, 26),
+            (DType::Q1_0, 40),
         ] {
             let model = SyntheticModel {
                 dtype,

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
     use crate::activations::int8_blocks::Int8Blocks;
     use crate::detect::Isa;
-    use crate::harness::numbers;
+    use crate::harness::{numbers, weights};
     use crate::product::{Column, Panel};
     use samite_core::DType;
 
@@ -52,11 +52,9 @@ mod tests {
                     (16, 6, 1),
                 ] {
                     // An odd number of blocks, too, where a type has small ones.
-                    let small = dtype.block_len() == 32 && rows % 2 == 1;
-                    let k = blocks * 256 + if small { 32 } else { 0 };
-                    let mut weights = vec![0; rows * dtype.row_bytes(k).unwrap()];
-                    let originals = numbers(rows as u32 * 77, rows * k);
-                    samite_quant::encode_row(dtype, &originals, &mut weights).unwrap();
+                    let small = dtype.block_len() < 256 && rows % 2 == 1;
+                    let k = blocks * 256 + if small { dtype.block_len() } else { 0 };
+                    let weights = weights(dtype, rows as u32 * 77, rows * k);
                     let mut decoded = vec![0.0; rows * k];
                     samite_quant::decode_row(dtype, &weights, &mut decoded).unwrap();
                     let int8 = Int8Blocks::new(k).unwrap();

@@ -5,7 +5,7 @@ use crate::detect::Isa;
 use crate::product::{Column, Panel, PanelFn};
 use samite_core::DType;
 use samite_quant::blocks::*;
-use samite_quant::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half};
+use samite_quant::{Codebook, IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half, ue4m3_half};
 use std::arch::aarch64::*;
 
 /// Columns that share one unpacking of a row.
@@ -54,6 +54,17 @@ fn fifth_bit(bits: [u8; 4], i: usize) -> u8 {
     (u32::from_le_bytes(bits) >> i & 1) as u8 * 16
 }
 
+/// The group of a format with a grid of points.
+#[inline(always)]
+fn of_grid<B: Codebook>(block: &B, group: usize) -> Group {
+    let d = block.d().to_f32();
+    Group {
+        codes: block.codes(group),
+        scales: [0, 1].map(|half| block.scale(d, 2 * group + half)),
+        offsets: [0.0; 2],
+    }
+}
+
 macro_rules! groups {
     ($($block:ty, $offsets:literal: |$b:ident, $group:ident| $body:expr;)*) => {$(
         impl Groups for $block {
@@ -83,6 +94,30 @@ groups! {
     BlockQ8_0, false: |b, _group| plain(b.qs, b.d.to_f32(), 0.0);
     BlockIq4Nl, false: |b, _group| plain(halves(&b.qs).map(|q| IQ4_NL_VALUES[usize::from(q)]), b.d.to_f32(), 0.0);
     BlockMxfp4, false: |b, _group| plain(halves(&b.qs).map(|q| MXFP4_VALUES[usize::from(q)]), e8m0_half(b.e), 0.0);
+    BlockNvfp4, false: |b, group| {
+        let run = &b.qs[group * 16..][..16];
+        let codes = std::array::from_fn(|i| {
+            let code = run[i / 16 * 8 + i % 8] >> (i / 8 % 2 * 4) & 15;
+            MXFP4_VALUES[usize::from(code)]
+        });
+        let scale = |i: usize| ue4m3_half(b.d[group * 2 + i]);
+        Group { codes, scales: [scale(0), scale(1)], offsets: [0.0; 2] }
+    };
+    BlockQ1_0, false: |b, group| {
+        let run = &b.qs[group * 4..][..4];
+        plain(std::array::from_fn(|i| (run[i / 8] >> (i % 8) & 1) as i8 * 2 - 1), b.d.to_f32(), 0.0)
+    };
+    BlockQ2_0, false: |b, group| {
+        let run = &b.qs[group * 8..][..8];
+        plain(std::array::from_fn(|i| (run[i / 4] >> (i % 4 * 2) & 3) as i8 - 1), b.d.to_f32(), 0.0)
+    };
+    BlockIq1S, false: |b, group| of_grid(b, group);
+    BlockIq1M, false: |b, group| of_grid(b, group);
+    BlockIq2Xxs, false: |b, group| of_grid(b, group);
+    BlockIq2Xs, false: |b, group| of_grid(b, group);
+    BlockIq2S, false: |b, group| of_grid(b, group);
+    BlockIq3Xxs, false: |b, group| of_grid(b, group);
+    BlockIq3S, false: |b, group| of_grid(b, group);
     BlockQ4K, true: |b, group| {
         let (scales, minima) = b.scales_and_minima();
         let shift = group % 2 * 4;
@@ -180,6 +215,16 @@ pub(crate) fn product(_isa: Isa, dtype: DType) -> Option<PanelFn> {
         DType::Q4_K => panel::<BlockQ4K>,
         DType::Q5_K => panel::<BlockQ5K>,
         DType::Q6_K => panel::<BlockQ6K>,
+        DType::NVFP4 => panel::<BlockNvfp4>,
+        DType::Q1_0 => panel::<BlockQ1_0>,
+        DType::Q2_0 => panel::<BlockQ2_0>,
+        DType::IQ1_S => panel::<BlockIq1S>,
+        DType::IQ1_M => panel::<BlockIq1M>,
+        DType::IQ2_XXS => panel::<BlockIq2Xxs>,
+        DType::IQ2_XS => panel::<BlockIq2Xs>,
+        DType::IQ2_S => panel::<BlockIq2S>,
+        DType::IQ3_XXS => panel::<BlockIq3Xxs>,
+        DType::IQ3_S => panel::<BlockIq3S>,
         _ => return None,
     })
 }

@@ -1,7 +1,6 @@
 //! Where samite has no `libggml-base` of its own: plugins need upstream's.
 
 use crate::abi::Version;
-use samite_core::DType;
 use std::ffi::c_void;
 
 pub fn provide(name: &str) -> Result<(), String> {
@@ -18,8 +17,4 @@ pub fn settle(api_version: i32) -> Result<Version, String> {
     Err(format!(
         "its interface has version {api_version}, of a release that it does not say"
     ))
-}
-
-pub fn has_codec(_dtype: DType) -> bool {
-    true
 }

@@ -11,7 +11,7 @@
 //! worth their code are
 //! - graphs and tensors in arenas (`ggml_new_tensor_1d`, `ggml_new_buffer`): only helpers for programs that are linked
 //!   with the plugin call them, and the plugin itself never does;
-//! - codecs of `nvfp4`, `q1_0`, `q2_0` and the codebook types, which samite does not have: see [`has_codec`].
+//! - encoders of the IQ1, IQ2 and IQ3 types, which need an importance matrix or a search: no kernel calls them.
 //!
 //! # Versions
 //! The layout of buffer types depends on the version of the interface, which a plugin only says after it was loaded. The first
@@ -26,7 +26,6 @@ mod text;
 mod types;
 
 use crate::abi::Version;
-use samite_core::DType;
 use std::ffi::{c_char, c_void};
 use std::fs::File;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -97,11 +96,6 @@ pub fn settle(api_version: i32) -> Result<Version, String> {
             settled.api()
         )),
     }
-}
-
-/// Whether plugins can convert rows of `dtype` with this library's functions.
-pub fn has_codec(dtype: DType) -> bool {
-    dtype.is_integer() || samite_quant::can_decode(dtype)
 }
 
 /// Loads this library under the name that a plugin needs, such as `libggml-base.so.0`, from now until the process ends.

@@ -19,9 +19,6 @@ pub fn symbols() -> Vec<Symbol> {
         f32_to_f16 as ggml_fp32_to_fp16,
         is_quantized as ggml_is_quantized,
         quantize_iq4_xs as quantize_iq4_xs,
-        quantize_unknown as quantize_row_nvfp4_ref,
-        quantize_unknown as quantize_row_q1_0_ref,
-        quantize_unknown as quantize_row_q2_0_ref,
         row_size as ggml_row_size,
         traits_of as ggml_get_type_traits,
         type_name as ggml_type_name,
@@ -47,17 +44,24 @@ pub fn symbols() -> Vec<Symbol> {
         from_float::<{ DType::MXFP4 as u32 }> as quantize_row_mxfp4_ref,
         from_float::<{ DType::TQ1_0 as u32 }> as quantize_row_tq1_0_ref,
         from_float::<{ DType::TQ2_0 as u32 }> as quantize_row_tq2_0_ref,
+        from_float::<{ DType::NVFP4 as u32 }> as quantize_row_nvfp4_ref,
+        from_float::<{ DType::Q1_0 as u32 }> as quantize_row_q1_0_ref,
+        from_float::<{ DType::Q2_0 as u32 }> as quantize_row_q2_0_ref,
     ]
 }
 
 /// Functions of types that have some in ggml's table and are known here.
 fn codec(dtype: DType) -> (Option<ToFloat>, Option<FromFloat>) {
     macro_rules! codecs {
-        ($($name:ident)*) => {
+        ($($name:ident)*; only decoded $($decoded:ident)*) => {
             match dtype {
                 $(DType::$name => (
                     Some(to_float::<{ DType::$name as u32 }> as ToFloat),
                     Some(from_float::<{ DType::$name as u32 }> as FromFloat),
+                ),)*
+                $(DType::$decoded => (
+                    Some(to_float::<{ DType::$decoded as u32 }> as ToFloat),
+                    None,
                 ),)*
                 // Only ever made on the way.
                 DType::Q8_1 => (None, Some(from_float::<{ DType::Q8_1 as u32 }> as FromFloat)),
@@ -66,7 +70,8 @@ fn codec(dtype: DType) -> (Option<ToFloat>, Option<FromFloat>) {
         };
     }
     codecs!(
-        F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 TQ1_0 TQ2_0
+        F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 TQ1_0 TQ2_0 NVFP4 Q1_0 Q2_0;
+        only decoded IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S
     )
 }
 
@@ -256,10 +261,6 @@ unsafe extern "C" fn quantize_iq4_xs(
     }
 }
 
-unsafe extern "C" fn quantize_unknown(_from: *const f32, _to: *mut c_void, _len: i64) {
-    fail("samite's libggml-base cannot encode rows of nvfp4, q1_0 and q2_0")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -309,7 +310,7 @@ mod tests {
             }
             let error: f32 = values.iter().zip(&back).map(|(a, b)| (a - b).powi(2)).sum();
             let limit = match dtype {
-                DType::TQ1_0 | DType::TQ2_0 => 60.0,
+                DType::TQ1_0 | DType::TQ2_0 | DType::Q1_0 | DType::Q2_0 => 60.0,
                 _ => 16.0, // of 256
             };
             assert!(error < limit, "{dtype}: {error}");

@@ -6,7 +6,6 @@ use super::library::{Plugin, string};
 use super::optimize::Optimizer;
 use super::stream::GgmlStream;
 use crate::abi::{self, DevCaps, DevProps, Tensor, device_type};
-use crate::base;
 use crate::convert::Reason;
 use crate::convert::export::{Exported, Place};
 use samite_core::{
@@ -75,25 +74,6 @@ impl DeviceCore {
         props
     }
 
-    /// Whether the plugin can find functions for the types of a node in our `libggml-base`.
-    fn check_codecs(&self, node: Node<'_>) -> Support {
-        // The CPU plugin's kernels for products have everything themselves.
-        if self.is_cpu && matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. }) {
-            return Support::Yes;
-        }
-        let sources = node.tensor().operands();
-        let sources = sources.map(|(_, id)| node.graph().node(id).layout().dtype());
-        match sources
-            .chain([node.layout().dtype()])
-            .find(|&dtype| !base::has_codec(dtype))
-        {
-            Some(dtype) => Support::no(format!(
-                "samite's libggml-base cannot convert {dtype}; put upstream's beside the plugin"
-            )),
-            None => Support::Yes,
-        }
-    }
-
     /// Asks the plugin about one node. Sources that lie in a plugin's buffer say so; `weights` is where source 0 lies, if it
     /// is not there yet.
     fn supports(
@@ -104,11 +84,6 @@ impl DeviceCore {
     ) -> Support {
         if self.is_cpu
             && let Support::No(reason) = gaps::check(node)
-        {
-            return Support::No(reason);
-        }
-        if self.plugin.alone
-            && let Support::No(reason) = self.check_codecs(node)
         {
             return Support::No(reason);
         }

@@ -38,14 +38,16 @@ mod tests {
     use samite_core::{DType, Device, Graph};
 
     #[test]
-    fn codebook_types_are_moved_but_not_decoded() {
+    fn codebook_types_are_decoded_but_not_encoded() {
         let device = ReferenceDevice::new(ReferenceOptions::default());
         let mut g = Graph::new();
         let table = g.leaf("table", DType::IQ2_XXS, [256, 4, 1, 1]).unwrap();
         let ids = g.input("ids", DType::I32, [2, 1, 1, 1]).unwrap();
         let rows = g.get_rows(table, ids).unwrap();
         let copy = g.cont(table).unwrap();
-        assert!(!device.supports(g.node(rows)).is_yes());
+        let back = g.set_rows(rows, ids, table).unwrap();
+        assert!(device.supports(g.node(rows)).is_yes());
         assert!(device.supports(g.node(copy)).is_yes());
+        assert!(!device.supports(g.node(back)).is_yes());
     }
 }

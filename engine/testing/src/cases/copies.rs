@@ -1,9 +1,9 @@
 //! Copies and conversions, repetition, concatenation, padding.
 
-use super::{FLOATS, QUANTIZED, converted};
+use super::{DECODED, FLOATS, QUANTIZED, converted};
 use crate::case::{Cases, Form, Limit};
 use crate::recipe::Recipe;
-use samite_core::DType::{self, BF16, F16, F32, I8, I16, I32, I64, Q4_0, Q8_0};
+use samite_core::DType::{self, BF16, F16, F32, I8, I16, I32, I64, IQ2_XS, Q4_0, Q6_K, Q8_0};
 
 pub fn add(cases: &mut Cases) {
     same_type(cases);
@@ -38,7 +38,7 @@ fn same_type(cases: &mut Cases) {
         [3, 1, 2, 0],
         [3, 2, 1, 0],
     ];
-    for dtype in [F32, F16, BF16, I32, I64, I16, I8, Q4_0, Q8_0, DType::Q6_K] {
+    for dtype in [F32, F16, BF16, I32, I64, I16, I8, Q4_0, Q8_0, Q6_K, IQ2_XS] {
         let recipe = if dtype.is_integer() {
             NUMBERS
         } else {
@@ -109,7 +109,7 @@ fn conversions(cases: &mut Cases) {
                 .map(|to| (from, to)),
         );
         pairs.extend(QUANTIZED.map(|to| (from, to)));
-        pairs.extend(QUANTIZED.map(|to| (to, from)));
+        pairs.extend(QUANTIZED.into_iter().chain(DECODED).map(|to| (to, from)));
     }
     pairs.extend([(F32, I32), (I32, F32), (Q4_0, Q8_0), (Q8_0, Q4_0)]);
     for (from, to) in pairs {

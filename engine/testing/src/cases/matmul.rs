@@ -91,7 +91,11 @@ fn plain(cases: &mut Cases) {
     }
     // Large enough for libraries and tiled kernels: whole tiles, and one more or less than those.
     for dtype in weight_types() {
-        let k = if dtype.block_len() == 256 { 512 } else { 320 };
+        let k = match dtype.block_len() {
+            256 => 512,
+            128 => 384,
+            _ => 320,
+        };
         for (m, n) in [(32, 32), (33, 47), (64, 40), (95, 33)] {
             cases.add("large", limit(dtype, DType::F32), |b| {
                 let w = b.weights(dtype, [k, m, 1, 1], Recipe::UNIT)?;

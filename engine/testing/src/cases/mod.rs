@@ -37,7 +37,7 @@ pub fn cases() -> Vec<Case> {
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// The quantized types of weights that can be encoded and decoded.
-const QUANTIZED: [DType; 15] = [
+const QUANTIZED: [DType; 18] = [
     DType::Q4_0,
     DType::Q4_1,
     DType::Q5_0,
@@ -53,11 +53,25 @@ const QUANTIZED: [DType; 15] = [
     DType::MXFP4,
     DType::TQ1_0,
     DType::TQ2_0,
+    DType::NVFP4,
+    DType::Q1_0,
+    DType::Q2_0,
+];
+
+/// The quantized types of weights that can only be decoded.
+const DECODED: [DType; 7] = [
+    DType::IQ1_S,
+    DType::IQ1_M,
+    DType::IQ2_XXS,
+    DType::IQ2_XS,
+    DType::IQ2_S,
+    DType::IQ3_XXS,
+    DType::IQ3_S,
 ];
 
 /// Every type that weights can have.
 fn weight_types() -> impl Iterator<Item = DType> {
-    FLOATS.into_iter().chain(QUANTIZED)
+    FLOATS.into_iter().chain(QUANTIZED).chain(DECODED)
 }
 
 /// The limit for results of a type: that of f32, or what the rounding to a shorter float allows.

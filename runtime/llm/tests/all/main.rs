@@ -20,6 +20,7 @@ mod saved;
 mod session;
 mod tensor_split;
 mod threads;
+mod types;
 mod vocabularies;
 mod watch;
 mod windows;

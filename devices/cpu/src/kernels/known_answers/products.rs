@@ -5,10 +5,11 @@ use super::*;
 #[test]
 fn products_of_every_type() {
     let (k, m, n) = (256, 9, 7);
-    let (w, x) = (numbers(1, k * m), numbers(2, k * n));
-    for dtype in DType::all().filter(|&dtype| samite_quant::can_encode(dtype)) {
-        let mut bytes = vec![0; m * dtype.row_bytes(k).unwrap()];
-        samite_quant::encode_row(dtype, &w, &mut bytes).unwrap();
+    let x = numbers(2, k * n);
+    for dtype in
+        DType::all().filter(|&dtype| samite_quant::can_decode(dtype) && dtype != DType::F64)
+    {
+        let bytes = weights(dtype, 1, k * m);
         let mut decoded = vec![0.0; k * m];
         samite_quant::decode_row(dtype, &bytes, &mut decoded).unwrap();
         for columns in [1, n] {

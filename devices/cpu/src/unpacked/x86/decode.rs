@@ -43,18 +43,7 @@ pub(crate) unsafe fn halves(bytes: &[u8]) -> __m256i {
 pub(crate) unsafe fn fifth_bits(bits: [u8; 4]) -> __m256i {
     // SAFETY: AVX2.
     unsafe {
-        let all = _mm256_set1_epi32(i32::from_le_bytes(bits));
-        let spread = _mm256_shuffle_epi8(
-            all,
-            _mm256_set_epi64x(
-                0x0303_0303_0303_0303,
-                0x0202_0202_0202_0202,
-                0x0101_0101_0101_0101,
-                0,
-            ),
-        );
-        let one_each = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
-        let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, one_each), one_each);
+        let set = spread_bits(u32::from_le_bytes(bits));
         _mm256_and_si256(set, _mm256_set1_epi8(16))
     }
 }
@@ -87,9 +76,11 @@ macro_rules! block32 {
 }
 pub(crate) use block32;
 
-/// Eight groups of 32 codes with their scales, and what sums of codes are multiplied with.
-pub(crate) trait Block256: Block {
-    /// What [`unpack`](Block256::unpack) needs to do only once for a block.
+/// Formats in blocks of several groups of 32 codes with their scales, and what sums of codes are multiplied with.
+pub(crate) trait GroupedBlock: Block {
+    /// Even, and of formats that are not [`SIGNED`](GroupedBlock::SIGNED) 8.
+    const GROUPS: usize = Self::LEN / 32;
+    /// What [`unpack`](GroupedBlock::unpack) needs to do only once for a block.
     type Unpacked;
     const SIGNED: bool = false;
     /// Whether both halves of a group have scales of their own.
@@ -159,9 +150,9 @@ pub(crate) unsafe fn run_of_halves(bytes: &[u8; 128], group: usize) -> __m256i {
     }
 }
 
-macro_rules! block256_affine {
+macro_rules! grouped_affine {
     ($block:ty: |$self:ident| $affine:expr; |$group:ident| $codes:expr) => {
-        impl Block256 for $block {
+        impl GroupedBlock for $block {
             type Unpacked = Affine;
 
             #[inline(always)]
@@ -203,7 +194,7 @@ macro_rules! block256_affine {
         }
     };
 }
-pub(crate) use block256_affine;
+pub(crate) use grouped_affine;
 
 /// ScalesOf16 scales, for groups of 16.
 pub(crate) struct ScalesOf16 {
@@ -212,12 +203,31 @@ pub(crate) struct ScalesOf16 {
     pub offsets: [f32; 16],
 }
 
+/// The scales of both halves of a group, of those of a block.
 #[inline(always)]
-pub(crate) unsafe fn two_scales(unpacked: &ScalesOf16, group: usize) -> __m256 {
-    // SAFETY: `group` is below 8; AVX2.
+pub(crate) unsafe fn two_scales(scales: &[f32], group: usize) -> __m256 {
+    // SAFETY: callers have two scales for each group, and `group` is one of them; AVX2.
     unsafe {
-        let pair = unpacked.scales.as_ptr().add(2 * group);
+        let pair = scales.as_ptr().add(2 * group);
         _mm256_set_m128(_mm_set1_ps(*pair.add(1)), _mm_set1_ps(*pair))
+    }
+}
+
+/// All bits of byte `i` are set if bit `i` of `bits` is.
+#[inline(always)]
+pub(crate) unsafe fn spread_bits(bits: u32) -> __m256i {
+    // SAFETY: AVX2.
+    unsafe {
+        let all = _mm256_set1_epi32(bits as i32);
+        let places = _mm256_set_epi64x(
+            0x0303_0303_0303_0303,
+            0x0202_0202_0202_0202,
+            0x0101_0101_0101_0101,
+            0,
+        );
+        let one_each = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
+        let spread = _mm256_and_si256(_mm256_shuffle_epi8(all, places), one_each);
+        _mm256_cmpeq_epi8(spread, one_each)
     }
 }
 
@@ -245,9 +255,9 @@ pub(crate) unsafe fn two_bits(bytes: &[u8; 64], group: usize) -> __m256i {
     }
 }
 
-macro_rules! block256_of_16 {
+macro_rules! grouped_of_16 {
     ($block:ty: |$self:ident| ($scales:expr, $offsets:expr); |$group:ident| $codes:expr) => {
-        impl Block256 for $block {
+        impl GroupedBlock for $block {
             type Unpacked = ScalesOf16;
             const HALVES: bool = true;
 
@@ -273,7 +283,7 @@ macro_rules! block256_of_16 {
             #[inline(always)]
             unsafe fn scales(unpacked: &ScalesOf16, group: usize) -> __m256 {
                 // SAFETY: callers are compiled for AVX2, and `group` is below 8, as `two_scales` asks.
-                unsafe { two_scales(unpacked, group) }
+                unsafe { two_scales(&unpacked.scales, group) }
             }
 
             #[inline(always)]
@@ -295,4 +305,56 @@ macro_rules! block256_of_16 {
         }
     };
 }
-pub(crate) use block256_of_16;
+pub(crate) use grouped_of_16;
+
+/// Formats whose codes have signs: a scale for each group, or for each half of one, and no offsets.
+macro_rules! grouped_signed {
+    ($($block:ty, $scales:literal scales: |$self:ident| $unpack:expr; |$group:ident| $codes:expr;)*) => {$(
+        impl GroupedBlock for $block {
+            type Unpacked = [f32; $scales];
+            const SIGNED: bool = true;
+            const HALVES: bool = $scales == 2 * Self::GROUPS;
+
+            #[inline(always)]
+            #[allow(unused_unsafe)] // scales that are bytes need no instruction
+            unsafe fn unpack(&self) -> [f32; $scales] {
+                let $self = self;
+                // SAFETY: only called where F16C is there.
+                unsafe { $unpack }
+            }
+
+            #[inline(always)]
+            unsafe fn codes(&self, _: &[f32; $scales], $group: usize) -> __m256i {
+                let $self = self;
+                // SAFETY: only called where AVX2 is there, for groups of the block.
+                unsafe { $codes }
+            }
+
+            #[inline(always)]
+            unsafe fn scales(unpacked: &[f32; $scales], group: usize) -> __m256 {
+                // SAFETY: callers are compiled for AVX2; `group` is one of the block's, each of which has one or two scales.
+                unsafe {
+                    match Self::HALVES {
+                        true => two_scales(unpacked, group),
+                        false => _mm256_set1_ps(*unpacked.get_unchecked(group)),
+                    }
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn halves(unpacked: &[f32; $scales], group: usize) -> [(f32, f32); 2] {
+                match Self::HALVES {
+                    true => [(unpacked[2 * group], 0.0), (unpacked[2 * group + 1], 0.0)],
+                    false => [(unpacked[group], 0.0); 2],
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn offsets(_: &[f32; $scales], _: *const f32, _: *const f32) -> __m256 {
+                // SAFETY: callers are compiled for AVX2; no memory is read.
+                unsafe { _mm256_setzero_ps() }
+            }
+        }
+    )*};
+}
+pub(crate) use grouped_signed;

@@ -7,8 +7,8 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::decode::{Block32, Block256};
-use super::{Blocks32, Blocks256, ColumnParts, parts};
+use super::decode::{Block32, GroupedBlock};
+use super::{Blocks32, ColumnParts, GroupedBlocks, parts};
 use crate::activations::int8_blocks::Int8Blocks;
 use crate::product::{Column, Panel};
 use std::arch::x86_64::*;
@@ -92,23 +92,25 @@ impl<T: Block32> DecodeGroups for Blocks32<T> {
     }
 }
 
-impl<T: Block256> DecodeGroups for Blocks256<T> {
+impl<T: GroupedBlock> DecodeGroups for GroupedBlocks<T> {
     const HALVES: bool = T::HALVES;
 
     #[inline(always)]
-    unsafe fn unpack(row: *const u8, first: usize, _: usize, to: usize, out: &mut Unpacked) {
-        // SAFETY: the row has a block at group `first`, and `group` is below the groups of a block. `to` is below the rows of
-        // `out`.
-        unsafe {
-            let block = &*row.cast::<T>().add(first / GROUPS);
-            let unpacked = block.unpack();
-            for group in 0..GROUPS {
-                let codes = block.codes(&unpacked, group);
-                let halves = T::halves(&unpacked, group);
-                if T::SIGNED {
-                    put::<true>(out, group, to, codes, halves);
-                } else {
-                    put::<false>(out, group, to, codes, halves);
+    unsafe fn unpack(row: *const u8, first: usize, groups: usize, to: usize, out: &mut Unpacked) {
+        for at in (0..groups).step_by(T::GROUPS) {
+            // SAFETY: the row has whole blocks from group `first` on, with `groups` groups, at most those of `out`; `group` is
+            // below the groups of a block. `to` is below the rows of `out`.
+            unsafe {
+                let block = &*row.cast::<T>().add((first + at) / T::GROUPS);
+                let unpacked = block.unpack();
+                for group in 0..T::GROUPS {
+                    let codes = block.codes(&unpacked, group);
+                    let halves = T::halves(&unpacked, group);
+                    if T::SIGNED {
+                        put::<true>(out, at + group, to, codes, halves);
+                    } else {
+                        put::<false>(out, at + group, to, codes, halves);
+                    }
                 }
             }
         }

@@ -3,8 +3,8 @@
 //! Rows are read one after the other, as they lie, which is what processors' own prefetching follows best: several rows side by side
 //! are streams that end after some thousand bytes, before it has found them.
 
-use super::decode::{Block32, Block256};
-use super::{Blocks32, Blocks256, ColumnParts, parts};
+use super::decode::{Block32, GroupedBlock};
+use super::{Blocks32, ColumnParts, GroupedBlocks, parts};
 use crate::activations::int8_blocks::Int8Blocks;
 use crate::product::{Column, Panel};
 use std::arch::x86_64::*;
@@ -130,19 +130,19 @@ impl<T: Block32> RowDot for Blocks32<T> {
     }
 }
 
-impl<T: Block256> RowDot for Blocks256<T> {
+impl<T: GroupedBlock> RowDot for GroupedBlocks<T> {
     #[inline(always)]
     unsafe fn product(row: *const u8, x: &ColumnParts, groups: usize) -> f32 {
-        // SAFETY: the row has `groups / 8` blocks, and the column 32 codes, a scale, a sum and two half sums for each group of
+        // SAFETY: the row has blocks of `groups` groups, and the column 32 codes, a scale, a sum and two half sums for each group of
         // these. Callers are compiled for AVX-512 with VNNI.
         unsafe {
             let mut sums = [_mm512_setzero_ps(); 2];
             let mut offsets = _mm256_setzero_ps();
-            for block in 0..groups / 8 {
+            for block in 0..groups / T::GROUPS {
                 let weights = &*row.cast::<T>().add(block);
                 let unpacked = weights.unpack();
-                for pair in 0..4 {
-                    let at = block * 8 + 2 * pair;
+                for pair in 0..T::GROUPS / 2 {
+                    let at = block * T::GROUPS + 2 * pair;
                     // Without closures, as above.
                     let codes = [
                         weights.codes(&unpacked, 2 * pair),

@@ -1,18 +1,18 @@
 //! Q2_K, Q3_K, Q4_K, Q5_K and Q6_K, decoded by AVX2.
 
 use super::decode::{
-    Affine, Block256, ScalesOf16, affine, block256_affine, block256_of_16, number, offsets_of_16,
+    Affine, GroupedBlock, ScalesOf16, affine, grouped_affine, grouped_of_16, number, offsets_of_16,
     run_of_halves, two_bits, two_scales,
 };
 use samite_quant::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 use std::arch::x86_64::*;
 
-block256_affine! {
+grouped_affine! {
     BlockQ4K: |b| affine(number(b.d), number(b.dmin), b.scales_and_minima());
     |group| run_of_halves(&b.qs, group)
 }
 
-block256_affine! {
+grouped_affine! {
     BlockQ5K: |b| affine(number(b.d), number(b.dmin), b.scales_and_minima());
     |group| {
         let bits = _mm256_loadu_si256(b.qh.as_ptr().cast());
@@ -23,7 +23,7 @@ block256_affine! {
     }
 }
 
-block256_of_16! {
+grouped_of_16! {
     BlockQ6K: |b| (
         { let d = number(b.d); b.scales.map(|s| d * f32::from(s)) },
         { let d = -32.0 * number(b.d); b.scales.map(|s| d * f32::from(s)) }
@@ -39,7 +39,7 @@ block256_of_16! {
     }
 }
 
-block256_of_16! {
+grouped_of_16! {
     BlockQ3K: |b| (
         { let d = number(b.d); b.unpacked_scales().map(|s| d * f32::from(s)) },
         { let d = -4.0 * number(b.d); b.unpacked_scales().map(|s| d * f32::from(s)) }
@@ -52,7 +52,7 @@ block256_of_16! {
     }
 }
 
-block256_of_16! {
+grouped_of_16! {
     BlockQ2K: |b| (
         { let d = number(b.d); b.scales.map(|s| d * f32::from(s & 15)) },
         { let d = -number(b.dmin); b.scales.map(|s| d * f32::from(s >> 4)) }

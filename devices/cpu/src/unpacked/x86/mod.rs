@@ -2,15 +2,17 @@
 //!
 //! - This file chooses the function, and has the micro-kernels of AVX2, which others use with two to five columns.
 //! - [`gemv_avx512`], [`gemm_avx512`]: one column, and six or more, where there is VNNI.
-//! - [`legacy`], [`k_quants`], [`codebook`], [`ternary`]: decoding of each family of types. [`decode`]: what these share.
+//! - [`legacy`], [`k_quants`], [`codebook`], [`ternary`], [`bits`], [`grids`]: decoding of each family of types. [`decode`]: what these share.
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
+mod bits;
 mod codebook;
 mod decode;
 mod gemm_avx512;
 mod gemv_avx512;
+mod grids;
 mod k_quants;
 mod legacy;
 mod ternary;
@@ -19,7 +21,7 @@ use crate::activations::int8_blocks::Int8Blocks;
 use crate::detect::Isa;
 use crate::product::{Column, Panel, PanelFn};
 use crate::simd::avx2::sum;
-use decode::{Block32, Block256};
+use decode::{Block32, GroupedBlock};
 use gemm_avx512::{DecodeGroups, gemm};
 use gemv_avx512::{RowDot, gemv};
 use samite_core::DType;
@@ -94,7 +96,7 @@ pub(crate) trait MicroKernel {
 }
 
 pub(crate) struct Blocks32<T>(PhantomData<T>);
-pub(crate) struct Blocks256<T>(PhantomData<T>);
+pub(crate) struct GroupedBlocks<T>(PhantomData<T>);
 
 impl<T: Block32> MicroKernel for Blocks32<T> {
     #[inline(always)]
@@ -146,7 +148,7 @@ impl<T: Block32> MicroKernel for Blocks32<T> {
     }
 }
 
-impl<T: Block256> MicroKernel for Blocks256<T> {
+impl<T: GroupedBlock> MicroKernel for GroupedBlocks<T> {
     #[inline(always)]
     unsafe fn tile<B: ByteDot, const R: usize, const C: usize>(
         panel: &Panel,
@@ -154,8 +156,8 @@ impl<T: Block256> MicroKernel for Blocks256<T> {
         columns: &[Column],
         int8: &Int8Blocks,
     ) {
-        // SAFETY: the rows and columns exist, by the contract of `PanelFn` and the loops in `panel`; each row has `k / 256` blocks,
-        // and columns have eight groups for each.
+        // SAFETY: the rows and columns exist, by the contract of `PanelFn` and the loops in `panel`; each row has so many blocks,
+        // and columns have all their groups.
         unsafe {
             let mut weights = [std::ptr::null::<T>(); R];
             for r in 0..R {
@@ -166,16 +168,16 @@ impl<T: Block256> MicroKernel for Blocks256<T> {
                 x[c] = parts(columns.get_unchecked(c), int8);
             }
             let mut sums = [[_mm256_setzero_ps(); R]; C];
-            for block in 0..panel.k / 256 {
+            for block in 0..panel.k / T::LEN {
                 for r in 0..R {
                     let w = &*weights[r].add(block);
                     let unpacked = w.unpack();
-                    for group in 0..8 {
+                    for group in 0..T::GROUPS {
                         let codes = w.codes(&unpacked, group);
                         let scales = T::scales(&unpacked, group);
                         for c in 0..C {
                             let x = &x[c];
-                            let at = block * 8 + group;
+                            let at = block * T::GROUPS + group;
                             let q = _mm256_loadu_si256(x.codes.add(at * 32).cast());
                             let products = if T::SIGNED {
                                 dot_signed::<B>(codes, q)
@@ -294,14 +296,24 @@ pub(crate) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {
         DType::Q8_0 => compiled::<Blocks32<BlockQ8_0>>(isa),
         DType::IQ4_NL => compiled::<Blocks32<BlockIq4Nl>>(isa),
         DType::MXFP4 => compiled::<Blocks32<BlockMxfp4>>(isa),
-        DType::Q2_K => compiled::<Blocks256<BlockQ2K>>(isa),
-        DType::Q3_K => compiled::<Blocks256<BlockQ3K>>(isa),
-        DType::Q4_K => compiled::<Blocks256<BlockQ4K>>(isa),
-        DType::Q5_K => compiled::<Blocks256<BlockQ5K>>(isa),
-        DType::Q6_K => compiled::<Blocks256<BlockQ6K>>(isa),
-        DType::IQ4_XS => compiled::<Blocks256<BlockIq4Xs>>(isa),
-        DType::TQ1_0 => compiled::<Blocks256<BlockTq1_0>>(isa),
-        DType::TQ2_0 => compiled::<Blocks256<BlockTq2_0>>(isa),
+        DType::Q2_K => compiled::<GroupedBlocks<BlockQ2K>>(isa),
+        DType::Q3_K => compiled::<GroupedBlocks<BlockQ3K>>(isa),
+        DType::Q4_K => compiled::<GroupedBlocks<BlockQ4K>>(isa),
+        DType::Q5_K => compiled::<GroupedBlocks<BlockQ5K>>(isa),
+        DType::Q6_K => compiled::<GroupedBlocks<BlockQ6K>>(isa),
+        DType::IQ4_XS => compiled::<GroupedBlocks<BlockIq4Xs>>(isa),
+        DType::TQ1_0 => compiled::<GroupedBlocks<BlockTq1_0>>(isa),
+        DType::TQ2_0 => compiled::<GroupedBlocks<BlockTq2_0>>(isa),
+        DType::IQ1_S => compiled::<GroupedBlocks<BlockIq1S>>(isa),
+        DType::IQ1_M => compiled::<GroupedBlocks<BlockIq1M>>(isa),
+        DType::IQ2_XXS => compiled::<GroupedBlocks<BlockIq2Xxs>>(isa),
+        DType::IQ2_XS => compiled::<GroupedBlocks<BlockIq2Xs>>(isa),
+        DType::IQ2_S => compiled::<GroupedBlocks<BlockIq2S>>(isa),
+        DType::IQ3_XXS => compiled::<GroupedBlocks<BlockIq3Xxs>>(isa),
+        DType::IQ3_S => compiled::<GroupedBlocks<BlockIq3S>>(isa),
+        DType::NVFP4 => compiled::<GroupedBlocks<BlockNvfp4>>(isa),
+        DType::Q1_0 => compiled::<GroupedBlocks<BlockQ1_0>>(isa),
+        DType::Q2_0 => compiled::<GroupedBlocks<BlockQ2_0>>(isa),
         _ => None,
     }
 }

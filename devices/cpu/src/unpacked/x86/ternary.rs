@@ -1,15 +1,15 @@
 //! TQ1_0 and TQ2_0, decoded by AVX2.
 
-use super::decode::{Affine, Block256, block256_affine, number, two_bits};
+use super::decode::{Affine, GroupedBlock, grouped_affine, number, two_bits};
 use samite_quant::blocks::{BlockTq1_0, BlockTq2_0};
 use std::arch::x86_64::*;
 
-block256_affine! {
+grouped_affine! {
     BlockTq2_0: |b| Affine::ternary(number(b.d));
     |group| two_bits(&b.qs, group)
 }
 
-impl Block256 for BlockTq1_0 {
+impl GroupedBlock for BlockTq1_0 {
     /// All codes, since bytes have digits of several groups, and what TQ2_0 has.
     type Unpacked = ([u8; 256], Affine);
 
