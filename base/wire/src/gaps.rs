@@ -136,11 +136,15 @@ fn formula(node: Node<'_>) -> Support {
         }
         // More channels than groups go round is its own way.
         Op::GroupNorm { groups, .. } => node.layout().shape()[2].is_multiple_of(*groups),
+        // Other rows are compared, some of them behind the end.
+        Op::CountEqual => node.source_layout(0).map(|x| x.shape()[2..] == [1, 1]) == Some(true),
+        // Heads are read and written in steps of up to 64 elements, behind their end too.
+        Op::RwkvWkv7 => node.source_layout(0).map(|x| x.shape()[0] % 64 == 0) == Some(true),
         _ => true,
     };
     Support::when(
         dense && types,
-        "ggml's CPU kernels want no gaps, and have no code for every type",
+        "ggml's CPU kernels want no gaps, and have no code for every type and shape",
     )
 }
 
@@ -190,6 +194,21 @@ mod tests {
         assert!(ask(to_q, &[bf16s]) && ask(Op::Dup, &[f16s]));
         assert!(converts(DType::Q4_K, DType::F32) && !converts(DType::Q4_K, DType::F16));
         assert!(!multiplies(DType::Q8_K) && multiplies(DType::Q4_K));
+        let mut recurrence = |size: usize| {
+            let x = g.input("x", DType::F32, [size, 2, 3, 1]).unwrap();
+            let state = g.input("state", DType::F32, [2 * size * size, 1, 1, 1]);
+            let mut sources = [Some(x); 7];
+            sources[6] = state.ok();
+            let id = g.push(Op::RwkvWkv7, &sources).unwrap();
+            check(g.node(id)).is_yes()
+        };
+        assert!(recurrence(64) && recurrence(128) && !recurrence(32));
+        let mut count = |shape| {
+            let x = g.input("x", DType::I32, shape).unwrap();
+            let id = g.push(Op::CountEqual, &[Some(x), Some(x)]).unwrap();
+            check(g.node(id)).is_yes()
+        };
+        assert!(count([5, 9, 1, 1]) && !count([5, 3, 2, 1]) && !count([5, 3, 1, 2]));
         let turned = g.push(Op::Transpose, &[Some(f32s)]).unwrap();
         for (op, fine) in [
             (Op::Cont, true),

@@ -72,6 +72,7 @@ fn elements(cases: &mut Cases) {
         });
     };
     equal(cases, [1, 1, 1, 1]);
+    equal(cases, [100, 7, 1, 1]);
     equal(cases, [100, 7, 2, 1]);
     for dim in [10, 11] {
         let op = Op::TimestepEmbedding {
@@ -258,7 +259,9 @@ fn images(cases: &mut Cases) {
 }
 
 fn recurrences(cases: &mut Cases) {
-    for (size, heads, tokens, sequences) in [(4, 1, 1, 1), (8, 2, 6, 2), (16, 3, 4, 4)] {
+    for (size, heads, tokens, sequences) in
+        [(4, 1, 1, 1), (8, 2, 6, 2), (16, 3, 4, 4), (64, 2, 6, 2)]
+    {
         let x = [size, heads, tokens, 1];
         let matrices = [size * size * heads, sequences, 1, 1];
         let bonus = [size, heads, 1, 1];
