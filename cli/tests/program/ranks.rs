@@ -350,9 +350,15 @@ fn a_process_that_stands_still_is_lost_at_the_deadline() {
         assert!(failed, "{way:?}: {said}");
         assert!(start.elapsed() >= Duration::from_secs(4), "{way:?}: {said}");
         let line = said.lines().find(|line| line.starts_with("error: "));
-        for part in ["device lost", "rank 1 did not come to", "within 4 s"] {
-            assert!(line.unwrap_or_default().contains(part), "{way:?}: {said}");
+        let line = line.unwrap_or_default();
+        for part in ["device lost", "rank 1 did not come to"] {
+            assert!(line.contains(part), "{way:?}: {said}");
         }
+        // Another one's deadline may have been a moment before.
+        assert!(
+            line.contains("within 4 s") || line.contains("rank 2 gave up"),
+            "{way:?}: {said}"
+        );
         if way == Way::Own {
             // It finds out when it goes on.
             send("CONT", 1, &word);

@@ -215,6 +215,20 @@ impl Shared {
         self.behind().next()
     }
 
+    /// That `rank` gave up, and for whom, as far as that is seen from here: its deadline may have been a moment before this process's own.
+    fn given_up(&self, rank: usize) -> String {
+        let others: Vec<_> = self.behind().filter(|&other| other != rank).collect();
+        match &others[..] {
+            [] => format!("rank {rank} gave up"),
+            [other] => format!("rank {rank} gave up: rank {other} did not come to it"),
+            others => {
+                let others: Vec<_> = others.iter().map(usize::to_string).collect();
+                let others = others.join(", ");
+                format!("rank {rank} gave up: ranks {others} did not come to it")
+            }
+        }
+    }
+
     /// Puts a piece of what this process has.
     fn put(&mut self) {
         let start = (self.piece * BUFFER).min(self.sent.len());
@@ -373,7 +387,7 @@ impl Transport for Shared {
                 let ended = self.map.ended().load(Ordering::Acquire);
                 let message = match (ended, gave_up) {
                     (0, 0) => return Ok(false),
-                    (0, rank) => format!("rank {} gave up", rank - 1),
+                    (0, rank) => self.given_up(rank as usize - 1),
                     (rank, _) => format!("rank {} ended", rank - 1),
                 };
                 return Err(Error::device("ranks", message));
@@ -503,6 +517,31 @@ mod tests {
                 "{said:?}"
             );
         }
+    }
+
+    #[test]
+    fn who_gives_up_says_for_whom() {
+        let over = std::sync::Barrier::new(3);
+        let said = together(3, |end| {
+            // Rank 1 is there and does nothing; the deadline of rank 2 is first.
+            let deadline = Duration::from_millis(if end.rank == 2 { 50 } else { 60_000 });
+            let is_late = end.rank == 1;
+            let options = ProcessOptions {
+                deadline,
+                ..ProcessOptions::default()
+            };
+            let group = ProcessGroup::new(Box::new(end), options);
+            let mut said = String::new();
+            if !is_late {
+                said = group.agree("number", 1).unwrap_err().to_string();
+                group.abort_all(1);
+            }
+            over.wait();
+            said
+        });
+        assert!(said[2].contains("rank 1 did not come to"), "{said:?}");
+        let wanted = "rank 2 gave up: rank 1 did not come to it";
+        assert!(said[0].contains(wanted), "{said:?}");
     }
 
     #[test]
