@@ -159,6 +159,7 @@ fn may_lack(reason: &str) -> bool {
     let known = [
         "is encoded on the host only",
         "cannot be written",
+        "cannot be read",
         "with gaps between them",
         "there is no kernel for it",
     ];
