@@ -84,21 +84,28 @@ fn of_eight<const N: usize>(grid: &[[i8; 8]; N], number: impl Fn(usize) -> usize
 /// Eight points of four coordinates by their numbers.
 #[inline(always)]
 fn of_four<const N: usize>(grid: &[[i8; 4]; N], number: impl Fn(usize) -> usize) -> [u64; 4] {
-    let point = |i: usize| u64::from(bytemuck::cast::<[i8; 4], u32>(grid[number(i) % N]));
-    let two = |i: usize| point(2 * i) | point(2 * i + 1) << 32;
-    [two(0), two(1), two(2), two(3)]
+    // As an array: pairs that are put together as numbers become slow vector code.
+    let mut points = [0u32; 8];
+    for (i, point) in points.iter_mut().enumerate() {
+        *point = bytemuck::cast(grid[number(i) % N]);
+    }
+    bytemuck::cast(points)
 }
 
 /// Four times eight signs of which seven are stored, in the low 28 bits: the eighth makes the number of negative ones even.
 #[inline(always)]
 fn even_signs(stored: u32) -> u32 {
-    let sevens =
-        stored & 0x7f | stored << 1 & 0x7f00 | stored << 2 & 0x7f_0000 | stored << 3 & 0x7f00_0000;
-    // Halves of each byte are added without carry until its lowest bit is the sum of all.
-    let odd = sevens ^ sevens >> 4;
-    let odd = odd ^ odd >> 2;
-    let odd = (odd ^ odd >> 1) & 0x0101_0101;
-    sevens | odd << 7
+    static OF_SEVEN: [u8; 128] = {
+        let mut all = [0; 128];
+        let mut stored = 0u8;
+        while stored < 128 {
+            all[stored as usize] = stored | (stored.count_ones() as u8 & 1) << 7;
+            stored += 1;
+        }
+        all
+    };
+    let signs = |i: u32| OF_SEVEN[(stored >> (7 * i) & 127) as usize];
+    u32::from_le_bytes([signs(0), signs(1), signs(2), signs(3)])
 }
 
 /// Half of `code` is between two whole numbers, so that no scale is zero.
