@@ -268,7 +268,7 @@ blocks! {
         d: f16,
         /// Eight bytes for each group: the numbers of four points of
         /// [`IQ2_XXS_GRID`](crate::grids::IQ2_XXS_GRID), then a little-endian number of four times seven bits with the
-        /// points' signs ([`even_signs`](crate::grids::even_signs)) and four bits `s`, lowest first.
+        /// points' signs (an eighth makes the number of negative ones even) and four bits `s`, lowest first.
         qs: [[u8; 8]; 8],
     }
 
@@ -277,7 +277,7 @@ blocks! {
         /// Scale of the scales.
         d: f16,
         /// For each 8 elements the number of a point of [`IQ2_XS_GRID`](crate::grids::IQ2_XS_GRID) in the low nine bits,
-        /// and its signs ([`even_signs`](crate::grids::even_signs)) in the others.
+        /// and its signs (an eighth makes the number of negative ones even) in the others.
         qs: [u16; 32],
         /// The groups' `s`, low half first.
         scales: [u8; 8],
@@ -304,7 +304,7 @@ blocks! {
         /// For each 4 elements the number of a point of [`IQ3_XXS_GRID`](crate::grids::IQ3_XXS_GRID).
         qs: [u8; 64],
         /// For each group a little-endian number of four times seven bits with the signs of 8 elements
-        /// ([`even_signs`](crate::grids::even_signs)) and four bits `s`, lowest first.
+        /// (an eighth makes the number of negative ones even) and four bits `s`, lowest first.
         signs: [[u8; 4]; 8],
     }
 

@@ -11,6 +11,9 @@ pub trait Codebook: Block<Elements = [f32; 256]> {
     /// The largest magnitude of a code.
     const LARGEST: i8;
 
+    /// Whether [marked](Codebook::marks) elements have their point's code negated; otherwise it is less by two.
+    const SIGNS: bool = true;
+
     /// What all scales are multiplied with.
     fn d(&self) -> f16;
 
@@ -20,24 +23,29 @@ pub trait Codebook: Block<Elements = [f32; 256]> {
     /// The scales of the 16 groups of 16 elements.
     #[inline(always)]
     fn scales(&self, d: f32) -> [f32; 16] {
-        std::array::from_fn(|i| self.scale(d, i))
+        let mut scales = [0.0; 16];
+        for (i, scale) in scales.iter_mut().enumerate() {
+            *scale = self.scale(d, i);
+        }
+        scales
     }
 
-    /// The codes of 32 elements, without their signs: those of eight neighbours are the bytes of one number, first element
+    /// The codes of 32 elements as if none were marked: those of eight neighbours are the bytes of one number, first element
     /// lowest. `part` is below 8.
     fn points(&self, part: usize) -> [u64; 4];
 
-    /// Which of 32 elements are negative: bit `i` is that of element `i`. `part` is below 8.
-    fn signs(&self, part: usize) -> u32;
+    /// Which of 32 elements are marked: bit `i` is that of element `i`. `part` is below 8.
+    fn marks(&self, part: usize) -> u32;
 
     /// The codes of 32 elements. `part` is below 8.
     #[inline(always)]
     fn codes(&self, part: usize) -> [i8; 32] {
         let points: [i8; 32] = bytemuck::cast(self.points(part));
-        let signs = self.signs(part);
-        std::array::from_fn(|i| match signs >> i & 1 {
+        let marks = self.marks(part);
+        std::array::from_fn(|i| match marks >> i & 1 {
             0 => points[i],
-            _ => -points[i],
+            _ if Self::SIGNS => -points[i],
+            _ => points[i] - 2,
         })
     }
 }
@@ -69,22 +77,35 @@ decoded!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockI
 #[inline(always)]
 fn of_eight<const N: usize>(grid: &[[i8; 8]; N], number: impl Fn(usize) -> usize) -> [u64; 4] {
     // Numbers have no more bits than there are points: the remainder only says so.
-    std::array::from_fn(|i| bytemuck::cast(grid[number(i) % N]))
+    let point = |i: usize| bytemuck::cast(grid[number(i) % N]);
+    [point(0), point(1), point(2), point(3)]
 }
 
 /// Eight points of four coordinates by their numbers.
 #[inline(always)]
 fn of_four<const N: usize>(grid: &[[i8; 4]; N], number: impl Fn(usize) -> usize) -> [u64; 4] {
-    let point = |i: usize| u64::from(bytemuck::cast::<[i8; 4], u32>(grid[number(i) % N]));
-    std::array::from_fn(|i| point(2 * i) | point(2 * i + 1) << 32)
+    // As an array: pairs that are put together as numbers become slow vector code.
+    let mut points = [0u32; 8];
+    for (i, point) in points.iter_mut().enumerate() {
+        *point = bytemuck::cast(grid[number(i) % N]);
+    }
+    bytemuck::cast(points)
 }
 
-/// Four times eight signs of which seven are stored.
+/// Four times eight signs of which seven are stored, in the low 28 bits: the eighth makes the number of negative ones even.
 #[inline(always)]
-fn signs_of_sevens(stored: u32) -> u32 {
-    u32::from_le_bytes(std::array::from_fn(|i| {
-        even_signs((stored >> (7 * i)) as u8 & 127)
-    }))
+fn even_signs(stored: u32) -> u32 {
+    static OF_SEVEN: [u8; 128] = {
+        let mut all = [0; 128];
+        let mut stored = 0u8;
+        while stored < 128 {
+            all[stored as usize] = stored | (stored.count_ones() as u8 & 1) << 7;
+            stored += 1;
+        }
+        all
+    };
+    let signs = |i: u32| OF_SEVEN[(stored >> (7 * i) & 127) as usize];
+    u32::from_le_bytes([signs(0), signs(1), signs(2), signs(3)])
 }
 
 /// Half of `code` is between two whole numbers, so that no scale is zero.
@@ -112,9 +133,9 @@ impl Codebook for BlockIq2Xxs {
     }
 
     #[inline(always)]
-    fn signs(&self, part: usize) -> u32 {
+    fn marks(&self, part: usize) -> u32 {
         let [.., a, b, c, d] = self.qs[part];
-        signs_of_sevens(u32::from_le_bytes([a, b, c, d]))
+        even_signs(u32::from_le_bytes([a, b, c, d]))
     }
 }
 
@@ -143,10 +164,9 @@ impl Codebook for BlockIq2Xs {
     }
 
     #[inline(always)]
-    fn signs(&self, part: usize) -> u32 {
-        u32::from_le_bytes(std::array::from_fn(|i| {
-            even_signs((self.qs[4 * part + i] >> 9) as u8)
-        }))
+    fn marks(&self, part: usize) -> u32 {
+        let stored = |i: usize| u32::from(self.qs[4 * part + i] >> 9) << (7 * i);
+        even_signs(stored(0) | stored(1) | stored(2) | stored(3))
     }
 }
 
@@ -172,7 +192,7 @@ impl Codebook for BlockIq2S {
     }
 
     #[inline(always)]
-    fn signs(&self, part: usize) -> u32 {
+    fn marks(&self, part: usize) -> u32 {
         u32::from_le_bytes(std::array::from_fn(|i| self.signs[4 * part + i]))
     }
 }
@@ -196,8 +216,8 @@ impl Codebook for BlockIq3Xxs {
     }
 
     #[inline(always)]
-    fn signs(&self, part: usize) -> u32 {
-        signs_of_sevens(u32::from_le_bytes(self.signs[part]))
+    fn marks(&self, part: usize) -> u32 {
+        even_signs(u32::from_le_bytes(self.signs[part]))
     }
 }
 
@@ -223,28 +243,14 @@ impl Codebook for BlockIq3S {
     }
 
     #[inline(always)]
-    fn signs(&self, part: usize) -> u32 {
+    fn marks(&self, part: usize) -> u32 {
         u32::from_le_bytes(std::array::from_fn(|i| self.signs[4 * part + i]))
     }
 }
 
-/// Points times 8, plus or minus 1: `low` and `high` are the bits of their numbers, `minus` whether 1 is subtracted.
-#[inline(always)]
-fn ternary(
-    low: &[u8; 4],
-    high: impl Fn(usize) -> usize,
-    minus: impl Fn(usize) -> bool,
-) -> [u64; 4] {
-    let points = of_eight(&IQ1_GRID, |i| usize::from(low[i]) | high(i) << 8);
-    std::array::from_fn(|i| {
-        let eighth = if minus(i) { -1 } else { 1 };
-        let points: [i8; 8] = bytemuck::cast(points[i]);
-        bytemuck::cast(points.map(|x| x + eighth))
-    })
-}
-
 impl Codebook for BlockIq1S {
     const LARGEST: i8 = 9;
+    const SIGNS: bool = false;
 
     #[inline(always)]
     fn d(&self) -> f16 {
@@ -259,18 +265,20 @@ impl Codebook for BlockIq1S {
     #[inline(always)]
     fn points(&self, part: usize) -> [u64; 4] {
         let bits = usize::from(self.qh[part]);
-        let low = self.qs.as_chunks().0;
-        ternary(&low[part], |i| bits >> (3 * i) & 7, |_| bits >> 15 == 1)
+        of_eight(&IQ1_GRID, |i| {
+            usize::from(self.qs[4 * part + i]) | (bits >> (3 * i) & 7) << 8
+        })
     }
 
     #[inline(always)]
-    fn signs(&self, _: usize) -> u32 {
-        0
+    fn marks(&self, part: usize) -> u32 {
+        u32::from(self.qh[part] >> 15).wrapping_neg()
     }
 }
 
 impl Codebook for BlockIq1M {
     const LARGEST: i8 = 9;
+    const SIGNS: bool = false;
 
     #[inline(always)]
     fn d(&self) -> f16 {
@@ -290,13 +298,16 @@ impl Codebook for BlockIq1M {
     #[inline(always)]
     fn points(&self, part: usize) -> [u64; 4] {
         let bits = |i: usize| usize::from(nibble(&self.qh, 4 * part + i));
-        let low = self.qs.as_chunks().0;
-        ternary(&low[part], |i| bits(i) & 7, |i| bits(i) >> 3 == 1)
+        of_eight(&IQ1_GRID, |i| {
+            usize::from(self.qs[4 * part + i]) | (bits(i) & 7) << 8
+        })
     }
 
     #[inline(always)]
-    fn signs(&self, _: usize) -> u32 {
-        0
+    fn marks(&self, part: usize) -> u32 {
+        // One bit for each eight elements.
+        let mark = |i: usize| u32::from(nibble(&self.qh, 4 * part + i) >> 3) << (8 * i);
+        (mark(0) | mark(1) | mark(2) | mark(3)) * 255
     }
 }
 
@@ -314,6 +325,17 @@ mod tests {
                 .into_iter()
                 .all(|code| code != 0 && code.unsigned_abs() <= B::LARGEST as u8)
         );
+    }
+
+    #[test]
+    fn signs_are_even() {
+        for stored in 0..1 << 14 {
+            let signs = even_signs(stored | stored << 14).to_le_bytes();
+            for (i, signs) in signs.into_iter().enumerate() {
+                assert_eq!(u32::from(signs & 127), stored >> (7 * (i % 2)) & 127);
+                assert_eq!(signs.count_ones() % 2, 0);
+            }
+        }
     }
 
     proptest! {

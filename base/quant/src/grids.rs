@@ -41,14 +41,8 @@ pub static IQ3_XXS_GRID: [[i8; 4]; 256] = points(&IQ3_XXS_POINTS, &[4, 12, 20, 2
 pub static IQ3_S_GRID: [[i8; 4]; 512] = points(&IQ3_S_POINTS, &[1, 3, 5, 7, 9, 11, 13, 15]);
 
 /// Eight times the points of [`BlockIq1S`](crate::blocks::BlockIq1S) and [`BlockIq1M`](crate::blocks::BlockIq1M), whose
-/// coordinates are -1, 0 and 1: so that the eighth that is added to each is whole, too.
-pub static IQ1_GRID: [[i8; 8]; 2048] = points(&IQ1_POINTS, &[-8, 0, 8]);
-
-/// Eight signs of which seven are stored: the number of negative ones is even.
-#[inline(always)]
-pub const fn even_signs(stored: u8) -> u8 {
-    stored | ((stored.count_ones() as u8 & 1) << 7)
-}
+/// coordinates are -1, 0 and 1, and the eighth that is added to each.
+pub static IQ1_GRID: [[i8; 8]; 2048] = points(&IQ1_POINTS, &[-7, 1, 9]);
 
 const IQ2_XXS_POINTS: [u64; 103] = [
     0x4141441055141555,
@@ -613,14 +607,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signs_are_even() {
-        for stored in 0..128 {
-            let signs = even_signs(stored);
-            assert_eq!((signs & 127, signs.count_ones() % 2), (stored, 0));
-        }
-    }
-
-    #[test]
     fn the_first_coordinate_is_the_lowest_digit() {
         let expected = [
             [8; 8],
@@ -629,6 +615,6 @@ mod tests {
         ];
         assert_eq!(IQ2_XXS_GRID[..3], expected);
         assert_eq!(IQ3_XXS_GRID[1], [20, 4, 4, 4]);
-        assert_eq!(IQ1_GRID[1], [8, -8, -8, -8, -8, -8, -8, -8]);
+        assert_eq!(IQ1_GRID[1], [9, -7, -7, -7, -7, -7, -7, -7]);
     }
 }

@@ -36,7 +36,16 @@ fn measure(
     let noise = |i: usize| ((i * 7919) % 1013) as f32 / 506.5 - 1.0;
     let row: Vec<f32> = (0..K).map(noise).collect();
     let mut row_bytes = vec![0; dtype.row_bytes(K)?];
-    samite_quant::encode_row(dtype, &row, &mut row_bytes)?;
+    if samite_quant::can_encode(dtype) {
+        samite_quant::encode_row(dtype, &row, &mut row_bytes)?;
+    } else {
+        let mut count = 0;
+        let next = || {
+            count += 1u64;
+            count.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+        };
+        samite_quant::random_row(dtype, 0.5, next, &mut row_bytes)?;
+    }
     let mut places = vec![Some(place(graph.tensor(x).layout, Usage::Compute)?)];
     if let Some(place) = &places[0] {
         let numbers: Vec<f32> = (0..K * columns).map(|i| noise(i * 31)).collect();
@@ -118,7 +127,7 @@ fn main() -> Result<()> {
     memories.extend(device.extra_buffer_types());
     let is_named = |what: &str| named.iter().any(|name| name.eq_ignore_ascii_case(what));
     let mut types: Vec<_> = DType::all()
-        .filter(|dtype| samite_quant::can_encode(*dtype))
+        .filter(|dtype| samite_quant::can_decode(*dtype) && *dtype != DType::F64)
         .collect();
     if types.iter().any(|dtype| is_named(dtype.name())) {
         types.retain(|dtype| is_named(dtype.name()));

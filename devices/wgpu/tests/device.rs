@@ -159,6 +159,8 @@ fn may_lack(reason: &str) -> bool {
     let known = [
         "is encoded on the host only",
         "cannot be written",
+        "cannot be read",
+        "tokens have several positions",
         "with gaps between them",
         "there is no kernel for it",
     ];

@@ -263,7 +263,7 @@ impl FromStr for Mixture {
         if READ_ONLY.iter().any(|row| row.0 == name) {
             return Err(format!(
                 "files of {name} can be read, but not made: its codes are chosen with an importance matrix, which samite does not have; \
-                 of the types that it makes, Q2_K, Q3_K_S, TQ1_0 and TQ2_0 are the smallest"
+                 Q2_K is the smallest type that it makes of any model"
             ));
         }
         Mixture::all()

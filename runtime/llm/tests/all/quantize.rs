@@ -107,6 +107,16 @@ fn every_architecture_decodes_when_it_is_quantized() {
 }
 
 #[test]
+fn types_that_are_only_read_are_refused_by_name() {
+    for name in ["IQ2_XXS", "iq3_m", "IQ1_S"] {
+        let error = name.parse::<Mixture>().unwrap_err();
+        let name = name.to_uppercase();
+        assert!(error.contains(&name) && error.contains("importance matrix"));
+    }
+    assert!("IQ5".parse::<Mixture>().unwrap_err().contains("unknown"));
+}
+
+#[test]
 fn mixtures_choose_the_types_that_llama_cpp_chooses() {
     agrees(|model| !has_experts(model) && has_whole_blocks(model));
 }

@@ -14,9 +14,11 @@ unsafe fn codes<B: Codebook>(block: &B, group: usize) -> __m256i {
     unsafe {
         let [a, b, c, d] = block.points(group).map(|points| points as i64);
         let points = _mm256_set_epi64x(d, c, b, a);
-        // Codes are between -63 and 63, so that their negation is a code.
-        let negative = spread_bits(block.signs(group));
-        _mm256_sub_epi8(_mm256_xor_si256(points, negative), negative)
+        let marked = spread_bits(block.marks(group));
+        match B::SIGNS {
+            true => _mm256_sub_epi8(_mm256_xor_si256(points, marked), marked),
+            false => _mm256_sub_epi8(points, _mm256_and_si256(marked, _mm256_set1_epi8(2))),
+        }
     }
 }
 
