@@ -137,7 +137,7 @@ impl Host {
             own.count()
         };
         while (count(&sessions) >= most || sessions.len() >= all)
-            && self.end_orphan(&mut sessions, owner).is_some()
+            && self.end_orphan(&mut sessions, owner, None).is_some()
         {}
         if count(&sessions) >= most {
             return Err(Status::resource_exhausted(format!(
@@ -176,6 +176,7 @@ impl Host {
             Siblings {
                 host: Arc::downgrade(self),
                 owner: owner.to_owned(),
+                own: name,
             },
             nonce,
         );
@@ -190,9 +191,16 @@ impl Host {
         ))
     }
 
-    /// Ends the session of a token that has been without a connection for the longest time, if there is one.
-    pub(super) fn end_orphan(&self, sessions: &mut Sessions, owner: &str) -> Option<Arc<Session>> {
-        let orphans = sessions.values().filter(|session| session.owner == owner);
+    /// Ends the session of a token, but `spared`, that has been without a connection for the longest time, if there is one.
+    pub(super) fn end_orphan(
+        &self,
+        sessions: &mut Sessions,
+        owner: &str,
+        spared: Option<[u8; 16]>,
+    ) -> Option<Arc<Session>> {
+        let orphans = sessions
+            .values()
+            .filter(|session| session.owner == owner && Some(session.name) != spared);
         let orphans = orphans.filter_map(|session| Some((session.left_since()?, session.name)));
         let (_, name) = orphans.min()?;
         let session = sessions.remove(&name)?;

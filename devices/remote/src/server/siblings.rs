@@ -13,6 +13,8 @@ pub(super) struct Siblings {
     pub host: Weak<Host>,
     /// Names the token.
     pub owner: String,
+    /// The session itself, which may have lost its connection, too.
+    pub own: [u8; 16],
 }
 
 impl Siblings {
@@ -22,9 +24,10 @@ impl Siblings {
             return 0;
         };
         let sessions = lock(&host.sessions);
-        let orphans = sessions
+        let others = sessions
             .values()
-            .filter(|session| session.owner == self.owner && session.left_since().is_some());
+            .filter(|session| session.owner == self.owner && session.name != self.own);
+        let orphans = others.filter(|session| session.left_since().is_some());
         orphans.map(|session| session.memory.taken()).sum()
     }
 
@@ -33,7 +36,8 @@ impl Siblings {
         let Some(host) = self.host.upgrade() else {
             return false;
         };
-        let Some(session) = host.end_orphan(&mut lock(&host.sessions), &self.owner) else {
+        let Some(session) = host.end_orphan(&mut lock(&host.sessions), &self.owner, Some(self.own))
+        else {
             return false;
         };
         let alive = Weak::clone(&session.alive);

@@ -34,6 +34,7 @@ pub(super) fn belongings(ledger: &Arc<Ledger>) -> Belongings {
         Siblings {
             host: Weak::new(),
             owner: "x".into(),
+            own: [0; 16],
         },
         [7; 32],
     )

@@ -513,6 +513,19 @@ impl Net {
         }
     }
 
+    /// The session whose turn it is by now.
+    fn due_work(&self) -> Option<u64> {
+        let now = self.world.now();
+        let mut state = self.lock();
+        let mut due = state.events.iter().take_while(|((at, ..), _)| *at <= now);
+        let (key, number) = due.find_map(|(key, event)| match event {
+            Event::Works(number) => Some((*key, *number)),
+            _ => None,
+        })?;
+        state.events.remove(&key);
+        Some(number)
+    }
+
     /// Nobody has more memory than the server counts, nor more than its quota.
     fn check_memory(&self) {
         let state = self.lock();
@@ -682,10 +695,16 @@ impl Outside for SimOutside {
     }
 
     fn pause(&self, time: Duration) {
-        if let Some(net) = self.net.upgrade() {
+        let Some(net) = self.net.upgrade() else {
+            return;
+        };
+        net.settle();
+        net.world
+            .with(|state| state.advance(time.as_nanos() as Time));
+        // Meanwhile, other sessions go on: each has a thread of its own.
+        while let Some(number) = net.due_work() {
+            net.work(number);
             net.settle();
-            net.world
-                .with(|state| state.advance(time.as_nanos() as Time));
         }
     }
 
