@@ -56,6 +56,9 @@ pub struct TestOpsArgs {
     pool: PoolArgs,
 }
 
+/// Bytes that the cases take. They are asked for first: the cases are so many small pieces that the process would end where one of them is refused.
+const CASES: usize = 24 << 20;
+
 pub fn run(args: TestOpsArgs) -> Outcome {
     let devices = args
         .devices
@@ -66,6 +69,10 @@ pub fn run(args: TestOpsArgs) -> Outcome {
     if args.contract {
         return contract(&devices, args.json);
     }
+    let mut room: Vec<u8> = Vec::new();
+    room.try_reserve_exact(CASES)
+        .map_err(|_| Failure::error("out of memory: the cases take 24 MiB"))?;
+    drop(room);
     let mut out = std::io::stdout().lock();
     let mut reports = Vec::new();
     for device in devices {
