@@ -262,7 +262,7 @@ operations! {
     } => { name: "soft_max", sources: 1, optional: 2, may_overwrite: &[0] };
 
     /// Rotary position embedding of source 0 `[head size, heads, tokens, n3]` at the positions of source 1 (i32
-    /// `[tokens]`, with [sections](RopeMode) `[4 tokens]`, one axis behind the other). Optional source 2: frequency divisors, f32 `[≥ pairs]`.
+    /// `[tokens]`, with [sections](crate::RopeMode) `[4 tokens]`, one axis behind the other). Optional source 2: frequency divisors, f32 `[≥ pairs]`.
     Rope(rope: Rope) => { name: "rope", sources: 2, optional: 1, may_overwrite: &[0] };
 
     /// Elements limited to `min..=max`.
