@@ -50,6 +50,7 @@ mod parameters;
 pub mod print;
 mod readers;
 pub mod reorder;
+mod room;
 mod rows;
 mod stored;
 mod support;
@@ -84,6 +85,7 @@ pub use op::{
 pub use parameters::Parameters;
 pub use print::counted;
 pub use readers::Readers;
+pub use room::ask_for_memory;
 pub use rows::Rows;
 pub use stored::{StoredTensor, TensorGroup};
 pub use support::Support;

@@ -171,11 +171,7 @@ fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<
 fn buffer_bytes() -> usize {
     const LARGE: usize = 1 << 20;
     const SMALL: usize = 8 << 10;
-    let mut tried = Vec::<u8>::new();
-    let reserved = tried.try_reserve_exact(LARGE);
-    // Or the compiler leaves memory out that nobody uses, and says that there was enough.
-    std::hint::black_box(&tried);
-    match reserved {
+    match samite_core::ask_for_memory(LARGE, "what is to be written") {
         Ok(()) => LARGE,
         Err(_) => SMALL,
     }

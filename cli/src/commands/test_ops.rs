@@ -56,7 +56,7 @@ pub struct TestOpsArgs {
     pool: PoolArgs,
 }
 
-/// Bytes that the cases take. They are asked for first: the cases are so many small pieces that the process would end where one of them is refused.
+/// Bytes that the cases take, in small pieces.
 const CASES: usize = 24 << 20;
 
 pub fn run(args: TestOpsArgs) -> Outcome {
@@ -69,10 +69,7 @@ pub fn run(args: TestOpsArgs) -> Outcome {
     if args.contract {
         return contract(&devices, args.json);
     }
-    let mut room: Vec<u8> = Vec::new();
-    room.try_reserve_exact(CASES)
-        .map_err(|_| Failure::error("out of memory: the cases take 24 MiB"))?;
-    drop(room);
+    samite::ask_for_memory(CASES, "the cases")?;
     let mut out = std::io::stdout().lock();
     let mut reports = Vec::new();
     for device in devices {

@@ -1,11 +1,9 @@
 //! Embeddings of texts.
 
-use crate::{Run, command, samite, with_model};
+use crate::{Run, command, fed, samite, with_model};
 use samite::gguf::StringArray;
 use samite::llm::SyntheticModel;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use tempfile::TempDir;
 
 fn write(model: &SyntheticModel) -> (TempDir, PathBuf) {
@@ -27,15 +25,7 @@ fn piped(model: &Path, flags: &str, input: &str) -> Run {
     let words = flags.split_whitespace();
     let mut command = command(["embed", "-m"]);
     command.arg(model).args(words);
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // The program may end before it has read it.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-    Run::new(child.wait_with_output().unwrap())
+    fed(command, input.as_bytes())
 }
 
 fn rows(text: &str) -> Vec<Vec<f64>> {

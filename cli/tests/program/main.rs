@@ -112,6 +112,21 @@ fn samite(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Run {
     Run::new(command(arguments).output().unwrap())
 }
 
+/// Runs a command with this on standard input.
+fn fed(mut command: Command, input: &[u8]) -> Run {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    // The program may end before it has read all.
+    let _ = pipe.write_all(input);
+    drop(pipe);
+    Run::new(child.wait_with_output().unwrap())
+}
+
 /// Runs the program with a line of arguments, in which `M` stands for the model.
 fn with_model(model: &Path, line: &str) -> Run {
     samite(line.split_whitespace().map(|word| match word {

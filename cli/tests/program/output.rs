@@ -1,7 +1,7 @@
 //! What the commands print, and where it goes.
 
-use crate::{Run, command, samite, says_where_and_when, tiny, with_model};
-use std::io::{Read, Write};
+use crate::{Run, command, fed, samite, says_where_and_when, tiny, with_model};
+use std::io::Read;
 use std::process::Stdio;
 
 #[test]
@@ -121,17 +121,7 @@ fn standard_input_is_the_prompt() {
                 word.as_ref()
             }
         });
-        let mut child = command(words)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut pipe = child.stdin.take().unwrap();
-        // The program may end before it has read all.
-        let _ = pipe.write_all(input);
-        drop(pipe);
-        Run::new(child.wait_with_output().unwrap())
+        fed(command(words), input)
     };
     let text = with_input("run -m M -n 4 --temp 0 -q", b"ab").ok();
     assert_eq!(

@@ -1,11 +1,10 @@
 //! A remote server that is lost while a model is loaded.
 
 use crate::remote::{Server, on};
-use crate::{Run, command};
+use crate::{Run, command, fed};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
@@ -117,17 +116,7 @@ fn pass_on(mut client: TcpStream, struck: &Mutex<Struck>) {
 }
 
 fn run(arguments: &[&str], input: &str) -> Run {
-    let mut child = command(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut pipe = child.stdin.take().unwrap();
-    // Who reads nothing may end before.
-    let _ = pipe.write_all(input.as_bytes());
-    drop(pipe);
-    Run::new(child.wait_with_output().unwrap())
+    fed(command(arguments), input.as_bytes())
 }
 
 #[test]

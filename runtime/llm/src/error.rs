@@ -98,15 +98,6 @@ pub(crate) fn try_filled<T: Clone>(value: T, count: Option<usize>, what: &str) -
     Ok(filled)
 }
 
-/// Fails where so much memory cannot be had at once. For what is made of many small pieces, which cannot be refused one by one.
-pub(crate) fn ask_for(bytes: usize, what: &str) -> Result<()> {
-    let mut tried: Vec<u8> = Vec::new();
-    try_reserve(&mut tried, bytes, what)?;
-    // The compiler may otherwise leave out memory that nobody uses.
-    std::hint::black_box(&tried);
-    Ok(())
-}
-
 /// Lengthens `vec` to `count` elements, if it is shorter, in memory that may be refused. `None` is a count that overflowed.
 pub(crate) fn try_resize<T: Clone>(
     vec: &mut Vec<T>,

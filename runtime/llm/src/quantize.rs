@@ -136,14 +136,14 @@ const MIXTURES: &[Mixture] = &[
     },
 ];
 
-/// Mixtures of llama.cpp whose types are only read here, and the type of most tensors.
+/// Mixtures of llama.cpp whose types are only read here, and the type of most tensors; of those with the same one, that of a file of nothing else comes first.
 const READ_ONLY: &[(&str, u32, DType)] = &[
     ("IQ2_XXS", 19, DType::IQ2_XXS),
     ("IQ2_XS", 20, DType::IQ2_XS),
-    ("IQ3_XS", 22, DType::IQ3_S),
     ("IQ3_XXS", 23, DType::IQ3_XXS),
     ("IQ1_S", 24, DType::IQ1_S),
     ("IQ3_S", 26, DType::IQ3_S),
+    ("IQ3_XS", 22, DType::IQ3_S),
     ("IQ3_M", 27, DType::IQ3_S),
     ("IQ2_S", 28, DType::IQ2_S),
     ("IQ2_M", 29, DType::IQ2_S),
@@ -179,7 +179,6 @@ impl Mixture {
         match dtype {
             DType::MXFP4 => return Some(38),
             DType::NVFP4 => return Some(39),
-            DType::IQ3_S => return Some(26),
             _ => {}
         }
         if let Some((_, number, _)) = READ_ONLY.iter().find(|row| row.2 == dtype) {

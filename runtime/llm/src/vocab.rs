@@ -1,7 +1,8 @@
 //! The vocabulary in a file's metadata, as the text layer wants it.
 
-use crate::error::{Result, ask_for};
+use crate::error::Result;
 use samite_chat::Sources;
+use samite_core::ask_for_memory;
 use samite_gguf::{Array, Metadata, StringArray, Value};
 use samite_text::{Tokenizer, TokenizerModel, VocabData};
 
@@ -31,7 +32,7 @@ pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
     let (pairs, pair_bytes) = merges.map_or((0, 0), |merges| (merges.len(), merges.total_bytes()));
     let bytes_in_all = tokens.total_bytes() + pair_bytes;
     let needed = VocabData::memory_needed(model, tokens.len(), pairs, bytes_in_all);
-    ask_for(needed, "the vocabulary and its tokenizer")?;
+    ask_for_memory(needed, "the vocabulary and its tokenizer")?;
     Ok(Some(VocabData {
         pre: metadata.get("tokenizer.ggml.pre")?,
         // Only known names matter, so one that is no text is as good as none.

@@ -58,7 +58,8 @@ pub use samite_core::{
     Location, MemoryId, MemoryInfo, MemorySet, Node, Op, Parameters, Placed, Precision, Prepared,
     Rejected, Result, Rope, RopeMode, Rows, RunControl, RunObserver, Shape, Slot, SortOrder,
     StoredTensor, Stream, Support, Tensor, TensorGroup, TensorId, TensorRef, Unary, Usage, ViewOf,
-    cache_folder, counted, host_buffer, host_buffer_type, infer, same_buffer_type, shape,
+    ask_for_memory, cache_folder, counted, host_buffer, host_buffer_type, infer, same_buffer_type,
+    shape,
 };
 #[cfg(feature = "meta")]
 pub use samite_forecast as forecast;

@@ -2,7 +2,7 @@
 
 use crate::call::Call;
 use crate::value::{Grid, rows};
-use samite_core::{Result, Rope, RopeMode};
+use samite_core::{Result, Rope, RopeMode, Turn};
 use std::f64::consts::PI;
 
 /// The pair number at which a dimension makes `rotations` turns over the original context.
@@ -21,9 +21,9 @@ fn extrapolation(rope: &Rope, pair: usize) -> f64 {
     (1.0 - ramp.clamp(0.0, 1.0)) * f64::from(rope.ext_factor)
 }
 
-/// Cosine and sine, times the magnitude, of the angle by which pair number `pair` turns at `position`.
-fn rotation(rope: &Rope, pair: usize, position: f64, divisor: f64) -> (f64, f64) {
-    let exponent = -2.0 * rope.turn(pair).step as f64 / rope.dims as f64;
+/// Cosine and sine, times the magnitude, of the angle by which pair number `pair` turns at `position`, `step` steps down the frequencies.
+fn rotation(rope: &Rope, pair: usize, step: usize, position: f64, divisor: f64) -> (f64, f64) {
+    let exponent = -2.0 * step as f64 / rope.dims as f64;
     let extrapolated = position * f64::from(rope.freq_base).powf(exponent) / divisor;
     let interpolated = f64::from(rope.freq_scale) * extrapolated;
     let (mut angle, mut magnitude) = (interpolated, f64::from(rope.attn_factor));
@@ -46,8 +46,9 @@ pub fn rope(call: &Call, rope: Rope, direction: f64) -> Result<()> {
         let head = &mut values[row * n0..][..n0];
         for pair in 0..rope.pairs() {
             let divisor = divisors.as_ref().map_or(1.0, |d| d.values[pair]);
-            let position = positions.values[rope.turn(pair).axis * shape[2] + token] as f64;
-            let (cos, sin) = rotation(&rope, pair, position, divisor);
+            let Turn { axis, step } = rope.turn(pair);
+            let position = positions.values[axis * shape[2] + token] as f64;
+            let (cos, sin) = rotation(&rope, pair, step, position, divisor);
             let sin = direction * sin;
             let (i, j) = match rope.mode {
                 RopeMode::Normal => (2 * pair, 2 * pair + 1),

@@ -88,13 +88,9 @@ pub(super) struct Open {
 impl State {
     /// Notes that a request failed which nobody waits for.
     fn fail(&mut self, owner: u64, number: u64, failure: proto::Failure) {
-        let failed = Failed { number, failure };
-        match self.failures.get_mut(&owner) {
-            Some(first) if first.number < number => {}
-            Some(later) => *later = failed,
-            None => {
-                self.failures.insert(owner, failed);
-            }
+        let known = self.failures.get(&owner);
+        if known.is_none_or(|first| first.number > number) {
+            self.failures.insert(owner, Failed { number, failure });
         }
     }
 }

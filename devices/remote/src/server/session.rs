@@ -425,19 +425,25 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    #[test]
-    fn a_later_connection_does_not_overtake_a_request_that_waits_for_room() {
+    /// A session for which so much may wait, who does its requests, and the runtime that both need.
+    fn session(waiting: (usize, usize)) -> (tokio::runtime::Runtime, Arc<Session>, Worker) {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.build().unwrap();
         let memory = Ledger::new(None);
-        let (session, mut worker) = Session::new(
+        let (session, worker) = Session::new(
             [0; 16],
             "x".to_owned(),
             belongings(&memory),
             Arc::clone(&memory),
-            (8, 4),
+            waiting,
             Arc::new(System(runtime.handle().clone())),
         );
+        (runtime, session, worker)
+    }
+
+    #[test]
+    fn a_later_connection_does_not_overtake_a_request_that_waits_for_room() {
+        let (_runtime, session, mut worker) = session((8, 4));
         let attach = || {
             let (sender, _) = mpsc::unbounded_channel();
             session.attach(sender, 0, |_| proto::Reply::default())
@@ -472,17 +478,7 @@ mod tests {
     /// A client writes on while its connection is lost, and all of it fails.
     #[test]
     fn failures_that_nobody_waits_for_are_kept() {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.build().unwrap();
-        let memory = Ledger::new(None);
-        let (session, mut worker) = Session::new(
-            [0; 16],
-            "x".to_owned(),
-            belongings(&memory),
-            Arc::clone(&memory),
-            (UNDER_WAY + 1, 1 << 20),
-            Arc::new(System(runtime.handle().clone())),
-        );
+        let (_runtime, session, mut worker) = session((UNDER_WAY + 1, 1 << 20));
         let attach = |seen| {
             let (sender, receiver) = mpsc::unbounded_channel();
             let number = session.attach(sender, seen, |_| proto::Reply::default());

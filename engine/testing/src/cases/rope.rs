@@ -9,13 +9,7 @@ pub fn add(cases: &mut Cases) {
     for dtype in FLOATS {
         for mode in [RopeMode::Normal, RopeMode::Neox] {
             let plain = Rope::new(64, mode, 10_000.0);
-            let yarn = Rope {
-                original_context: 512,
-                freq_scale: 0.25,
-                ext_factor: 1.0,
-                attn_factor: 1.2,
-                ..plain
-            };
+            let yarn = yarn(plain);
             let ropes = [
                 ("all", plain),
                 ("half", Rope { dims: 32, ..plain }),
@@ -87,6 +81,17 @@ pub fn add(cases: &mut Cases) {
     }
 }
 
+/// The same, scaled by YaRN.
+fn yarn(plain: Rope) -> Rope {
+    Rope {
+        original_context: 512,
+        freq_scale: 0.25,
+        ext_factor: 1.0,
+        attn_factor: 1.2,
+        ..plain
+    }
+}
+
 /// Tokens with several positions.
 fn axes(cases: &mut Cases, dtype: DType) {
     let even = [10, 11, 11, 0];
@@ -108,19 +113,12 @@ fn axes(cases: &mut Cases, dtype: DType) {
     ] {
         let is_whole = matches!(mode, RopeMode::Vision { .. });
         let plain = Rope::new(if is_whole { 32 } else { 64 }, mode, 10_000.0);
-        let yarn = Rope {
-            original_context: 512,
-            freq_scale: 0.25,
-            ext_factor: 1.0,
-            attn_factor: 1.2,
-            ..plain
-        };
         let part = Rope {
             dims: 24,
             offset: 30,
             ..plain
         };
-        let ropes = [("", plain), ("YaRN", yarn), ("a part", part)];
+        let ropes = [("", plain), ("YaRN", yarn(plain)), ("a part", part)];
         for (note, rope) in ropes.into_iter().take(if is_whole { 2 } else { 3 }) {
             for shape in [[64, 1, 1, 1], [64, 3, 5, 2]] {
                 one(cases, note, dtype, rope, false, shape, Form::Plain);

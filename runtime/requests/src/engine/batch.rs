@@ -148,8 +148,11 @@ impl Engine {
 
     fn add_part(&mut self, planned: &mut Vec<Part>, id: u64, count: usize) {
         let Some(at) = self.find(id) else { return };
-        let drafted = self.active[at].running.draft.len();
-        self.room_in_runs(Some(self.active[at].sequence), count + drafted);
+        let active = &self.active[at];
+        let tokens = count + active.running.draft.len();
+        let cells = self.context.cells();
+        self.runs_for_batch += cells.runs_for(Some(active.sequence), tokens);
+        self.free_runs(self.runs_for_batch);
         let active = &self.active[at];
         let end = active.decoded + count;
         let is_last = end == active.running.tokens.len();

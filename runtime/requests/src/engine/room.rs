@@ -12,15 +12,13 @@ impl Engine {
     /// Makes room for a text of so many tokens in a sequence of its own, as far as giving up kept texts does it.
     pub(super) fn room_for_text(&mut self, tokens: usize) {
         self.room_for(tokens);
-        self.runs_for_batch = 0;
-        self.room_in_runs(None, tokens);
+        self.free_runs(self.context.cells().runs_for(None, tokens));
     }
 
-    /// Gives up kept texts until so many tokens of a sequence (`None`: a new one), and what else the batch has, can lie next to each other. In the gaps between kept
-    /// texts, the cells of texts would lie among each other, and attention would take several times as long.
-    pub(super) fn room_in_runs(&mut self, sequence: Option<usize>, tokens: usize) {
-        self.runs_for_batch += self.context.cells().runs_for(sequence, tokens);
-        while self.context.cells().free_runs() < self.runs_for_batch && self.evict(None) {}
+    /// Gives up kept texts until so many runs of cells are free, if that does it. In the gaps between kept texts, the cells of texts would lie among each other, and attention
+    /// would take several times as long.
+    pub(super) fn free_runs(&mut self, wanted: usize) {
+        while self.context.cells().free_runs() < wanted && self.evict(None) {}
     }
 
     /// The request at work that makes room for others first: of the least priority, the youngest.

@@ -1,0 +1,33 @@
+//! Whether there is memory for what is made of many small pieces.
+
+use crate::error::{Error, Result};
+
+/// Fails where so many bytes of host memory cannot be had at once. For what is made of many small pieces: a program ends where one of these is refused, so all are asked
+/// for before the first is made. `what` says in the error what the memory was for.
+///
+/// # Errors
+/// [`Error::OutOfMemory`].
+pub fn ask_for_memory(bytes: usize, what: &str) -> Result<()> {
+    let mut tried: Vec<u8> = Vec::new();
+    let reserved = tried.try_reserve_exact(bytes);
+    // Otherwise the compiler leaves out memory that nobody uses, and there is always enough.
+    std::hint::black_box(&tried);
+    reserved.map_err(|_| Error::OutOfMemory {
+        device: "host".into(),
+        what: what.into(),
+        asked: bytes,
+        free: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_had_is_refused_by_name() {
+        ask_for_memory(1 << 20, "a small thing").unwrap();
+        let error = ask_for_memory(isize::MAX as usize, "a large thing").unwrap_err();
+        assert!(error.to_string().contains("a large thing"), "{error}");
+    }
+}
