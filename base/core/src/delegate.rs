@@ -5,7 +5,9 @@
 
 use crate::buffer::{Buffer, BufferType, Usage};
 use crate::cancel::CancelToken;
-use crate::device::{Capabilities, Compiled, Device, DeviceKind, Event, Keep, MemoryInfo, Stream};
+use crate::device::{
+    Capabilities, Compiled, Device, DeviceKind, Event, Keep, MemoryInfo, Selection, Stream,
+};
 use crate::error::Result;
 use crate::graph::{Graph, Node, TensorId};
 use crate::memory::HostMemory;
@@ -99,7 +101,7 @@ delegate! {
     fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool;
     fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool;
     fn wants_offload(&self, node: Node<'_>) -> bool;
-    fn wants_selection(&self) -> bool;
+    fn selection(&self) -> Selection;
     fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize>;
     fn workspaces(&self, graph: &Graph, parts: &[&[TensorId]]) -> Result<Vec<usize>>;
     fn member_memories(&self) -> Vec<Arc<dyn BufferType>>;

@@ -93,6 +93,18 @@ pub struct DeviceLimits {
     pub f32_operations: f64,
 }
 
+/// Whether a device can [choose](Device::selection) the largest of many numbers for samplers, and should.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Selection {
+    /// It does not choose as [`Exact`](Self::Exact) says, or nobody knows whether it does.
+    #[default]
+    Inexact,
+    /// Of equal numbers it chooses the first, and `ArgMax` takes what is not a number as no larger than minus infinity.
+    Exact,
+    /// It chooses so, and that takes less time than reading all numbers.
+    Wanted,
+}
+
 /// Something that was found, or that the user named, and cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
@@ -264,10 +276,9 @@ pub trait Device: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Whether the largest of many numbers in its memory are best chosen here, by `ArgMax` and `TopK`, instead of reading all of them. For these, what is
-    /// not a number must be no larger than minus infinity in `ArgMax`, and of equal numbers, the first must be chosen.
-    fn wants_selection(&self) -> bool {
-        false
+    /// Whether the largest of many numbers in its memory can be chosen here, by `ArgMax` and `TopK`, instead of reading all of them.
+    fn selection(&self) -> Selection {
+        Selection::default()
     }
 
     /// Bytes of scratch memory, in its own buffer type, that it needs while it runs these nodes of `graph`.

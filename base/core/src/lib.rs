@@ -65,7 +65,7 @@ pub use cancel::CancelToken;
 pub use delegate::{Delegate, Delegating};
 pub use device::{
     Backend, Capabilities, Compiled, Device, DeviceKind, DeviceLimits, Event, Keep, MemoryInfo,
-    Placed, Prepared, Rejected, RunControl, RunObserver, Stream,
+    Placed, Prepared, Rejected, RunControl, RunObserver, Selection, Stream,
 };
 pub use dtype::DType;
 pub use environment::Environment;

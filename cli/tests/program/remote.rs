@@ -74,6 +74,13 @@ fn a_model_writes_the_same_text_on_servers() {
     let here = text(&["--device", "cpu"]);
     assert!(here.len() > 20, "{here}");
     assert_eq!(text(&["--device", "remote0"]), here);
+    // Of several likely tokens, which the server finds.
+    let sampled = |device: &str| {
+        let line = "run -p Once --temp 1.5 --top-k 5 --seed 3 -t 1 -n 24 --device";
+        let remote = ["--remote", &addresses, "--remote-token", token];
+        samite(line.split(' ').chain([device]).chain(remote)).ok()
+    };
+    assert_eq!(sampled("remote0"), sampled("cpu"));
     let two = [
         "--device",
         "remote0,remote1,cpu",

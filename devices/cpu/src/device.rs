@@ -10,8 +10,8 @@ use crate::table::kernel_for;
 use crate::tune;
 use samite_core::{
     Backend, Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Graph, HostMemory,
-    MemoryInfo, Node, Parameters, Placed, Prepared, Result, RunControl, Stream, Support, TensorId,
-    TensorRef, Usage, host_buffer, host_buffer_type, same_buffer_type,
+    MemoryInfo, Node, Parameters, Placed, Prepared, Result, RunControl, Selection, Stream, Support,
+    TensorId, TensorRef, Usage, host_buffer, host_buffer_type, same_buffer_type,
 };
 use samite_threads::{CpuSet, MOST_THREADS, Pool, PoolOptions};
 use std::any::Any;
@@ -179,6 +179,10 @@ impl Device for CpuDevice {
             )),
             None => Ok(host_buffer(memory, usage)),
         }
+    }
+
+    fn selection(&self) -> Selection {
+        Selection::Exact
     }
 
     fn supports(&self, node: Node<'_>) -> Support {

@@ -9,8 +9,8 @@ use crate::options::ReferenceOptions;
 use crate::stream::ReferenceStream;
 use samite_core::{
     Backend, Buffer, BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, Error,
-    Event, Graph, HostMemory, MemoryInfo, Node, Op, Result, Stream, Support, TensorId, Usage,
-    host_buffer_type, same_buffer_type,
+    Event, Graph, HostMemory, MemoryInfo, Node, Op, Result, Selection, Stream, Support, TensorId,
+    Usage, host_buffer_type, same_buffer_type,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -141,6 +141,10 @@ impl Device for ReferenceDevice {
         }
         self.check("compile")?;
         CompiledNodes::compile(self, graph, nodes, earlier, cancel).map(Some)
+    }
+
+    fn selection(&self) -> Selection {
+        Selection::Exact
     }
 
     fn supports(&self, node: Node<'_>) -> Support {

@@ -78,6 +78,9 @@ pub struct Device {
     /// The kinds of memory, the device's own first. Others give weights a form of their own.
     #[prost(message, repeated, tag = "3")]
     pub memories: ::prost::alloc::vec::Vec<Memory>,
+    /// ArgMax and TopK choose the first of equal numbers, and ArgMax takes what is not a number as no larger than minus infinity.
+    #[prost(bool, tag = "4")]
+    pub selects: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Memory {

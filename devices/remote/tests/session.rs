@@ -6,7 +6,7 @@ mod common;
 use common::{Lender, Proxy, eventually, floats};
 use samite_core::{
     CancelToken, DType, Delegate, Delegating, Device, Error, Graph, Keep, Layout, Op, Placed,
-    TensorGroup, TensorId, TensorRef, Usage,
+    Selection, TensorGroup, TensorId, TensorRef, Usage,
 };
 use samite_reference::ReferenceDevice;
 use samite_remote::RemoteOptions;
@@ -300,6 +300,26 @@ fn a_session_without_a_connection_makes_room_for_another_of_its_token() {
     drop((held, second));
 }
 
+/// A device of which nobody knows how it chooses.
+struct Unknown(Arc<dyn Device>);
+
+impl Delegate for Unknown {
+    fn inner(&self) -> &Arc<dyn Device> {
+        &self.0
+    }
+
+    fn selection(&self) -> Selection {
+        Selection::Inexact
+    }
+}
+
+#[test]
+fn servers_choose_tokens_only_if_their_devices_do_it_as_samplers() {
+    let unknown = Delegating::device(Unknown(ReferenceDevice::new(Default::default())));
+    let lender = Lender::of(&[unknown], |_| {});
+    assert_eq!(lender.connect().selection(), Selection::Inexact);
+}
+
 /// A device that wants scratch memory for each node, the second node first, and the first result for longer.
 struct Wishful(Arc<dyn Device>);
 
@@ -328,6 +348,7 @@ fn what_the_device_wishes_is_part_of_the_clients_plan() {
     let wishful = Delegating::device(Wishful(ReferenceDevice::new(Default::default())));
     let lender = Lender::of(&[wishful], |_| {});
     let device = lender.connect();
+    assert_eq!(device.selection(), Selection::Wanted);
     let mut g = Graph::new();
     let x = g.input("x", DType::F32, [4, 4, 1, 1]).unwrap();
     let before = g.sqr(x).unwrap();

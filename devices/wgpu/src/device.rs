@@ -15,7 +15,8 @@ use crate::tuning::{self, Tuning};
 use crate::waiting::IN_BROWSER;
 use samite_core::{
     BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, DeviceLimits, Error,
-    Event, Graph, MemoryInfo, Node, Op, Result, Stream, Support, TensorId, same_buffer_type,
+    Event, Graph, MemoryInfo, Node, Op, Result, Selection, Stream, Support, TensorId,
+    same_buffer_type,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -294,9 +295,12 @@ impl Device for WgpuDevice {
         matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. }) && columns >= OFFLOAD_COLUMNS
     }
 
-    fn wants_selection(&self) -> bool {
+    fn selection(&self) -> Selection {
         // What computes on the host's processors has its memory at hand.
-        self.options.selection.unwrap_or(!self.is_software())
+        match self.options.selection.unwrap_or(!self.is_software()) {
+            true => Selection::Wanted,
+            false => Selection::Exact,
+        }
     }
 
     fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize> {

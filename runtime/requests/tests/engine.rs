@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 use samite_core::environment::Clock;
-use samite_core::{DType, Delegate, Delegating, Device, Environment};
+use samite_core::{DType, Delegate, Delegating, Device, Environment, Selection};
 use samite_llm::{
     Adapter, Context, ContextOptions, Model, ModelOptions, ScaledAdapter, SyntheticAdapter,
     SyntheticModel,
@@ -193,8 +193,8 @@ impl Delegate for Choosing {
         &self.0
     }
 
-    fn wants_selection(&self) -> bool {
-        true
+    fn selection(&self) -> Selection {
+        Selection::Wanted
     }
 }
 

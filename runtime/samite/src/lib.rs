@@ -56,10 +56,10 @@ pub use samite_core::{
     Access, Backend, Buffer, BufferType, CancelToken, Capabilities, DIMS, DType, Device,
     DeviceKind, DeviceLimits, Error, Event, Flags, Glu, Graph, HeldGate, HostMemory, Keep, Layout,
     Location, MemoryId, MemoryInfo, MemorySet, Node, Op, Parameters, Placed, Precision, Prepared,
-    Rejected, Result, Rope, RopeMode, Rows, RunControl, RunObserver, Shape, Slot, SortOrder,
-    StoredTensor, Stream, Support, Tensor, TensorGroup, TensorId, TensorRef, Unary, Usage, ViewOf,
-    ask_for_memory, cache_folder, counted, host_buffer, host_buffer_type, infer, same_buffer_type,
-    shape,
+    Rejected, Result, Rope, RopeMode, Rows, RunControl, RunObserver, Selection, Shape, Slot,
+    SortOrder, StoredTensor, Stream, Support, Tensor, TensorGroup, TensorId, TensorRef, Unary,
+    Usage, ViewOf, ask_for_memory, cache_folder, counted, host_buffer, host_buffer_type, infer,
+    same_buffer_type, shape,
 };
 #[cfg(feature = "meta")]
 pub use samite_forecast as forecast;

@@ -38,10 +38,10 @@ pub fn top_k(call: &Call, k: usize) -> Result<()> {
 pub fn argmax(call: &Call) -> Result<()> {
     let x = call.numbers(0)?;
     let largest = |row: &[f64]| {
-        let mut best = 0;
-        for (i, value) in row.iter().enumerate() {
-            if *value > row[best] {
-                best = i;
+        let (mut best, mut largest) = (0, f64::NEG_INFINITY);
+        for (i, &value) in row.iter().enumerate() {
+            if value > largest {
+                (best, largest) = (i, value);
             }
         }
         best as i64

@@ -6,7 +6,7 @@ use super::stream::{RemoteEvent, RemoteStream};
 use crate::proto::{self, command::Command as Kind, result::Result as Outcome};
 use samite_core::{
     BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, Keep, MemoryInfo, Node, Op,
-    Result, Stream, Support, TensorId, same_buffer_type,
+    Result, Selection, Stream, Support, TensorId, same_buffer_type,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ pub(super) struct RemoteDevice {
     description: String,
     /// Its own first.
     memories: Vec<Arc<dyn BufferType>>,
+    selection: Selection,
     /// How long a run may take, in milliseconds; 0 for ever.
     pub deadline: u64,
 }
@@ -42,6 +43,11 @@ impl RemoteDevice {
             far,
             description,
             memories: memories.into_iter().map(|memory| memory as _).collect(),
+            // Few numbers are on their way sooner than many.
+            selection: match described.selects {
+                true => Selection::Wanted,
+                false => Selection::Inexact,
+            },
             deadline: deadline.map_or(0, |time| {
                 u64::try_from(time.as_millis()).unwrap_or(0).max(1)
             }),
@@ -98,6 +104,10 @@ impl Device for RemoteDevice {
 
     fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>> {
         self.memories[1..].to_vec()
+    }
+
+    fn selection(&self) -> Selection {
+        self.selection
     }
 
     fn supports(&self, node: Node<'_>) -> Support {

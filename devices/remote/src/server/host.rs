@@ -8,7 +8,7 @@ use super::{RemoteServerOptions, lock};
 use crate::outside::Outside;
 use crate::{VERSION, proto};
 use prost::Message;
-use samite_core::{Device, Ledger};
+use samite_core::{Device, Ledger, Selection};
 use std::collections::BTreeMap;
 use std::io::Result;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -274,5 +274,6 @@ fn describe(lent: &Lent) -> proto::Device {
         name: lent.device.name().to_owned(),
         description: lent.device.description(),
         memories: memories.collect(),
+        selects: lent.device.selection() >= Selection::Exact,
     }
 }

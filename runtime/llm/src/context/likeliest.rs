@@ -3,9 +3,10 @@
 use super::Context;
 use crate::arch::{GraphShape, Output};
 use crate::error::{Error, Result};
-use samite_core::TensorId;
+use samite_core::{Device, Selection, TensorId};
 use samite_sched::Scheduler;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// With more of them, reading all logits is no more work.
 const MOST: usize = 256;
@@ -81,9 +82,13 @@ impl Likeliest {
     }
 }
 
+fn wants(device: &Arc<dyn Device>) -> bool {
+    device.selection() == Selection::Wanted
+}
+
 impl Context {
     /// From the next batch on, has devices choose so many of the likeliest tokens, and reads these in the place of logits: after each token whose logits are
-    /// wanted, if these are all in one micro-batch, and where the logits are on a device that [wants that](samite_core::Device::wants_selection). `None` reads
+    /// wanted, if these are all in one micro-batch, and where the logits are on a device that [wants that](samite_core::Selection::Wanted). `None` reads
     /// logits.
     ///
     /// # Errors
@@ -113,7 +118,7 @@ impl Context {
     /// Whether the likeliest tokens would be chosen on the device that has the logits, and that wants it.
     fn is_chosen_where_it_is(&self, shape: GraphShape) -> Result<bool> {
         let mut devices = self.model().devices().iter();
-        if !devices.any(|device| device.wants_selection()) {
+        if !devices.any(wants) {
             return Ok(false);
         }
         let built = self.source().build(shape)?;
@@ -129,7 +134,7 @@ impl Context {
             .flatten();
         let device = nodes.next().and_then(device_of);
         Ok(
-            device.is_some_and(|device| self.model().devices().get(device).wants_selection())
+            device.is_some_and(|device| wants(self.model().devices().get(device)))
                 && nodes.all(|id| device_of(id) == device),
         )
     }
