@@ -36,7 +36,11 @@ pub fn first_word(dtype: DType) -> Option<usize> {
 /// # Errors
 /// If the driver fails.
 pub fn upload(opened: &Opened) -> Result<wgpu::Buffer> {
-    let bytes: Vec<u8> = all().iter().flat_map(|(_, bytes)| *bytes).copied().collect();
+    let bytes: Vec<u8> = all()
+        .iter()
+        .flat_map(|(_, bytes)| *bytes)
+        .copied()
+        .collect();
     let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST;
     let buffer = opened.create("the grids of IQ types", bytes.len() as u64, usage)?;
     opened.write(&buffer, 0, &bytes)?;
