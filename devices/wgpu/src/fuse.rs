@@ -341,8 +341,10 @@ impl Fusion<'_> {
             .all(|source| self.memory.is_aligned(source.id()));
         let numbers = [scale, max_bias, softcap];
         let launches = attention::flash(node, numbers, self.capacity, aligned, Some(&b)).ok()?;
-        let most = self.capacity.operands;
-        if launches.iter().any(|launch| launch.operands.len() > most) {
+        if !launches
+            .iter()
+            .all(|launch| launch.has_bindings(self.capacity))
+        {
             return None;
         }
         steps.extend(launches.into_iter().map(|launch| Step {

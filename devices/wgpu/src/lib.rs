@@ -32,6 +32,7 @@
 //! | `device`, `stream`, `event` | the contract of `samite-core` |
 //! | `waiting` | waiting for the driver, in browsers too |
 //! | `plan` | launches: operands, parameters, how many workgroups; cutting them at the binding limit |
+//! | `grids` | tables that kernels of IQ types read |
 //! | `windows` | what bindings show of buffers |
 //! | `shader` | the text of a shader from its parts |
 //! | `pipelines` | compiled shaders |
@@ -48,6 +49,7 @@ mod event;
 mod experimental;
 mod fuse;
 mod gpu;
+mod grids;
 mod kept;
 mod limits;
 mod ops;

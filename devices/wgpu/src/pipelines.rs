@@ -2,6 +2,7 @@
 
 use crate::emulated::without_matrices;
 use crate::gpu::{MOST_BINDINGS, Opened};
+use crate::grids;
 use crate::plan::MOST_OPERANDS;
 use crate::shader::{FIRST_OPERAND, Shader};
 use crate::stored_pipelines::StoredPipelines;
@@ -16,8 +17,9 @@ const MOST_COMPILERS: usize = 8;
 
 /// The pipelines of one device.
 pub struct Pipelines {
-    /// By number of the operands' bindings.
-    layouts: Vec<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
+    /// By number of the operands' bindings, without [grids] and with them.
+    layouts: [Vec<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>; 2],
+    grids: OnceLock<wgpu::Buffer>,
     compiled: Mutex<BTreeMap<Shader, Arc<wgpu::ComputePipeline>>>,
     patch: OnceLock<wgpu::ComputePipeline>,
     stored: Option<StoredPipelines>,
@@ -36,9 +38,15 @@ impl Pipelines {
     pub fn new(device: &wgpu::Device, stored: Option<StoredPipelines>, changes: Changes) -> Self {
         let most = device.limits().max_storage_buffers_per_shader_stage;
         let most = most.min(MOST_BINDINGS).saturating_sub(1) as usize;
-        let layouts = (0..=most.min(MOST_OPERANDS)).map(|operands| layout(device, operands));
+        let layouts = |grids: usize| {
+            let operands = 0..=most.min(MOST_OPERANDS) - grids;
+            operands
+                .map(|operands| layout(device, operands, grids))
+                .collect()
+        };
         Pipelines {
-            layouts: layouts.collect(),
+            layouts: [layouts(0), layouts(1)],
+            grids: OnceLock::new(),
             compiled: Mutex::default(),
             patch: OnceLock::new(),
             stored,
@@ -51,9 +59,24 @@ impl Pipelines {
         self.stored.as_ref()
     }
 
-    /// The layout of bind groups with so many bindings of operands.
-    pub fn bind_group_layout(&self, operands: usize) -> &wgpu::BindGroupLayout {
-        &self.layouts[operands].0
+    /// The layout of the bind groups of `shader`.
+    pub fn bind_group_layout(&self, shader: &Shader) -> &wgpu::BindGroupLayout {
+        &self.layouts(shader).0
+    }
+
+    fn layouts(&self, shader: &Shader) -> &(wgpu::BindGroupLayout, wgpu::PipelineLayout) {
+        &self.layouts[usize::from(shader.reads_grids())][shader.binding_count()]
+    }
+
+    /// The grids of IQ types, brought to the device when they are first needed.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn grids(&self, opened: &Opened) -> Result<&wgpu::Buffer> {
+        if self.grids.get().is_none() {
+            let _ = self.grids.set(grids::upload(opened)?); // another thread's is as good
+        }
+        Ok(self.grids.get_or_init(|| unreachable!("set above")))
     }
 
     /// The pipeline of `shader`, compiled now if it was not.
@@ -65,7 +88,7 @@ impl Pipelines {
         if let Some(pipeline) = lock().get(shader) {
             return Ok(Arc::clone(pipeline));
         }
-        let layout = &self.layouts[shader.binding_count()].1;
+        let layout = &self.layouts(shader).1;
         let mut source = shader.source();
         if let Some([text, by]) = self.changes.falsified {
             source = source.replace(text, by);
@@ -181,7 +204,13 @@ pub fn compile(
     Ok(pipeline)
 }
 
-fn layout(device: &wgpu::Device, operands: usize) -> (wgpu::BindGroupLayout, wgpu::PipelineLayout) {
+/// Layouts for parameters, the word for failures, operands, and grids, if there are any.
+fn layout(
+    device: &wgpu::Device,
+    operands: usize,
+    grids: usize,
+) -> (wgpu::BindGroupLayout, wgpu::PipelineLayout) {
+    let first_grid = FIRST_OPERAND + operands as u32;
     let entry = |binding: u32| wgpu::BindGroupLayoutEntry {
         binding,
         visibility: wgpu::ShaderStages::COMPUTE,
@@ -189,14 +218,16 @@ fn layout(device: &wgpu::Device, operands: usize) -> (wgpu::BindGroupLayout, wgp
             ty: match binding {
                 0 => wgpu::BufferBindingType::Uniform,
                 // One buffer may be several operands, of which one is written: to the driver, all are.
-                _ => wgpu::BufferBindingType::Storage { read_only: false },
+                _ => wgpu::BufferBindingType::Storage {
+                    read_only: binding >= first_grid,
+                },
             },
             has_dynamic_offset: false,
             min_binding_size: None,
         },
         count: None,
     };
-    let entries: Vec<_> = (0..FIRST_OPERAND + operands as u32).map(entry).collect();
+    let entries: Vec<_> = (0..first_grid + grids as u32).map(entry).collect();
     let groups = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
         label: None,
         entries: &entries,

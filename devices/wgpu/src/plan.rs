@@ -288,6 +288,16 @@ impl Launch {
         Ok([groups.min(most) as u32, lines as u32])
     }
 
+    /// How many bindings it needs for what it computes with.
+    fn bindings(&self) -> usize {
+        self.operands.len() + usize::from(self.shader.reads_grids())
+    }
+
+    /// Whether the adapter allows so many.
+    pub fn has_bindings(&self, capacity: &Capacity) -> bool {
+        self.bindings() <= capacity.operands
+    }
+
     pub fn fits(&self, capacity: &Capacity) -> bool {
         // What lies before a window in its binding takes room, too.
         let room = capacity.binding.saturating_sub(capacity.alignment + 4);
@@ -299,10 +309,10 @@ impl Launch {
     /// # Errors
     /// If it cannot be done in parts.
     pub fn fit(self, capacity: &Capacity, parts: &mut Vec<Launch>) -> Result<(), Reason> {
-        if self.operands.len() > capacity.operands {
+        if !self.has_bindings(capacity) {
             return Err(format!(
                 "it has {} operands, and the adapter allows {}",
-                self.operands.len(),
+                self.bindings(),
                 capacity.operands
             )
             .into());

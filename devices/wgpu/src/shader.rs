@@ -3,6 +3,7 @@
 //! Accessors are templates: `$` stands for the operand's name. What else a kernel leaves open is a name in capitals that
 //! [`Shader::text`] replaces.
 
+use crate::grids;
 use samite_core::DType;
 use std::fmt::Write;
 
@@ -95,7 +96,7 @@ fn reader(dtype: DType) -> Option<&'static str> {
         ($($dtype:ident $file:literal)*) => {
             match dtype {
                 $(DType::$dtype => Some(include_str!(concat!("kernels/types/", $file, ".wgsl"))),)*
-                _ => None,
+                _ => codebook_reader(dtype),
             }
         };
     }
@@ -105,6 +106,27 @@ fn reader(dtype: DType) -> Option<&'static str> {
         Q2_K "q2_k" Q3_K "q3_k" Q4_K "q4_k" Q5_K "q5_k" Q6_K "q6_k"
         IQ4_NL "iq4_nl" IQ4_XS "iq4_xs" MXFP4 "mxfp4" NVFP4 "nvfp4" TQ1_0 "tq1_0" TQ2_0 "tq2_0"
         Q1_0 "q1_0" Q2_0 "q2_0"
+    }
+}
+
+/// How elements of a type are read whose blocks name points of a [grid](crate::grids); `None` for other types.
+fn codebook_reader(dtype: DType) -> Option<&'static str> {
+    macro_rules! readers {
+        ($($dtype:ident $file:literal $marks:literal)*) => {
+            match dtype {
+                $(DType::$dtype => Some(concat!(
+                    include_str!(concat!("kernels/types/", $file, ".wgsl")),
+                    include_str!(concat!("kernels/types/marks_are_", $marks, ".wgsl")),
+                    include_str!("kernels/types/codebook.wgsl"),
+                )),)*
+                _ => None,
+            }
+        };
+    }
+    readers! {
+        IQ1_S "iq1_s" "shifts" IQ1_M "iq1_m" "shifts"
+        IQ2_XXS "iq2_xxs" "signs" IQ2_XS "iq2_xs" "signs" IQ2_S "iq2_s" "signs"
+        IQ3_XXS "iq3_xxs" "signs" IQ3_S "iq3_s" "signs"
     }
 }
 
@@ -161,6 +183,14 @@ fn shares_words(dtype: DType) -> bool {
 }
 
 impl Shader {
+    /// Whether it sees the grids of IQ types, behind its operands.
+    pub fn reads_grids(&self) -> bool {
+        let reads = |&(_, dtype, access): &(char, DType, Access)| {
+            access.reads() && grids::first_word(dtype).is_some()
+        };
+        self.operands.iter().any(reads)
+    }
+
     /// How many bindings the operands have.
     pub fn binding_count(&self) -> usize {
         match self.bindings.iter().max() {
@@ -227,6 +257,13 @@ impl Shader {
                 binding as u32 + FIRST_OPERAND
             ); // writing to a string cannot fail
         }
+        if self.reads_grids() {
+            let _ = writeln!(
+                source,
+                "@group(0) @binding({}) var<storage, read> grids: array<u32>;",
+                self.binding_count() as u32 + FIRST_OPERAND
+            ); // writing to a string cannot fail
+        }
         for (number, &(name, dtype, access)) in self.operands.iter().enumerate() {
             let binding = self.binding(number);
             let load = match (self.is_atomic(binding), self.is_wide(binding)) {
@@ -256,10 +293,12 @@ impl Shader {
             if access.writes() {
                 accessor += writer(dtype).unwrap_or_default();
             }
+            let first_word = grids::first_word(dtype).unwrap_or(0);
             let block = [dtype.block_len(), dtype.block_bytes()].map(|x| x.to_string());
             let accessor = accessor
                 .replace("BLOCK_LEN", &block[0])
                 .replace("BLOCK_BYTES", &block[1])
+                .replace("FIRST_WORD", &first_word.to_string())
                 .replace("buffer_$", &format!("buffer_{binding}"))
                 .replace('$', &name.to_string());
             source.push_str(&accessor);

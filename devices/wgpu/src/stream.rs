@@ -340,6 +340,11 @@ impl WgpuStream {
             let size = window.end - window.begin;
             bindings.push(binding(number, window.buffer, window.begin, size));
         }
+        if shader.reads_grids() {
+            let grids = opened.pipelines.grids(opened)?;
+            let number = FIRST_OPERAND + windows.len() as u32;
+            bindings.push(binding(number, grids, 0, grids.size()));
+        }
         let pipeline = opened.pipelines.get(opened, &shader)?;
         let entries: Vec<_> = bindings
             .iter()
@@ -354,7 +359,7 @@ impl WgpuStream {
             .collect();
         let group = opened.device.create_bind_group(&wgpu::BindGroupDescriptor {
             label: None,
-            layout: opened.pipelines.bind_group_layout(windows.len()),
+            layout: opened.pipelines.bind_group_layout(&shader),
             entries: &entries,
         });
         let step = Step {

@@ -117,7 +117,7 @@ impl<'a> Fusion<'a> {
             && self.angles_are_apart(turned, node.id());
         let launch = rope::norm_rope(turned, of, self.capacity);
         let launch = launch.ok().filter(|_| fits)?;
-        (launch.operands.len() <= self.capacity.operands).then_some(Step {
+        launch.has_bindings(self.capacity).then_some(Step {
             node: node.id(),
             launch,
         })
@@ -190,7 +190,7 @@ impl<'a> Fusion<'a> {
             return None;
         }
         let launch = rope::rope_store([query, key], [keys, values], of, self.capacity).ok()?;
-        (launch.operands.len() <= self.capacity.operands).then_some(Step {
+        launch.has_bindings(self.capacity).then_some(Step {
             node: keys.id(),
             launch,
         })

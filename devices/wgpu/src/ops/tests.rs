@@ -269,3 +269,22 @@ fn parts_fit_into_bindings() {
         launch.groups(&small).unwrap();
     }
 }
+
+/// The grids of IQ types need a binding of their own, which an adapter must have.
+#[test]
+fn grids_count_among_bindings() {
+    let mut g = Graph::new();
+    let x = g.input("x", DType::F32, [256, 1, 1, 1]).unwrap();
+    for (dtype, operands) in [(DType::Q4_0, 3), (DType::IQ2_XS, 4)] {
+        let w = g.leaf("w", dtype, [256, 8, 1, 1]).unwrap();
+        let y = g.mul_mat(w, x).unwrap();
+        for few in [operands, operands - 1] {
+            let capacity = Capacity {
+                operands: few,
+                ..capacity(false, 1 << 30)
+            };
+            let launches = launches_of(g.node(y), &capacity, Known::default());
+            assert_eq!(launches.is_ok(), few == operands, "{dtype}, {few}");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 
 mod attention_tiles;
 mod before_attention;
+mod codebooks;
 
 use samite_core::{
     Backend, CancelToken, DType, Device, Graph, Layout, Placed, RunControl, TensorGroup, TensorId,

@@ -1,9 +1,9 @@
 //! Whole models on a GPU device, alone and beside others. A software adapter will do; without any, the tests say so.
 
 use crate::common::*;
-use samite_core::{Backend, Device, Error};
+use samite_core::{Backend, DType, Device, Error};
 use samite_llm::arch::ARCHITECTURES;
-use samite_llm::{Context, ContextOptions, GenerateOptions, Model, Session};
+use samite_llm::{Context, ContextOptions, GenerateOptions, Model, Session, SyntheticModel};
 use samite_text::{Sampler, SamplerParams};
 use samite_wgpu::{WgpuBackend, WgpuDevice};
 use std::ops::ControlFlow;
@@ -77,6 +77,44 @@ fn every_architecture_gives_what_the_cpu_gives() {
         near(all(), "layers=0:wgpu0;layers=1:b;layers=2:cpu", true);
         near(all(), "layers=0:cpu;layers=1:wgpu0;layers=2:b", false);
     }
+}
+
+/// Weights whose blocks name points of a grid are computed with on the device: as the reference does it, and as near to the CPU, which makes activations 8-bit
+/// numbers, as other types of few bits.
+#[test]
+fn models_of_iq_types_give_what_the_reference_gives() {
+    let Some(gpu) = gpu("") else { return };
+    let errors = |architecture, dtype| {
+        let file = TestModel::write(&SyntheticModel {
+            n_embd: 256,
+            n_ff: 256,
+            head_dim: 64,
+            dtype,
+            ..SyntheticModel::tiny(architecture)
+        });
+        let found = decode_all(vec![Arc::clone(&gpu)], "", &file, true);
+        [reference("b"), cpu()].map(|other| nmse(&found, &decode_all(vec![other], "", &file, true)))
+    };
+    let [_, usual] = errors("llama", DType::Q2_K);
+    for dtype in [
+        DType::IQ1_S,
+        DType::IQ1_M,
+        DType::IQ2_XXS,
+        DType::IQ2_XS,
+        DType::IQ2_S,
+        DType::IQ3_XXS,
+        DType::IQ3_S,
+    ] {
+        let [exact, rounded] = errors("llama", dtype);
+        assert!(exact <= 1e-8, "{dtype}: {exact:.1e}");
+        assert!(
+            rounded <= 10.0 * usual,
+            "{dtype}: {rounded:.1e}, Q2_K: {usual:.1e}"
+        );
+    }
+    // Numbers of 8 bits may choose other experts.
+    let [exact, _] = errors("qwen3moe", DType::IQ2_XS);
+    assert!(exact <= 1e-8, "experts: {exact:.1e}");
 }
 
 /// Norms of queries and keys are part of the launch that turns them and writes to the caches.

@@ -1,0 +1,64 @@
+//! The grids whose points blocks of IQ1, IQ2 and IQ3 name, in the device's memory: one buffer for all types, which kernels see behind their operands
+//! if they read one of these.
+//!
+//! They have a binding, and are no constants of kernels: compilers would have to put tables of up to 4,096 words that are indexed by numbers from memory
+//! somewhere, and each has its own way.
+
+use crate::gpu::Opened;
+use samite_core::{DType, Result};
+use samite_quant::grids::*;
+
+/// The coordinates of each grid, a byte each, and the types that have it.
+fn all() -> [(&'static [DType], &'static [u8]); 6] {
+    [
+        (&[DType::IQ2_XXS], bytemuck::cast_slice(&IQ2_XXS_GRID)),
+        (&[DType::IQ2_XS], bytemuck::cast_slice(&IQ2_XS_GRID)),
+        (&[DType::IQ2_S], bytemuck::cast_slice(&IQ2_S_GRID)),
+        (&[DType::IQ3_XXS], bytemuck::cast_slice(&IQ3_XXS_GRID)),
+        (&[DType::IQ3_S], bytemuck::cast_slice(&IQ3_S_GRID)),
+        (
+            &[DType::IQ1_S, DType::IQ1_M],
+            bytemuck::cast_slice(&IQ1_GRID),
+        ),
+    ]
+}
+
+/// The word of the buffer where the grid of a type begins; `None` for types without one.
+pub fn first_word(dtype: DType) -> Option<usize> {
+    let all = all();
+    let at = all.iter().position(|(types, _)| types.contains(&dtype))?;
+    let before: usize = all[..at].iter().map(|(_, bytes)| bytes.len()).sum();
+    Some(before / 4)
+}
+
+/// The buffer, filled.
+///
+/// # Errors
+/// If the driver fails.
+pub fn upload(opened: &Opened) -> Result<wgpu::Buffer> {
+    let bytes: Vec<u8> = all()
+        .iter()
+        .flat_map(|(_, bytes)| *bytes)
+        .copied()
+        .collect();
+    let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST;
+    let buffer = opened.create("the grids of IQ types", bytes.len() as u64, usage)?;
+    opened.write(&buffer, 0, &bytes)?;
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_fit_into_the_smallest_binding() {
+        // `binding=64KiB` is the least that may be asked for.
+        let bytes: usize = all().iter().map(|(_, bytes)| bytes.len()).sum();
+        assert!(bytes <= 64 << 10, "{bytes}");
+        assert_eq!(first_word(DType::IQ2_XXS), Some(0));
+        assert_eq!(first_word(DType::IQ2_XS), Some(2 * 256));
+        assert_eq!(first_word(DType::IQ1_S), first_word(DType::IQ1_M));
+        assert_eq!(first_word(DType::IQ4_XS), None);
+    }
+}
