@@ -27,7 +27,8 @@ fn far(without: &[&str], memory: Option<usize>) -> (Arc<Server>, String) {
     serve_devices(vec![lent], options)
 }
 
-/// Square roots `y` of four numbers `x` right behind them, their squares behind those, and row 2 of a matrix at 512 written with `y`.
+/// Square roots `y` of four numbers `x` right behind them, their squares behind those, a row of a matrix at 512 written with `y`, and the
+/// square roots of the matrix, which is not named as what was written.
 fn graph() -> Script {
     let matrix = tensor(DType::F32, [4, 3, 1, 1], 512);
     let written = Record {
@@ -41,9 +42,10 @@ fn graph() -> Script {
         of_graph(8, op::SQRT, &[7], f32s(4, 16)),
         of_graph(9, op::SQR, &[8], f32s(4, 32)),
         written,
+        of_graph(11, op::SQRT, &[2], tensor(DType::F32, [4, 3, 1, 1], 768)),
     ];
     let mut script = Script::default();
-    script.graph(&[8, 9, 10], &tensors);
+    script.graph(&[8, 9, 10, 11], &tensors);
     script
 }
 
@@ -88,6 +90,9 @@ fn tensors_are_brought_to_who_computes_and_back() {
         assert_eq!(first[8..], [1.0, 4.0, 25.0, 16.0], "without {without:?}");
         assert_eq!(matrix[..4], [1.0, 2.0, 5.0, 4.0], "without {without:?}");
         assert_eq!(matrix[4..8], [6.0, 7.0, 7.0, 7.0], "without {without:?}");
+        let roots: Vec<f32> = matrix.iter().map(|x| x.sqrt()).collect();
+        let found = values(&raw.read(f32s(12, 768), 0, 48));
+        assert_eq!(found, roots, "without {without:?}");
     }
 }
 
@@ -120,16 +125,23 @@ fn the_first_that_can_takes_over() {
     assert_eq!(values(&raw.read(f32s(4, 0), 0, 16)), [1.0, 4.0, 9.0, 16.0]);
 }
 
-/// Memory of the other device counts.
+/// Memory of the other device counts: here, half of a MiB each for the operand and the result.
 #[test]
 fn a_client_pays_for_the_memory_of_who_takes_over() {
-    for (memory, is_enough) in [(1024, false), (4096, true)] {
+    let (mib, n) = (1 << 20, 1 << 17);
+    for (memory, is_enough) in [(mib + (64 << 10), false), (3 * mib, true)] {
         let (_server, address) = far(&["sqrt"], Some(memory));
         let mut raw = Raw::connect(&address);
-        assert_eq!(raw.allocate(1024), 1);
-        raw.send(&graph());
+        assert_eq!(raw.allocate(mib as u64), 1);
+        let result = f32s(n, mib as u64 / 2);
+        let tensors = [
+            of_graph(7, op::NONE, &[], f32s(n, 0)),
+            of_graph(8, op::SQRT, &[7], result),
+        ];
+        raw.send(Script::default().write(f32s(n, 0), 0, &bytes(&[4.0])));
+        raw.send(Script::default().graph(&[8], &tensors));
         match is_enough {
-            true => assert_eq!(raw.read(f32s(4, 16), 0, 16), [0; 16]),
+            true => assert_eq!(values(&raw.read(result, 0, 8)), [2.0, 0.0]),
             false => raw.is_closed("memory beyond the client's"),
         }
     }
