@@ -2,8 +2,8 @@
 
 use crate::kernel::{Kernel, Reason, dense_rows};
 use crate::kernels::{
-    attention, backward, copy, delta, elementwise, experts, formula, glu, indexer, matmul,
-    out_prod, reduce, rope, rows, shape, softmax, sort, state, training,
+    attention, backward, convolution, copy, delta, elementwise, experts, formula, glu, indexer,
+    matmul, out_prod, reduce, rope, rows, shape, softmax, sort, state, training,
 };
 use crate::operand::alignment;
 use crate::packed;
@@ -93,6 +93,7 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
         Op::OptStepAdamW => Kernel::one_phase(training::adam_w),
         Op::OptStepSgd => Kernel::one_phase(training::gradient_descent),
         Op::LightningIndexer => indexer::kernel(node)?,
+        Op::Conv2d { .. } | Op::Conv3d { .. } => convolution::kernel(node)?,
         ref op if is_formula(op.kind()) => formula::kernel(node)?,
         ref op => return Err(format!("there is no kernel for {}", op.name()).into()),
     })

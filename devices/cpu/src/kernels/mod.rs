@@ -6,6 +6,7 @@
 pub(crate) mod attention;
 pub(crate) mod backward;
 pub(crate) mod columns;
+pub(crate) mod convolution;
 pub(crate) mod copy;
 pub(crate) mod delta;
 pub(crate) mod elementwise;

@@ -3,9 +3,11 @@
 //! - `session`: requests and what is done about them, without a connection.
 //! - `places`: what a client's numbers of buffers and addresses stand for.
 //! - `work`: graphs, bound to devices.
+//! - `staged`: memory for the nodes that another device computes.
 
 mod places;
 mod session;
+mod staged;
 mod work;
 
 use crate::channel::{ended, send};
@@ -33,8 +35,8 @@ pub struct ServerOptions {
     pub tensors: usize,
     /// How long a client may be silent in the middle of a message. Between messages it may be silent for ever.
     pub patience: Duration,
-    /// What computes operations that a device refuses, the first one that can and that uses the device's memory: the CPU, then the
-    /// reference device.
+    /// What computes operations that a device refuses, the first one that can: the CPU, then the reference device. Tensors are copied to
+    /// it and back if it cannot use the memory that they lie in.
     pub fallbacks: Vec<Arc<dyn Device>>,
     /// Time.
     pub environment: Environment,

@@ -1,9 +1,10 @@
 //! Graphs, bound to devices.
 
 use super::places::{Buffers, Placed, allocate};
+use super::staged::Staged;
 use samite_core::{
-    CancelToken, Charge, DType, Device, Graph, Layout, Ledger, Prepared, Result as Outcome,
-    RunControl, Slot, Stream, Support, TensorId, TensorInfo, TensorRef,
+    CancelToken, Charge, DType, Device, Layout, Ledger, Prepared, Result as Outcome, RunControl,
+    Slot, Stream, Support, TensorId, TensorInfo, TensorRef,
 };
 use samite_wire::Reason;
 use samite_wire::import::{Imported, Importer};
@@ -39,6 +40,8 @@ struct Piece {
     /// The number of the fallback; `None` for the device itself.
     fallback: Option<usize>,
     prepared: Box<dyn Prepared>,
+    /// What a fallback cannot reach.
+    staged: Staged,
     /// Scratch memory, which prepared work need not hold by itself.
     _workspace: Option<TensorRef>,
 }
@@ -46,6 +49,8 @@ struct Piece {
 /// A graph that can be run again and again.
 pub(super) struct Work {
     pieces: Vec<Piece>,
+    /// What is copied for fallbacks goes through it.
+    copied: Vec<u8>,
     /// The numbers of the buffers that it works on.
     pub buffers: BTreeSet<u64>,
     /// Memory that it works on.
@@ -53,7 +58,8 @@ pub(super) struct Work {
     _charges: Vec<Charge>,
 }
 
-/// Reads a graph, with everything checked, and binds it to the device and, where that refuses a node, to the first of the others that can.
+/// Reads a graph, with everything checked, and binds it to the device and, where that refuses a node, to the first of the others that
+/// supports it.
 pub(super) fn prepare(
     graph: &GraphMessage,
     buffers: &Buffers,
@@ -76,11 +82,15 @@ pub(super) fn prepare(
     let Imported {
         graph,
         nodes: _,
-        places,
+        mut places,
     } = imported;
     let mut pieces = Vec::with_capacity(parts.len());
     for (fallback, nodes) in parts {
         let lane = chosen(fallback, lane, fallbacks);
+        let (staged, mut moved) = match fallback {
+            None => (Staged::default(), Vec::new()),
+            Some(_) => Staged::new(&graph, &nodes, &places, &*lane.device, ledger, &mut charges)?,
+        };
         let text = |error: samite_core::Error| Reason::from(error.to_string());
         let bytes = lane.device.workspace(&graph, &nodes).map_err(text)?;
         let workspace = match bytes {
@@ -92,6 +102,7 @@ pub(super) fn prepare(
                 Some(TensorRef { buffer, slot })
             }
         };
+        exchange(&mut places, &mut moved);
         let work = samite_core::Placed {
             graph: &graph,
             nodes: &nodes,
@@ -99,21 +110,31 @@ pub(super) fn prepare(
             workspace: workspace.as_ref(),
             compiled: None,
         };
+        let prepared = lane.stream().and_then(|stream| stream.prepare(work));
+        exchange(&mut places, &mut moved);
         pieces.push(Piece {
             fallback,
-            prepared: lane
-                .stream()
-                .and_then(|stream| stream.prepare(work))
-                .map_err(text)?,
+            prepared: prepared.map_err(text)?,
+            staged,
             _workspace: workspace,
         });
     }
     Ok(Work {
         pieces,
+        copied: Vec::new(),
         buffers: used,
         _places: places,
         _charges: charges,
     })
+}
+
+/// Exchanges the places of some tensors.
+fn exchange(places: &mut [Option<TensorRef>], others: &mut [(TensorId, TensorRef)]) {
+    for (id, other) in others {
+        if let Some(place) = &mut places[id.index()] {
+            std::mem::swap(place, other);
+        }
+    }
 }
 
 /// Checks that every result has the room that its operation wants: some devices write behind the last element.
@@ -168,7 +189,7 @@ fn divide(
             Support::Yes => None,
             Support::No(reason) => {
                 let mut lanes = fallbacks.iter();
-                let found = lanes.position(|lane| can_take_over(imported, id, &*lane.device));
+                let found = lanes.position(|lane| lane.device.supports(node).is_yes());
                 let nobody = || {
                     Reason::from(format!(
                         "{} cannot compute {} '{}': {reason}",
@@ -188,17 +209,6 @@ fn divide(
     Ok(parts)
 }
 
-/// Whether a device supports a node and the memory that its tensors lie in.
-fn can_take_over(imported: &Imported, id: TensorId, device: &dyn Device) -> bool {
-    let graph: &Graph = &imported.graph;
-    let tensors = graph.tensor(id).operands().map(|(_, source)| source);
-    let usable = |id: TensorId| {
-        let place = imported.places[id.index()].as_ref();
-        place.is_some_and(|place| device.supports_buffer_type(place.buffer.buffer_type()))
-    };
-    device.supports(graph.node(id)).is_yes() && tensors.chain([id]).all(usable)
-}
-
 /// Computes the graph, and waits for the end.
 pub(super) fn run(work: &mut Work, lane: &mut Lane, fallbacks: &mut [Lane]) -> Outcome<()> {
     let cancel = CancelToken::new();
@@ -209,9 +219,11 @@ pub(super) fn run(work: &mut Work, lane: &mut Lane, fallbacks: &mut [Lane]) -> O
             cancel: &cancel,
             observer: None,
         };
+        piece.staged.bring(&mut work.copied)?;
         // Also after a failure, nothing is under way any more.
         let result = stream.run(&mut *piece.prepared, control);
         stream.synchronize().and(result)?;
+        piece.staged.bring_back(&mut work.copied)?;
     }
     Ok(())
 }

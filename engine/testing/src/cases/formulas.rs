@@ -163,6 +163,13 @@ fn convolutions(cases: &mut Cases) {
             }
         }
     }
+    // So long that some devices do not gather what it lies on.
+    let window = Window::default();
+    plain(
+        cases,
+        Op::Conv2d { window },
+        &[[1025, 1024, 1, 1], [1026, 1024, 1, 1]],
+    );
     // The first window: places 9 and 8.
     let back = |planar, shape| Op::Im2ColBack {
         window: Window::default(),
