@@ -152,7 +152,8 @@ impl<'a> Fusion<'a> {
         let (q, k, v) = (query.source()?, key.source()?, values.source(0)?);
         let key_shape = shape(key.rope);
         let tokens = key_shape[2];
-        let is_plain = |node: Node<'_>| node.dtype().block_len() == 1 && shape(node)[2..] == [1, 1];
+        let is_plain = |node: Node<'_>| shape(node)[2..] == [1, 1];
+        let are_whole = |node: Node<'_>, len: usize| len.is_multiple_of(node.dtype().block_len());
         let fits = key.rope.op() == query.rope.op()
             && key.norm.is_some() == query.norm.is_some()
             && id(key.rope, 1) == id(query.rope, 1)
@@ -167,6 +168,8 @@ impl<'a> Fusion<'a> {
                 shape(query.rope)[3],
             ] == [key_shape[0], tokens, 1]
             && [keys, values].into_iter().all(is_plain)
+            && are_whole(keys, key_shape[0])
+            && are_whole(values, shape(v)[0])
             && shape(keys.source(0)?) == [key_shape[0] * key_shape[1], tokens, 1, 1]
             && shape(v)[1..] == [tokens, 1, 1]
             && shape(keys.source(1)?) == [tokens, 1, 1, 1];

@@ -33,6 +33,9 @@ impl<'a> Turned<'a> {
     }
 }
 
+/// Heads of up to so many elements are kept in a workgroup's memory until they are written in blocks.
+const MOST_TURNED: usize = 1024;
+
 /// Invocations of a workgroup for each head: such that sums are those of a norm by itself.
 fn invocations(size: usize) -> usize {
     let four = size.div_ceil(4).next_power_of_two();
@@ -44,36 +47,38 @@ fn operand(node: Node<'_>, index: usize, name: char) -> Result<Operand, Reason> 
     Ok(node.source_operand(index)?.of(node).named(name))
 }
 
-/// Heads after their norm, and turned.
+/// Heads turned, after their norm if there is one: a workgroup for each.
 ///
 /// # Errors
-/// Why there is no such launch; also if there is no norm.
+/// Why there is no such launch.
 pub fn norm_rope(turned: Turned<'_>, of: Rope, capacity: &Capacity) -> Result<Launch, Reason> {
-    let Some(norm) = turned.norm else {
-        return Err("no norm".into());
-    };
     let mut all = rope(turned.rope, of, 1.0)?;
     for operand in &mut all.operands {
         *operand = operand.of(turned.rope);
     }
-    all.operands[1] = operand(norm.norm, 0, 'a')?;
-    all.operands.push(operand(norm.scaled, 1, 'f')?);
+    if let Some(norm) = turned.norm {
+        all.operands[1] = operand(norm.norm, 0, 'a')?;
+        all.operands.push(operand(norm.scaled, 1, 'f')?);
+        all.floats[8] = norm.eps;
+    }
     floats(all.operands.iter().filter(|operand| operand.name != 'b'))?;
-    all.floats[8] = norm.eps;
     let (y, a) = (all.operands[0], all.operands[1]);
     let launch = renamed("norm_rope", all, Work::Groups(y.rows()))
-        .with("HEADS", heads(&a, 'f'))
+        .with("HEADS", heads(&a, turned.norm.map(|_| 'f')))
         .with("STORE;", "")
         .with("GROUP_SIZE", invocations(y.shape[0]));
     Ok(launch.reduces(capacity))
 }
 
-/// The functions of heads `a` with the factor `factor`.
-fn heads(a: &Operand, factor: char) -> String {
-    include_str!("../kernels/norm_rope_head.wgsl")
-        .replace("LOADED_ROW", &load_four(a))
+/// The functions of heads `a` with the factor of their norm, or without a norm.
+fn heads(a: &Operand, factor: Option<char>) -> String {
+    let text = match factor {
+        Some(_) => include_str!("../kernels/norm_rope_head.wgsl"),
+        None => include_str!("../kernels/norm_rope_plain_head.wgsl"),
+    };
+    text.replace("LOADED_ROW", &load_four(a))
         .replace("_A", &format!("_{}", a.name))
-        .replace("_F", &format!("_{factor}"))
+        .replace("_F", &format!("_{}", factor.unwrap_or_default()))
 }
 
 /// What comes before attention: queries and keys turned, after norms of them or both without, keys and values written to their caches.
@@ -86,9 +91,21 @@ pub fn rope_store(
     of: Rope,
     capacity: &Capacity,
 ) -> Result<Launch, Reason> {
-    let mut launch = match query.norm {
-        Some(_) => norm_rope(query, of, capacity)?,
-        None => rope(query.rope, of, 1.0)?,
+    let (t, u) = (
+        keys.result().of(keys).named('t'),
+        values.result().of(values).named('u'),
+    );
+    let block_lens = [t, u].map(|cache| cache.dtype.block_len());
+    if block_lens.iter().any(|len| ![1, 32].contains(len)) {
+        return Err("a cache that is encoded on the host only".into());
+    }
+    if block_lens[0] > 1 && key.rope.layout().shape()[0] > MOST_TURNED {
+        return Err("long heads".into());
+    }
+    // A block is written by one invocation, out of a workgroup's memory with the whole head.
+    let mut launch = match query.norm.is_some() || block_lens != [1, 1] {
+        true => norm_rope(query, of, capacity)?,
+        false => rope(query.rope, of, 1.0)?,
     };
     for operand in &mut launch.operands {
         *operand = operand.of(query.rope);
@@ -98,31 +115,29 @@ pub fn rope_store(
         None => operand(key.rope, 0, 'k')?,
     };
     let v = operand(values, 0, 'v')?;
-    launch.operands.extend([
-        k,
-        operand(keys, 1, 'n')?,
-        keys.result().of(keys).named('t'),
-        v,
-        values.result().of(values).named('u'),
-    ]);
+    launch.operands.extend([k, operand(keys, 1, 'n')?, t, v, u]);
     let y = launch.operands[0];
-    let launch = match key.norm {
-        None => {
+    let launch = match launch.shader.kernel {
+        "rope" => {
             let per_row = y.shape[0] - of.dims / 2;
             let count = per_row * (y.rows() + k.rows()) + v.elements();
             let work = Work::Groups(count.div_ceil(GROUP as usize));
             renamed("rope_store", launch, work)
         }
-        Some(norm) => {
-            launch.operands.push(operand(norm.scaled, 1, 'g')?);
-            launch.floats[9] = norm.eps;
-            let pieces = v.elements().div_ceil(invocations(y.shape[0]));
+        _ => {
+            if let Some(norm) = key.norm {
+                launch.operands.push(operand(norm.scaled, 1, 'g')?);
+                launch.floats[9] = norm.eps;
+            }
+            let pieces = v.elements() / block_lens[1];
+            let pieces = pieces.div_ceil(invocations(y.shape[0]));
             let work = Work::Groups(y.rows() + k.rows() + pieces);
             let mut launch = renamed("norm_rope", launch, work);
+            let [store, memory] = stores(&launch.operands, block_lens, y.shape[0]);
             for (name, text) in &mut launch.shader.text {
                 match *name {
-                    "HEADS" => text.push_str(&heads(&k, 'g')),
-                    "STORE;" => text.push_str(STORE),
+                    "HEADS" => *text += &(heads(&k, key.norm.map(|_| 'g')) + &memory),
+                    "STORE;" => *text += &store,
                     _ => {}
                 }
             }
@@ -135,8 +150,39 @@ pub fn rope_store(
     Ok(launch.can_fail())
 }
 
-/// What keys and values are written by, behind queries.
-const STORE: &str = concat!(include_str!("../kernels/norm_rope_store.wgsl"), ";");
+/// What writes keys of heads of so many elements, and values, behind queries: elements, or blocks. Also the memory that it needs.
+fn stores(operands: &[Operand], [of_keys, of_values]: [usize; 2], size: usize) -> [String; 2] {
+    let number = |name: char| {
+        let number = operands.iter().position(|operand| operand.name == name);
+        number.unwrap_or(0).to_string()
+    };
+    let (keys, memory) = match of_keys {
+        1 => (
+            include_str!("../kernels/norm_rope_keys.wgsl").to_owned(),
+            String::new(),
+        ),
+        _ => (
+            include_str!("../kernels/norm_rope_key_blocks.wgsl").replace("CACHE", &number('t')),
+            format!("var<workgroup> turned: array<f32, {size}>;"),
+        ),
+    };
+    let value = match of_values {
+        1 => "put_u(vec4<u32>(i.x, row, 0u, 0u), get_v(i));".to_owned(),
+        _ => VALUE_BLOCK.replace("CACHE", &number('u')),
+    };
+    let text = include_str!("../kernels/norm_rope_store.wgsl")
+        .replace("STORED_KEYS", &keys)
+        .replace("STORED_VALUE", &value)
+        .replace("VALUES_EACH", &of_values.to_string());
+    [text, memory]
+}
+
+/// Stores a block of 32 elements of a value.
+const VALUE_BLOCK: &str = "var x: array<f32, 32>;
+    for (var j = 0u; j < 32u; j++) {
+        x[j] = get_v(vec4<u32>(i.x * 32u + j, i.yzw));
+    }
+    encode_u(row_u(vec3<u32>(row, 0u, 0u)) + i.x * parameters.tensors[CACHE].strides.x, &x);";
 
 /// `launch`, whose operands may be others by now, as one of `kernel`.
 fn renamed(kernel: &'static str, launch: Launch, work: Work) -> Launch {

@@ -103,13 +103,15 @@ fn fused(capacity: &Capacity) -> Vec<Launch> {
         ..*capacity
     };
     let parts = ["norm_rope", "set_rows", "set_rows", "norm_rope"];
-    for (capacity, has_norms, expected) in [
-        (capacity, false, &["rope_store"][..]),
-        (capacity, true, &["norm_rope"]),
-        (&few, false, &["rope_store"]),
-        (&few, true, &parts),
+    for (capacity, has_norms, cache, expected) in [
+        (capacity, false, DType::F16, &["rope_store"][..]),
+        (capacity, true, DType::F16, &["norm_rope"]),
+        (capacity, false, DType::Q8_0, &["norm_rope"]),
+        (capacity, true, DType::Q5_1, &["norm_rope"]),
+        (&few, false, DType::F16, &["rope_store"]),
+        (&few, true, DType::F16, &parts),
     ] {
-        let before_attention = before_attention(capacity, has_norms);
+        let before_attention = before_attention(capacity, has_norms, cache);
         let kernels = before_attention.iter().map(|launch| launch.shader.kernel);
         assert_eq!(kernels.collect::<Vec<_>>(), expected);
         all.extend(before_attention);
@@ -142,17 +144,17 @@ fn attention(tokens: usize, keys: usize, capacity: &Capacity) -> Vec<Launch> {
     steps.into_iter().map(|step| step.launch).collect()
 }
 
-/// The rotations and writes of one layer, of four queries and two keys of length 16 for three tokens; after norms, if it has them.
-fn before_attention(capacity: &Capacity, has_norms: bool) -> Vec<Launch> {
+/// The rotations and writes of one layer, of four queries and two keys of length 32 for three tokens; after norms, if it has them.
+fn before_attention(capacity: &Capacity, has_norms: bool, cache: DType) -> Vec<Launch> {
     let mut g = Graph::new();
     let input = |g: &mut Graph, dtype, shape| g.input("", dtype, shape).unwrap();
     let positions = input(&mut g, DType::I32, [3, 1, 1, 1]);
     let cells = input(&mut g, DType::I64, [3, 1, 1, 1]);
-    let [q, k] = [4, 2].map(|heads| input(&mut g, DType::F32, [16, heads, 3, 1]));
-    let v = input(&mut g, DType::F32, [32, 3, 1, 1]);
-    let caches = [0, 1].map(|_| g.leaf("cache", DType::F16, [32, 40, 1, 1]).unwrap());
-    let rope = Rope::new(16, RopeMode::Normal, 10_000.0);
-    let factor = g.leaf("factor", DType::F32, [16, 1, 1, 1]).unwrap();
+    let [q, k] = [4, 2].map(|heads| input(&mut g, DType::F32, [32, heads, 3, 1]));
+    let v = input(&mut g, DType::F32, [64, 3, 1, 1]);
+    let caches = [0, 1].map(|_| g.leaf("cache", cache, [64, 40, 1, 1]).unwrap());
+    let rope = Rope::new(32, RopeMode::Normal, 10_000.0);
+    let factor = g.leaf("factor", DType::F32, [32, 1, 1, 1]).unwrap();
     let normed = |g: &mut Graph, x| match has_norms {
         true => {
             let x = g.rms_norm(x, 1e-6).unwrap();
@@ -162,7 +164,7 @@ fn before_attention(capacity: &Capacity, has_norms: bool) -> Vec<Launch> {
     };
     let k = normed(&mut g, k);
     let k = g.rope(k, positions, None, rope).unwrap();
-    let rows = g.reshape(k, [32, 3, 1, 1]).unwrap();
+    let rows = g.reshape(k, [64, 3, 1, 1]).unwrap();
     g.set_rows(rows, cells, caches[0]).unwrap();
     g.set_rows(v, cells, caches[1]).unwrap();
     let q = normed(&mut g, q);

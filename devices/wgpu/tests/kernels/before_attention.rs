@@ -39,7 +39,7 @@ fn kind(rng: &mut Rng) -> Kind {
     }
     let has_norms = rng.pick(&[[true; 2], [true; 2], [true; 2], [false; 2], [true, false]]);
     let [kv, group] = [1 + rng.below(3), 1 + rng.below(3)];
-    Kind {
+    let mut kind = Kind {
         size,
         heads: [kv * group, kv],
         tokens: 1 + rng.below(5),
@@ -51,7 +51,12 @@ fn kind(rng: &mut Rng) -> Kind {
         values_first: rng.one_in(2),
         has_norms,
         has_caches: !rng.one_in(4),
+    };
+    let has_whole_blocks = kind.has_caches && (size * kv).is_multiple_of(32);
+    if has_whole_blocks && rng.one_in(3) {
+        kind.cache = rng.pick(&[DType::Q8_0, DType::Q4_0, DType::IQ4_NL]);
     }
+    kind
 }
 
 fn layer(kind: Kind) -> Work {
@@ -140,19 +145,21 @@ fn layer(kind: Kind) -> Work {
 fn launches(kind: Kind) -> usize {
     let [q, k] = kind.has_norms;
     match kind.has_caches {
-        true if q == k => 1,
+        // A block of a cache is of one head.
+        true if q == k && kind.size.is_multiple_of(kind.cache.block_len()) => 1,
         // A norm and a rotation are one.
         true => 4,
         false => 2,
     }
 }
 
-/// Numbers in 16 bits may be rounded to a neighbour.
+/// Numbers of few bits may be rounded to a neighbour.
 fn limit(kind: Kind) -> f64 {
     match kind.cache {
         DType::F32 => 1e-9,
         DType::F16 => 1e-7,
-        _ => 1e-5,
+        DType::BF16 => 1e-5,
+        _ => 1e-4,
     }
 }
 
@@ -239,6 +246,16 @@ fn mistakes_in_the_kernel_show() {
             "put_u(vec4<u32>(i.x, i.y, 0u, 0u), get_v(i))",
         ),
         ("pair_of(t, pairs, row.y)", "pair_of(t, pairs, row.x)"),
+        ("(row.x * blocks + n)", "n"),
+        ("turned[n * 32u + j]", "turned[n * 32u]"),
+        (
+            "get_v(vec4<u32>(i.x * 32u + j, i.yzw))",
+            "get_v(vec4<u32>(i.x + j, i.yzw))",
+        ),
+        (
+            "vec3<u32>(row, 0u, 0u)) + i.x *",
+            "vec3<u32>(i.y, 0u, 0u)) + i.x *",
+        ),
     ] {
         let Some(device) = mistaken("", right, wrong) else {
             return;

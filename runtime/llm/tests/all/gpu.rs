@@ -131,6 +131,43 @@ fn norms_of_heads_are_no_launches() {
     assert_eq!(with, without);
 }
 
+/// Caches in blocks are written by the launch that turns keys, as others are.
+#[test]
+fn caches_in_blocks_are_no_launches() {
+    let Some(gpu) = gpu("") else { return };
+    let own = gpu.as_any().downcast_ref::<WgpuDevice>().unwrap();
+    for architecture in ["llama", "qwen3", "gemma4"] {
+        let file = TestModel::write(&SyntheticModel {
+            head_dim: 32,
+            ..SyntheticModel::tiny(architecture)
+        });
+        let run = |device: Arc<dyn Device>, kv_type| {
+            let model = file.load(vec![device], "");
+            let options = ContextOptions {
+                kv_types: [kv_type; 2],
+                flash: true,
+                ..options_for(&model, true)
+            };
+            let mut context = Context::new(model, options).unwrap();
+            let mut rows = decode(&mut context, &tokens(9), 0, 0);
+            rows.extend(decode(&mut context, &[5], 9, 0));
+            rows
+        };
+        run(Arc::clone(&gpu), DType::F16);
+        let expected = own.prepared_launches();
+        for kv_type in [DType::Q8_0, DType::Q4_0] {
+            let found = run(Arc::clone(&gpu), kv_type);
+            assert_eq!(
+                own.prepared_launches(),
+                expected,
+                "{architecture}, {kv_type}"
+            );
+            let error = nmse(&found, &run(reference("b"), kv_type));
+            assert!(error <= 1e-4, "{architecture}, {kv_type}: {error:.1e}");
+        }
+    }
+}
+
 #[test]
 fn runs_overlap_and_limits_are_small() {
     for parameters in ["", "subgroups=off,binding=64KiB", "overlaps=off"] {
