@@ -166,8 +166,7 @@ class Both:
             done = subprocess.run([self.samite, "test-ops", "--device", "RPC0", "--rpc", server.place], capture_output=True, text=True)
             failed = [line.strip() for line in done.stdout.splitlines() if line.startswith("FAILED")]
             print(f"samite test-ops: exit code {done.returncode}, {len(failed)} fail", *(line[:200] for line in failed[:12]), sep="\n  ")
-            for line in done.stdout.strip().splitlines()[-1:]:
-                print(line[:200])
+            print(*(line for line in done.stdout.splitlines() if line.startswith(("RPC0", "all"))), sep="\n")
             write = [self.samite, "run", "-m", self.model, "-p", PROMPT, "-n", "48", "--temp", "0", "-t", "1"]
             here = self.run([*write, "--device", "cpu"])
             there = self.run([*write, "--rpc", server.place, "--device", "RPC0,cpu"])
