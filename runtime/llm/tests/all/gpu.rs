@@ -131,6 +131,23 @@ fn norms_of_heads_are_no_launches() {
     assert_eq!(with, without);
 }
 
+/// Norms of values come before keys, so that rotations and writes are one launch with those, too.
+#[test]
+fn norms_of_values_stand_apart() {
+    let Some(gpu) = gpu("") else { return };
+    let own = gpu.as_any().downcast_ref::<WgpuDevice>().unwrap();
+    let launches = |n_layer| {
+        let file = TestModel::write(&SyntheticModel {
+            n_layer,
+            ..SyntheticModel::tiny("gemma4")
+        });
+        decode_all(vec![Arc::clone(&gpu)], "", &file, true);
+        own.prepared_launches()
+    };
+    // In each layer, three fewer than with a norm of values in between.
+    assert_eq!(launches(5) - launches(3), 42);
+}
+
 /// Caches in blocks are written by the launch that turns keys, as others are.
 #[test]
 fn caches_in_blocks_are_no_launches() {

@@ -28,11 +28,12 @@ impl Builder<'_> {
         let Projected { q, kv, gate } = self.projected(a, x)?;
         let mut own = None;
         if let Some((k, v)) = kv {
-            let k = self.prepared(a, k, 1, "Kcur")?;
+            // A norm of values comes first, so that devices see rotations and writes one after the other.
             let v = match v {
                 Some(v) => Some(self.normed_heads(a, v, 2, "Vcur")?),
                 None => None,
             };
+            let k = self.prepared(a, k, 1, "Kcur")?;
             match a.sees_later {
                 true => own = Some((k, v)),
                 false => self.store(k, v)?,
