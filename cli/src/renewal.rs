@@ -43,18 +43,67 @@ fn unreachable(model: &ModelArgs) -> Option<String> {
 /// # Errors
 /// As [`ModelArgs::load`]; if the server does not come back; when cancelled.
 pub fn load(model: &ModelArgs, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+    patiently(model, cancel, || model.load(cpu, cancel))
+}
+
+/// Makes a context for a model that was loaded by these flags. If a server is lost meanwhile and comes back in time, the model is loaded once more.
+///
+/// # Errors
+/// As [`ModelArgs::context`]; if the server does not come back; when cancelled.
+pub fn context(
+    flags: &ModelArgs,
+    cpu: &CpuArgs,
+    model: Arc<Model>,
+    options: ContextOptions,
+) -> Outcome<Context> {
+    let cancel = options.cancel.clone();
+    let mut loaded = Some(model);
+    patiently(flags, &cancel, || {
+        let model = match loaded.take() {
+            Some(model) => model,
+            None => flags.load(cpu, &cancel)?,
+        };
+        let context = flags.context(Arc::clone(&model), options.clone());
+        // A lost device also refuses nodes, and then the error is about these.
+        context.map_err(|failure| match lost(&model) {
+            Some(lost) => lost,
+            None => failure,
+        })
+    })
+}
+
+/// What a device of a model says if it is lost.
+fn lost(model: &Model) -> Option<Failure> {
+    let mut devices = model.devices().iter();
+    devices.find_map(|device| {
+        let mut stream = Arc::clone(device).open_stream();
+        let answer = stream.as_mut().map(|stream| stream.synchronize());
+        let error = match answer {
+            Ok(Err(error)) => error,
+            _ => stream.err()?,
+        };
+        matches!(error, samite::Error::DeviceLost { .. }).then(|| error.into())
+    })
+}
+
+/// Does it, and once more each time that a server was lost meanwhile and came back.
+fn patiently<T>(
+    model: &ModelArgs,
+    cancel: &CancelToken,
+    mut attempt: impl FnMut() -> Outcome<T>,
+) -> Outcome<T> {
     // Several processes would have to begin anew together.
     let wait = patience(model).filter(|_| ranks::group().is_none());
     let Some(wait) = wait else {
-        return model.load(cpu, cancel);
+        return attempt();
     };
     let (start, seconds) = (Instant::now(), wait.as_secs());
     let mut loads = 0;
     loop {
         loads += 1;
-        let lost = match model.load(cpu, cancel) {
+        let lost = match attempt() {
             Err(Failure::Lost(lost)) if loads < MOST_LOADS => one_line(&lost),
-            loaded => return loaded,
+            made => return made,
         };
         say(format_args!(
             "{lost}; waiting up to {seconds} s for it to come back"

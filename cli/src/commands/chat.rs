@@ -187,7 +187,7 @@ pub fn run(args: ChatArgs) -> Outcome {
     Sampler::new(sampling.clone()).map_err(Failure::usage)?;
     let renewal = Renewal::new(&args.model, &args.cpu, &context_options);
     let name = escaped(model.name()).into_owned();
-    let context = args.model.context(model, context_options)?;
+    let context = renewal::context(&args.model, &args.cpu, model, context_options)?;
     let mut talk = Conversation::with_template(context, template).map_err(failure)?;
     if let Some(renewal) = renewal {
         talk.on_loss(move |lost| renewal.renew(lost));

@@ -168,7 +168,7 @@ pub fn run(args: EmbedArgs) -> Outcome {
         )));
     }
     fit_to(&mut options, spec, pooling, &lengths);
-    let mut context = args.model.context(model, options)?;
+    let mut context = renewal::context(&args.model, &args.cpu, model, options)?;
     let normalization = match (args.embd_normalize, pooling) {
         (Some(normalization), _) => normalization,
         (None, Pooling::Rank) => Normalization::None,

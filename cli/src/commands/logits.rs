@@ -111,7 +111,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
         }
         false => n_vocab,
     };
-    let mut context = args.model.context(model, options)?;
+    let mut context = renewal::context(&args.model, &args.cpu, model, options)?;
     let top = match (args.top, &file) {
         (Some(top), _) => top.min(n_vocab),
         (None, Some(_)) => 0,

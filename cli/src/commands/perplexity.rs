@@ -74,7 +74,7 @@ pub fn run(args: PerplexityArgs) -> Outcome {
     }
     options.n_ctx = Some(chunk);
     options.n_logits = Some(options.n_ubatch);
-    let mut context = args.model.context(model, options)?;
+    let mut context = renewal::context(&args.model, &args.cpu, model, options)?;
     tokens.truncate(most);
     let bar = progress::count("predicting", "chunks");
     bar.set_length((tokens.len() / chunk) as u64);

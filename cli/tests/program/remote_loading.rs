@@ -17,6 +17,8 @@ struct Struck {
     server: Option<Server>,
     /// How often it still does so.
     strikes: usize,
+    /// After so many bytes from a client.
+    after: usize,
     /// Whether a server comes back.
     comes_back: bool,
 }
@@ -48,6 +50,10 @@ struct Proxy {
 
 impl Proxy {
     fn start(strikes: usize, comes_back: bool) -> Self {
+        Self::striking_after(IN_THE_MIDDLE, strikes, comes_back)
+    }
+
+    fn striking_after(after: usize, strikes: usize, comes_back: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let server = Struck::start(folder.path());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -58,6 +64,7 @@ impl Proxy {
             folder: folder.path().to_owned(),
             server: Some(server),
             strikes,
+            after,
             comes_back,
         }));
         let shared = Arc::downgrade(&struck);
@@ -104,9 +111,11 @@ fn pass_on(mut client: TcpStream, struck: &Mutex<Struck>) {
     while let Ok(n @ 1..) = client.read(&mut buffer) {
         let before = count;
         count += n;
-        if before < IN_THE_MIDDLE && count >= IN_THE_MIDDLE {
-            struck.lock().unwrap().strike();
+        let mut struck = struck.lock().unwrap();
+        if (before..count).contains(&struck.after) {
+            struck.strike();
         }
+        drop(struck);
         if server.write_all(&buffer[..n]).is_err() {
             break;
         }
@@ -151,6 +160,21 @@ fn it_is_waited_for_and_the_model_is_loaded_again() {
         if arguments[0] != "bench" {
             assert_eq!(there, here, "{arguments:?}");
         }
+    }
+}
+
+/// When all weights are sent, the context is made, and then the text begins.
+#[test]
+fn it_is_waited_for_behind_the_weights() {
+    let story = [&STORY[..], &["--temp", "0"]].concat();
+    let here = run(&[&story[..], &["--device", "cpu"]].concat(), "").ok();
+    for after in (1_050_000..1_400_000).step_by(50_000) {
+        let proxy = Proxy::striking_after(after, 1, true);
+        let run = proxy.run(&story, "");
+        let notes = run.stderr.clone();
+        assert_eq!(proxy.struck.lock().unwrap().strikes, 0, "{after}: {notes}");
+        assert!(notes.contains("waiting up to 60 s"), "{after}: {notes}");
+        assert_eq!(run.ok(), here, "{after}");
     }
 }
 
