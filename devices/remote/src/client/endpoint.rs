@@ -362,12 +362,17 @@ impl Drop for Endpoint {
             .lost
             .get_or_insert_with(|| "the device is not used any more".into());
         if let Some(sender) = state.sender.take() {
-            let _ = sender.send(proto::Request {
-                over: true,
-                ..proto::Request::default()
-            });
+            say_over(&sender);
         }
     }
+}
+
+/// Says that the session is not needed any more.
+pub(super) fn say_over(sender: &mpsc::UnboundedSender<proto::Request>) {
+    let _ = sender.send(proto::Request {
+        over: true,
+        ..proto::Request::default()
+    });
 }
 
 #[cfg(test)]

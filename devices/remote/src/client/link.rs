@@ -1,7 +1,7 @@
 //! Connections to a server, one after the other, and what goes over them, whatever carries them.
 
 use super::RemoteOptions;
-use super::endpoint::Shared;
+use super::endpoint::{Shared, say_over};
 use crate::outside::Outside;
 use crate::{VERSION, proto};
 use std::future::Future;
@@ -156,6 +156,10 @@ impl Links {
             let refused = match self.link(session, seen).await {
                 Ok((sender, replies, welcome)) => {
                     let mut state = shared.lock();
+                    if state.is_over {
+                        say_over(&sender);
+                        return Ok(None);
+                    }
                     // What has not arrived is sent again, in its order, before anything new.
                     let again = state.open.iter().map(|open| &open.request);
                     for request in again.filter(|request| request.number > welcome.received) {

@@ -187,7 +187,7 @@ impl Client {
             // A session ends with its server, when its client was away for too long, or when another one of its token needed the room. A connection that
             // breaks is no reason, but for the first one.
             let begun = self.loaded.as_ref().map(|loaded| loaded.harm);
-            let is_over = error.contains("device lost") || error.contains("cannot be reached");
+            let is_over = error.contains("device lost") || error.starts_with(CONNECTING);
             let is_excused = explained(error)
                 || is_over && begun.unwrap_or(before) != self.net.harm()
                 || begun.is_none() && error.starts_with(CONNECTING) && self.net.is_harmed(number);
