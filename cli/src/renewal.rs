@@ -63,26 +63,7 @@ pub fn context(
             Some(model) => model,
             None => flags.load(cpu, &cancel)?,
         };
-        let context = flags.context(Arc::clone(&model), options.clone());
-        // A lost device also refuses nodes, and then the error is about these.
-        context.map_err(|failure| match lost(&model) {
-            Some(lost) => lost,
-            None => failure,
-        })
-    })
-}
-
-/// What a device of a model says if it is lost.
-fn lost(model: &Model) -> Option<Failure> {
-    let mut devices = model.devices().iter();
-    devices.find_map(|device| {
-        let mut stream = Arc::clone(device).open_stream();
-        let answer = stream.as_mut().map(|stream| stream.synchronize());
-        let error = match answer {
-            Ok(Err(error)) => error,
-            _ => stream.err()?,
-        };
-        matches!(error, samite::Error::DeviceLost { .. }).then(|| error.into())
+        flags.context(model, options.clone())
     })
 }
 

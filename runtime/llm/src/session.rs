@@ -344,8 +344,9 @@ impl Session {
         context.clear()?;
         self.own_changes = context.cells().changes(0);
         self.is_foreign = false;
+        let likeliest = self.context.likeliest_wanted();
         self.context = context;
-        Ok(())
+        self.set_likeliest(likeliest)
     }
 
     /// Decodes the text so far in a context that has nothing of it.
@@ -432,11 +433,19 @@ impl Session {
         sampler.set_vocabulary(&self.tokenizer);
         let enough = sampler.enough();
         let enough = enough.filter(|_| options.log_probabilities.is_none());
-        self.context.set_likeliest(enough)?;
+        self.set_likeliest(enough)?;
         let result = self.write_text(prompt, stopped, sampler, options, on_text);
         // Others read logits.
-        self.context.set_likeliest(None)?;
+        self.set_likeliest(None)?;
         result
+    }
+
+    fn set_likeliest(&mut self, count: Option<usize>) -> Result<()> {
+        match self.context.set_likeliest(count) {
+            // What is decoded next finds that out, too, and knows what to do.
+            Err(error) if error.is_lost() && self.renew.is_some() => Ok(()),
+            set => set,
+        }
     }
 
     fn write_text(

@@ -123,6 +123,10 @@ impl Device for RemoteDevice {
         let open = nodes.clone().filter(is_open);
         let questions = open.map(|node| self.far.question(kind, 0, Some(node)));
         let answers = self.far.ask(questions.collect());
+        // It refuses nothing any more: what needs its memory, or runs on it, fails, and the error says that it is lost.
+        if let Err(Error::DeviceLost { .. }) = answers {
+            return nodes.map(|_| Support::Yes).collect();
+        }
         let reason = answers.as_ref().err().map(ToString::to_string);
         let mut answers = answers.unwrap_or_default().into_iter();
         let support = |node| match is_open(&node) {

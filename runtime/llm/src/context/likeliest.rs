@@ -115,6 +115,12 @@ impl Context {
         Ok(())
     }
 
+    /// How many of the likeliest tokens are to be [read](Self::set_likeliest).
+    pub(crate) fn likeliest_wanted(&self) -> Option<usize> {
+        let wanted = self.likeliest.wanted;
+        (wanted > 0).then_some(wanted)
+    }
+
     /// Whether the likeliest tokens would be chosen on the device that has the logits, and that wants it.
     fn is_chosen_where_it_is(&self, shape: GraphShape) -> Result<bool> {
         let mut devices = self.model().devices().iter();
