@@ -110,7 +110,7 @@ impl Connector {
                 Some(rustls::Error::InvalidMessage(_)) => {
                     "it does not speak TLS: is this the port of `samite remote-server`?".to_owned()
                 }
-                _ => error.to_string(),
+                _ => broke(&error),
             },
         })?;
         let exported = tls::exported(stream.get_ref().1);
@@ -131,7 +131,7 @@ impl Connector {
             }))
             .await
             .map_err(|error| Refused {
-                why: error.to_string(),
+                why: broke(&error),
                 kind: Kind::Unclear,
             })?;
         let mut request = tonic::Request::new(UnboundedReceiverStream::new(requests));
@@ -144,6 +144,15 @@ impl Connector {
         let replies = client.session(request).await.map_err(refused)?;
         Ok(Box::pin(replies.into_inner()))
     }
+}
+
+/// Why a connection ended while it was made: the first cause.
+fn broke(error: &dyn std::error::Error) -> String {
+    let first = std::iter::successors(Some(error), |error| error.source()).last();
+    format!(
+        "the connection broke while it was made: {}",
+        first.unwrap_or(error)
+    )
 }
 
 #[cfg(test)]
@@ -211,6 +220,22 @@ mod tests {
         let error = endpoint.call("d", vec![command(write)]).unwrap_err();
         assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
         assert!(error.to_string().contains("too large"), "{error}");
+    }
+
+    #[test]
+    fn a_connection_that_breaks_at_once_is_told_with_its_cause() {
+        let (_folder, mut connector) = rogue(|_| {});
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        connector.address.place = listener.local_addr().unwrap().to_string();
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                drop(client);
+            }
+        });
+        let link = runtime().block_on(async { connector.links().link(&[], 0).await });
+        let why = link.err().map(|refused| refused.why).unwrap();
+        let cause = why.strip_prefix("the connection broke while it was made: ");
+        assert!(cause.is_some_and(|cause| cause.len() > 10), "{why}");
     }
 
     #[test]
