@@ -2,7 +2,7 @@
 
 use super::RemoteOptions;
 use super::endpoint::{Endpoint, Shared};
-use super::link::{Carrier, Kind, Links, Opening, Refused, Replies, refused};
+use super::link::{Carrier, Kind, Links, Opening, Refused, Replies, broke, refused};
 use crate::identity::{Address, Token};
 use crate::outside::System;
 use crate::proto::{self, remote_client::RemoteClient};
@@ -144,15 +144,6 @@ impl Connector {
         let replies = client.session(request).await.map_err(refused)?;
         Ok(Box::pin(replies.into_inner()))
     }
-}
-
-/// Why a connection ended while it was made: the first cause.
-fn broke(error: &dyn std::error::Error) -> String {
-    let first = std::iter::successors(Some(error), |error| error.source()).last();
-    format!(
-        "the connection broke while it was made: {}",
-        first.unwrap_or(error)
-    )
 }
 
 #[cfg(test)]

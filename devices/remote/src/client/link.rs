@@ -207,7 +207,20 @@ pub(super) fn refused(status: Status) -> Refused {
                 "{}: it was restarted, or the connection was away for too long",
                 status.message()
             ),
-            _ => status.message().to_owned(),
+            // What the server says has no cause here.
+            _ => match std::error::Error::source(&status) {
+                Some(cause) => broke(cause),
+                None => status.message().to_owned(),
+            },
         },
     }
+}
+
+/// Why a connection ended while it was made: the first cause.
+pub(super) fn broke(error: &dyn std::error::Error) -> String {
+    let first = std::iter::successors(Some(error), |error| error.source()).last();
+    format!(
+        "the connection broke while it was made: {}",
+        first.unwrap_or(error)
+    )
 }
