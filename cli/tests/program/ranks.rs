@@ -351,9 +351,13 @@ fn a_process_that_stands_still_is_lost_at_the_deadline() {
         assert!(start.elapsed() >= Duration::from_secs(4), "{way:?}: {said}");
         let line = said.lines().find(|line| line.starts_with("error: "));
         let line = line.unwrap_or_default();
-        for part in ["device lost", "rank 1 did not come to"] {
-            assert!(line.contains(part), "{way:?}: {said}");
-        }
+        assert!(line.contains("device lost"), "{way:?}: {said}");
+        // Rank 2 may still wait for rank 1 in the sum before.
+        let late = ["rank 1 did not come to", "ranks 1, 2 did not come to"];
+        assert!(
+            late.iter().any(|late| line.contains(late)),
+            "{way:?}: {said}"
+        );
         // Another one's deadline may have been a moment before.
         assert!(
             line.contains("within 4 s") || line.contains("rank 2 gave up"),
