@@ -174,8 +174,8 @@ impl RunArgs {
         let mut seed = params.seed;
         let sampler = Sampler::new(params).map_err(Failure::usage)?;
         let renewal = Renewal::new(&self.model, &self.cpu, &context_options);
-        let context = Arc::clone(&model);
-        let context = renewal::context(&self.model, &self.cpu, context, context_options)?;
+        let context =
+            renewal::context(&self.model, &self.cpu, Arc::clone(&model), context_options)?;
         let mut session = Session::new(context)?;
         // Only now it is known how much of an endless text is enough.
         let n_ctx = session.context().n_ctx();

@@ -1,17 +1,12 @@
 //! `samite chat`: conversations over pipes, and what Ctrl-C does.
 
-use crate::{command, samite, tiny};
+use crate::{command, piped, samite, tiny};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
 /// Runs a conversation and gives its answers and notes.
 fn talk(arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
-    let mut child = command(["chat"].iter().chain(arguments))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = piped(&mut command(["chat"].iter().chain(arguments)));
     child
         .stdin
         .take()
@@ -219,12 +214,9 @@ fn a_single_message_is_answered() {
 #[cfg(unix)]
 #[test]
 fn an_interrupt_stops_the_answer_and_not_the_program() {
-    let mut child = command(["chat", "-c", "4096", "--temp", "2", "--seed", "3"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = piped(&mut command([
+        "chat", "-c", "4096", "--temp", "2", "--seed", "3",
+    ]));
     let mut input = child.stdin.take().unwrap();
     let mut answers = BufReader::new(child.stdout.take().unwrap());
     // An answer that does not end by itself soon.

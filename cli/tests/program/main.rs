@@ -44,7 +44,7 @@ use samite::llm::SyntheticModel;
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// What a run of the program gave.
@@ -112,14 +112,19 @@ fn samite(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Run {
     Run::new(command(arguments).output().unwrap())
 }
 
-/// Runs a command with this on standard input.
-fn fed(mut command: Command, input: &[u8]) -> Run {
-    let mut child = command
+/// Starts a command with a pipe for each of its streams.
+fn piped(command: &mut Command) -> Child {
+    command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .unwrap();
+        .unwrap()
+}
+
+/// Runs a command with this on standard input.
+fn fed(mut command: Command, input: &[u8]) -> Run {
+    let mut child = piped(&mut command);
     let mut pipe = child.stdin.take().unwrap();
     // The program may end before it has read all.
     let _ = pipe.write_all(input);
@@ -144,16 +149,13 @@ fn limited(line: &str, model: &Path, input: &[u8], times: usize, kibibytes: usiz
         "M" => model.as_os_str(),
         word => word.as_ref(),
     });
-    let mut child = Command::new("sh")
+    let mut command = Command::new("sh");
+    command
         .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_samite")])
         .args(words)
         // glibc reserves 64 MiB of addresses for each thread, or not, as threads meet.
-        .env("MALLOC_ARENA_MAX", "1")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .env("MALLOC_ARENA_MAX", "1");
+    let mut child = piped(&mut command);
     let mut pipe = child.stdin.take().unwrap();
     let input = input.to_vec();
     let writer = std::thread::spawn(move || {

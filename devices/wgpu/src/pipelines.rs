@@ -73,10 +73,11 @@ impl Pipelines {
     /// # Errors
     /// If the driver fails.
     pub fn grids(&self, opened: &Opened) -> Result<&wgpu::Buffer> {
-        if self.grids.get().is_none() {
-            let _ = self.grids.set(grids::upload(opened)?); // another thread's is as good
+        if let Some(grids) = self.grids.get() {
+            return Ok(grids);
         }
-        Ok(self.grids.get_or_init(|| unreachable!("set above")))
+        let grids = grids::upload(opened)?;
+        Ok(self.grids.get_or_init(|| grids)) // another thread's is as good
     }
 
     /// The pipeline of `shader`, compiled now if it was not.

@@ -37,7 +37,7 @@ mod ticking;
 mod wrong;
 
 pub use case::{Case, Input, Limit};
-pub use cases::cases;
+pub use cases::{DECODED, cases};
 pub use compare::nmse;
 pub use contract::{ContractOutcome, ContractReport, check_contract};
 pub use counter::Counter;

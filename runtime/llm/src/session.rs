@@ -441,10 +441,15 @@ impl Session {
     }
 
     fn set_likeliest(&mut self, count: Option<usize>) -> Result<()> {
-        match self.context.set_likeliest(count) {
-            // What is decoded next finds that out, too, and knows what to do.
+        let set = self.context.set_likeliest(count);
+        self.unless_lost(set)
+    }
+
+    /// Leaves out that a device is lost, if another context can be made: what is decoded next finds that out, too, and knows what to do.
+    fn unless_lost(&self, result: Result<()>) -> Result<()> {
+        match result {
             Err(error) if error.is_lost() && self.renew.is_some() => Ok(()),
-            set => set,
+            result => result,
         }
     }
 
@@ -635,11 +640,8 @@ impl Session {
         let marked = prompt.len().saturating_sub(BEFORE_THE_END);
         if self.context.keeps_states() && marked >= common + BEFORE_THE_END {
             self.decode_part(prompt, marked)?;
-            match self.context.mark(0) {
-                // What is decoded next finds that out, too, and knows what to do.
-                Err(error) if error.is_lost() && self.renew.is_some() => {}
-                marked => marked?,
-            }
+            let marked = self.context.mark(0);
+            self.unless_lost(marked)?;
         }
         self.decode_part(prompt, prompt.len())
     }

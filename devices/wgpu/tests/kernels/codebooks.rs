@@ -2,18 +2,8 @@
 
 use crate::{Work, device, mistaken, own};
 use samite_core::{DType, Device, Op, Precision};
-use samite_testing::Recipe;
+use samite_testing::{DECODED, Recipe};
 use std::sync::Arc;
-
-const TYPES: [DType; 7] = [
-    DType::IQ1_S,
-    DType::IQ1_M,
-    DType::IQ2_XXS,
-    DType::IQ2_XS,
-    DType::IQ2_S,
-    DType::IQ3_XXS,
-    DType::IQ3_S,
-];
 
 /// Three rows of a table, each with two blocks.
 fn lookup(dtype: DType) -> Work {
@@ -62,7 +52,7 @@ fn rows_and_products_are_those_of_the_reference() {
         let Some(device) = device(parameters) else {
             return;
         };
-        for dtype in TYPES {
+        for dtype in DECODED {
             assert_eq!(
                 error(&device, &lookup(dtype)),
                 0.0,
@@ -84,7 +74,7 @@ fn rows_and_products_are_those_of_the_reference() {
 fn so_are_products_by_cooperative_matrices() {
     let Some(device) = device("") else { return };
     own(&device).emulate_matrices();
-    for dtype in TYPES {
+    for dtype in DECODED {
         let error = error(&device, &products(dtype, &[20]));
         // Weights and columns are halves there: without these, the error would be smaller.
         assert!((1e-9..4e-6).contains(&error), "{dtype}: {error:e}");

@@ -59,7 +59,7 @@ const QUANTIZED: [DType; 18] = [
 ];
 
 /// The quantized types of weights that can only be decoded.
-const DECODED: [DType; 7] = [
+pub const DECODED: [DType; 7] = [
     DType::IQ1_S,
     DType::IQ1_M,
     DType::IQ2_XXS,

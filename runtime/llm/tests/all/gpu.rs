@@ -96,15 +96,7 @@ fn models_of_iq_types_give_what_the_reference_gives() {
         [reference("b"), cpu()].map(|other| nmse(&found, &decode_all(vec![other], "", &file, true)))
     };
     let [_, usual] = errors("llama", DType::Q2_K);
-    for dtype in [
-        DType::IQ1_S,
-        DType::IQ1_M,
-        DType::IQ2_XXS,
-        DType::IQ2_XS,
-        DType::IQ2_S,
-        DType::IQ3_XXS,
-        DType::IQ3_S,
-    ] {
+    for dtype in samite_testing::DECODED {
         let [exact, rounded] = errors("llama", dtype);
         assert!(exact <= 1e-8, "{dtype}: {exact:.1e}");
         assert!(

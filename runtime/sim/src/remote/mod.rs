@@ -190,7 +190,7 @@ impl Client {
             let is_over = error.contains("device lost") || error.starts_with(CONNECTING);
             let is_excused = explained(error)
                 || is_over && begun.unwrap_or(before) != self.net.harm()
-                || begun.is_none() && error.starts_with(CONNECTING) && self.net.is_harmed(number);
+                || error.starts_with(CONNECTING) && self.net.is_harmed(number);
             if !is_excused {
                 return Err(format!(
                     "client {number}: {call:?}: an error that nothing explains: {error}"
