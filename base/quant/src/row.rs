@@ -48,7 +48,7 @@ pub fn can_encode(dtype: DType) -> bool {
     encoder(dtype).is_some()
 }
 
-fn check(dtype: DType, bytes: usize, elements: usize) -> Result<()> {
+pub(crate) fn check(dtype: DType, bytes: usize, elements: usize) -> Result<()> {
     let expected = dtype.row_bytes(elements)?;
     if bytes != expected {
         return Err(Error::shape(format!(
@@ -62,7 +62,7 @@ fn check(dtype: DType, bytes: usize, elements: usize) -> Result<()> {
 type DecodeFn = fn(&[u8], &mut [f32]);
 
 /// Encodes elements to as many bytes as they take.
-type EncodeFn = fn(&[f32], &mut [u8]);
+pub(crate) type EncodeFn = fn(&[f32], &mut [u8]);
 
 fn decoder(dtype: DType) -> Option<DecodeFn> {
     Some(match dtype {
@@ -101,7 +101,7 @@ fn decoder(dtype: DType) -> Option<DecodeFn> {
     })
 }
 
-fn encoder(dtype: DType) -> Option<EncodeFn> {
+pub(crate) fn encoder(dtype: DType) -> Option<EncodeFn> {
     Some(match dtype {
         DType::F32 => float::encode_f32,
         DType::F16 => float::encode_f16,

@@ -1,0 +1,106 @@
+//! Encoding for files: as slow as it must be, and weighted by how much each column matters.
+//!
+//! What a column matters is measured: the mean square of what a model multiplies with that column while it reads sample texts, its row
+//! of an importance matrix.
+
+use crate::blocks::Block;
+use crate::row::{self, EncodeFn};
+use samite_core::{DType, Error, Result};
+
+/// A block that is chosen for a file.
+pub trait Quantize: Block {
+    /// The block that stands for elements `x`, as `ggml_quantize_chunk` chooses it. `importance` is not negative, and `mean_square` is that of the whole
+    /// row: large elements weigh more than others where they are large beside it.
+    fn quantize(x: &Self::Elements, importance: Option<&Self::Elements>, mean_square: f32) -> Self;
+}
+
+/// Encodes `src` as a row of `dtype` for a file. `importance` says how much the square of an error in each column counts; formats that do not
+/// search, such as Q8_0, make nothing of it.
+///
+/// Numbers that the format cannot hold give a valid block without meaning.
+///
+/// # Errors
+/// [`Error::Shape`] if `src` is not a whole number of blocks, or `out` or `importance` are not as long as `src` asks for;
+/// [`Error::InvalidArgument`] if [`can_quantize`] does not hold for `dtype`, if it [needs](needs_importance) an importance that is not given, or if that has a
+/// number below 0 or none.
+pub fn quantize_row(
+    dtype: DType,
+    src: &[f32],
+    importance: Option<&[f32]>,
+    out: &mut [u8],
+) -> Result<()> {
+    let quantize = quantizer(dtype).ok_or_else(|| {
+        Error::invalid(format!(
+            "f32 rows cannot be quantized to {dtype}: this format is not implemented"
+        ))
+    })?;
+    row::check(dtype, out.len(), src.len())?;
+    match importance {
+        Some(importance) if importance.len() != src.len() => {
+            return Err(Error::shape(format!(
+                "a row of {} elements has an importance of {} columns",
+                src.len(),
+                importance.len()
+            )));
+        }
+        Some(importance) => {
+            if let Some(at) = importance
+                .iter()
+                .position(|&v| !(v >= 0.0 && v.is_finite()))
+            {
+                return Err(Error::invalid(format!(
+                    "the importance of column {at} is {}",
+                    importance[at]
+                )));
+            }
+        }
+        None if needs_importance(dtype) => {
+            return Err(Error::invalid(format!(
+                "{dtype} is not made without an importance matrix"
+            )));
+        }
+        None => {}
+    }
+    match quantize {
+        Quantizer::Plain(encode) => encode(src, out),
+        Quantizer::Searching(quantize) => quantize(src, importance, out),
+    }
+    Ok(())
+}
+
+/// Whether [`quantize_row`] knows `dtype`.
+pub fn can_quantize(dtype: DType) -> bool {
+    quantizer(dtype).is_some()
+}
+
+/// Whether `dtype` has so few bits that no row is quantized to it without knowing what matters, as in ggml.
+pub fn needs_importance(dtype: DType) -> bool {
+    matches!(dtype, DType::IQ1_S | DType::IQ2_XXS | DType::IQ2_XS)
+}
+
+enum Quantizer {
+    /// There is one way.
+    Plain(EncodeFn),
+    Searching(fn(&[f32], Option<&[f32]>, &mut [u8])),
+}
+
+fn quantizer(dtype: DType) -> Option<Quantizer> {
+    let quantize: fn(&[f32], Option<&[f32]>, &mut [u8]) = match dtype {
+        _ => return row::encoder(dtype).map(Quantizer::Plain),
+    };
+    Some(Quantizer::Searching(quantize))
+}
+
+fn quantize_blocks<B: Quantize>(src: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+    let mean_square = src.iter().fold(0.0, |sum, v| sum + v * v) / src.len() as f32;
+    let src: &[B::Elements] = bytemuck::cast_slice(src);
+    let importance: Option<&[B::Elements]> = importance.map(bytemuck::cast_slice);
+    for (i, (x, out)) in src
+        .iter()
+        .zip(out.chunks_exact_mut(size_of::<B>()))
+        .enumerate()
+    {
+        let block = B::quantize(x, importance.map(|importance| &importance[i]), mean_square);
+        out.copy_from_slice(bytemuck::bytes_of(&block));
+    }
+}
