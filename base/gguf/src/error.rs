@@ -86,7 +86,7 @@ impl Error {
     }
 
     /// Adds the file, unless one is named already.
-    pub(crate) fn in_file(mut self, path: &Path) -> Self {
+    pub fn in_file(mut self, path: &Path) -> Self {
         self.path.get_or_insert_with(|| path.into());
         self
     }

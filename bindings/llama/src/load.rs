@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// # Safety
 /// Null, or a list that ends with an empty key.
-unsafe fn apply_overrides(metadata: &mut Metadata, mut next: *const KvOverride) -> Outcome<()> {
+pub unsafe fn apply_overrides(metadata: &mut Metadata, mut next: *const KvOverride) -> Outcome<()> {
     let text = |bytes: &[c_char]| -> String {
         let bytes: Vec<u8> = bytes
             .iter()

@@ -2,39 +2,86 @@
 
 use crate::entry::{Failure, Outcome, export, required_text};
 use crate::layout::{QuantizeParams, TYPE_COUNT};
+use crate::load::apply_overrides;
 use crate::log::{self, Level};
 use crate::names::mixture;
-use samite_core::CancelToken;
+use samite_core::{CancelToken, DType};
 use samite_gguf::{GgufFile, LoadMode};
-use samite_llm::quantize::{QuantizeOptions, plan, quantize};
-use std::ffi::c_char;
+use samite_llm::importance::ImportanceMatrix;
+use samite_llm::quantize::{QuantizeOptions, TypeChoices, plan, quantize};
+use std::ffi::{c_char, c_int};
 use std::path::Path;
 
 /// Fails for what is wanted and not there.
 fn check(params: &QuantizeParams) -> Outcome<()> {
     let wanted = [
-        (
-            params.output_tensor_type != TYPE_COUNT,
-            "output_tensor_type",
-        ),
-        (
-            params.token_embedding_type != TYPE_COUNT,
-            "token_embedding_type",
-        ),
-        (
-            !params.quantize_output_tensor.is_on(),
-            "quantize_output_tensor = false",
-        ),
         (params.only_copy.is_on(), "only_copy"),
         (params.keep_split.is_on(), "keep_split"),
-        (!params.imatrix.is_null(), "imatrix"),
-        (!params.kv_overrides.is_null(), "kv_overrides"),
-        (!params.tt_overrides.is_null(), "tt_overrides"),
         (!params.prune_layers.is_null(), "prune_layers"),
     ];
     match wanted.iter().find(|wanted| wanted.0) {
         Some((_, name)) => Err(Failure::unsupported(&format!("quantization with {name}"))),
         None => Ok(()),
+    }
+}
+
+/// The type with ggml's number, or none for the number that stands for none.
+fn dtype(number: c_int, field: &str) -> Outcome<Option<DType>> {
+    if number == TYPE_COUNT {
+        return Ok(None);
+    }
+    let dtype = u32::try_from(number).ok().and_then(DType::from_id);
+    let unknown = || Failure::new(format!("{field} {number}: there is no such type"));
+    dtype.map(Some).ok_or_else(unknown)
+}
+
+/// The exceptions from a mixture.
+///
+/// # Safety
+/// As the header says of these parameters.
+unsafe fn types(params: &QuantizeParams) -> Outcome<TypeChoices> {
+    let mut types = TypeChoices {
+        output: dtype(params.output_tensor_type, "output_tensor_type")?,
+        keep_output: !params.quantize_output_tensor.is_on(),
+        embedding: dtype(params.token_embedding_type, "token_embedding_type")?,
+        of_tensors: Vec::new(),
+    };
+    let mut at = params.tt_overrides;
+    // SAFETY: the list ends with an entry without a pattern.
+    while let Some(entry) = unsafe { at.as_ref() }.filter(|entry| !entry.pattern.is_null()) {
+        // SAFETY: the caller keeps to the header.
+        let pattern = unsafe { required_text("tt_overrides", entry.pattern) }?;
+        if let Some(dtype) = dtype(entry.dtype, "tt_overrides")? {
+            types
+                .of_tensors
+                .push((pattern.parse().map_err(Failure::new)?, dtype));
+        }
+        // SAFETY: this was not the last one.
+        at = unsafe { at.add(1) };
+    }
+    Ok(types)
+}
+
+/// How much the columns of weights matter, if the caller says so.
+///
+/// # Safety
+/// As the header says of these parameters.
+unsafe fn importance(params: &QuantizeParams) -> Outcome<Option<ImportanceMatrix>> {
+    let mut weights = Vec::new();
+    let mut at = params.imatrix;
+    // SAFETY: the list ends with an entry without a name.
+    while let Some(entry) = unsafe { at.as_ref() }.filter(|entry| !entry.name.is_null()) {
+        // SAFETY: the caller keeps to the header.
+        let name = unsafe { required_text("imatrix", entry.name) }?;
+        // SAFETY: as above.
+        let values = unsafe { crate::entry::array("imatrix", entry.data, entry.size) }?;
+        weights.push((name.to_owned(), values.to_vec()));
+        // SAFETY: this was not the last one.
+        at = unsafe { at.add(1) };
+    }
+    match weights.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(ImportanceMatrix::of_importance(weights)?)),
     }
 }
 
@@ -50,10 +97,16 @@ export! {
         let mixture = mixture(params.ftype).ok_or_else(|| {
             Failure::new(format!("ftype {}: this quantization is not supported", params.ftype))
         })?;
-        let source = GgufFile::open(from, LoadMode::Mmap)?;
+        // SAFETY: as above.
+        let (types, importance) = unsafe { (types(params)?, importance(params)?) };
+        let mut source = GgufFile::open(from, LoadMode::Mmap)?;
+        // SAFETY: as above.
+        unsafe { apply_overrides(source.metadata_mut(), params.kv_overrides) }?;
         let available = std::thread::available_parallelism().map_or(1, usize::from);
         let options = QuantizeOptions {
             mixture,
+            types,
+            importance: importance.as_ref(),
             threads: usize::try_from(params.nthread).ok().filter(|&n| n > 0).unwrap_or(available),
             allow_requantize: params.allow_requantize.is_on(),
             pure: params.pure.is_on(),

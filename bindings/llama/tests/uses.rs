@@ -466,6 +466,8 @@ fn files_are_those_of_the_engine() {
     let expected = folder.path().join("expected.gguf");
     let options = samite_llm::quantize::QuantizeOptions {
         mixture: "Q4_0".parse().unwrap(),
+        types: Default::default(),
+        importance: None,
         threads: 1,
         allow_requantize: true,
         pure: false,

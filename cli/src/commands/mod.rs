@@ -6,6 +6,7 @@ mod compare;
 mod completions;
 mod devices;
 mod embed;
+mod imatrix;
 mod inspect;
 mod logits;
 mod man;
@@ -60,6 +61,8 @@ pub enum Command {
     Tokenize(tokenize::TokenizeArgs),
     /// Convert a model's weights to other types
     Quantize(quantize::QuantizeArgs),
+    /// Measure on a text what matters in a model's weights, for quantization
+    Imatrix(Box<imatrix::ImatrixArgs>),
     /// Write a model with adapters merged into its weights
     MergeLora(merge_lora::MergeLoraArgs),
     /// Write a model of a known shape with random weights
@@ -117,6 +120,7 @@ impl Command {
             Command::Inspect(args) => inspect::run(args),
             Command::Tokenize(args) => tokenize::run(args),
             Command::Quantize(args) => quantize::run(args),
+            Command::Imatrix(args) => imatrix::run(*args),
             Command::MergeLora(args) => merge_lora::run(args),
             Command::Synth(args) => synth::run(args),
             Command::TestOps(args) => test_ops::run(args),

@@ -2,12 +2,14 @@
 
 use crate::args::ThreadArgs;
 use crate::failure::Outcome;
-use crate::shown::{NAME_WIDTH, shortened};
+use crate::shown::{NAME_WIDTH, counted, shortened};
 use crate::{files, interrupt, progress};
 use clap::Args;
 use samite::DType;
 use samite::gguf::{GgufFile, LoadMode};
-use samite::llm::quantize::{Mixture, QuantizeOptions, plan, quantize};
+use samite::llm::importance::ImportanceMatrix;
+use samite::llm::quantize::{Mixture, QuantizeOptions, TensorPattern, TypeChoices, plan, quantize};
+use samite::quant::can_quantize;
 use samite::sched::explain::human_bytes;
 use std::io::Write;
 use std::path::PathBuf;
@@ -19,6 +21,8 @@ mod bench;
 #[command(after_help = "Examples:
   samite quantize model-f16.gguf model-q4.gguf Q4_K_M
   samite quantize model-f16.gguf model-q8.gguf Q8_0 --dry-run
+  samite quantize --imatrix imatrix.gguf model-f16.gguf model-iq2.gguf IQ2_M
+  samite quantize --tensor-type 'ffn_down=Q6_K' model-f16.gguf model-q4.gguf Q4_K_M
   samite quantize --bench Q4_0 Q4_K")]
 pub struct QuantizeArgs {
     /// Model to convert, best in F32, F16 or BF16
@@ -38,6 +42,32 @@ pub struct QuantizeArgs {
     /// The same type for all matrices
     #[arg(long)]
     pure: bool,
+    /// What matters in the weights, as 'samite imatrix' or llama.cpp measured it: it is kept best
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+    /// Of the importance matrix, use only weights with this in their names; may be repeated
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "imatrix",
+        conflicts_with = "exclude_weights"
+    )]
+    include_weights: Vec<String>,
+    /// Do not use the importance of weights with this in their names; may be repeated
+    #[arg(long, value_name = "NAME", requires = "imatrix")]
+    exclude_weights: Vec<String>,
+    /// Leave the output matrix as it is
+    #[arg(long)]
+    leave_output_tensor: bool,
+    /// Type of the output matrix
+    #[arg(long, value_name = "TYPE", value_parser = tensor_type, conflicts_with = "leave_output_tensor")]
+    output_tensor_type: Option<DType>,
+    /// Type of the token embeddings
+    #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
+    token_embedding_type: Option<DType>,
+    /// Type of the tensors whose names match a regular expression: `attn_v=Q8_0`; may be repeated, and the first match counts
+    #[arg(long, value_name = "NAME=TYPE", value_parser = named_type)]
+    tensor_type: Vec<(TensorPattern, DType)>,
     /// Only show what would be done
     #[arg(long)]
     dry_run: bool,
@@ -47,7 +77,10 @@ pub struct QuantizeArgs {
         value_name = "TYPE",
         num_args = 0..,
         value_parser = bench::dtype,
-        conflicts_with_all = ["input", "output", "mixture", "threads", "allow_requantize", "pure", "dry_run"]
+        conflicts_with_all = [
+            "input", "output", "mixture", "threads", "allow_requantize", "pure", "dry_run", "imatrix", "leave_output_tensor", "output_tensor_type",
+            "token_embedding_type", "tensor_type"
+        ]
     )]
     bench: Option<Vec<DType>>,
     /// Print what was measured as JSON
@@ -55,8 +88,42 @@ pub struct QuantizeArgs {
     json: bool,
 }
 
+/// A type that tensors of files can have.
+fn tensor_type(name: &str) -> Result<DType, String> {
+    let known = || DType::all().filter(|&dtype| can_quantize(dtype));
+    known()
+        .find(|dtype| dtype.name().eq_ignore_ascii_case(name))
+        .ok_or_else(|| {
+            let names: Vec<_> = known().map(DType::name).collect();
+            format!("must be one of {}", names.join(", "))
+        })
+}
+
+fn named_type(argument: &str) -> Result<(TensorPattern, DType), String> {
+    let (pattern, dtype) = argument
+        .rsplit_once('=')
+        .filter(|(pattern, _)| !pattern.is_empty())
+        .ok_or("must be NAME=TYPE, such as attn_v=Q8_0")?;
+    Ok((pattern.parse()?, tensor_type(dtype)?))
+}
+
+/// Reads the importance matrix, as far as it is to be used.
+fn importance(args: &QuantizeArgs) -> Outcome<Option<ImportanceMatrix>> {
+    let Some(path) = &args.imatrix else {
+        return Ok(None);
+    };
+    let mut matrix = ImportanceMatrix::read(path)?;
+    let has = |names: &[String], weight: &str| names.iter().any(|name| weight.contains(&**name));
+    matrix.retain(|weight| {
+        let included = args.include_weights.is_empty() || has(&args.include_weights, weight);
+        included && !has(&args.exclude_weights, weight)
+    });
+    Ok(Some(matrix))
+}
+
 pub fn run(args: QuantizeArgs) -> Outcome {
     let cancel = interrupt::token();
+    let importance = importance(&args)?;
     let (input, output, mixture) = match (args.bench, args.input, args.output, args.mixture) {
         (None, Some(input), Some(output), Some(mixture)) => (input, output, mixture),
         (types, ..) => return bench::run(&types.unwrap_or_default(), args.json, &cancel),
@@ -69,6 +136,13 @@ pub fn run(args: QuantizeArgs) -> Outcome {
     let threads = threads.unwrap_or_else(samite::registry::allowed_threads);
     let options = QuantizeOptions {
         mixture,
+        types: TypeChoices {
+            output: args.output_tensor_type,
+            keep_output: args.leave_output_tensor,
+            embedding: args.token_embedding_type,
+            of_tensors: args.tensor_type,
+        },
+        importance: importance.as_ref(),
         threads,
         allow_requantize: args.allow_requantize,
         pure: args.pure,
@@ -100,6 +174,18 @@ pub fn run(args: QuantizeArgs) -> Outcome {
             c.from.name(),
             c.to.name(),
             human_bytes(c.bytes_after)
+        )?;
+    }
+    if let Some(matrix) = &importance {
+        let weighed = conversions.iter().filter(|c| c.is_weighed).count();
+        writeln!(
+            out,
+            "{weighed} of {} are weighed by the importance matrix, which knows {}",
+            counted(
+                conversions.iter().filter(|c| c.from != c.to).count(),
+                "converted tensor"
+            ),
+            counted(matrix.weights().len(), "weight")
         )?;
     }
     let sum = |f: fn(&samite::llm::quantize::Conversion) -> usize| {

@@ -2,23 +2,11 @@
 
 use samite_core::{CancelToken, DType};
 use samite_gguf::{Error, ErrorKind, GgufFile, LoadOptions, TensorInfo, TensorSlot};
-use samite_quant::{blocks::BlockIq4Nl, blocks_of_mut, can_decode, decode_row, encode_row};
+use samite_quant::{can_decode, decode_row, quantize_row};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// About so much one thread converts at a time: enough to be worth a read and a write, and little enough for its cache.
 const ELEMENTS_PER_JOB: usize = 1 << 17;
-
-/// Encodes one row as llama.cpp's files hold it: IQ4_NL with the better search that is too slow for activations.
-fn encode(to: DType, values: &[f32], into: &mut [u8]) -> samite_core::Result<()> {
-    if to != DType::IQ4_NL {
-        return encode_row(to, values, into);
-    }
-    let blocks = blocks_of_mut::<BlockIq4Nl>(into)?;
-    for (block, values) in blocks.iter_mut().zip(values.as_chunks().0) {
-        *block = BlockIq4Nl::encode_best(values);
-    }
-    Ok(())
-}
 
 /// Buffers of one thread: a decoded row, and the rows of a job as they are written.
 #[derive(Default)]
@@ -36,8 +24,15 @@ pub(crate) struct Converter<'a> {
     spare: Mutex<Vec<Spare>>,
 }
 
-/// Changes the decoded values of a row, which is given by its number.
-pub(crate) type Change<'a> = &'a (dyn Fn(usize, &mut [f32]) + Sync);
+/// What else is done with rows.
+#[derive(Clone, Copy)]
+pub(crate) enum Change<'a> {
+    Nothing,
+    /// Their decoded values are changed. Told the number of the row.
+    Values(&'a (dyn Fn(usize, &mut [f32]) + Sync)),
+    /// Each column is kept as well as it matters: so much, by matrix of the tensor.
+    Weigh(&'a [f32]),
+}
 
 impl<'a> Converter<'a> {
     pub fn new(source: &'a GgufFile, threads: usize, cancel: &'a CancelToken) -> Self {
@@ -49,13 +44,13 @@ impl<'a> Converter<'a> {
         }
     }
 
-    /// Writes `tensor` with elements of type `to` to `slot`, after `change`.
+    /// Writes `tensor` with elements of type `to` to `slot`.
     pub fn convert(
         &self,
         tensor: &TensorInfo,
         to: DType,
         slot: &TensorSlot<'_>,
-        change: Option<Change<'_>>,
+        change: Change<'_>,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<(), Error> {
         let columns = tensor.shape[0];
@@ -78,7 +73,7 @@ impl<'a> Converter<'a> {
             |_, offset, bytes| {
                 let first = offset / row_in;
                 let at = first * row_out;
-                let copied = tensor.dtype == to && change.is_none();
+                let copied = tensor.dtype == to && !matches!(change, Change::Values(_));
                 // Integers are always numbers.
                 if copied && (tensor.dtype.is_integer() || !can_decode(tensor.dtype)) {
                     return slot.write_at(at, bytes);
@@ -108,10 +103,18 @@ impl<'a> Converter<'a> {
                     if copied {
                         continue;
                     }
-                    if let Some(change) = change {
-                        change(row, values);
-                    }
-                    encode(to, values, into).map_err(|e| wrap(tensor, &e))?;
+                    let importance = match change {
+                        Change::Nothing => None,
+                        Change::Values(change) => {
+                            change(row, values);
+                            None
+                        }
+                        Change::Weigh(importance) => {
+                            let matrix = row / tensor.shape[1].max(1) % tensor.shape[2].max(1);
+                            importance.get(matrix * columns..(matrix + 1) * columns)
+                        }
+                    };
+                    quantize_row(to, values, importance, into).map_err(|e| wrap(tensor, &e))?;
                 }
                 slot.write_at(at, if copied { bytes } else { output })?;
                 self.lock().push(spare);

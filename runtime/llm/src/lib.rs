@@ -61,6 +61,7 @@ mod embed;
 mod error;
 mod fit;
 mod graphs;
+pub mod importance;
 mod kv;
 pub mod merge;
 mod model;

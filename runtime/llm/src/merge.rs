@@ -1,13 +1,13 @@
 //! Merges adapters into the weights of a model file.
 
 use crate::adapter::{self, AdapterFile, FilePair};
-use crate::convert::{Converter, cancelled};
+use crate::convert::{Change, Converter, cancelled};
 use crate::error::{Error, Result};
 use crate::quantize::unsplit;
 use samite_core::environment::SystemFiles;
 use samite_core::{CancelToken, DType};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, TensorInfo, TensorSpec, Writer};
-use samite_quant::{can_decode, can_encode, decode_row};
+use samite_quant::{can_decode, can_quantize, decode_row, needs_importance};
 use std::path::{Path, PathBuf};
 
 /// How to merge.
@@ -117,7 +117,9 @@ pub fn merge(source: &GgufFile, target: &Path, options: &MergeOptions<'_>) -> Re
             .dtype
             .filter(|_| changes(info))
             .unwrap_or(info.dtype);
-        if changes(info) && !(can_decode(info.dtype) && can_encode(dtype)) {
+        if changes(info)
+            && !(can_decode(info.dtype) && can_quantize(dtype) && !needs_importance(dtype))
+        {
             return Err(Error::model(format!(
                 "tensor {:?} of type {} cannot be written as {dtype}: choose another type",
                 info.name, info.dtype
@@ -145,7 +147,10 @@ pub fn merge(source: &GgufFile, target: &Path, options: &MergeOptions<'_>) -> Re
                 delta.add(row, info.shape[1], values);
             }
         };
-        let change = (!deltas.is_empty()).then_some(&change as crate::convert::Change<'_>);
+        let change = match deltas.is_empty() {
+            true => Change::Nothing,
+            false => Change::Values(&change),
+        };
         writer.fill_tensor(|slot| {
             let progress = |elements| (options.progress)(done + elements, total);
             converter.convert(info, dtype, slot, change, &progress)

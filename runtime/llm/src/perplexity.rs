@@ -44,6 +44,20 @@ pub fn perplexity(
     chunk: usize,
     mut on_chunk: impl FnMut(&Perplexity),
 ) -> Result<Perplexity> {
+    measure(context, tokens, chunk, false, |so_far| {
+        on_chunk(so_far);
+        Ok(())
+    })
+}
+
+/// [`perplexity`], where every token goes through all of the model if `whole`, although not all are scored, and `on_chunk` may stop it.
+pub(crate) fn measure(
+    context: &mut Context,
+    tokens: &[u32],
+    chunk: usize,
+    whole: bool,
+    mut on_chunk: impl FnMut(&Perplexity) -> Result<()>,
+) -> Result<Perplexity> {
     if context.model().spec().sees_later() {
         return Err(Error::invalid(
             "this model's tokens look at later ones: it does not predict what comes next",
@@ -79,11 +93,12 @@ pub fn perplexity(
             for (at, &token) in part.iter().enumerate().take(end).skip(start) {
                 let token = bos.filter(|_| at == 0).unwrap_or(token);
                 // A chunk is at most a context, whose size is limited to i32.
-                batch.add(token, at as i32, &[0], scored.contains(&at));
+                batch.add(token, at as i32, &[0], whole || scored.contains(&at));
             }
             context.decode(&batch)?;
             for at in start..end {
-                let Some(logits) = context.logits(at - start) else {
+                let scored = scored.contains(&at).then(|| context.logits(at - start));
+                let Some(logits) = scored.flatten() else {
                     continue;
                 };
                 let nats = surprise(logits, part[at + 1]);
@@ -104,7 +119,7 @@ pub fn perplexity(
         result.value = mean.exp();
         let variance = (squares / n - mean * mean).max(0.0);
         result.error = (variance / (n - 1.0).max(1.0)).sqrt() * result.value;
-        on_chunk(&result);
+        on_chunk(&result)?;
     }
     context.clear()?;
     Ok(result)

@@ -3,10 +3,11 @@
 //! A [`Mixture`] names a quantization the way llama.cpp does: mostly one type, with more bits where they matter. Which
 //! tensors get which type follows llama.cpp's rules for models of the llama family.
 
-use crate::convert::{Converter, cancelled};
+use crate::convert::{Change, Converter, cancelled};
+use crate::importance::ImportanceMatrix;
 use samite_core::{CancelToken, DType};
 use samite_gguf::{Error, ErrorKind, GgufFile, Metadata, TensorInfo, TensorSpec, Writer};
-use samite_quant::{can_decode, can_encode};
+use samite_quant::{can_decode, can_quantize};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -18,136 +19,50 @@ pub struct Mixture {
     base: DType,
 }
 
-const MIXTURES: &[Mixture] = &[
+const fn mixture(name: &'static str, file_type: u32, base: DType) -> Mixture {
     Mixture {
-        name: "F32",
-        file_type: 0,
-        base: DType::F32,
-    },
-    Mixture {
-        name: "F16",
-        file_type: 1,
-        base: DType::F16,
-    },
-    Mixture {
-        name: "BF16",
-        file_type: 32,
-        base: DType::BF16,
-    },
-    Mixture {
-        name: "Q8_0",
-        file_type: 7,
-        base: DType::Q8_0,
-    },
-    Mixture {
-        name: "Q4_0",
-        file_type: 2,
-        base: DType::Q4_0,
-    },
-    Mixture {
-        name: "Q4_1",
-        file_type: 3,
-        base: DType::Q4_1,
-    },
-    Mixture {
-        name: "Q5_0",
-        file_type: 8,
-        base: DType::Q5_0,
-    },
-    Mixture {
-        name: "Q5_1",
-        file_type: 9,
-        base: DType::Q5_1,
-    },
-    Mixture {
-        name: "Q2_K",
-        file_type: 10,
-        base: DType::Q2_K,
-    },
-    Mixture {
-        name: "Q3_K_S",
-        file_type: 11,
-        base: DType::Q3_K,
-    },
-    Mixture {
-        name: "Q3_K_M",
-        file_type: 12,
-        base: DType::Q3_K,
-    },
-    Mixture {
-        name: "Q3_K_L",
-        file_type: 13,
-        base: DType::Q3_K,
-    },
-    Mixture {
-        name: "Q4_K_S",
-        file_type: 14,
-        base: DType::Q4_K,
-    },
-    Mixture {
-        name: "Q4_K_M",
-        file_type: 15,
-        base: DType::Q4_K,
-    },
-    Mixture {
-        name: "Q5_K_S",
-        file_type: 16,
-        base: DType::Q5_K,
-    },
-    Mixture {
-        name: "Q5_K_M",
-        file_type: 17,
-        base: DType::Q5_K,
-    },
-    Mixture {
-        name: "Q6_K",
-        file_type: 18,
-        base: DType::Q6_K,
-    },
-    Mixture {
-        name: "IQ4_NL",
-        file_type: 25,
-        base: DType::IQ4_NL,
-    },
-    Mixture {
-        name: "IQ4_XS",
-        file_type: 30,
-        base: DType::IQ4_XS,
-    },
-    Mixture {
-        name: "TQ1_0",
-        file_type: 36,
-        base: DType::TQ1_0,
-    },
-    Mixture {
-        name: "TQ2_0",
-        file_type: 37,
-        base: DType::TQ2_0,
-    },
-    Mixture {
-        name: "Q1_0",
-        file_type: 40,
-        base: DType::Q1_0,
-    },
-    Mixture {
-        name: "Q2_0",
-        file_type: 41,
-        base: DType::Q2_0,
-    },
-];
+        name,
+        file_type,
+        base,
+    }
+}
 
-/// Mixtures of llama.cpp whose types are only read here, and the type of most tensors; of those with the same one, that of a file of nothing else comes first.
-const READ_ONLY: &[(&str, u32, DType)] = &[
-    ("IQ2_XXS", 19, DType::IQ2_XXS),
-    ("IQ2_XS", 20, DType::IQ2_XS),
-    ("IQ3_XXS", 23, DType::IQ3_XXS),
-    ("IQ1_S", 24, DType::IQ1_S),
-    ("IQ3_S", 26, DType::IQ3_S),
-    ("IQ3_XS", 22, DType::IQ3_S),
-    ("IQ3_M", 27, DType::IQ3_S),
-    ("IQ2_S", 28, DType::IQ2_S),
-    ("IQ2_M", 29, DType::IQ2_S),
-    ("IQ1_M", 31, DType::IQ1_M),
+const MIXTURES: &[Mixture] = &[
+    mixture("F32", 0, DType::F32),
+    mixture("F16", 1, DType::F16),
+    mixture("BF16", 32, DType::BF16),
+    mixture("Q8_0", 7, DType::Q8_0),
+    mixture("Q4_0", 2, DType::Q4_0),
+    mixture("Q4_1", 3, DType::Q4_1),
+    mixture("Q5_0", 8, DType::Q5_0),
+    mixture("Q5_1", 9, DType::Q5_1),
+    mixture("Q2_K", 10, DType::Q2_K),
+    mixture("Q2_K_S", 21, DType::Q2_K),
+    mixture("Q3_K_S", 11, DType::Q3_K),
+    mixture("Q3_K_M", 12, DType::Q3_K),
+    mixture("Q3_K_L", 13, DType::Q3_K),
+    mixture("Q4_K_S", 14, DType::Q4_K),
+    mixture("Q4_K_M", 15, DType::Q4_K),
+    mixture("Q5_K_S", 16, DType::Q5_K),
+    mixture("Q5_K_M", 17, DType::Q5_K),
+    mixture("Q6_K", 18, DType::Q6_K),
+    mixture("IQ1_S", 24, DType::IQ1_S),
+    mixture("IQ1_M", 31, DType::IQ1_M),
+    mixture("IQ2_XXS", 19, DType::IQ2_XXS),
+    mixture("IQ2_XS", 20, DType::IQ2_XS),
+    mixture("IQ2_S", 28, DType::IQ2_XS),
+    mixture("IQ2_M", 29, DType::IQ2_S),
+    mixture("IQ3_XXS", 23, DType::IQ3_XXS),
+    mixture("IQ3_XS", 22, DType::IQ3_S),
+    mixture("IQ3_S", 26, DType::IQ3_S),
+    mixture("IQ3_M", 27, DType::IQ3_S),
+    mixture("IQ4_NL", 25, DType::IQ4_NL),
+    mixture("IQ4_XS", 30, DType::IQ4_XS),
+    mixture("MXFP4_MOE", 38, DType::MXFP4),
+    mixture("TQ1_0", 36, DType::TQ1_0),
+    mixture("TQ2_0", 37, DType::TQ2_0),
+    mixture("Q1_0", 40, DType::Q1_0),
+    mixture("Q2_0", 41, DType::Q2_0),
 ];
 
 /// Short names that llama.cpp accepts, too.
@@ -177,77 +92,229 @@ impl Mixture {
     /// llama.cpp's number for a file whose matrices have this type.
     pub(crate) fn file_type_of(dtype: DType) -> Option<u32> {
         match dtype {
-            DType::MXFP4 => return Some(38),
             DType::NVFP4 => return Some(39),
+            // The mixtures of that name have others for most tensors.
+            DType::IQ2_S => return Some(28),
+            DType::IQ3_S => return Some(26),
             _ => {}
-        }
-        if let Some((_, number, _)) = READ_ONLY.iter().find(|row| row.2 == dtype) {
-            return Some(*number);
         }
         let pure = |mixture: &&Mixture| mixture.base == dtype;
         MIXTURES.iter().find(pure).map(|mixture| mixture.file_type)
     }
 
-    /// The type that `tensor` gets. `layer` counts `attn_v` or `ffn_down` tensors seen before it, of `layers`; `shared` is the
-    /// number of query heads for each key head.
-    fn choose(&self, tensor: &TensorInfo, layer: usize, layers: usize, model: &Traits) -> DType {
+    /// The type that `tensor` gets.
+    fn choose(&self, tensor: &TensorInfo, place: Place, model: &Traits) -> DType {
         use DType::*;
-        let name = &*tensor.name;
-        let quantizes = self.base.is_quantized();
-        let is_output = name == "output.weight" || model.tied && name == "token_embd.weight";
-        let early = layer < layers / 8;
-        let important = early || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
-        let is_down = name.contains("ffn_down");
-        let kind = |part: &str| name.split('.').any(|piece| piece == part);
-        match self.name {
-            _ if !quantizes => self.base,
-            _ if is_output && !tensor.shape[0].is_multiple_of(self.base.block_len()) => Q8_0,
-            "Q8_0" => Q8_0,
-            _ if is_output => Q6_K,
-            "TQ1_0" | "TQ2_0" | "Q2_0" if name == "token_embd.weight" => Q4_K,
-            // With eight experts, attention is a small part of the model.
-            _ if model.experts == 8 && (kind("attn_v") || kind("attn_k")) => Q8_0,
-            "Q2_K" | "Q3_K_S" | "Q3_K_M" | "IQ4_NL" | "IQ4_XS" | "Q4_K_S" | "Q4_K_M"
-                if model.experts == 8 && kind("attn_output") =>
+        let part = Part::of(&tensor.name);
+        let is_output = part == Part::Output || part == Part::Embedding && !model.has_output;
+        let name = self.name;
+        match part {
+            _ if !self.base.is_quantized() => self.base,
+            _ if is_output => match name {
+                "MXFP4_MOE" => Q8_0,
+                _ if model.is_falcon || !tensor.shape[0].is_multiple_of(self.base.block_len()) => {
+                    Q8_0
+                }
+                "IQ1_S" | "IQ1_M" | "IQ2_XXS" | "IQ2_XS" | "IQ2_S" | "IQ2_M" | "IQ3_XXS" => Q5_K,
+                "Q8_0" => Q8_0,
+                _ => Q6_K,
+            },
+            // Of models of the third generation of Bailing, attention has matrices with three extents, too.
+            _ if name == "MXFP4_MOE" => match part {
+                Part::Up | Part::Gate | Part::Down if tensor.shape[2] > 1 => MXFP4,
+                _ if tensor.shape[2] > 1 && !model.is_bailing => MXFP4,
+                _ => Q8_0,
+            },
+            Part::Embedding => match name {
+                "IQ1_S" | "IQ1_M" | "IQ2_XXS" | "IQ2_XS" => Q2_K,
+                "IQ2_S" | "IQ2_M" | "IQ3_XXS" => IQ3_S,
+                "TQ1_0" | "TQ2_0" | "Q2_0" => Q4_K,
+                _ => self.base,
+            },
+            _ if matches!(
+                name,
+                "IQ1_S" | "IQ1_M" | "IQ2_XXS" | "IQ2_XS" | "IQ2_S" | "IQ2_M"
+            ) =>
             {
-                Q5_K
+                self.choose_of_two_bits(part, place, model)
             }
-            "Q3_K_L" if model.experts == 8 && kind("attn_output") => Q3_K,
-            "Q2_K" if kind("attn_v") => {
-                if model.shared >= 4 {
-                    Q4_K
-                } else {
-                    Q3_K
-                }
+            Part::Value => self.choose_for_values(place, model),
+            // With eight experts, attention is a small part of the model.
+            Part::Key if model.experts == 8 => Q8_0,
+            Part::Key | Part::Query => match name {
+                "IQ3_XS" => IQ3_XXS,
+                "IQ3_XXS" => IQ2_S,
+                _ => self.base,
+            },
+            Part::Down => self.choose_for_down(place, model),
+            Part::AttentionOutput => self.choose_for_attention_output(model),
+            Part::Gate | Part::Up
+                if name == "IQ3_XS" && !place.is_early() && place.layer < 7 * place.layers / 8 =>
+            {
+                IQ3_XXS
             }
-            "Q2_K" if is_down || kind("attn_output") => Q3_K,
-            "Q3_K_M" if kind("attn_v") => {
-                if layer < 2 {
-                    Q5_K
-                } else {
-                    Q4_K
-                }
-            }
-            "Q3_K_M" if is_down => {
-                if layer < layers / 16 {
-                    Q5_K
-                } else {
-                    Q4_K
-                }
-            }
-            "Q3_K_M" if kind("attn_output") => Q4_K,
-            "Q3_K_L" if kind("attn_v") || is_down || kind("attn_output") => Q5_K,
-            "Q3_K_M" | "Q3_K_L" if kind("attn_qkv") => Q4_K,
-            "Q4_K_S" if kind("attn_v") && layer < 4 => Q5_K,
-            "Q4_K_S" if is_down && early => Q5_K,
-            "Q4_K_M" | "Q5_K_M" if (kind("attn_v") || is_down) && important => Q6_K,
-            "Q4_K_M" if kind("attn_qkv") => Q5_K,
-            "Q5_K_M" if kind("attn_qkv") => Q6_K,
-            "IQ4_NL" | "IQ4_XS" if kind("attn_v") && model.shared >= 4 => Q5_K,
-            "IQ4_NL" | "IQ4_XS" if is_down && early => Q5_K,
             _ => self.base,
         }
     }
+
+    /// The rules of the mixtures of one and two bits.
+    fn choose_of_two_bits(&self, part: Part, place: Place, model: &Traits) -> DType {
+        use DType::*;
+        let is_larger = matches!(self.name, "IQ2_S" | "IQ2_M");
+        let better = if is_larger { IQ3_S } else { Q2_K };
+        match part {
+            Part::Value if model.shared >= 4 || model.experts >= 4 => Q4_K,
+            Part::Value => better,
+            Part::Key if model.experts == 8 => Q4_K,
+            Part::Down if place.nth < place.layers / 8 => better,
+            Part::AttentionOutput if model.experts == 8 => Q5_K,
+            Part::AttentionOutput if is_larger => IQ3_S,
+            Part::AttentionOutput if matches!(self.name, "IQ1_S" | "IQ1_M") => IQ2_XXS,
+            _ => self.base,
+        }
+    }
+
+    fn choose_for_values(&self, place: Place, model: &Traits) -> DType {
+        use DType::*;
+        let are_shared = model.shared >= 4;
+        let chosen = match self.name {
+            "Q2_K" if are_shared => Q4_K,
+            "Q2_K" => Q3_K,
+            "Q2_K_S" | "IQ3_XXS" | "IQ3_XS" | "IQ3_S" if are_shared => Q4_K,
+            "IQ3_XXS" if !model.has_importance => IQ3_S,
+            "IQ3_M" => Q4_K,
+            "Q3_K_M" if place.nth < 2 => Q5_K,
+            "Q3_K_M" => Q4_K,
+            "Q3_K_L" => Q5_K,
+            "IQ4_NL" | "IQ4_XS" if are_shared => Q5_K,
+            "Q4_K_M" | "Q5_K_M" if is_important(place.nth, model.values) => Q6_K,
+            "Q4_K_S" if place.nth < 4 => Q5_K,
+            _ => self.base,
+        };
+        match chosen {
+            _ if model.experts == 8 => Q8_0,
+            // Eight heads share these values, so that they are small.
+            Q3_K | Q4_K if model.is_llama_70b => Q5_K,
+            chosen => chosen,
+        }
+    }
+
+    fn choose_for_down(&self, place: Place, model: &Traits) -> DType {
+        use DType::*;
+        let is_important = is_important(place.layer, place.layers);
+        match self.name {
+            "Q2_K" => Q3_K,
+            "Q2_K_S" if place.is_early() => Q4_K,
+            "IQ3_XXS" if !model.has_importance && place.is_early() => Q4_K,
+            "IQ3_XXS" if !model.has_importance => Q3_K,
+            "Q3_K_M" if place.layer < place.layers / 16 => Q5_K,
+            "Q3_K_M" if !model.is_falcon || is_important => Q4_K,
+            "IQ3_M" if place.is_early() || model.experts == 8 && is_important => Q4_K,
+            "Q3_K_L" if model.is_falcon => Q4_K,
+            "Q3_K_L" => Q5_K,
+            "Q4_K_M" if model.is_falcon && place.layer < place.layers / 16 => Q6_K,
+            "Q4_K_M" if model.is_falcon && is_important => Q5_K,
+            "Q4_K_M" if model.is_falcon => Q4_K,
+            "Q4_K_M" | "Q5_K_M" if is_important => Q6_K,
+            "IQ4_NL" | "IQ4_XS" if place.is_early() && !model.has_importance => Q5_K,
+            "Q4_K_S" if place.is_early() && !model.is_falcon => Q5_K,
+            // With an importance matrix, these types go astray in the first layers.
+            "Q4_0" if place.is_early() && model.has_importance => Q4_1,
+            "Q5_0" if place.is_early() && model.has_importance => Q5_1,
+            _ => self.base,
+        }
+    }
+
+    fn choose_for_attention_output(&self, model: &Traits) -> DType {
+        use DType::*;
+        match self.name {
+            "Q3_K_L" if model.is_falcon => Q4_K,
+            _ if model.is_falcon => self.base,
+            "Q2_K" | "Q3_K_S" | "Q3_K_M" | "Q4_K_S" | "Q4_K_M" | "IQ3_XXS" | "IQ3_XS" | "IQ3_S"
+            | "IQ3_M" | "IQ4_NL" | "IQ4_XS"
+                if model.experts == 8 =>
+            {
+                Q5_K
+            }
+            _ if model.experts == 8 => self.base,
+            "Q2_K" => Q3_K,
+            "IQ3_XXS" => IQ3_S,
+            "Q3_K_M" | "IQ3_M" => Q4_K,
+            "Q3_K_L" => Q5_K,
+            _ => self.base,
+        }
+    }
+
+    /// Whether `to` makes nonsense of this tensor without an importance matrix.
+    fn demands_importance(&self, name: &str, to: DType) -> bool {
+        use DType::*;
+        match to {
+            IQ1_S | IQ2_XXS | IQ2_XS => true,
+            _ if matches!(Part::of(name), Part::Embedding | Part::Output) => false,
+            IQ1_M | IQ2_S | IQ3_XXS => true,
+            Q2_K => self.name == "Q2_K_S",
+            _ => false,
+        }
+    }
+}
+
+/// What a tensor is for, as far as the rules tell it apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Part {
+    Output,
+    Embedding,
+    /// Values of attention, alone or with what is computed together with them.
+    Value,
+    Key,
+    Query,
+    AttentionOutput,
+    Up,
+    Gate,
+    Down,
+    Other,
+}
+
+impl Part {
+    fn of(name: &str) -> Self {
+        let has = |part: &str| name.contains(part);
+        match name {
+            "output.weight" => Part::Output,
+            "token_embd.weight" | "per_layer_token_embd.weight" => Part::Embedding,
+            _ if has("attn_qkv.weight") || has("attn_kv_b.weight") || has("attn_v.weight") => {
+                Part::Value
+            }
+            _ if has("attn_k.weight") => Part::Key,
+            _ if has("attn_q.weight") => Part::Query,
+            _ if has("attn_output.weight") => Part::AttentionOutput,
+            _ if has("ffn_up") => Part::Up,
+            _ if has("ffn_gate") => Part::Gate,
+            _ if has("ffn_down") => Part::Down,
+            _ => Part::Other,
+        }
+    }
+}
+
+/// Where a tensor stands among those of its part.
+#[derive(Clone, Copy)]
+struct Place {
+    /// How many come before it.
+    nth: usize,
+    /// Its layer: by its name in models with experts, of which not all layers have as many; otherwise the same as `nth`.
+    layer: usize,
+    /// Layers of the model.
+    layers: usize,
+}
+
+impl Place {
+    fn is_early(self) -> bool {
+        self.layer < self.layers / 8
+    }
+}
+
+/// The first and last layers, and every third of the others.
+fn is_important(layer: usize, layers: usize) -> bool {
+    let early = layers / 8;
+    layer < early || layer >= 7 * layers / 8 || (layer - early) % 3 == 2
 }
 
 impl FromStr for Mixture {
@@ -259,12 +326,6 @@ impl FromStr for Mixture {
             .iter()
             .find(|(alias, _)| *alias == name)
             .map_or(name.as_str(), |(_, full)| full);
-        if READ_ONLY.iter().any(|row| row.0 == name) {
-            return Err(format!(
-                "files of {name} can be read, but not made: its codes are chosen with an importance matrix, which samite does not have; \
-                 Q2_K is the smallest type that it makes of any model"
-            ));
-        }
         Mixture::all()
             .find(|mixture| mixture.name == name)
             .ok_or_else(|| {
@@ -279,17 +340,91 @@ impl FromStr for Mixture {
 
 /// What the rules of mixtures ask about a model.
 struct Traits {
+    layers: usize,
+    /// Tensors with values of attention.
+    values: usize,
     /// Query heads that share keys and values.
     shared: usize,
     /// Experts of each layer; 0 for none.
     experts: usize,
-    /// The embedding is the output matrix, too.
-    tied: bool,
+    /// Whether there is an output matrix beside the embedding.
+    has_output: bool,
+    has_importance: bool,
+    is_falcon: bool,
+    is_bailing: bool,
+    is_llama_70b: bool,
+}
+
+impl Traits {
+    fn of(source: &GgufFile, has_importance: bool) -> Result<Self, Error> {
+        let metadata = source.metadata();
+        let arch: String = metadata.get_or("general.architecture", String::new())?;
+        // Some models have a number for each layer; the rules are about the first.
+        let first = |key: &str| -> Option<u32> {
+            let key = format!("{arch}.{key}");
+            match metadata.get::<Vec<u32>>(&key) {
+                Ok(values) => values?.first().copied(),
+                Err(_) => metadata.get(&key).ok()?,
+            }
+        };
+        let number = |key: &str| metadata.get_or(&format!("{arch}.{key}"), 0usize);
+        let heads = first("attention.head_count").unwrap_or(1);
+        let key_heads = first("attention.head_count_kv").unwrap_or(heads);
+        let layers = number("block_count")?;
+        let values = |t: &&TensorInfo| Part::of(&t.name) == Part::Value;
+        Ok(Traits {
+            layers,
+            values: source.tensors().iter().filter(values).count(),
+            shared: heads.checked_div(key_heads).unwrap_or(0) as usize,
+            experts: number("expert_count")?,
+            has_output: source.tensor("output.weight").is_some(),
+            has_importance,
+            is_falcon: arch == "falcon",
+            is_bailing: arch == "bailingmoe3",
+            is_llama_70b: arch == "llama" && layers == 80 && heads != key_heads,
+        })
+    }
+
+    /// The place of each tensor that is converted, in the order of layers: files may have any order.
+    fn places(&self, tensors: &[TensorInfo]) -> Vec<Option<Place>> {
+        let mut order: Vec<_> = tensors
+            .iter()
+            .enumerate()
+            .filter(|(_, tensor)| is_converted(tensor))
+            .map(|(index, tensor)| (layer_of(&tensor.name), &*tensor.name, index))
+            .collect();
+        order.sort_unstable();
+        let mut seen = std::collections::HashMap::new();
+        let mut places = vec![None; tensors.len()];
+        for (layer, name, index) in order {
+            let count = seen.entry(Part::of(name)).or_insert(0usize);
+            let nth = *count;
+            let in_name = layer.filter(|_| self.experts > 1);
+            places[index] = Some(Place {
+                nth,
+                layer: in_name.unwrap_or(nth),
+                layers: self.layers,
+            });
+            *count += 1;
+        }
+        places
+    }
+}
+
+/// Whether a tensor gets the type that a mixture says, and does not keep its own.
+fn is_converted(tensor: &TensorInfo) -> bool {
+    let is_matrix = tensor.n_dims >= 2 && tensor.name.ends_with("weight");
+    let is_kept = KEPT.iter().any(|part| tensor.name.contains(part));
+    is_matrix && !is_kept && !tensor.dtype.is_integer()
+}
+
+fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
 /// Parts of the names of matrices that keep their type, as in llama.cpp: norms; routers, which are small and decide much; what is added to every
 /// token; convolutions; and other small ones.
-const KEPT: [&str; 9] = [
+const KEPT: &[&str] = &[
     "_norm",
     "ffn_gate_inp",
     "position_embd",
@@ -299,6 +434,24 @@ const KEPT: [&str; 9] = [
     "per_layer_model_proj",
     "altup",
     "laurel",
+    "indexer.k_proj",
+    "indexer.q_proj",
+    "time_mix_first",
+    "time_mix_w0",
+    "time_mix_w1",
+    "time_mix_w2",
+    "time_mix_v0",
+    "time_mix_v1",
+    "time_mix_v2",
+    "time_mix_a0",
+    "time_mix_a1",
+    "time_mix_a2",
+    "time_mix_g1",
+    "time_mix_g2",
+    "time_mix_decay_w1",
+    "time_mix_decay_w2",
+    "time_mix_lerp_fused",
+    "attn_rel_b",
 ];
 
 /// The next smaller demand on the row length, for rows that are not whole blocks of `dtype`.
@@ -334,12 +487,55 @@ pub struct Conversion {
     pub bytes_before: usize,
     /// Bytes in the result.
     pub bytes_after: usize,
+    /// Whether the importance matrix says what matters in it.
+    pub is_weighed: bool,
+}
+
+/// Types that are given to tensors, whatever the mixture says.
+#[derive(Clone, Debug, Default)]
+pub struct TypeChoices {
+    /// The type of the output matrix.
+    pub output: Option<DType>,
+    /// The output matrix keeps its type.
+    pub keep_output: bool,
+    /// The type of the token embeddings.
+    pub embedding: Option<DType>,
+    /// Types of tensors whose names have a match; the first that matches counts. For mixtures of quantized types.
+    pub of_tensors: Vec<(TensorPattern, DType)>,
+}
+
+/// A regular expression that is looked for in names of tensors.
+#[derive(Clone, Debug)]
+pub struct TensorPattern(fancy_regex::Regex);
+
+impl FromStr for TensorPattern {
+    type Err = String;
+
+    fn from_str(pattern: &str) -> Result<Self, String> {
+        let regex = fancy_regex::Regex::new(pattern);
+        regex
+            .map(TensorPattern)
+            .map_err(|error| format!("'{pattern}' is no regular expression: {error}"))
+    }
+}
+
+impl TypeChoices {
+    fn of(&self, name: &str) -> Option<DType> {
+        let mut patterns = self.of_tensors.iter();
+        // What cannot be matched for too many steps back is no match.
+        let found = patterns.find(|(pattern, _)| pattern.0.is_match(name).unwrap_or(false));
+        found.map(|(_, dtype)| *dtype)
+    }
 }
 
 /// How to quantize.
 pub struct QuantizeOptions<'a> {
     /// Which types.
     pub mixture: Mixture,
+    /// Exceptions.
+    pub types: TypeChoices,
+    /// How much the columns of matrices matter.
+    pub importance: Option<&'a ImportanceMatrix>,
     /// Threads that convert.
     pub threads: usize,
     /// Allows sources that are quantized already, at a loss of quality.
@@ -352,82 +548,119 @@ pub struct QuantizeOptions<'a> {
     pub cancel: &'a CancelToken,
 }
 
+impl QuantizeOptions<'_> {
+    /// The type that a tensor gets. `place` is there if it is [converted](is_converted).
+    fn choose(&self, tensor: &TensorInfo, place: Option<Place>, model: &Traits) -> DType {
+        let part = Part::of(&tensor.name);
+        let Some(place) = place.filter(|_| !(part == Part::Output && self.types.keep_output))
+        else {
+            return tensor.dtype;
+        };
+        let named = self.types.of(&tensor.name);
+        let given = match part {
+            Part::Output => self.types.output,
+            // Per-layer embeddings are large: who names them means them.
+            Part::Embedding if tensor.name.starts_with("per_layer") && named.is_some() => None,
+            Part::Embedding => self.types.embedding,
+            _ => None,
+        };
+        if let Some(dtype) = given {
+            return dtype;
+        }
+        let base = self.mixture.base;
+        let wanted = match named {
+            _ if !base.is_quantized() => base,
+            Some(dtype) => dtype,
+            None if self.pure => base,
+            // The embedding is the output matrix, too.
+            None if part == Part::Embedding && !model.has_output && self.types.output.is_some() => {
+                self.types.output.unwrap_or(base)
+            }
+            None => self.mixture.choose(tensor, place, model),
+        };
+        for_rows_of(wanted, tensor.shape[0])
+    }
+
+    /// How much the columns of a tensor matter, by matrix, where that is known.
+    fn importance_of(&self, tensor: &TensorInfo) -> Result<Option<Vec<f32>>, Error> {
+        let importance = self
+            .importance
+            .and_then(|matrix| matrix.importance(&tensor.name));
+        let wanted = tensor.shape[0] * tensor.shape[2];
+        match importance {
+            Some(importance) if importance.len() != wanted => {
+                // Of some models, llama.cpp writes something else for these.
+                if Part::of(&tensor.name) == Part::Embedding {
+                    return Ok(None);
+                }
+                let message = format!(
+                    "has {wanted} columns, and the importance matrix {} for it: it is of another model",
+                    importance.len()
+                );
+                Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    field(tensor),
+                    message,
+                ))
+            }
+            importance => Ok(importance),
+        }
+    }
+}
+
+fn field(tensor: &TensorInfo) -> String {
+    format!("tensor '{}'", tensor.name)
+}
+
 /// Which type each tensor of `source` gets.
 ///
 /// # Errors
-/// If a tensor is quantized already and that is not allowed, or its type cannot be decoded.
+/// If a tensor is quantized already and that is not allowed, its type cannot be decoded, or its type to be needs an importance matrix.
 pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conversion>, Error> {
-    let metadata = source.metadata();
-    let arch: String = metadata.get_or("general.architecture", String::new())?;
-    let heads = metadata
-        .get_or(&format!("{arch}.attention.head_count"), 1usize)
-        .unwrap_or(1);
-    let key_heads = metadata
-        .get_or(&format!("{arch}.attention.head_count_kv"), heads)
-        .unwrap_or(heads);
-    let model = Traits {
-        shared: heads / key_heads.max(1),
-        experts: metadata.get_or(&format!("{arch}.expert_count"), 0usize)?,
-        tied: source.tensor("output.weight").is_none(),
-    };
-    let is_value = |t: &TensorInfo| t.name.ends_with("attn_v.weight");
-    let is_down = |t: &TensorInfo| t.name.contains("ffn_down");
-    let values = source.tensors().iter().filter(|t| is_value(t)).count();
-    let downs = source.tensors().iter().filter(|t| is_down(t)).count();
-
-    // In the order of layers, as the rules count; files may be in any order.
-    let layer_of = |t: &TensorInfo| {
-        t.name
-            .strip_prefix("blk.")
-            .and_then(|rest| rest.split('.').next()?.parse::<usize>().ok())
-    };
-    let mut conversions = Vec::with_capacity(source.tensors().len());
-    for tensor in source.tensors().iter() {
-        let layers = if is_value(tensor) { values } else { downs };
-        let is_matrix = tensor.n_dims >= 2 && tensor.name.ends_with("weight");
-        let is_kept = KEPT.iter().any(|part| tensor.name.contains(part));
-        let to = if !is_matrix || is_kept || tensor.dtype.is_integer() {
-            tensor.dtype
-        } else {
-            let layer = layer_of(tensor).unwrap_or(0).min(layers.saturating_sub(1));
-            let wanted = if options.pure {
-                options.mixture.base
-            } else {
-                options.mixture.choose(tensor, layer, layers, &model)
-            };
-            for_rows_of(wanted, tensor.shape[0])
-        };
+    let model = Traits::of(source, options.importance.is_some())?;
+    let places = model.places(source.tensors());
+    let convert = |(tensor, place): (&TensorInfo, Option<Place>)| {
+        let to = options.choose(tensor, place, &model);
+        let is_weighed = to != tensor.dtype && options.importance_of(tensor)?.is_some();
         if to != tensor.dtype {
-            let refuse = |message: &str| {
-                Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!("tensor '{}'", tensor.name),
-                    message.to_owned(),
-                ))
-            };
-            if !can_decode(tensor.dtype) || !can_encode(to) {
-                return refuse(&format!(
-                    "cannot be converted from {} to {to}",
-                    tensor.dtype
+            let refuse =
+                |message: String| Err(Error::new(ErrorKind::Unsupported, field(tensor), message));
+            if !can_decode(tensor.dtype) || !can_quantize(to) {
+                return refuse(format!("cannot be converted from {} to {to}", tensor.dtype));
+            }
+            if !tensor.shape[0].is_multiple_of(to.block_len()) {
+                return refuse(format!(
+                    "has rows of {}, which are no whole blocks of {to}",
+                    tensor.shape[0]
                 ));
             }
             if tensor.dtype.is_quantized() && !options.allow_requantize {
-                return refuse(&format!(
+                return refuse(format!(
                     "is {} already; quantize the F16 or F32 model, or allow requantizing at a loss of quality",
                     tensor.dtype
                 ));
             }
+            if !is_weighed && options.mixture.demands_importance(&tensor.name, to) {
+                return refuse(match options.importance {
+                    Some(_) => format!(
+                        "would be {to}, and the importance matrix says nothing about it: give it another type, or make the matrix from more text"
+                    ),
+                    None => format!(
+                        "would be {to}, which is nonsense without an importance matrix: make one from a text with 'samite imatrix'"
+                    ),
+                });
+            }
         }
-        let bytes_after = TensorSpec::from_info(tensor, to)?.size();
-        conversions.push(Conversion {
+        Ok(Conversion {
             name: tensor.name.to_string(),
             from: tensor.dtype,
             to,
             bytes_before: tensor.size,
-            bytes_after,
-        });
-    }
-    Ok(conversions)
+            bytes_after: TensorSpec::from_info(tensor, to)?.size(),
+            is_weighed,
+        })
+    };
+    source.tensors().iter().zip(places).map(convert).collect()
 }
 
 /// Removes what says that a file is one of several parts.
@@ -454,6 +687,9 @@ pub fn quantize(
     let mut metadata: Metadata = source.metadata().clone();
     metadata.set("general.file_type", options.mixture.file_type)?;
     metadata.set("general.quantization_version", 2u32)?;
+    if let Some(matrix) = options.importance {
+        matrix.describe(&mut metadata)?;
+    }
     unsplit(&mut metadata);
     let specs = source
         .tensors()
@@ -467,9 +703,11 @@ pub fn quantize(
     let mut done = 0u64;
     let converter = Converter::new(source, options.threads, options.cancel);
     for (tensor, conversion) in source.tensors().iter().zip(&conversions) {
+        let importance = options.importance_of(tensor)?;
         writer.fill_tensor(|slot| {
             let progress = |elements| (options.progress)(done + elements, total);
-            converter.convert(tensor, conversion.to, slot, None, &progress)
+            let change = importance.as_deref().map_or(Change::Nothing, Change::Weigh);
+            converter.convert(tensor, conversion.to, slot, change, &progress)
         })?;
         done += tensor.elements() as u64;
         (options.progress)(done, total);

@@ -233,6 +233,23 @@ pub struct ContextParams {
     pub ctx_other: *mut Opaque,
 }
 
+/// `llama_model_tensor_override`
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct TypeOverride {
+    pub pattern: *const c_char,
+    pub dtype: c_int,
+}
+
+/// `llama_model_imatrix_data`
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ImportanceData {
+    pub name: *const c_char,
+    pub data: *const f32,
+    pub size: usize,
+}
+
 /// `llama_model_quantize_params`
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -247,9 +264,9 @@ pub struct QuantizeParams {
     pub pure: Flag,
     pub keep_split: Flag,
     pub dry_run: Flag,
-    pub imatrix: *const c_void,
+    pub imatrix: *const ImportanceData,
     pub kv_overrides: *const KvOverride,
-    pub tt_overrides: *const c_void,
+    pub tt_overrides: *const TypeOverride,
     pub prune_layers: *const i32,
     pub max_buf_size: usize,
 }

@@ -398,6 +398,8 @@ fn weights_of_encoders_can_be_quantized_but_for_what_is_added_to_every_token() {
         let source = GgufFile::open(&plain.path, LoadMode::Read).unwrap();
         let options = QuantizeOptions {
             mixture: "Q8_0".parse().unwrap(),
+            types: Default::default(),
+            importance: None,
             threads: 1,
             allow_requantize: false,
             pure: false,

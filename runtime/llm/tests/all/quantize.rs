@@ -4,7 +4,7 @@ use crate::common::{TestModel, context, cpu, decode, output_of, precise};
 use samite_core::{CancelToken, DType};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
 use samite_llm::arch::ARCHITECTURES;
-use samite_llm::quantize::{Mixture, QuantizeOptions, plan, quantize};
+use samite_llm::quantize::{Mixture, QuantizeOptions, TypeChoices, plan, quantize};
 use samite_llm::{ContextOptions, Model, ModelOptions};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -78,6 +78,8 @@ fn expected(types: &Value, name: &str) -> Option<String> {
 fn options<'a>(mixture: &str, cancel: &'a CancelToken) -> QuantizeOptions<'a> {
     QuantizeOptions {
         mixture: mixture.parse::<Mixture>().unwrap(),
+        types: TypeChoices::default(),
+        importance: None,
         threads: 1,
         allow_requantize: false,
         pure: false,

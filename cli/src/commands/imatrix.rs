@@ -1,0 +1,204 @@
+//! `samite imatrix`: measures on a text how much each column of a model's matrices matters, for quantization.
+
+use crate::args::ModelArgs;
+use crate::cpu_args::CpuArgs;
+use crate::failure::{Failure, Outcome};
+use crate::files::{self, Source};
+use crate::shown::{counted, say};
+use crate::{interrupt, progress, renewal};
+use clap::Args;
+use samite::llm::importance::{ImportanceMatrix, collect};
+use serde_json::json;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Tokens of a chunk, unless the flags say otherwise or the model was trained on fewer.
+const DEFAULT_CHUNK: usize = 512;
+
+/// Inputs of fewer rows are not looked at.
+const SMALLEST_CHUNK: usize = 16;
+
+/// So many tokens take weeks: more are not read without being asked for.
+const MOST_TOKENS: usize = 1 << 26;
+
+/// Flags of `samite imatrix`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite imatrix -m model-f16.gguf -f texts.txt
+  samite imatrix -m model-f16.gguf -f more.txt --in-file imatrix.gguf -o both.gguf
+  samite quantize --imatrix imatrix.gguf model-f16.gguf model-iq2.gguf IQ2_M")]
+pub struct ImatrixArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    cpu: CpuArgs,
+    /// Text that the model reads, such as it will read and write; without --chunks, of at most 67 million tokens
+    #[arg(short, long, value_name = "FILE", required_unless_present = "in_file")]
+    file: Option<PathBuf>,
+    /// File to write; it is replaced
+    #[arg(short, long, value_name = "FILE", default_value = "imatrix.gguf")]
+    output: PathBuf,
+    /// Add what this file says, of the same model; may be repeated. Without --file, such files are only put together
+    #[arg(long, value_name = "FILE")]
+    in_file: Vec<PathBuf>,
+    /// Only N chunks
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    chunks: Option<u32>,
+    /// Leave out the first N chunks [also: --chunk]
+    #[arg(long, alias = "chunk", value_name = "N", default_value = "0")]
+    from_chunk: u32,
+    /// Look at the output matrix, too
+    #[arg(long)]
+    process_output: bool,
+    /// Names of special tokens in the text are these tokens
+    #[arg(long)]
+    parse_special: bool,
+    /// Write the file every N chunks, as far as it is then
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
+    output_frequency: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: ImatrixArgs) -> Outcome {
+    let source = args.file.as_deref().map(Source::file).transpose()?;
+    for input in &args.in_file {
+        files::refuse_same(input, &args.output)?;
+    }
+    let earlier = args.in_file.iter().map(|path| ImportanceMatrix::read(path));
+    let earlier = earlier.collect::<Result<Vec<_>, _>>()?;
+    let cancel = interrupt::token();
+    let Some(source) = source else {
+        let mut matrix = ImportanceMatrix::new(0);
+        merge(&mut matrix, &earlier)?;
+        matrix.write(&args.output)?;
+        return report(&args, &matrix, None);
+    };
+    let mut options = args.model.context_options(&cancel)?;
+    args.cpu.apply(&mut options);
+    let model = renewal::load(&args.model, &args.cpu, &cancel)?;
+    let chunk = options
+        .n_ctx
+        .unwrap_or(model.spec().n_ctx_train.min(DEFAULT_CHUNK));
+    let chunk_size = u32::try_from(chunk).ok();
+    let Some(chunk_size) = chunk_size.filter(|_| chunk >= SMALLEST_CHUNK) else {
+        return Err(Failure::usage(format_args!(
+            "--ctx-size {chunk}: chunks need at least {SMALLEST_CHUNK} tokens"
+        )));
+    };
+    let tokens = tokens(&args, source, &model, chunk)?;
+    let mut matrix = ImportanceMatrix::new(chunk_size);
+    merge(&mut matrix, &earlier)?;
+    if let Some(file) = &args.file {
+        matrix.add_dataset(file.display().to_string());
+    }
+
+    options.n_ctx = Some(chunk);
+    options.n_logits = Some(options.n_ubatch);
+    let mut context = renewal::context(&args.model, &args.cpu, model, options)?;
+    let bar = progress::count("reading", "chunks");
+    bar.set_length((tokens.len() / chunk) as u64);
+    let mut unsaved = 0;
+    let mut perplexity = 0.0;
+    let matrix = collect(
+        &mut context,
+        &tokens,
+        chunk,
+        matrix,
+        args.process_output,
+        |so_far, matrix| {
+            bar.inc(1);
+            perplexity = so_far.value;
+            bar.set_message(format!("perplexity {perplexity:.4}"));
+            unsaved += 1;
+            if unsaved == args.output_frequency {
+                matrix.write(&args.output)?;
+                unsaved = 0;
+            }
+            Ok(())
+        },
+    )?;
+    drop(bar);
+    matrix.write(&args.output)?;
+    report(&args, &matrix, Some(perplexity))
+}
+
+fn merge(matrix: &mut ImportanceMatrix, earlier: &[ImportanceMatrix]) -> Outcome {
+    for other in earlier {
+        matrix.merge(other)?;
+    }
+    Ok(())
+}
+
+/// The tokens of the chunks that are asked for.
+fn tokens(
+    args: &ImatrixArgs,
+    source: Source,
+    model: &samite::llm::Model,
+    chunk: usize,
+) -> Outcome<Vec<u32>> {
+    let name = source.name().to_owned();
+    let left_out = chunk.saturating_mul(args.from_chunk as usize);
+    let wanted = args
+        .chunks
+        .map(|chunks| chunk.saturating_mul(chunks as usize));
+    let most = wanted.map_or(MOST_TOKENS, |wanted| left_out.saturating_add(wanted));
+    let mut tokens = source.tokens(model.tokenizer()?, args.parse_special, most, |_| {})?;
+    if wanted.is_none() && tokens.len() > most {
+        return Err(Failure::error(format_args!(
+            "{name}: has more than {most} tokens: choose how many of them with --chunks"
+        )));
+    }
+    tokens.truncate(most);
+    let count = tokens.len();
+    tokens.drain(..left_out.min(count));
+    if tokens.len() < chunk {
+        return Err(Failure::error(format_args!(
+            "{name}: has {}, of which {left_out} are left out, and one chunk needs {chunk}: take a longer text or a smaller --ctx-size",
+            counted(count, "token")
+        )));
+    }
+    Ok(tokens)
+}
+
+fn report(args: &ImatrixArgs, matrix: &ImportanceMatrix, perplexity: Option<f64>) -> Outcome {
+    let weights = matrix.weights().len();
+    let mut unseen = matrix.unseen_experts().peekable();
+    if unseen.peek().is_some() && !args.json {
+        let (weights, experts): (Vec<_>, Vec<_>) =
+            unseen.map(|(name, none, all)| (name, (none, all))).unzip();
+        let (none, all) = experts[0];
+        say(format_args!(
+            "in {} some experts never had a token, such as {none} of {all} in {}: all their columns count the same; take more text",
+            counted(weights.len(), "weight"),
+            weights[0]
+        ));
+    }
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let unseen: Vec<_> = matrix
+            .unseen_experts()
+            .map(|(name, none, all)| json!({"weight": name, "unseen": none, "experts": all}))
+            .collect();
+        let value = json!({
+            "file": args.output, "weights": weights, "chunks": matrix.chunks(), "perplexity": perplexity, "unseen_experts": unseen,
+        });
+        writeln!(out, "{value:#}")?;
+        return Ok(());
+    }
+    let predicted = perplexity.map(|value| format!(", perplexity {value:.4}"));
+    writeln!(
+        out,
+        "{} over {}{}, written to {}",
+        counted(weights, "weight"),
+        counted(matrix.chunks() as usize, "chunk"),
+        predicted.unwrap_or_default(),
+        shown(&args.output)
+    )?;
+    Ok(())
+}
+
+fn shown(path: &Path) -> String {
+    crate::shown::escaped(&path.display().to_string()).into_owned()
+}
