@@ -26,23 +26,28 @@ const fn points<const N: usize, const D: usize>(set: &[u64], values: &[i8]) -> [
 }
 
 /// The points of [`BlockIq2Xxs`](crate::blocks::BlockIq2Xxs).
-pub static IQ2_XXS_GRID: [[i8; 8]; 256] = points(&IQ2_XXS_POINTS, &[8, 25, 43]);
+pub static IQ2_XXS_GRID: [[i8; 8]; 256] = points(&IQ2_XXS_POINTS, &IQ2_VALUES);
 
 /// The points of [`BlockIq2Xs`](crate::blocks::BlockIq2Xs).
-pub static IQ2_XS_GRID: [[i8; 8]; 512] = points(&IQ2_XS_POINTS, &[8, 25, 43]);
+pub static IQ2_XS_GRID: [[i8; 8]; 512] = points(&IQ2_XS_POINTS, &IQ2_VALUES);
 
 /// The points of [`BlockIq2S`](crate::blocks::BlockIq2S).
-pub static IQ2_S_GRID: [[i8; 8]; 1024] = points(&IQ2_S_POINTS, &[8, 25, 43]);
+pub static IQ2_S_GRID: [[i8; 8]; 1024] = points(&IQ2_S_POINTS, &IQ2_VALUES);
 
 /// The points of [`BlockIq3Xxs`](crate::blocks::BlockIq3Xxs).
-pub static IQ3_XXS_GRID: [[i8; 4]; 256] = points(&IQ3_XXS_POINTS, &[4, 12, 20, 28, 36, 44, 52, 62]);
+pub static IQ3_XXS_GRID: [[i8; 4]; 256] = points(&IQ3_XXS_POINTS, &IQ3_XXS_VALUES);
 
 /// The points of [`BlockIq3S`](crate::blocks::BlockIq3S).
-pub static IQ3_S_GRID: [[i8; 4]; 512] = points(&IQ3_S_POINTS, &[1, 3, 5, 7, 9, 11, 13, 15]);
+pub static IQ3_S_GRID: [[i8; 4]; 512] = points(&IQ3_S_POINTS, &IQ3_S_VALUES);
 
 /// Eight times the points of [`BlockIq1S`](crate::blocks::BlockIq1S) and [`BlockIq1M`](crate::blocks::BlockIq1M), whose
 /// coordinates are -1, 0 and 1, and the eighth that is added to each.
-pub static IQ1_GRID: [[i8; 8]; 2048] = points(&IQ1_POINTS, &[-7, 1, 9]);
+pub static IQ1_GRID: [[i8; 8]; 2048] = points(&IQ1_POINTS, &IQ1_VALUES);
+
+pub(crate) const IQ1_VALUES: [i8; 3] = [-7, 1, 9];
+pub(crate) const IQ2_VALUES: [i8; 3] = [8, 25, 43];
+pub(crate) const IQ3_XXS_VALUES: [i8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
+pub(crate) const IQ3_S_VALUES: [i8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
 
 const IQ2_XXS_POINTS: [u64; 103] = [
     0x4141441055141555,

@@ -3,7 +3,7 @@
 //! What a column matters is measured: the mean square of what a model multiplies with that column while it reads sample texts, its row
 //! of an importance matrix.
 
-use crate::blocks::Block;
+use crate::blocks::*;
 use crate::row::{self, EncodeFn};
 use samite_core::{DType, Error, Result};
 
@@ -86,6 +86,13 @@ enum Quantizer {
 
 fn quantizer(dtype: DType) -> Option<Quantizer> {
     let quantize: fn(&[f32], Option<&[f32]>, &mut [u8]) = match dtype {
+        DType::IQ1_S => quantize_blocks::<BlockIq1S>,
+        DType::IQ1_M => quantize_blocks::<BlockIq1M>,
+        DType::IQ2_XXS => quantize_blocks::<BlockIq2Xxs>,
+        DType::IQ2_XS => quantize_blocks::<BlockIq2Xs>,
+        DType::IQ2_S => quantize_blocks::<BlockIq2S>,
+        DType::IQ3_XXS => quantize_blocks::<BlockIq3Xxs>,
+        DType::IQ3_S => quantize_blocks::<BlockIq3S>,
         _ => return row::encoder(dtype).map(Quantizer::Plain),
     };
     Some(Quantizer::Searching(quantize))

@@ -99,19 +99,27 @@ fn quantizes_byte_for_byte_as_ggml() {
             }
         }
     };
-    for dtype in WEIGHTED {
+    for &dtype in WEIGHTED {
         check(dtype, dtype.name(), Some(&importance));
     }
-    for dtype in WEIGHTED_EVENLY {
+    for &dtype in WEIGHTED_EVENLY {
         check(dtype, &format!("{}-even", dtype.name()), None);
     }
 }
 
 /// Types whose files depend on an importance matrix.
-const WEIGHTED: [DType; 0] = [];
+const WEIGHTED: &[DType] = &[
+    DType::IQ1_S,
+    DType::IQ1_M,
+    DType::IQ2_XXS,
+    DType::IQ2_XS,
+    DType::IQ2_S,
+    DType::IQ3_XXS,
+    DType::IQ3_S,
+];
 
 /// Of these, types whose files are made in another way than rows of activations, or not at all.
-const WEIGHTED_EVENLY: [DType; 0] = [];
+const WEIGHTED_EVENLY: &[DType] = &[DType::IQ1_M, DType::IQ2_S, DType::IQ3_XXS, DType::IQ3_S];
 
 #[test]
 #[cfg_attr(miri, ignore = "slow, and nothing but numbers")]

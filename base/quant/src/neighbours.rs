@@ -1,0 +1,216 @@
+//! The points of a grid that are near what a group of elements would be without the grid.
+//!
+//! A coordinate is told by its code here: the place of its value among those that the grid's coordinates have. The codes of all
+//! coordinates are the digits of a key, the first one lowest. For each possible key a [`Neighbours`] knows the points whose codes are
+//! nearest, as many as ggml looks at, and in ggml's order, because of two equally good points the first is taken.
+
+use crate::grids::*;
+use std::sync::LazyLock;
+
+/// How many scales are tried together: one in each lane of a vector.
+pub(crate) const LANES: usize = 4;
+
+/// A number for each scale.
+pub(crate) type Lanes = [f32; LANES];
+
+/// What [`Neighbours::losses`] gives.
+pub(crate) type Losses = [Lanes; PLACES];
+
+/// A place for each coordinate and each of its codes: no grid has more, and a power of two bounds an index without a branch.
+const PLACES: usize = 32;
+
+/// The points near every key of a grid, whose points have `D` coordinates with `V` codes.
+pub(crate) struct Neighbours<const D: usize, const V: usize> {
+    /// For each coordinate of each point the place of its code: `V` places for each coordinate, in order.
+    points: Vec<[u8; D]>,
+    /// Where in `near` the points of each key start, and the length of `near`.
+    starts: Vec<u32>,
+    /// Numbers of points.
+    near: Vec<u16>,
+}
+
+/// Above the number of a point in [`Neighbours::near`] that is alone for its key, because it is what the key says.
+const EXACT: u16 = 1 << 15;
+
+/// The points near a key.
+pub(crate) enum Near<'a> {
+    /// The number of the point that has the key's codes.
+    Exact(u16),
+    /// The numbers of the nearest points, if there is no such point: never none.
+    Around(&'a [u16]),
+}
+
+/// Where the points near the keys of each grid are. Lists are made when they are needed first.
+pub(crate) static IQ1: LazyLock<Neighbours<8, 3>> =
+    LazyLock::new(|| Neighbours::new(&IQ1_GRID, &IQ1_VALUES, 3));
+pub(crate) static IQ2_XXS: LazyLock<Neighbours<8, 3>> =
+    LazyLock::new(|| Neighbours::new(&IQ2_XXS_GRID, &IQ2_VALUES, 2));
+pub(crate) static IQ2_XS: LazyLock<Neighbours<8, 3>> =
+    LazyLock::new(|| Neighbours::new(&IQ2_XS_GRID, &IQ2_VALUES, 2));
+pub(crate) static IQ2_S: LazyLock<Neighbours<8, 3>> =
+    LazyLock::new(|| Neighbours::new(&IQ2_S_GRID, &IQ2_VALUES, 1));
+pub(crate) static IQ3_XXS: LazyLock<Neighbours<4, 8>> =
+    LazyLock::new(|| Neighbours::new(&IQ3_XXS_GRID, &IQ3_XXS_VALUES, 2));
+pub(crate) static IQ3_S: LazyLock<Neighbours<4, 8>> =
+    LazyLock::new(|| Neighbours::new(&IQ3_S_GRID, &IQ3_S_VALUES, 3));
+
+impl<const D: usize, const V: usize> Neighbours<D, V> {
+    /// Finds the points near every key: those at the `shells` least distances from it that there are, nearest first, and of those at
+    /// the same distance the lowest number first.
+    fn new(grid: &[[i8; D]], values: &[i8; V], shells: usize) -> Self {
+        let code = |value: i8| values.iter().position(|&v| v == value).unwrap_or(0);
+        let half_keys = V.pow(D as u32 / 2);
+        let half_key = |half: &[i8]| half.iter().rev().fold(0, |key, &v| key * V + code(v));
+        let halves: Vec<[usize; 2]> = grid
+            .iter()
+            .map(|point| [half_key(&point[..D / 2]), half_key(&point[D / 2..])])
+            .collect();
+
+        // Squared distances between any two halves; those of whole points are the sums of two.
+        let distances: Vec<u8> = (0..half_keys * half_keys)
+            .map(|pair| {
+                let (mut a, mut b) = (pair / half_keys, pair % half_keys);
+                let mut sum = 0;
+                for _ in 0..D / 2 {
+                    sum += (a % V).abs_diff(b % V).pow(2);
+                    (a, b) = (a / V, b / V);
+                }
+                sum as u8 // at most 2 * 7^2 or 4 * 2^2
+            })
+            .collect();
+        let from_half = |half: usize| &distances[half * half_keys..][..half_keys];
+
+        let (mut starts, mut near) = (vec![0], Vec::new());
+        let mut distance = vec![0u8; grid.len()];
+        let mut nearest = Vec::new();
+        for key in 0..half_keys * half_keys {
+            let (low, high) = (from_half(key % half_keys), from_half(key / half_keys));
+            // A bit for each distance that there is. Points farther than the last bit are in no list.
+            let mut seen = 0u64;
+            for (distance, half) in distance.iter_mut().zip(&halves) {
+                *distance = low[half[0]] + high[half[1]];
+                seen |= 1 << (*distance).min(63);
+            }
+            let exact = seen & 1 == 1;
+            for _ in 1..if exact { 1 } else { shells } {
+                seen &= seen.wrapping_sub(1);
+            }
+            let radius = seen.trailing_zeros() as u8;
+            nearest.clear();
+            for (point, &distance) in (0u16..).zip(&distance) {
+                if distance <= radius {
+                    nearest.push((distance, point));
+                }
+            }
+            nearest.sort_unstable();
+            let flag = if exact { EXACT } else { 0 };
+            near.extend(nearest.iter().map(|(_, point)| point | flag));
+            starts.push(near.len() as u32);
+        }
+        near.shrink_to_fit();
+
+        let place = |point: &[i8; D], i: usize| (i * V + code(point[i])) as u8;
+        Neighbours {
+            points: grid
+                .iter()
+                .map(|point| std::array::from_fn(|i| place(point, i)))
+                .collect(),
+            starts,
+            near,
+        }
+    }
+
+    /// The points near `key`, whose digits are below `V`.
+    #[inline(always)]
+    pub(crate) fn at(&self, key: usize) -> Near<'_> {
+        match self.near[self.starts[key] as usize..self.starts[key + 1] as usize] {
+            [point] if point & EXACT != 0 => Near::Exact(point & !EXACT),
+            ref around => Near::Around(around),
+        }
+    }
+
+    /// The codes of a point's coordinates.
+    #[inline(always)]
+    pub(crate) fn codes(&self, point: u16) -> [u8; D] {
+        let places = &self.points[usize::from(point)];
+        std::array::from_fn(|i| places[i] - (i * V) as u8)
+    }
+
+    /// What each coordinate with each of its codes would lose beside `x`, weighted, if `values` are what the codes stand for, times
+    /// the scale: a table for [`best`](Self::best).
+    #[inline(always)]
+    pub(crate) fn losses(
+        &self,
+        x: &[f32; D],
+        weights: &[f32; D],
+        values: &[f32; V],
+        scales: &Lanes,
+    ) -> Losses {
+        let mut losses = [[0.0; LANES]; PLACES];
+        for i in 0..D {
+            for (losses, &value) in losses[i * V..].iter_mut().zip(values) {
+                for (loss, scale) in losses.iter_mut().zip(scales) {
+                    let difference = scale * value - x[i];
+                    *loss = weights[i] * difference * difference;
+                }
+            }
+        }
+        losses
+    }
+
+    /// For each scale the point that loses least, of those `around` a key; the first of them if none loses less than infinity.
+    #[inline(always)]
+    pub(crate) fn best(&self, around: &[u16], losses: &Losses) -> [u32; LANES] {
+        let mut best = [u32::from(around[0]); LANES];
+        let mut least = [f32::MAX; LANES];
+        for &point in around {
+            let mut sum = [0.0; LANES];
+            for place in self.points[usize::from(point)] {
+                let losses = &losses[usize::from(place) % PLACES];
+                for (sum, loss) in sum.iter_mut().zip(losses) {
+                    *sum += loss;
+                }
+            }
+            for lane in 0..LANES {
+                let less = sum[lane] < least[lane];
+                least[lane] = if less { sum[lane] } else { least[lane] };
+                best[lane] = if less { point.into() } else { best[lane] };
+            }
+        }
+        best
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[test]
+    fn lengths() {
+        fn f<const D: usize, const V: usize>(name: &str, n: fn() -> Neighbours<D, V>) {
+            let t = std::time::Instant::now();
+            let n = n();
+            let t = t.elapsed();
+            let around: Vec<usize> = (0..V.pow(D as u32))
+                .filter_map(|k| match n.at(k) {
+                    Near::Around(a) => Some(a.len()),
+                    _ => None,
+                })
+                .collect();
+            println!(
+                "{name} {t:?} lists {} entries {} mean {} max {:?}",
+                around.len(),
+                n.near.len(),
+                around.iter().sum::<usize>() as f64 / around.len() as f64,
+                around.iter().max()
+            );
+        }
+        f("iq1", || Neighbours::new(&IQ1_GRID, &IQ1_VALUES, 3));
+        f("iq2xxs", || Neighbours::new(&IQ2_XXS_GRID, &IQ2_VALUES, 2));
+        f("iq2xs", || Neighbours::new(&IQ2_XS_GRID, &IQ2_VALUES, 2));
+        f("iq2s", || Neighbours::new(&IQ2_S_GRID, &IQ2_VALUES, 1));
+        f("iq3xxs", || {
+            Neighbours::new(&IQ3_XXS_GRID, &IQ3_XXS_VALUES, 2)
+        });
+        f("iq3s", || Neighbours::new(&IQ3_S_GRID, &IQ3_S_VALUES, 3));
+    }
+}

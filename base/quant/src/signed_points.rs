@@ -1,0 +1,516 @@
+//! Choosing points for the formats whose elements have a sign and a point's coordinate each: IQ2 and IQ3.
+//!
+//! For a group of elements scales are tried one after the other. With each scale the magnitudes are rounded to codes, which may be a point
+//! of the grid or have points near it, of which the one with the least weighted loss is taken; then the scale with the greatest gain in
+//! weighted least squares is known, and its points. Values of codes are odd here, as they all but are in the grids: `2 code + 1`.
+
+use crate::blocks::*;
+use crate::float::f32_to_f16;
+use crate::neighbours::{self, LANES, Lanes, Near, Neighbours};
+use crate::quantize::Quantize;
+use crate::search::{NEGLIGIBLE, greater, nearest};
+use half::f16;
+
+/// How a format's points are chosen.
+struct Search {
+    /// What is added to the square of an element for its weight, as a multiple of the block's mean square.
+    floor: f32,
+    /// The same where there is no importance.
+    floor_of_even: f32,
+    /// Whether the number of negative elements of each eight is made even, as an eighth sign is not stored.
+    signs_are_even: bool,
+    /// A group whose elements are all below this is not looked at.
+    negligible: f32,
+    /// Where the scales that are tried start from.
+    first: First,
+    /// How many more scales are tried on either side of the first.
+    tries: u8,
+    /// By how much the value of the largest element differs from scale to scale.
+    step: f32,
+    /// Which points are chosen again with the best scale.
+    again: Again,
+    /// What the scale of the scales is multiplied with in the end, which makes losses smaller.
+    correction: f32,
+}
+
+/// The first scale.
+enum First {
+    /// That with which the largest element has the largest value.
+    Largest,
+    /// One that fits elements that are not bound to a grid.
+    Fitted,
+}
+
+/// Some points of a group.
+enum Again {
+    All,
+    /// All, if one is not what its elements were rounded to.
+    AllOrNone,
+    /// Those that are not what their elements were rounded to.
+    Inexact,
+}
+
+/// The points of a block of `S` groups of `G` points.
+struct Chosen<const G: usize, const S: usize> {
+    d: f16,
+    /// The scales' codes.
+    scales: [u8; S],
+    points: [[u16; G]; S],
+    /// A bit for each element of eight that is negative.
+    signs: [u8; 32],
+    /// Which groups had nothing that counts. Their points, scales and signs are 0.
+    is_empty: [bool; S],
+}
+
+/// `Σ w x q` and `Σ w q²` for each of some scales: their quotient is the best scale for the points.
+#[derive(Clone, Copy)]
+struct Sums {
+    xq: Lanes,
+    qq: Lanes,
+}
+
+impl Sums {
+    const ZERO: Sums = Sums {
+        xq: [0.0; LANES],
+        qq: [0.0; LANES],
+    };
+
+    /// Adds what the coordinates of a point for each scale give.
+    #[inline(always)]
+    fn add<const D: usize, const V: usize>(
+        &mut self,
+        neighbours: &Neighbours<D, V>,
+        points: [u16; LANES],
+        x: &[f32; D],
+        weights: &[f32; D],
+    ) {
+        let codes = points.map(|point| neighbours.codes(point));
+        for i in 0..D {
+            let wx = weights[i] * x[i];
+            for lane in 0..LANES {
+                let q = f32::from(2 * codes[lane][i] + 1);
+                self.xq[lane] += wx * q;
+                self.qq[lane] += weights[i] * q * q;
+            }
+        }
+    }
+}
+
+/// For each scale the point that is best for eight or four elements, and whether it is what they are rounded to.
+#[inline(always)]
+fn choose_points<const D: usize, const V: usize>(
+    neighbours: &Neighbours<D, V>,
+    x: &[f32; D],
+    loss_weights: &[f32; D],
+    scales: &Lanes,
+    inverses: &Lanes,
+) -> ([u16; LANES], [bool; LANES]) {
+    let mut keys = [0; LANES];
+    for &x in x.iter().rev() {
+        for (key, inverse) in keys.iter_mut().zip(inverses) {
+            let code = nearest(0.5 * (inverse * x - 1.0)).clamp(0, V as i32 - 1);
+            *key = *key * V as i32 + code;
+        }
+    }
+    let mut points = [0; LANES];
+    let mut exact = [true; LANES];
+    let mut losses = None;
+    let mut lane = 0;
+    while lane < LANES {
+        let key = keys[lane];
+        // Scales that are near each other mostly give the same key.
+        let same = keys[lane..].iter().take_while(|&&k| k == key).count();
+        let run = lane..lane + same;
+        lane += same;
+        match neighbours.at(key as usize) {
+            Near::Exact(point) => points[run].fill(point),
+            Near::Around(around) => {
+                let losses = losses.get_or_insert_with(|| {
+                    let values = std::array::from_fn(|code| (2 * code + 1) as f32);
+                    neighbours.losses(x, loss_weights, &values, scales)
+                });
+                let best = neighbours.best(around, losses);
+                for lane in run {
+                    points[lane] = best[lane] as u16;
+                    exact[lane] = false;
+                }
+            }
+        }
+    }
+    (points, exact)
+}
+
+impl Search {
+    /// Chooses the points of a block.
+    fn choose<const D: usize, const V: usize, const G: usize, const S: usize>(
+        &self,
+        neighbours: &Neighbours<D, V>,
+        x: &[f32; 256],
+        importance: Option<&[f32; 256]>,
+    ) -> Chosen<G, S> {
+        let weights = self.weights(x, importance);
+        let (magnitudes, mut signs) = self.split_signs(x, &weights);
+        let mut points = [[0; G]; S];
+        let mut scales = [0.0; S];
+        let mut is_empty = [false; S];
+        let mut max = 0.0;
+        let groups = magnitudes.as_chunks::<D>().0.as_chunks::<G>().0;
+        let weights = weights.as_chunks::<D>().0.as_chunks::<G>().0;
+        let signs_of_groups = signs.chunks_exact_mut(D * G / 8);
+        for (i, ((x, weights), signs)) in
+            groups.iter().zip(weights).zip(signs_of_groups).enumerate()
+        {
+            let Some((scale, of_group)) = self.fit(neighbours, x, weights) else {
+                signs.fill(0);
+                is_empty[i] = true;
+                continue;
+            };
+            if scale < 0.0 {
+                // Where the element whose sign was turned outweighs the others.
+                signs.iter_mut().for_each(|signs| *signs = !*signs);
+            }
+            points[i] = of_group;
+            scales[i] = scale.abs();
+            max = greater(scales[i], max);
+        }
+        if max == 0.0 && self.signs_are_even {
+            (points, signs) = ([[0; G]; S], [0; 32]);
+        }
+        let d = max / 31.0;
+        let inverse = 1.0 / d;
+        Chosen {
+            d: f32_to_f16(d * self.correction),
+            scales: scales.map(|scale| match max {
+                0.0 => 0,
+                _ => nearest(0.5 * (inverse * scale - 1.0)).clamp(0, 15) as u8,
+            }),
+            points,
+            signs,
+            is_empty,
+        }
+    }
+
+    fn weights(&self, x: &[f32; 256], importance: Option<&[f32; 256]>) -> [f32; 256] {
+        let mean_square = x.iter().fold(0.0, |sum, v| sum + v * v) / 256.0;
+        match importance {
+            Some(importance) => {
+                let floor = self.floor * mean_square;
+                std::array::from_fn(|i| importance[i] * (floor + x[i] * x[i]).sqrt())
+            }
+            None => x.map(|v| self.floor_of_even * mean_square + v * v),
+        }
+    }
+
+    /// The magnitudes of the elements, and a bit for each that is negative. Where signs have to be even, the element of eight that matters
+    /// least has the other sign, and a negative magnitude for that.
+    fn split_signs(&self, x: &[f32; 256], weights: &[f32; 256]) -> ([f32; 256], [u8; 32]) {
+        let (mut magnitudes, mut signs) = (*x, [0u8; 32]);
+        let eights = magnitudes.as_chunks_mut::<8>().0.iter_mut();
+        for ((x, weights), signs) in eights.zip(weights.as_chunks::<8>().0).zip(&mut signs) {
+            for (i, x) in x.iter_mut().enumerate() {
+                let is_negative = *x < 0.0;
+                *signs |= u8::from(is_negative) << i;
+                *x = if is_negative { -*x } else { *x };
+            }
+            if self.signs_are_even && signs.count_ones() % 2 == 1 {
+                let (mut least, mut at) = (f32::INFINITY, 0);
+                for i in 0..8 {
+                    let matters = weights[i] * x[i] * x[i];
+                    if matters < least {
+                        (least, at) = (matters, i);
+                    }
+                }
+                x[at] = -x[at];
+                *signs ^= 1 << at;
+            }
+        }
+        (magnitudes, signs)
+    }
+
+    /// The scale of a group, and its points; none for a group without anything that counts.
+    fn fit<const D: usize, const V: usize, const G: usize>(
+        &self,
+        neighbours: &Neighbours<D, V>,
+        x: &[[f32; D]; G],
+        weights: &[[f32; D]; G],
+    ) -> Option<(f32, [u16; G])> {
+        let (x_flat, weights_flat) = (x.as_flattened(), weights.as_flattened());
+        let largest = x_flat.iter().fold(x_flat[0], |max, &v| greater(v, max));
+        if largest < self.negligible {
+            return None;
+        }
+        let top = (2 * V - 1) as f32;
+        let (mut scale, largest) = match self.first {
+            First::Largest => (largest / top, largest),
+            First::Fitted => {
+                let scale = fit_unsigned(x_flat, weights_flat, V as i32 + 1);
+                (scale, scale * V as f32)
+            }
+        };
+        if largest <= 0.0 {
+            return None;
+        }
+        let loss_weights = weights.map(|weights| weights.map(f32::sqrt));
+        let mut points = [0; G];
+        let mut exact = [!matches!(self.again, Again::AllOrNone); G];
+
+        let mut gain = 0.0;
+        let tries = i16::from(self.tries);
+        for first in (-tries..=tries).step_by(LANES) {
+            // The last scale may be tried again: nothing changes then.
+            let step = |lane: usize| f32::from((first + lane as i16).min(tries));
+            let inverses = std::array::from_fn(|lane| (top + step(lane) * self.step) / largest);
+            let scales = inverses.map(|inverse| 1.0 / inverse);
+            let mut sums = Sums::ZERO;
+            let tried: [_; G] = std::array::from_fn(|i| {
+                let (points, exact) =
+                    choose_points(neighbours, &x[i], &loss_weights[i], &scales, &inverses);
+                sums.add(neighbours, points, &x[i], &weights[i]);
+                (points, exact)
+            });
+            for lane in 0..LANES {
+                let (xq, qq) = (sums.xq[lane], sums.qq[lane]);
+                if qq > 0.0 && xq * xq > gain * qq {
+                    scale = xq / qq;
+                    gain = scale * xq;
+                    points = std::array::from_fn(|i| tried[i].0[lane]);
+                    exact = std::array::from_fn(|i| tried[i].1[lane]);
+                }
+            }
+        }
+
+        let is_exact = exact == [true; G];
+        let again = match self.again {
+            Again::All => [true; G],
+            Again::AllOrNone => [!is_exact; G],
+            Again::Inexact => exact.map(|exact| !exact),
+        };
+        if scale > 0.0 && again.contains(&true) {
+            let (scales, inverses) = ([scale; LANES], [1.0 / scale; LANES]);
+            let mut sums = Sums::ZERO;
+            for i in 0..G {
+                if again[i] {
+                    let (chosen, _) =
+                        choose_points(neighbours, &x[i], &loss_weights[i], &scales, &inverses);
+                    points[i] = chosen[0];
+                }
+                sums.add(neighbours, [points[i]; LANES], &x[i], &weights[i]);
+            }
+            if sums.qq[0] > 0.0 {
+                scale = sums.xq[0] / sums.qq[0];
+            }
+        }
+        Some((scale, points))
+    }
+}
+
+/// Four signs of eight elements of which seven are stored, and the scale's code above them.
+fn join_signs(signs: &[u8; 4], scale: u8) -> u32 {
+    (0..4).fold(u32::from(scale) << 28, |bits, i| {
+        bits | u32::from(signs[i] & 127) << (7 * i)
+    })
+}
+
+fn join_halves<const N: usize>(codes: &[u8]) -> [u8; N] {
+    std::array::from_fn(|i| codes[2 * i] | codes[2 * i + 1] << 4)
+}
+
+/// The search that others differ from.
+const IQ2: Search = Search {
+    floor: 1.0,
+    floor_of_even: 0.5,
+    signs_are_even: true,
+    negligible: NEGLIGIBLE,
+    first: First::Largest,
+    tries: 9,
+    step: 0.1,
+    again: Again::Inexact,
+    correction: 1.0,
+};
+
+const IQ3: Search = Search {
+    floor: 2.0,
+    floor_of_even: 0.0,
+    step: 0.2,
+    ..IQ2
+};
+
+impl Quantize for BlockIq2Xxs {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        const SEARCH: Search = Search {
+            first: First::Fitted,
+            tries: 6,
+            again: Again::All,
+            ..IQ2
+        };
+        let chosen: Chosen<4, 8> = SEARCH.choose(&neighbours::IQ2_XXS, x, importance);
+        let signs = chosen.signs.as_chunks().0;
+        BlockIq2Xxs {
+            d: chosen.d,
+            qs: std::array::from_fn(|i| {
+                let [a, b, c, d] = chosen.points[i].map(|point| point as u8);
+                let [e, f, g, h] = join_signs(&signs[i], chosen.scales[i]).to_le_bytes();
+                [a, b, c, d, e, f, g, h]
+            }),
+        }
+    }
+}
+
+impl Quantize for BlockIq2Xs {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        let chosen: Chosen<2, 16> = IQ2.choose(&neighbours::IQ2_XS, x, importance);
+        let points = chosen.points.as_flattened();
+        BlockIq2Xs {
+            d: chosen.d,
+            qs: std::array::from_fn(|i| points[i] | u16::from(chosen.signs[i] & 127) << 9),
+            scales: join_halves(&chosen.scales),
+        }
+    }
+}
+
+impl Quantize for BlockIq2S {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        const SEARCH: Search = Search {
+            floor: 2.0,
+            signs_are_even: false,
+            negligible: 1e-8,
+            correction: 0.9875,
+            ..IQ2
+        };
+        let chosen: Chosen<2, 16> = SEARCH.choose(&neighbours::IQ2_S, x, importance);
+        let points = chosen.points.as_flattened();
+        BlockIq2S {
+            d: chosen.d,
+            qs: std::array::from_fn(|i| points[i] as u8),
+            signs: chosen.signs,
+            qh: std::array::from_fn(|i| {
+                (0..4).fold(0, |bits, j| {
+                    bits | (points[4 * i + j] >> 8 << (2 * j)) as u8
+                })
+            }),
+            scales: join_halves(&chosen.scales),
+        }
+    }
+}
+
+impl Quantize for BlockIq3Xxs {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        const SEARCH: Search = Search {
+            negligible: 1e-8,
+            tries: 15,
+            correction: 1.0125,
+            ..IQ3
+        };
+        let chosen: Chosen<8, 8> = SEARCH.choose(&neighbours::IQ3_XXS, x, importance);
+        let points = chosen.points.as_flattened();
+        let signs = chosen.signs.as_chunks().0;
+        BlockIq3Xxs {
+            d: chosen.d,
+            qs: std::array::from_fn(|i| points[i] as u8),
+            signs: std::array::from_fn(|i| join_signs(&signs[i], chosen.scales[i]).to_le_bytes()),
+        }
+    }
+}
+
+impl Quantize for BlockIq3S {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        const SEARCH: Search = Search {
+            signs_are_even: false,
+            negligible: f32::from_bits(1), // what is not 0
+            again: Again::AllOrNone,
+            correction: 1.033,
+            ..IQ3
+        };
+        let chosen: Chosen<8, 8> = SEARCH.choose(&neighbours::IQ3_S, x, importance);
+        // As in ggml, points and signs of groups after an empty one take its place, other than their scales and high bits: a block that is
+        // empty in part is not what its elements were. All the same it is the block that everyone else has.
+        let (mut qs, mut signs) = ([[0; 8]; 8], [[0; 4]; 8]);
+        let signs_of_groups = chosen.signs.as_chunks::<4>().0;
+        let groups = (0..8).filter(|&i| !chosen.is_empty[i]);
+        for ((i, qs), signs) in groups.zip(&mut qs).zip(&mut signs) {
+            *qs = chosen.points[i].map(|point| point as u8);
+            *signs = signs_of_groups[i];
+        }
+        BlockIq3S {
+            d: chosen.d,
+            qs: bytemuck::cast(qs),
+            qh: chosen
+                .points
+                .map(|points| (0..8).fold(0, |bits, i| bits | (points[i] >> 8 << i) as u8)),
+            signs: bytemuck::cast(signs),
+            scales: join_halves(&chosen.scales),
+        }
+    }
+}
+
+/// The scale for `x ≈ scale q`, `q` up to `limit`.
+///
+/// Nine scales around the one that maps the largest element to `limit` are tried, and then one code after the other is moved to what is best
+/// for the scale that all the others want. Codes are bytes, as in ggml: those of the few negative elements are far off until they are moved.
+fn fit_unsigned(x: &[f32], weights: &[f32], limit: i32) -> f32 {
+    let max = x.iter().fold(0.0, |max, &v| greater(v, max));
+    if max < NEGLIGIBLE {
+        return 0.0;
+    }
+    let elements = || x.iter().copied().zip(weights.iter().copied());
+    let mut inverse = limit as f32 / max;
+    let mut scale = 1.0 / inverse;
+    let mut least = 0.0;
+    for (x, w) in elements() {
+        let difference = x - scale * f32::from(nearest(inverse * x) as u8);
+        least += w * difference * difference;
+    }
+    for steps in [[-4, -3, -2, -1], [1, 2, 3, 4]] {
+        let inverses = steps.map(|step| (0.1 * step as f32 + limit as f32) / max);
+        let scales = inverses.map(|inverse| 1.0 / inverse);
+        let mut losses = [0.0; LANES];
+        for (x, w) in elements() {
+            for lane in 0..LANES {
+                let q = nearest(inverses[lane] * x).min(limit);
+                let difference = x - scales[lane] * q as f32;
+                losses[lane] += w * difference * difference;
+            }
+        }
+        for (loss, tried) in losses.into_iter().zip(inverses) {
+            if loss < least {
+                (least, inverse) = (loss, tried);
+            }
+        }
+    }
+    let mut codes = [0u8; 32];
+    let (mut xq, mut qq) = (0.0, 0.0);
+    for ((x, w), code) in elements().zip(&mut codes) {
+        let q = nearest(inverse * x).min(limit);
+        *code = q as u8;
+        xq += w * x * q as f32;
+        qq += w * q as f32 * q as f32;
+    }
+    for _ in 0..5 {
+        let mut changed = false;
+        for ((x, w), code) in elements().zip(&mut codes) {
+            let q = f32::from(*code);
+            let others_xq = xq - w * x * q;
+            let others_qq = qq - w * q * q;
+            if !(others_xq > 0.0 && others_qq > 0.0) {
+                continue;
+            }
+            let better = nearest(x * others_qq / others_xq).min(limit);
+            if better == i32::from(*code) {
+                continue;
+            }
+            let q = better as f32;
+            let new_xq = others_xq + w * x * q;
+            let new_qq = others_qq + w * q * q;
+            if new_xq * new_xq * qq > xq * xq * new_qq {
+                *code = better as u8;
+                (xq, qq) = (new_xq, new_qq);
+                changed = true;
+            }
+        }
+        if !changed {
+            break;
+        }
+    }
+    scale = if qq > 0.0 { xq / qq } else { 0.0 };
+    scale
+}
