@@ -2,13 +2,11 @@
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
-use crate::search::{AffineSearch, LANES, Lanes, Loss, greater, nearest};
+use crate::quantize::Quantize;
+use crate::search::{
+    AffineSearch, LANES, Lanes, Loss, error_weights, fit_positive, largest, nearest, sum_of_squares,
+};
 use half::f16;
-
-/// The largest number, at least 0.
-fn largest(numbers: &[f32]) -> f32 {
-    numbers.iter().fold(0.0, |max, &v| greater(v, max))
-}
 
 /// Groups of one super-block, scales and minima quantized.
 struct Groups<const GROUPS: usize> {
@@ -19,23 +17,27 @@ struct Groups<const GROUPS: usize> {
     codes: [u8; 256],
 }
 
-/// Fits every group of `N` elements, quantizes the fitted scales and minima to `0..=top`, and chooses the codes again
-/// for what these then decode to.
-fn encode_groups<const GROUPS: usize, const N: usize>(
+/// Fits every group of `N` elements, quantizes the fitted scales and minima with `quantize`, given the sums of the groups' weights, and
+/// chooses the codes again for what these then decode to.
+fn fit_groups<const GROUPS: usize, const N: usize>(
     x: &[f32; 256],
     search: AffineSearch,
-    top: u8,
-    weights: impl Fn(&[f32; N]) -> [f32; N],
+    weights: impl Fn(usize, &[f32; N]) -> [f32; N],
+    quantize: impl Fn(&[f32; GROUPS], &[f32; GROUPS]) -> (f32, [u8; GROUPS]),
 ) -> Groups<GROUPS> {
     let mut codes = [0; 256];
     let (mut scales, mut minima) = ([0.0; GROUPS], [0.0; GROUPS]);
+    let mut sums = [0.0; GROUPS];
     let (groups, _) = x.as_chunks::<N>();
     for first in (0..GROUPS).step_by(LANES) {
         let lanes = |groups: &[[f32; N]]| -> [Lanes; N] {
             std::array::from_fn(|i| std::array::from_fn(|j| groups[j][i]))
         };
         let groups = &groups[first..first + LANES];
-        let weights: [[f32; N]; LANES] = std::array::from_fn(|j| weights(&groups[j]));
+        let weights: [[f32; N]; LANES] = std::array::from_fn(|j| weights(first + j, &groups[j]));
+        for (sum, weights) in sums[first..].iter_mut().zip(&weights) {
+            *sum = weights.iter().fold(0.0, |sum, w| sum + w);
+        }
         let fit = search.fit(&lanes(groups), &lanes(&weights));
         scales[first..first + LANES].copy_from_slice(&fit.scale);
         minima[first..first + LANES].copy_from_slice(&fit.minimum);
@@ -50,14 +52,9 @@ fn encode_groups<const GROUPS: usize, const N: usize>(
         }
     }
 
-    let quantize = |numbers: [f32; GROUPS]| {
-        let max = largest(&numbers);
-        let inverse = if max > 0.0 { f32::from(top) / max } else { 0.0 };
-        let quantized = numbers.map(|v| nearest(inverse * v).clamp(0, i32::from(top)) as u8);
-        (f32_to_f16(max / f32::from(top)), quantized)
-    };
-    let (d, scales) = quantize(scales);
-    let (dmin, minima) = quantize(minima);
+    let (d, scales) = quantize(&scales, &sums);
+    let (dmin, minima) = quantize(&minima, &sums);
+    let (d, dmin) = (f32_to_f16(d), f32_to_f16(dmin));
 
     let limit = i32::from(search.limit);
     for (j, (x, codes)) in groups.iter().zip(codes.as_chunks_mut::<N>().0).enumerate() {
@@ -75,6 +72,43 @@ fn encode_groups<const GROUPS: usize, const N: usize>(
         minima,
         codes,
     }
+}
+
+/// Fits groups with weights that depend on nothing else; the largest scale and the largest minimum get the code `top`.
+fn encode_groups<const GROUPS: usize, const N: usize>(
+    x: &[f32; 256],
+    search: AffineSearch,
+    top: u8,
+    weights: impl Fn(&[f32; N]) -> [f32; N],
+) -> Groups<GROUPS> {
+    fit_groups(
+        x,
+        search,
+        |_, x| weights(x),
+        |numbers, _| {
+            let max = largest(numbers);
+            let inverse = if max > 0.0 { f32::from(top) / max } else { 0.0 };
+            let codes = numbers.map(|v| nearest(inverse * v).clamp(0, i32::from(top)) as u8);
+            (max / f32::from(top), codes)
+        },
+    )
+}
+
+/// Fits groups, and their scales and minima up to `top`, with weights of the columns' importance beside `mean_square`.
+fn quantize_groups<const GROUPS: usize, const N: usize>(
+    x: &[f32; 256],
+    importance: &[f32; 256],
+    mean_square: f32,
+    limit: u8,
+    top: u8,
+) -> Groups<GROUPS> {
+    let importance = importance.as_chunks::<N>().0;
+    fit_groups(
+        x,
+        AffineSearch::for_importance(limit),
+        |j, x| error_weights(x, &importance[j], mean_square),
+        |numbers, weights| fit_positive(numbers, weights, top),
+    )
 }
 
 /// Large elements count more, but even a zero counts as much as the group's typical element.
@@ -120,21 +154,37 @@ impl Decode for BlockQ2K {
     }
 }
 
-impl Encode for BlockQ2K {
-    fn encode(x: &[f32; 256]) -> Self {
-        let search = AffineSearch {
-            limit: 3,
-            start: -0.5,
-            steps: 15,
-            loss: Loss::Absolute,
-        };
-        let groups = encode_groups::<16, 16>(x, search, 15, |x| x.map(f32::abs));
+impl From<Groups<16>> for BlockQ2K {
+    fn from(groups: Groups<16>) -> Self {
         BlockQ2K {
             scales: std::array::from_fn(|j| groups.scales[j] | (groups.minima[j] << 4)),
             qs: join_two_bits(&groups.codes),
             d: groups.d,
             dmin: groups.dmin,
         }
+    }
+}
+
+impl Encode for BlockQ2K {
+    fn encode(x: &[f32; 256]) -> Self {
+        let search = AffineSearch {
+            limit: 3,
+            start: -0.5,
+            stride: 0.1,
+            steps: 15,
+            loss: Loss::Absolute,
+        };
+        encode_groups::<16, 16>(x, search, 15, |x| x.map(f32::abs)).into()
+    }
+}
+
+impl Quantize for BlockQ2K {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        let Some(importance) = importance else {
+            return Self::encode(x);
+        };
+        let mean_square = sum_of_squares(x) / 256.0;
+        quantize_groups::<16, 16>(x, importance, mean_square, 3, 15).into()
     }
 }
 
@@ -156,21 +206,37 @@ impl Decode for BlockQ4K {
     }
 }
 
-impl Encode for BlockQ4K {
-    fn encode(x: &[f32; 256]) -> Self {
-        let search = AffineSearch {
-            limit: 15,
-            start: -1.0,
-            steps: 20,
-            loss: Loss::Squared,
-        };
-        let groups = encode_groups::<8, 32>(x, search, 63, magnitude_weights);
+impl From<Groups<8>> for BlockQ4K {
+    fn from(groups: Groups<8>) -> Self {
         BlockQ4K {
             d: groups.d,
             dmin: groups.dmin,
             scales: pack_scales_and_minima(&groups.scales, &groups.minima),
             qs: join_low_bits(&groups.codes),
         }
+    }
+}
+
+impl Encode for BlockQ4K {
+    fn encode(x: &[f32; 256]) -> Self {
+        let search = AffineSearch {
+            limit: 15,
+            start: -1.0,
+            stride: 0.1,
+            steps: 20,
+            loss: Loss::Squared,
+        };
+        encode_groups::<8, 32>(x, search, 63, magnitude_weights).into()
+    }
+}
+
+impl Quantize for BlockQ4K {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        let Some(importance) = importance else {
+            return Self::encode(x);
+        };
+        let mean_square = 2.0 * sum_of_squares(x) / 256.0;
+        quantize_groups::<8, 32>(x, importance, mean_square, 15, 63).into()
     }
 }
 
@@ -193,15 +259,8 @@ impl Decode for BlockQ5K {
     }
 }
 
-impl Encode for BlockQ5K {
-    fn encode(x: &[f32; 256]) -> Self {
-        let search = AffineSearch {
-            limit: 31,
-            start: -0.5,
-            steps: 15,
-            loss: Loss::Squared,
-        };
-        let groups = encode_groups::<8, 32>(x, search, 63, magnitude_weights);
+impl From<Groups<8>> for BlockQ5K {
+    fn from(groups: Groups<8>) -> Self {
         let mut qh = [0; 32];
         for (i, code) in groups.codes.iter().enumerate() {
             qh[i % 32] |= (code >> 4) << (i / 32);
@@ -213,5 +272,28 @@ impl Encode for BlockQ5K {
             qh,
             qs: join_low_bits(&groups.codes),
         }
+    }
+}
+
+impl Encode for BlockQ5K {
+    fn encode(x: &[f32; 256]) -> Self {
+        let search = AffineSearch {
+            limit: 31,
+            start: -0.5,
+            stride: 0.1,
+            steps: 15,
+            loss: Loss::Squared,
+        };
+        encode_groups::<8, 32>(x, search, 63, magnitude_weights).into()
+    }
+}
+
+impl Quantize for BlockQ5K {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        let Some(importance) = importance else {
+            return Self::encode(x);
+        };
+        let mean_square = 2.0 * sum_of_squares(x) / 256.0;
+        quantize_groups::<8, 32>(x, importance, mean_square, 31, 63).into()
     }
 }
