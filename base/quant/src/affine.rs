@@ -8,7 +8,7 @@ use crate::search::{
 };
 use half::f16;
 
-/// Groups of one super-block, scales and minima quantized.
+/// Groups of one super-block, scales and minima quantized, with the codes that were fitted before these were.
 struct Groups<const GROUPS: usize> {
     d: f16,
     dmin: f16,
@@ -17,8 +17,29 @@ struct Groups<const GROUPS: usize> {
     codes: [u8; 256],
 }
 
-/// Fits every group of `N` elements, quantizes the fitted scales and minima with `quantize`, given the sums of the groups' weights, and
-/// chooses the codes again for what these then decode to.
+impl<const GROUPS: usize> Groups<GROUPS> {
+    /// The codes, up to `limit`, chosen again for the scales and minima that a block decodes to.
+    fn codes_for<const N: usize>(
+        &self,
+        x: &[f32; 256],
+        (scales, minima): ([u8; GROUPS], [u8; GROUPS]),
+        limit: i32,
+    ) -> [u8; 256] {
+        let mut codes = self.codes;
+        let groups = x.as_chunks::<N>().0.iter();
+        let parts = groups.zip(codes.as_chunks_mut::<N>().0);
+        for ((x, codes), (scale, minimum)) in parts.zip(scales.iter().zip(minima)) {
+            let scale = self.d.to_f32() * f32::from(*scale);
+            if scale != 0.0 {
+                let minimum = self.dmin.to_f32() * f32::from(minimum);
+                *codes = x.map(|v| nearest((v + minimum) / scale).clamp(0, limit) as u8);
+            }
+        }
+        codes
+    }
+}
+
+/// Fits every group of `N` elements, and quantizes the fitted scales and minima with `quantize`, given the sums of the groups' weights.
 fn fit_groups<const GROUPS: usize, const N: usize>(
     x: &[f32; 256],
     search: AffineSearch,
@@ -54,20 +75,9 @@ fn fit_groups<const GROUPS: usize, const N: usize>(
 
     let (d, scales) = quantize(&scales, &sums);
     let (dmin, minima) = quantize(&minima, &sums);
-    let (d, dmin) = (f32_to_f16(d), f32_to_f16(dmin));
-
-    let limit = i32::from(search.limit);
-    for (j, (x, codes)) in groups.iter().zip(codes.as_chunks_mut::<N>().0).enumerate() {
-        let scale = d.to_f32() * f32::from(scales[j]);
-        if scale == 0.0 {
-            continue;
-        }
-        let minimum = dmin.to_f32() * f32::from(minima[j]);
-        *codes = x.map(|v| nearest((v + minimum) / scale).clamp(0, limit) as u8);
-    }
     Groups {
-        d,
-        dmin,
+        d: f32_to_f16(d),
+        dmin: f32_to_f16(dmin),
         scales,
         minima,
         codes,
@@ -154,11 +164,13 @@ impl Decode for BlockQ2K {
     }
 }
 
-impl From<Groups<16>> for BlockQ2K {
-    fn from(groups: Groups<16>) -> Self {
+impl BlockQ2K {
+    fn of(x: &[f32; 256], groups: Groups<16>) -> Self {
+        let scales = std::array::from_fn(|j| groups.scales[j] | (groups.minima[j] << 4));
+        let decoded = (scales.map(|s| s & 15), scales.map(|s| s >> 4));
         BlockQ2K {
-            scales: std::array::from_fn(|j| groups.scales[j] | (groups.minima[j] << 4)),
-            qs: join_two_bits(&groups.codes),
+            scales,
+            qs: join_two_bits(&groups.codes_for::<16>(x, decoded, 3)),
             d: groups.d,
             dmin: groups.dmin,
         }
@@ -174,7 +186,10 @@ impl Encode for BlockQ2K {
             steps: 15,
             loss: Loss::Absolute,
         };
-        encode_groups::<16, 16>(x, search, 15, |x| x.map(f32::abs)).into()
+        Self::of(
+            x,
+            encode_groups::<16, 16>(x, search, 15, |x| x.map(f32::abs)),
+        )
     }
 }
 
@@ -184,7 +199,10 @@ impl Quantize for BlockQ2K {
             return Self::encode(x);
         };
         let mean_square = sum_of_squares(x) / 256.0;
-        quantize_groups::<16, 16>(x, importance, mean_square, 3, 15).into()
+        Self::of(
+            x,
+            quantize_groups::<16, 16>(x, importance, mean_square, 3, 15),
+        )
     }
 }
 
@@ -206,14 +224,16 @@ impl Decode for BlockQ4K {
     }
 }
 
-impl From<Groups<8>> for BlockQ4K {
-    fn from(groups: Groups<8>) -> Self {
-        BlockQ4K {
+impl BlockQ4K {
+    fn of(x: &[f32; 256], groups: Groups<8>) -> Self {
+        let mut block = BlockQ4K {
             d: groups.d,
             dmin: groups.dmin,
             scales: pack_scales_and_minima(&groups.scales, &groups.minima),
-            qs: join_low_bits(&groups.codes),
-        }
+            qs: [0; 128],
+        };
+        block.qs = join_low_bits(&groups.codes_for::<32>(x, block.scales_and_minima(), 15));
+        block
     }
 }
 
@@ -226,7 +246,7 @@ impl Encode for BlockQ4K {
             steps: 20,
             loss: Loss::Squared,
         };
-        encode_groups::<8, 32>(x, search, 63, magnitude_weights).into()
+        Self::of(x, encode_groups::<8, 32>(x, search, 63, magnitude_weights))
     }
 }
 
@@ -236,7 +256,10 @@ impl Quantize for BlockQ4K {
             return Self::encode(x);
         };
         let mean_square = 2.0 * sum_of_squares(x) / 256.0;
-        quantize_groups::<8, 32>(x, importance, mean_square, 15, 63).into()
+        Self::of(
+            x,
+            quantize_groups::<8, 32>(x, importance, mean_square, 15, 63),
+        )
     }
 }
 
@@ -259,19 +282,23 @@ impl Decode for BlockQ5K {
     }
 }
 
-impl From<Groups<8>> for BlockQ5K {
-    fn from(groups: Groups<8>) -> Self {
-        let mut qh = [0; 32];
-        for (i, code) in groups.codes.iter().enumerate() {
-            qh[i % 32] |= (code >> 4) << (i / 32);
-        }
-        BlockQ5K {
+impl BlockQ5K {
+    fn of(x: &[f32; 256], groups: Groups<8>) -> Self {
+        // Only a code that wrapped around is above the top.
+        let top = |codes: [u8; 8]| codes.map(|code| code.min(63));
+        let mut block = BlockQ5K {
             d: groups.d,
             dmin: groups.dmin,
-            scales: pack_scales_and_minima(&groups.scales, &groups.minima),
-            qh,
-            qs: join_low_bits(&groups.codes),
+            scales: pack_scales_and_minima(&top(groups.scales), &top(groups.minima)),
+            qh: [0; 32],
+            qs: [0; 128],
+        };
+        let codes = groups.codes_for::<32>(x, block.scales_and_minima(), 31);
+        for (i, code) in codes.iter().enumerate() {
+            block.qh[i % 32] |= (code >> 4) << (i / 32);
         }
+        block.qs = join_low_bits(&codes);
+        block
     }
 }
 
@@ -284,7 +311,7 @@ impl Encode for BlockQ5K {
             steps: 15,
             loss: Loss::Squared,
         };
-        encode_groups::<8, 32>(x, search, 63, magnitude_weights).into()
+        Self::of(x, encode_groups::<8, 32>(x, search, 63, magnitude_weights))
     }
 }
 
@@ -294,6 +321,9 @@ impl Quantize for BlockQ5K {
             return Self::encode(x);
         };
         let mean_square = 2.0 * sum_of_squares(x) / 256.0;
-        quantize_groups::<8, 32>(x, importance, mean_square, 31, 63).into()
+        Self::of(
+            x,
+            quantize_groups::<8, 32>(x, importance, mean_square, 31, 63),
+        )
     }
 }

@@ -193,15 +193,19 @@ pub(crate) fn descend_symmetric<const N: usize>(x: &[f32; N], limit: i32) -> (f3
     if max.abs() < NEGLIGIBLE {
         return (0.0, [0; N]);
     }
-    let mut codes = signed_codes(x, -limit as f32 / max, limit);
-    let scale = descend(x, &squares(x), &mut codes, |v, xq, qq| {
+    let codes = signed_codes(x, -limit as f32 / max, limit);
+    let better = |v: f32, xq: f32, qq: f32| {
         (xq > 0.0).then(|| nearest(v * qq / xq).clamp(-limit, limit - 1))
-    });
+    };
+    let (scale, codes) = descend(x, &squares(x), codes, better, |q| q);
     (scale, codes.map(|q| (q + limit) as u8))
 }
 
-/// Finds scale and codes for numbers `x ≈ scale q` that are not negative, `q` from 0 to `limit`: starts from the best of 9 scales around
-/// the one that maps the largest number to `limit`, and then [descends](descend). A negligible group has scale 0 and codes 0.
+/// Finds scale and codes for `x ≈ scale q`, `q` from 0 to `limit`: starts from the best of 9 scales around the one that maps the largest
+/// number to `limit`, and then [descends](descend). A negligible group has scale 0 and codes 0.
+///
+/// No number should be negative; where one is, its code wraps around to a byte, as in ggml. A scale that was fitted to few weights can be
+/// negative by rounding.
 pub(crate) fn fit_positive<const N: usize>(
     x: &[f32; N],
     weights: &[f32; N],
@@ -211,46 +215,49 @@ pub(crate) fn fit_positive<const N: usize>(
     if max < NEGLIGIBLE {
         return (0.0, [0; N]);
     }
+    let wrap = |q: i32| i32::from(q as u8);
     let codes_at = |inverse: f32| x.map(|v| nearest(inverse * v).min(i32::from(limit)));
-    let loss = |inverse: f32| {
+    let loss = |inverse: f32, codes: [i32; N]| {
         let scale = 1.0 / inverse;
         let mut loss = 0.0;
-        for ((v, w), q) in x.iter().zip(weights).zip(codes_at(inverse)) {
+        for ((v, w), q) in x.iter().zip(weights).zip(codes) {
             let difference = v - scale * q as f32;
             loss += w * difference * difference;
         }
         loss
     };
     let mut best = f32::from(limit) / max;
-    let mut least = loss(best);
+    let mut least = loss(best, codes_at(best).map(wrap));
     for step in (-4..=4).filter(|&step| step != 0) {
         let inverse = (0.1 * step as f32 + f32::from(limit)) / max;
-        let loss = loss(inverse);
+        let loss = loss(inverse, codes_at(inverse));
         if loss < least {
             (best, least) = (inverse, loss);
         }
     }
-    let mut codes = codes_at(best);
-    let scale = descend(x, weights, &mut codes, |v, xq, qq| {
+    let better = |v: f32, xq: f32, qq: f32| {
         (xq > 0.0 && qq > 0.0).then(|| nearest(v * qq / xq).min(i32::from(limit)))
-    });
+    };
+    let (scale, codes) = descend(x, weights, codes_at(best), better, wrap);
     (scale, codes.map(|q| q as u8))
 }
 
 /// Moves one code at a time to what is best for the scale that all the others want, while that gains something, and gives the scale
-/// that fits the codes. `better` is the best code for an element, given the sums of the others' [`projection`]; `None` if these ask for
-/// no scale.
+/// that fits the codes. `better` is the best code for an element, given the sums of the others' [`projection`], or `None` if these ask for
+/// no scale; `kept` is what becomes of a code that is stored.
 #[inline]
 fn descend<const N: usize>(
     x: &[f32; N],
     weights: &[f32; N],
-    codes: &mut [i32; N],
+    codes: [i32; N],
     better: impl Fn(f32, f32, f32) -> Option<i32>,
-) -> f32 {
-    let (mut xq, mut qq) = projection(x, weights, codes);
+    kept: impl Fn(i32) -> i32,
+) -> (f32, [i32; N]) {
+    let (mut xq, mut qq) = projection(x, weights, &codes);
+    let mut codes = codes.map(&kept);
     for _ in 0..5 {
         let mut changed = false;
-        for ((&v, &w), code) in x.iter().zip(weights).zip(&mut *codes) {
+        for ((&v, &w), code) in x.iter().zip(weights).zip(&mut codes) {
             let q = *code as f32;
             let (others_xq, others_qq) = (xq - w * v * q, qq - w * q * q);
             let Some(better) = better(v, others_xq, others_qq) else {
@@ -263,7 +270,7 @@ fn descend<const N: usize>(
             let new_xq = others_xq + w * v * q;
             let new_qq = others_qq + w * q * q;
             if new_qq > 0.0 && new_xq * new_xq * qq > xq * xq * new_qq {
-                *code = better;
+                *code = kept(better);
                 (xq, qq) = (new_xq, new_qq);
                 changed = true;
             }
@@ -272,7 +279,7 @@ fn descend<const N: usize>(
             break;
         }
     }
-    if qq > 0.0 { xq / qq } else { 0.0 }
+    (if qq > 0.0 { xq / qq } else { 0.0 }, codes)
 }
 
 /// How [`AffineSearch::fit`] measures what a choice loses.
@@ -426,14 +433,11 @@ impl AffineSearch {
         x: &[Lanes<L>; N],
         codes: &mut [Lanes<L>; N],
     ) {
-        // Adding this leaves no room for a fraction: rounds to nearest, ties to even, as `nearest` does.
-        const SHIFT: f32 = 12_582_912.0;
         let limit = f32::from(self.limit);
         for (v, q) in x.iter().zip(codes) {
             for j in 0..L {
-                let code = greater(inverse[j] * (v[j] - min[j]), 0.0);
-                let code = if code < limit { code } else { limit };
-                q[j] = (code + SHIFT) - SHIFT;
+                let code = greater(nearest(inverse[j] * (v[j] - min[j])) as f32, 0.0);
+                q[j] = if code < limit { code } else { limit };
             }
         }
     }
