@@ -2,15 +2,13 @@
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
-use crate::search::{AffineSearch, LANES, Lanes, Loss, greater, nearest};
+use crate::quantize::Quantize;
+use crate::search::{
+    AffineSearch, LANES, Lanes, Loss, error_weights, fit_positive, largest, nearest, sum_of_squares,
+};
 use half::f16;
 
-/// The largest number, at least 0.
-fn largest(numbers: &[f32]) -> f32 {
-    numbers.iter().fold(0.0, |max, &v| greater(v, max))
-}
-
-/// Groups of one super-block, scales and minima quantized.
+/// Groups of one super-block, scales and minima quantized, with the codes that were fitted before these were.
 struct Groups<const GROUPS: usize> {
     d: f16,
     dmin: f16,
@@ -19,23 +17,48 @@ struct Groups<const GROUPS: usize> {
     codes: [u8; 256],
 }
 
-/// Fits every group of `N` elements, quantizes the fitted scales and minima to `0..=top`, and chooses the codes again
-/// for what these then decode to.
-fn encode_groups<const GROUPS: usize, const N: usize>(
+impl<const GROUPS: usize> Groups<GROUPS> {
+    /// The codes, up to `limit`, chosen again for the scales and minima that a block decodes to.
+    fn codes_for<const N: usize>(
+        &self,
+        x: &[f32; 256],
+        (scales, minima): ([u8; GROUPS], [u8; GROUPS]),
+        limit: i32,
+    ) -> [u8; 256] {
+        let mut codes = self.codes;
+        let groups = x.as_chunks::<N>().0.iter();
+        let parts = groups.zip(codes.as_chunks_mut::<N>().0);
+        for ((x, codes), (scale, minimum)) in parts.zip(scales.iter().zip(minima)) {
+            let scale = self.d.to_f32() * f32::from(*scale);
+            if scale != 0.0 {
+                let minimum = self.dmin.to_f32() * f32::from(minimum);
+                *codes = x.map(|v| nearest((v + minimum) / scale).clamp(0, limit) as u8);
+            }
+        }
+        codes
+    }
+}
+
+/// Fits every group of `N` elements, and quantizes the fitted scales and minima with `quantize`, given the sums of the groups' weights.
+fn fit_groups<const GROUPS: usize, const N: usize>(
     x: &[f32; 256],
     search: AffineSearch,
-    top: u8,
-    weights: impl Fn(&[f32; N]) -> [f32; N],
+    weights: impl Fn(usize, &[f32; N]) -> [f32; N],
+    quantize: impl Fn(&[f32; GROUPS], &[f32; GROUPS]) -> (f32, [u8; GROUPS]),
 ) -> Groups<GROUPS> {
     let mut codes = [0; 256];
     let (mut scales, mut minima) = ([0.0; GROUPS], [0.0; GROUPS]);
+    let mut sums = [0.0; GROUPS];
     let (groups, _) = x.as_chunks::<N>();
     for first in (0..GROUPS).step_by(LANES) {
         let lanes = |groups: &[[f32; N]]| -> [Lanes; N] {
             std::array::from_fn(|i| std::array::from_fn(|j| groups[j][i]))
         };
         let groups = &groups[first..first + LANES];
-        let weights: [[f32; N]; LANES] = std::array::from_fn(|j| weights(&groups[j]));
+        let weights: [[f32; N]; LANES] = std::array::from_fn(|j| weights(first + j, &groups[j]));
+        for (sum, weights) in sums[first..].iter_mut().zip(&weights) {
+            *sum = weights.iter().fold(0.0, |sum, w| sum + w);
+        }
         let fit = search.fit(&lanes(groups), &lanes(&weights));
         scales[first..first + LANES].copy_from_slice(&fit.scale);
         minima[first..first + LANES].copy_from_slice(&fit.minimum);
@@ -50,31 +73,52 @@ fn encode_groups<const GROUPS: usize, const N: usize>(
         }
     }
 
-    let quantize = |numbers: [f32; GROUPS]| {
-        let max = largest(&numbers);
-        let inverse = if max > 0.0 { f32::from(top) / max } else { 0.0 };
-        let quantized = numbers.map(|v| nearest(inverse * v).clamp(0, i32::from(top)) as u8);
-        (f32_to_f16(max / f32::from(top)), quantized)
-    };
-    let (d, scales) = quantize(scales);
-    let (dmin, minima) = quantize(minima);
-
-    let limit = i32::from(search.limit);
-    for (j, (x, codes)) in groups.iter().zip(codes.as_chunks_mut::<N>().0).enumerate() {
-        let scale = d.to_f32() * f32::from(scales[j]);
-        if scale == 0.0 {
-            continue;
-        }
-        let minimum = dmin.to_f32() * f32::from(minima[j]);
-        *codes = x.map(|v| nearest((v + minimum) / scale).clamp(0, limit) as u8);
-    }
+    let (d, scales) = quantize(&scales, &sums);
+    let (dmin, minima) = quantize(&minima, &sums);
     Groups {
-        d,
-        dmin,
+        d: f32_to_f16(d),
+        dmin: f32_to_f16(dmin),
         scales,
         minima,
         codes,
     }
+}
+
+/// Fits groups with weights that depend on nothing else; the largest scale and the largest minimum get the code `top`.
+fn encode_groups<const GROUPS: usize, const N: usize>(
+    x: &[f32; 256],
+    search: AffineSearch,
+    top: u8,
+    weights: impl Fn(&[f32; N]) -> [f32; N],
+) -> Groups<GROUPS> {
+    fit_groups(
+        x,
+        search,
+        |_, x| weights(x),
+        |numbers, _| {
+            let max = largest(numbers);
+            let inverse = if max > 0.0 { f32::from(top) / max } else { 0.0 };
+            let codes = numbers.map(|v| nearest(inverse * v).clamp(0, i32::from(top)) as u8);
+            (max / f32::from(top), codes)
+        },
+    )
+}
+
+/// Fits groups, and their scales and minima up to `top`, with weights of the columns' importance beside `mean_square`.
+fn quantize_groups<const GROUPS: usize, const N: usize>(
+    x: &[f32; 256],
+    importance: &[f32; 256],
+    mean_square: f32,
+    limit: u8,
+    top: u8,
+) -> Groups<GROUPS> {
+    let importance = importance.as_chunks::<N>().0;
+    fit_groups(
+        x,
+        AffineSearch::for_importance(limit),
+        |j, x| error_weights(x, &importance[j], mean_square),
+        |numbers, weights| fit_positive(numbers, weights, top),
+    )
 }
 
 /// Large elements count more, but even a zero counts as much as the group's typical element.
@@ -120,21 +164,45 @@ impl Decode for BlockQ2K {
     }
 }
 
+impl BlockQ2K {
+    fn of(x: &[f32; 256], groups: Groups<16>) -> Self {
+        let scales = std::array::from_fn(|j| groups.scales[j] | (groups.minima[j] << 4));
+        let decoded = (scales.map(|s| s & 15), scales.map(|s| s >> 4));
+        BlockQ2K {
+            scales,
+            qs: join_two_bits(&groups.codes_for::<16>(x, decoded, 3)),
+            d: groups.d,
+            dmin: groups.dmin,
+        }
+    }
+}
+
 impl Encode for BlockQ2K {
     fn encode(x: &[f32; 256]) -> Self {
         let search = AffineSearch {
             limit: 3,
             start: -0.5,
+            stride: 0.1,
             steps: 15,
             loss: Loss::Absolute,
         };
-        let groups = encode_groups::<16, 16>(x, search, 15, |x| x.map(f32::abs));
-        BlockQ2K {
-            scales: std::array::from_fn(|j| groups.scales[j] | (groups.minima[j] << 4)),
-            qs: join_two_bits(&groups.codes),
-            d: groups.d,
-            dmin: groups.dmin,
-        }
+        Self::of(
+            x,
+            encode_groups::<16, 16>(x, search, 15, |x| x.map(f32::abs)),
+        )
+    }
+}
+
+impl Quantize for BlockQ2K {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        let Some(importance) = importance else {
+            return Self::encode(x);
+        };
+        let mean_square = sum_of_squares(x) / 256.0;
+        Self::of(
+            x,
+            quantize_groups::<16, 16>(x, importance, mean_square, 3, 15),
+        )
     }
 }
 
@@ -156,21 +224,42 @@ impl Decode for BlockQ4K {
     }
 }
 
+impl BlockQ4K {
+    fn of(x: &[f32; 256], groups: Groups<8>) -> Self {
+        let mut block = BlockQ4K {
+            d: groups.d,
+            dmin: groups.dmin,
+            scales: pack_scales_and_minima(&groups.scales, &groups.minima),
+            qs: [0; 128],
+        };
+        block.qs = join_low_bits(&groups.codes_for::<32>(x, block.scales_and_minima(), 15));
+        block
+    }
+}
+
 impl Encode for BlockQ4K {
     fn encode(x: &[f32; 256]) -> Self {
         let search = AffineSearch {
             limit: 15,
             start: -1.0,
+            stride: 0.1,
             steps: 20,
             loss: Loss::Squared,
         };
-        let groups = encode_groups::<8, 32>(x, search, 63, magnitude_weights);
-        BlockQ4K {
-            d: groups.d,
-            dmin: groups.dmin,
-            scales: pack_scales_and_minima(&groups.scales, &groups.minima),
-            qs: join_low_bits(&groups.codes),
-        }
+        Self::of(x, encode_groups::<8, 32>(x, search, 63, magnitude_weights))
+    }
+}
+
+impl Quantize for BlockQ4K {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        let Some(importance) = importance else {
+            return Self::encode(x);
+        };
+        let mean_square = 2.0 * sum_of_squares(x) / 256.0;
+        Self::of(
+            x,
+            quantize_groups::<8, 32>(x, importance, mean_square, 15, 63),
+        )
     }
 }
 
@@ -193,25 +282,48 @@ impl Decode for BlockQ5K {
     }
 }
 
+impl BlockQ5K {
+    fn of(x: &[f32; 256], groups: Groups<8>) -> Self {
+        // Only a code that wrapped around is above the top.
+        let top = |codes: [u8; 8]| codes.map(|code| code.min(63));
+        let mut block = BlockQ5K {
+            d: groups.d,
+            dmin: groups.dmin,
+            scales: pack_scales_and_minima(&top(groups.scales), &top(groups.minima)),
+            qh: [0; 32],
+            qs: [0; 128],
+        };
+        let codes = groups.codes_for::<32>(x, block.scales_and_minima(), 31);
+        for (i, code) in codes.iter().enumerate() {
+            block.qh[i % 32] |= (code >> 4) << (i / 32);
+        }
+        block.qs = join_low_bits(&codes);
+        block
+    }
+}
+
 impl Encode for BlockQ5K {
     fn encode(x: &[f32; 256]) -> Self {
         let search = AffineSearch {
             limit: 31,
             start: -0.5,
+            stride: 0.1,
             steps: 15,
             loss: Loss::Squared,
         };
-        let groups = encode_groups::<8, 32>(x, search, 63, magnitude_weights);
-        let mut qh = [0; 32];
-        for (i, code) in groups.codes.iter().enumerate() {
-            qh[i % 32] |= (code >> 4) << (i / 32);
-        }
-        BlockQ5K {
-            d: groups.d,
-            dmin: groups.dmin,
-            scales: pack_scales_and_minima(&groups.scales, &groups.minima),
-            qh,
-            qs: join_low_bits(&groups.codes),
-        }
+        Self::of(x, encode_groups::<8, 32>(x, search, 63, magnitude_weights))
+    }
+}
+
+impl Quantize for BlockQ5K {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        let Some(importance) = importance else {
+            return Self::encode(x);
+        };
+        let mean_square = 2.0 * sum_of_squares(x) / 256.0;
+        Self::of(
+            x,
+            quantize_groups::<8, 32>(x, importance, mean_square, 31, 63),
+        )
     }
 }

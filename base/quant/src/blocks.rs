@@ -427,7 +427,7 @@ fn unpack_scales_and_minima(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     (scales, minima)
 }
 
-/// The inverse of [`unpack_scales_and_minima`]; all numbers must be below 64.
+/// The inverse of [`unpack_scales_and_minima`] for numbers below 64; the bits of larger ones fall on others', as in ggml.
 pub(crate) fn pack_scales_and_minima(scales: &[u8; 8], minima: &[u8; 8]) -> [u8; 12] {
     let mut packed = [0; 12];
     for j in 0..4 {

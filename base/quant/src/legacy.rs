@@ -4,7 +4,11 @@
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
-use crate::search::{first_max_abs, max_abs, min_and_max, reciprocal, round_code, truncate_code};
+use crate::quantize::Quantize;
+use crate::search::{
+    AffineSearch, error_weights, first_max_abs, fit_symmetric, max_abs, min_and_max, reciprocal,
+    round_code, truncate_code,
+};
 
 /// Splits bytes of two codes into the "halved" element order.
 #[inline]
@@ -64,6 +68,19 @@ fn encode_above<const TOP: u8>(x: &[f32; 32]) -> (f32, f32, [u8; 32]) {
     )
 }
 
+/// As [`encode_around`], searched for with the given weights.
+fn fit_around<const ZERO: u8>(x: &[f32; 32], weights: &[f32; 32]) -> (f32, [u8; 32]) {
+    fit_symmetric(x, weights, i32::from(ZERO))
+}
+
+/// As [`encode_above`], searched for with the given weights.
+fn fit_above<const TOP: u8>(x: &[f32; 32], weights: &[f32; 32]) -> (f32, f32, [u8; 32]) {
+    let search = AffineSearch::for_importance(TOP);
+    let fit = search.fit(&x.map(|v| [v]), &weights.map(|w| [w]));
+    let ([scale], [minimum]) = (fit.scale, fit.minimum);
+    (scale, -minimum, fit.codes.map(|[q]| q as u8))
+}
+
 impl Decode for BlockQ4_0 {
     #[inline]
     fn decode(&self, out: &mut [f32; 32]) {
@@ -72,13 +89,31 @@ impl Decode for BlockQ4_0 {
     }
 }
 
-impl Encode for BlockQ4_0 {
+impl BlockQ4_0 {
     #[inline]
-    fn encode(x: &[f32; 32]) -> Self {
-        let (d, codes) = encode_around::<8>(x);
+    fn of((d, codes): (f32, [u8; 32])) -> Self {
         BlockQ4_0 {
             d: f32_to_f16(d),
             qs: join_nibbles(&codes),
+        }
+    }
+}
+
+impl Encode for BlockQ4_0 {
+    #[inline]
+    fn encode(x: &[f32; 32]) -> Self {
+        Self::of(encode_around::<8>(x))
+    }
+}
+
+impl Quantize for BlockQ4_0 {
+    fn quantize(x: &[f32; 32], importance: Option<&[f32; 32]>, mean_square: f32) -> Self {
+        match importance {
+            Some(importance) => Self::of(fit_around::<8>(
+                x,
+                &error_weights(x, importance, mean_square),
+            )),
+            None => Self::encode(x),
         }
     }
 }
@@ -91,14 +126,32 @@ impl Decode for BlockQ4_1 {
     }
 }
 
-impl Encode for BlockQ4_1 {
+impl BlockQ4_1 {
     #[inline]
-    fn encode(x: &[f32; 32]) -> Self {
-        let (d, m, codes) = encode_above::<15>(x);
+    fn of((d, m, codes): (f32, f32, [u8; 32])) -> Self {
         BlockQ4_1 {
             d: f32_to_f16(d),
             m: f32_to_f16(m),
             qs: join_nibbles(&codes),
+        }
+    }
+}
+
+impl Encode for BlockQ4_1 {
+    #[inline]
+    fn encode(x: &[f32; 32]) -> Self {
+        Self::of(encode_above::<15>(x))
+    }
+}
+
+impl Quantize for BlockQ4_1 {
+    fn quantize(x: &[f32; 32], importance: Option<&[f32; 32]>, mean_square: f32) -> Self {
+        match importance {
+            Some(importance) => Self::of(fit_above::<15>(
+                x,
+                &error_weights(x, importance, mean_square),
+            )),
+            None => Self::encode(x),
         }
     }
 }
@@ -111,14 +164,32 @@ impl Decode for BlockQ5_0 {
     }
 }
 
-impl Encode for BlockQ5_0 {
+impl BlockQ5_0 {
     #[inline]
-    fn encode(x: &[f32; 32]) -> Self {
-        let (d, codes) = encode_around::<16>(x);
+    fn of((d, codes): (f32, [u8; 32])) -> Self {
         BlockQ5_0 {
             d: f32_to_f16(d),
             qh: fifth_bits(&codes),
             qs: join_nibbles(&codes),
+        }
+    }
+}
+
+impl Encode for BlockQ5_0 {
+    #[inline]
+    fn encode(x: &[f32; 32]) -> Self {
+        Self::of(encode_around::<16>(x))
+    }
+}
+
+impl Quantize for BlockQ5_0 {
+    fn quantize(x: &[f32; 32], importance: Option<&[f32; 32]>, mean_square: f32) -> Self {
+        match importance {
+            Some(importance) => Self::of(fit_around::<16>(
+                x,
+                &error_weights(x, importance, mean_square),
+            )),
+            None => Self::encode(x),
         }
     }
 }
@@ -131,15 +202,33 @@ impl Decode for BlockQ5_1 {
     }
 }
 
-impl Encode for BlockQ5_1 {
+impl BlockQ5_1 {
     #[inline]
-    fn encode(x: &[f32; 32]) -> Self {
-        let (d, m, codes) = encode_above::<31>(x);
+    fn of((d, m, codes): (f32, f32, [u8; 32])) -> Self {
         BlockQ5_1 {
             d: f32_to_f16(d),
             m: f32_to_f16(m),
             qh: fifth_bits(&codes),
             qs: join_nibbles(&codes),
+        }
+    }
+}
+
+impl Encode for BlockQ5_1 {
+    #[inline]
+    fn encode(x: &[f32; 32]) -> Self {
+        Self::of(encode_above::<31>(x))
+    }
+}
+
+impl Quantize for BlockQ5_1 {
+    fn quantize(x: &[f32; 32], importance: Option<&[f32; 32]>, mean_square: f32) -> Self {
+        match importance {
+            Some(importance) => Self::of(fit_above::<31>(
+                x,
+                &error_weights(x, importance, mean_square),
+            )),
+            None => Self::encode(x),
         }
     }
 }

@@ -3,7 +3,10 @@
 use crate::blocks::*;
 use crate::float::f32_to_f16;
 use crate::legacy::join_nibbles;
-use crate::search::{NEGLIGIBLE, first_max_abs, max_abs, nearest, reciprocal};
+use crate::quantize::Quantize;
+use crate::search::{
+    NEGLIGIBLE, error_weights, first_max_abs, max_abs, nearest, reciprocal, squares, sum_of_squares,
+};
 use crate::tables::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half, ue4m3, ue4m3_half};
 
 /// Halfway between neighbours of [`IQ4_NL_VALUES`].
@@ -37,13 +40,13 @@ fn decode_table<const N: usize>(table: &[i8; 16], d: f32, qs: &[u8], out: &mut [
     }
 }
 
-/// `Σ w x t` and `Σ w t²` with weights `w = x²`, `t` the table's value nearest to `x inverse`.
+/// `Σ w x t` and `Σ w t²` with weights `w`, `t` the table's value nearest to `x inverse`.
 #[inline]
-fn iq4_nl_projection(x: &[f32; 32], inverse: f32) -> (f32, f32) {
+fn iq4_nl_projection(x: &[f32; 32], weights: &[f32; 32], inverse: f32) -> (f32, f32) {
     let (mut xt, mut tt) = (0.0, 0.0);
-    for (v, code) in x.iter().zip(x.map(|v| iq4_nl_code(inverse * v))) {
+    let codes = x.map(|v| iq4_nl_code(inverse * v));
+    for ((v, w), code) in x.iter().zip(weights).zip(codes) {
         let t = f32::from(IQ4_NL_VALUES[usize::from(code)]);
-        let w = v * v;
         xt += w * t * v;
         tt += w * t * t;
     }
@@ -55,17 +58,17 @@ const TRIES: i8 = 7;
 
 /// The scale that fits a group best in least squares, of those tried: the one that maps the largest magnitude to the
 /// table's first value, with the given sign, and those that map it `-tries..=tries` beside that value.
-fn iq4_nl_scale(x: &[f32; 32], first: f32, tries: Option<i8>) -> f32 {
+fn iq4_nl_scale(x: &[f32; 32], weights: &[f32; 32], first: f32, tries: Option<i8>) -> f32 {
     let max = first_max_abs(x);
     if max.abs() < NEGLIGIBLE {
         return 0.0;
     }
-    let (xt, tt) = iq4_nl_projection(x, 1.0 / (max / first));
+    let (xt, tt) = iq4_nl_projection(x, weights, 1.0 / (max / first));
     let mut scale = if tt > 0.0 { xt / tt } else { 0.0 };
     let mut gain = scale * xt;
     for shift in tries.into_iter().flat_map(|tries| -tries..=tries) {
         let inverse = (f32::from(shift) + f32::from(IQ4_NL_VALUES[0])) / max;
-        let (xt, tt) = iq4_nl_projection(x, inverse);
+        let (xt, tt) = iq4_nl_projection(x, weights, inverse);
         if tt > 0.0 && xt * xt > gain * tt {
             scale = xt / tt;
             gain = scale * xt;
@@ -89,7 +92,7 @@ impl Encode for BlockIq4Nl {
     fn encode(x: &[f32; 32]) -> Self {
         let first = f32::from(IQ4_NL_VALUES[0]);
         let inverse = 1.0 / (first_max_abs(x) / first);
-        let scale = iq4_nl_scale(x, first, None);
+        let scale = iq4_nl_scale(x, &squares(x), first, None);
         let inverse = if scale != 0.0 { inverse } else { 0.0 };
         BlockIq4Nl {
             d: f32_to_f16(scale),
@@ -101,11 +104,27 @@ impl Encode for BlockIq4Nl {
 impl BlockIq4Nl {
     /// Encodes with a search over 16 scales, as ggml does it when it writes files: slower, and loses less.
     pub fn encode_best(x: &[f32; 32]) -> Self {
-        let scale = iq4_nl_scale(x, -f32::from(IQ4_NL_VALUES[0]), Some(TRIES));
+        Self::fit(x, &squares(x))
+    }
+
+    fn fit(x: &[f32; 32], weights: &[f32; 32]) -> Self {
+        let scale = iq4_nl_scale(x, weights, -f32::from(IQ4_NL_VALUES[0]), Some(TRIES));
         let inverse = reciprocal(scale);
         BlockIq4Nl {
             d: f32_to_f16(scale),
             qs: join_nibbles(&x.map(|v| iq4_nl_code(inverse * v))),
+        }
+    }
+}
+
+impl Quantize for BlockIq4Nl {
+    fn quantize(x: &[f32; 32], importance: Option<&[f32; 32]>, _: f32) -> Self {
+        match importance {
+            Some(importance) => {
+                let mean_square = 2.0 / 32.0 * sum_of_squares(x);
+                Self::fit(x, &error_weights(x, importance, mean_square))
+            }
+            None => Self::encode_best(x),
         }
     }
 }
@@ -122,12 +141,14 @@ impl Decode for BlockIq4Xs {
     }
 }
 
-impl Encode for BlockIq4Xs {
-    fn encode(x: &[f32; 256]) -> Self {
+impl BlockIq4Xs {
+    fn fit(x: &[f32; 256], weights: impl Fn(usize, &[f32; 32]) -> [f32; 32]) -> Self {
         let first = -f32::from(IQ4_NL_VALUES[0]);
         let groups = x.as_chunks::<32>().0;
-        let fitted: [f32; 8] =
-            std::array::from_fn(|j| iq4_nl_scale(&groups[j], first, Some(TRIES)));
+        let fitted: [f32; 8] = std::array::from_fn(|j| {
+            let x = &groups[j];
+            iq4_nl_scale(x, &weights(j, x), first, Some(TRIES))
+        });
         let d = -first_max_abs(&fitted) / 32.0;
         let inverse = reciprocal(d);
         let mut block = BlockIq4Xs {
@@ -146,6 +167,23 @@ impl Encode for BlockIq4Xs {
             block.scales_h |= u16::from(code >> 4) << (2 * j);
         }
         block
+    }
+}
+
+impl Encode for BlockIq4Xs {
+    fn encode(x: &[f32; 256]) -> Self {
+        Self::fit(x, |_, x| squares(x))
+    }
+}
+
+impl Quantize for BlockIq4Xs {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        let Some(importance) = importance else {
+            return Self::encode(x);
+        };
+        let importance = importance.as_chunks::<32>().0;
+        let mean_square = 2.0 / 256.0 * sum_of_squares(x);
+        Self::fit(x, |j, x| error_weights(x, &importance[j], mean_square))
     }
 }
 

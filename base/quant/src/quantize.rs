@@ -5,6 +5,7 @@
 
 use crate::blocks::*;
 use crate::row::{self, EncodeFn};
+use crate::search::sum_of_squares;
 use samite_core::{DType, Error, Result};
 
 /// A block that is chosen for a file.
@@ -86,6 +87,17 @@ enum Quantizer {
 
 fn quantizer(dtype: DType) -> Option<Quantizer> {
     let quantize: fn(&[f32], Option<&[f32]>, &mut [u8]) = match dtype {
+        DType::Q4_0 => quantize_blocks::<BlockQ4_0>,
+        DType::Q4_1 => quantize_blocks::<BlockQ4_1>,
+        DType::Q5_0 => quantize_blocks::<BlockQ5_0>,
+        DType::Q5_1 => quantize_blocks::<BlockQ5_1>,
+        DType::Q2_K => quantize_blocks::<BlockQ2K>,
+        DType::Q3_K => quantize_blocks::<BlockQ3K>,
+        DType::Q4_K => quantize_blocks::<BlockQ4K>,
+        DType::Q5_K => quantize_blocks::<BlockQ5K>,
+        DType::Q6_K => quantize_blocks::<BlockQ6K>,
+        DType::IQ4_NL => quantize_blocks::<BlockIq4Nl>,
+        DType::IQ4_XS => quantize_blocks::<BlockIq4Xs>,
         DType::IQ1_S => quantize_blocks::<BlockIq1S>,
         DType::IQ1_M => quantize_blocks::<BlockIq1M>,
         DType::IQ2_XXS => quantize_blocks::<BlockIq2Xxs>,
@@ -99,7 +111,7 @@ fn quantizer(dtype: DType) -> Option<Quantizer> {
 }
 
 fn quantize_blocks<B: Quantize>(src: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    let mean_square = src.iter().fold(0.0, |sum, v| sum + v * v) / src.len() as f32;
+    let mean_square = sum_of_squares(src) / src.len() as f32;
     let src: &[B::Elements] = bytemuck::cast_slice(src);
     let importance: Option<&[B::Elements]> = importance.map(bytemuck::cast_slice);
     for (i, (x, out)) in src

@@ -22,6 +22,12 @@ pub(crate) fn max_abs(x: &[f32]) -> f32 {
         .fold(0.0, |max, v| greater(v, max))
 }
 
+/// The largest number, at least 0.
+#[inline]
+pub(crate) fn largest(numbers: &[f32]) -> f32 {
+    numbers.iter().fold(0.0, |max, &v| greater(v, max))
+}
+
 /// `v` if it is greater than `max`, otherwise `max`: unlike `f32::max`, +0 and -0 are told apart by order.
 #[inline]
 pub(crate) fn greater(v: f32, max: f32) -> f32 {
@@ -116,34 +122,61 @@ fn signed_codes<const N: usize>(x: &[f32; N], inverse: f32, limit: i32) -> [i32;
     x.map(|v| nearest(inverse * v).clamp(-limit, limit - 1))
 }
 
-/// `Σ w x q` and `Σ w q²` with weights `w = x²`: their quotient is the best scale for given codes.
+/// `Σ w x q` and `Σ w q²` with weights `w`: their quotient is the best scale for given codes.
 #[inline]
-fn projection<const N: usize>(x: &[f32; N], codes: &[i32; N]) -> (f32, f32) {
+fn projection<const N: usize>(x: &[f32; N], weights: &[f32; N], codes: &[i32; N]) -> (f32, f32) {
     let (mut xq, mut qq) = (0.0, 0.0);
-    for (&v, &q) in x.iter().zip(codes) {
-        let (w, q) = (v * v, q as f32);
+    for ((&v, &w), &q) in x.iter().zip(weights).zip(codes) {
+        let q = q as f32;
         xq += w * v * q;
         qq += w * q * q;
     }
     (xq, qq)
 }
 
+/// The squares of `x`: weights where nothing else is known.
+#[inline]
+pub(crate) fn squares<const N: usize>(x: &[f32; N]) -> [f32; N] {
+    x.map(|v| v * v)
+}
+
+/// `Σ x²`.
+#[inline]
+pub(crate) fn sum_of_squares(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |sum, v| sum + v * v)
+}
+
+/// The weights of elements whose columns' importance is known. A large element weighs more, but none less than one of the size that
+/// `mean_square` tells.
+#[inline]
+pub(crate) fn error_weights<const N: usize>(
+    x: &[f32; N],
+    importance: &[f32; N],
+    mean_square: f32,
+) -> [f32; N] {
+    std::array::from_fn(|i| importance[i] * (mean_square + x[i] * x[i]).sqrt())
+}
+
 /// Finds scale and codes for `x ≈ scale q`, `q` from `-limit` to `limit - 1`, by trying 19 scales around the one that
 /// maps the largest magnitude to `-limit`, and fitting the scale to the codes that each gives. Codes are returned plus
 /// `limit`; a negligible group has scale 0 and codes 0.
-pub(crate) fn fit_symmetric<const N: usize>(x: &[f32; N], limit: i32) -> (f32, [u8; N]) {
+pub(crate) fn fit_symmetric<const N: usize>(
+    x: &[f32; N],
+    weights: &[f32; N],
+    limit: i32,
+) -> (f32, [u8; N]) {
     let max = first_max_abs(x);
     if max.abs() < NEGLIGIBLE {
         return (0.0, [0; N]);
     }
     let mut codes = signed_codes(x, -limit as f32 / max, limit);
-    let (xq, qq) = projection(x, &codes);
+    let (xq, qq) = projection(x, weights, &codes);
     let mut scale = if qq != 0.0 { xq / qq } else { 0.0 };
     let mut gain = scale * xq;
     for step in (-9..=9).filter(|&step| step != 0) {
         let inverse = -(limit as f32 + 0.1 * step as f32) / max;
         let tried = signed_codes(x, inverse, limit);
-        let (xq, qq) = projection(x, &tried);
+        let (xq, qq) = projection(x, weights, &tried);
         if qq > 0.0 && xq * xq > gain * qq {
             codes = tried;
             scale = xq / qq;
@@ -153,25 +186,83 @@ pub(crate) fn fit_symmetric<const N: usize>(x: &[f32; N], limit: i32) -> (f32, [
     (scale, codes.map(|q| (q + limit) as u8))
 }
 
-/// Finds scale and codes as [`fit_symmetric`], by starting from the scale that maps the largest magnitude to `-limit`
-/// and then moving one code at a time to what is best for the scale that all the others want.
+/// Finds scale and codes as [`fit_symmetric`] with the squares of `x` as weights, by starting from the scale that maps the largest
+/// magnitude to `-limit` and then [descending](descend).
 pub(crate) fn descend_symmetric<const N: usize>(x: &[f32; N], limit: i32) -> (f32, [u8; N]) {
     let max = first_max_abs(x);
     if max.abs() < NEGLIGIBLE {
         return (0.0, [0; N]);
     }
-    let mut codes = signed_codes(x, -limit as f32 / max, limit);
-    let (mut xq, mut qq) = projection(x, &codes);
+    let codes = signed_codes(x, -limit as f32 / max, limit);
+    let better = |v: f32, xq: f32, qq: f32| {
+        (xq > 0.0).then(|| nearest(v * qq / xq).clamp(-limit, limit - 1))
+    };
+    let (scale, codes) = descend(x, &squares(x), codes, better, |q| q);
+    (scale, codes.map(|q| (q + limit) as u8))
+}
+
+/// Finds scale and codes for `x ≈ scale q`, `q` from 0 to `limit`: starts from the best of 9 scales around the one that maps the largest
+/// number to `limit`, and then [descends](descend). A negligible group has scale 0 and codes 0.
+///
+/// No number should be negative; where one is, its code wraps around to a byte, as in ggml. A scale that was fitted to few weights can be
+/// negative by rounding.
+pub(crate) fn fit_positive<const N: usize>(
+    x: &[f32; N],
+    weights: &[f32; N],
+    limit: u8,
+) -> (f32, [u8; N]) {
+    let max = largest(x);
+    if max < NEGLIGIBLE {
+        return (0.0, [0; N]);
+    }
+    let wrap = |q: i32| i32::from(q as u8);
+    let codes_at = |inverse: f32| x.map(|v| nearest(inverse * v).min(i32::from(limit)));
+    let loss = |inverse: f32, codes: [i32; N]| {
+        let scale = 1.0 / inverse;
+        let mut loss = 0.0;
+        for ((v, w), q) in x.iter().zip(weights).zip(codes) {
+            let difference = v - scale * q as f32;
+            loss += w * difference * difference;
+        }
+        loss
+    };
+    let mut best = f32::from(limit) / max;
+    let mut least = loss(best, codes_at(best).map(wrap));
+    for step in (-4..=4).filter(|&step| step != 0) {
+        let inverse = (0.1 * step as f32 + f32::from(limit)) / max;
+        let loss = loss(inverse, codes_at(inverse));
+        if loss < least {
+            (best, least) = (inverse, loss);
+        }
+    }
+    let better = |v: f32, xq: f32, qq: f32| {
+        (xq > 0.0 && qq > 0.0).then(|| nearest(v * qq / xq).min(i32::from(limit)))
+    };
+    let (scale, codes) = descend(x, weights, codes_at(best), better, wrap);
+    (scale, codes.map(|q| q as u8))
+}
+
+/// Moves one code at a time to what is best for the scale that all the others want, while that gains something, and gives the scale
+/// that fits the codes. `better` is the best code for an element, given the sums of the others' [`projection`], or `None` if these ask for
+/// no scale; `kept` is what becomes of a code that is stored.
+#[inline]
+fn descend<const N: usize>(
+    x: &[f32; N],
+    weights: &[f32; N],
+    codes: [i32; N],
+    better: impl Fn(f32, f32, f32) -> Option<i32>,
+    kept: impl Fn(i32) -> i32,
+) -> (f32, [i32; N]) {
+    let (mut xq, mut qq) = projection(x, weights, &codes);
+    let mut codes = codes.map(&kept);
     for _ in 0..5 {
         let mut changed = false;
-        for (&v, code) in x.iter().zip(&mut codes) {
-            let (w, q) = (v * v, *code as f32);
-            let others_xq = xq - w * v * q;
-            if others_xq <= 0.0 || others_xq.is_nan() {
+        for ((&v, &w), code) in x.iter().zip(weights).zip(&mut codes) {
+            let q = *code as f32;
+            let (others_xq, others_qq) = (xq - w * v * q, qq - w * q * q);
+            let Some(better) = better(v, others_xq, others_qq) else {
                 continue;
-            }
-            let others_qq = qq - w * q * q;
-            let better = nearest(v * others_qq / others_xq).clamp(-limit, limit - 1);
+            };
             if better == *code {
                 continue;
             }
@@ -179,7 +270,7 @@ pub(crate) fn descend_symmetric<const N: usize>(x: &[f32; N], limit: i32) -> (f3
             let new_xq = others_xq + w * v * q;
             let new_qq = others_qq + w * q * q;
             if new_qq > 0.0 && new_xq * new_xq * qq > xq * xq * new_qq {
-                *code = better;
+                *code = kept(better);
                 (xq, qq) = (new_xq, new_qq);
                 changed = true;
             }
@@ -188,8 +279,7 @@ pub(crate) fn descend_symmetric<const N: usize>(x: &[f32; N], limit: i32) -> (f3
             break;
         }
     }
-    let scale = if qq > 0.0 { xq / qq } else { 0.0 };
-    (scale, codes.map(|q| (q + limit) as u8))
+    (if qq > 0.0 { xq / qq } else { 0.0 }, codes)
 }
 
 /// How [`AffineSearch::fit`] measures what a choice loses.
@@ -199,20 +289,22 @@ pub(crate) enum Loss {
     Squared,
 }
 
-/// How many groups an [`AffineSearch`] takes at a time: one in each lane of a vector, so that sums can run in element
+/// How many groups an [`AffineSearch`] best takes at a time: one in each lane of a vector, so that sums can run in element
 /// order and still use the whole vector.
 pub(crate) const LANES: usize = 8;
 
 /// One number for each group.
-pub(crate) type Lanes = [f32; LANES];
+pub(crate) type Lanes<const L: usize = LANES> = [f32; L];
 
 /// A search for `x ≈ scale q - minimum` with `q` from 0 to `limit`.
 #[derive(Clone, Copy)]
 pub(crate) struct AffineSearch {
     /// The greatest code.
     pub limit: u8,
-    /// The first scale tried maps the range of `x` to `limit + start` steps, the next to a tenth more, and so on.
+    /// The first scale tried maps the range of `x` to `limit + start` steps.
     pub start: f32,
+    /// How many steps more the next one maps it to, and so on.
+    pub stride: f32,
     /// How many further scales are tried.
     pub steps: u8,
     /// What is made small.
@@ -220,21 +312,37 @@ pub(crate) struct AffineSearch {
 }
 
 /// What [`AffineSearch::fit`] found; codes are whole numbers.
-pub(crate) struct AffineFit<const N: usize> {
-    pub scale: Lanes,
+pub(crate) struct AffineFit<const N: usize, const L: usize> {
+    pub scale: Lanes<L>,
     /// What is subtracted: never negative.
-    pub minimum: Lanes,
-    pub codes: [Lanes; N],
+    pub minimum: Lanes<L>,
+    pub codes: [Lanes<L>; N],
 }
 
 impl AffineSearch {
+    /// How ggml searches where it knows the importance of columns.
+    pub(crate) fn for_importance(limit: u8) -> Self {
+        AffineSearch {
+            limit,
+            start: -0.9,
+            stride: 0.05,
+            steps: 36,
+            loss: Loss::Squared,
+        }
+    }
+
     /// Tries the scales, solves weighted least squares for scale and minimum with the codes that each gives, and keeps
     /// the best. Element `i` of group `j` is `x[i][j]`; the groups do not influence each other.
-    pub(crate) fn fit<const N: usize>(&self, x: &[Lanes; N], weights: &[Lanes; N]) -> AffineFit<N> {
+    pub(crate) fn fit<const N: usize, const L: usize>(
+        &self,
+        x: &[Lanes<L>; N],
+        weights: &[Lanes<L>; N],
+    ) -> AffineFit<N, L> {
         let (mut min, mut max) = (x[0], x[0]);
-        let (mut sum_w, mut sum_wx) = ([0.0; LANES], [0.0; LANES]);
+        // A sum that starts at -0 is that of the terms alone, in its sign, too.
+        let (mut sum_w, mut sum_wx) = ([-0.0; L], [-0.0; L]);
         for (v, w) in x.iter().zip(weights) {
-            for j in 0..LANES {
+            for j in 0..L {
                 min[j] = if v[j] < min[j] { v[j] } else { min[j] };
                 max[j] = greater(v[j], max[j]);
                 sum_w[j] += w[j];
@@ -246,12 +354,12 @@ impl AffineSearch {
 
         let limit = f32::from(self.limit);
         let mut best = AffineFit {
-            scale: [0.0; LANES],
+            scale: [0.0; L],
             minimum: min.map(|v| -v),
-            codes: [[0.0; LANES]; N],
+            codes: [[0.0; L]; N],
         };
-        let mut inverse = [0.0; LANES];
-        for j in 0..LANES {
+        let mut inverse = [0.0; L];
+        for j in 0..L {
             inverse[j] = limit / (max[j] - min[j]);
             best.scale[j] = 1.0 / inverse[j];
         }
@@ -259,30 +367,31 @@ impl AffineSearch {
         let mut least = self.total_loss(x, weights, &best);
 
         let mut tried = AffineFit {
-            scale: [0.0; LANES],
-            minimum: [0.0; LANES],
-            codes: [[0.0; LANES]; N],
+            scale: [0.0; L],
+            minimum: [0.0; L],
+            codes: [[0.0; L]; N],
         };
         for step in 0..=self.steps {
             // The lower end of the range moves with the best minimum so far.
             let low = best.minimum.map(|v| -v);
-            for j in 0..LANES {
-                inverse[j] = (self.start + 0.1 * f32::from(step) + limit) / (max[j] - low[j]);
+            for j in 0..L {
+                inverse[j] =
+                    (self.start + self.stride * f32::from(step) + limit) / (max[j] - low[j]);
             }
             self.codes_at(&inverse, &low, x, &mut tried.codes);
-            let mut sum_wq = [0.0; LANES];
-            let mut sum_wqq = [0.0; LANES];
-            let mut sum_wqx = [0.0; LANES];
+            let mut sum_wq = [0.0; L];
+            let mut sum_wqq = [0.0; L];
+            let mut sum_wqx = [0.0; L];
             for ((v, w), q) in x.iter().zip(weights).zip(&tried.codes) {
-                for j in 0..LANES {
+                for j in 0..L {
                     let wq = w[j] * q[j];
                     sum_wq[j] += wq;
                     sum_wqq[j] += wq * q[j];
                     sum_wqx[j] += wq * v[j];
                 }
             }
-            let mut solvable = [false; LANES];
-            for j in 0..LANES {
+            let mut solvable = [false; L];
+            for j in 0..L {
                 let determinant = sum_w[j] * sum_wqq[j] - sum_wq[j] * sum_wq[j];
                 let scale = (sum_w[j] * sum_wqx[j] - sum_wx[j] * sum_wq[j]) / determinant;
                 let offset = (sum_wqq[j] * sum_wx[j] - sum_wq[j] * sum_wqx[j]) / determinant;
@@ -292,12 +401,13 @@ impl AffineSearch {
                 } else {
                     scale
                 };
-                tried.minimum[j] = if capped { 0.0 } else { -offset };
+                // What is subtracted here is +0 where it is the stored minimum.
+                tried.minimum[j] = if capped { -0.0 } else { -offset };
                 solvable[j] = determinant > 0.0;
             }
             let loss = self.total_loss(x, weights, &tried);
-            let mut better = [false; LANES];
-            for j in 0..LANES {
+            let mut better = [false; L];
+            for j in 0..L {
                 better[j] = solvable[j] && loss[j] < least[j];
             }
             if better.contains(&true) {
@@ -307,7 +417,7 @@ impl AffineSearch {
         }
 
         // A group of equal elements is its minimum: there was nothing to divide by above.
-        for j in (0..LANES).filter(|&j| max[j] == min[j]) {
+        for j in (0..L).filter(|&j| max[j] == min[j]) {
             best.scale[j] = 0.0;
             best.minimum[j] = -min[j];
             best.codes.iter_mut().for_each(|q| q[j] = 0.0);
@@ -316,35 +426,32 @@ impl AffineSearch {
     }
 
     #[inline]
-    fn codes_at<const N: usize>(
+    fn codes_at<const N: usize, const L: usize>(
         &self,
-        inverse: &Lanes,
-        min: &Lanes,
-        x: &[Lanes; N],
-        codes: &mut [Lanes; N],
+        inverse: &Lanes<L>,
+        min: &Lanes<L>,
+        x: &[Lanes<L>; N],
+        codes: &mut [Lanes<L>; N],
     ) {
-        // Adding this leaves no room for a fraction: rounds to nearest, ties to even, as `nearest` does.
-        const SHIFT: f32 = 12_582_912.0;
         let limit = f32::from(self.limit);
         for (v, q) in x.iter().zip(codes) {
-            for j in 0..LANES {
-                let code = greater(inverse[j] * (v[j] - min[j]), 0.0);
-                let code = if code < limit { code } else { limit };
-                q[j] = (code + SHIFT) - SHIFT;
+            for j in 0..L {
+                let code = greater(nearest(inverse[j] * (v[j] - min[j])) as f32, 0.0);
+                q[j] = if code < limit { code } else { limit };
             }
         }
     }
 
     #[inline]
-    fn total_loss<const N: usize>(
+    fn total_loss<const N: usize, const L: usize>(
         &self,
-        x: &[Lanes; N],
-        weights: &[Lanes; N],
-        fit: &AffineFit<N>,
-    ) -> Lanes {
-        let mut total = [0.0; LANES];
+        x: &[Lanes<L>; N],
+        weights: &[Lanes<L>; N],
+        fit: &AffineFit<N, L>,
+    ) -> Lanes<L> {
+        let mut total = [0.0; L];
         for ((v, w), q) in x.iter().zip(weights).zip(&fit.codes) {
-            for j in 0..LANES {
+            for j in 0..L {
                 let difference = fit.scale[j] * q[j] - fit.minimum[j] - v[j];
                 total[j] += w[j]
                     * match self.loss {
@@ -357,9 +464,9 @@ impl AffineSearch {
     }
 }
 
-impl<const N: usize> AffineFit<N> {
+impl<const N: usize, const L: usize> AffineFit<N, L> {
     /// Takes the chosen groups from `other`.
-    fn take(&mut self, other: &Self, chosen: &[bool; LANES]) {
+    fn take(&mut self, other: &Self, chosen: &[bool; L]) {
         take_lanes(&mut self.scale, &other.scale, chosen);
         take_lanes(&mut self.minimum, &other.minimum, chosen);
         for (q, other) in self.codes.iter_mut().zip(&other.codes) {
@@ -369,7 +476,7 @@ impl<const N: usize> AffineFit<N> {
 }
 
 #[inline]
-fn take_lanes(to: &mut Lanes, from: &Lanes, chosen: &[bool; LANES]) {
+fn take_lanes<const L: usize>(to: &mut Lanes<L>, from: &Lanes<L>, chosen: &[bool; L]) {
     for ((to, from), chosen) in to.iter_mut().zip(from).zip(chosen) {
         *to = if *chosen { *from } else { *to };
     }
@@ -419,13 +526,14 @@ mod tests {
     fn searches_find_exact_scales() {
         let codes: [i32; 16] = std::array::from_fn(|i| i as i32 * 4 - 32 + i32::from(i == 15) * 3);
         let x = codes.map(|q| q as f32 * 0.25);
-        let (scale, found) = fit_symmetric(&x, 32);
+        let (scale, found) = fit_symmetric(&x, &squares(&x), 32);
         assert!((scale - 0.25).abs() < 1e-6, "{scale}");
         assert_eq!(found.map(|q| i32::from(q) - 32), codes);
 
         let affine = AffineSearch {
             limit: 15,
             start: -1.0,
+            stride: 0.1,
             steps: 20,
             loss: Loss::Squared,
         };

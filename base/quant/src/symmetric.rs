@@ -3,7 +3,11 @@
 use crate::affine::join_two_bits;
 use crate::blocks::*;
 use crate::float::f32_to_f16;
-use crate::search::{NEGLIGIBLE, descend_symmetric, first_max_abs, fit_symmetric, nearest};
+use crate::quantize::Quantize;
+use crate::search::{
+    NEGLIGIBLE, descend_symmetric, error_weights, first_max_abs, fit_symmetric, nearest, squares,
+    sum_of_squares,
+};
 use bytemuck::Zeroable;
 use half::f16;
 
@@ -28,13 +32,13 @@ fn choose_codes(x: &[f32; 256], d: f16, scales: &[i8; 16], limit: i32, codes: &m
 /// Fits scale and codes of every group with `fit`.
 fn fit_groups(
     x: &[f32; 256],
-    fit: impl Fn(&[f32; 16]) -> (f32, [u8; 16]),
+    mut fit: impl FnMut(usize, &[f32; 16]) -> (f32, [u8; 16]),
 ) -> ([f32; 16], [u8; 256]) {
     let mut scales = [0.0; 16];
     let mut codes = [0; 256];
     let groups = x.as_chunks::<16>().0.iter();
-    for ((x, codes), scale) in groups.zip(codes.as_chunks_mut::<16>().0).zip(&mut scales) {
-        (*scale, *codes) = fit(x);
+    for (j, (x, codes)) in groups.zip(codes.as_chunks_mut::<16>().0).enumerate() {
+        (scales[j], *codes) = fit(j, x);
     }
     (scales, codes)
 }
@@ -57,17 +61,14 @@ impl Decode for BlockQ3K {
     }
 }
 
-impl Encode for BlockQ3K {
-    fn encode(x: &[f32; 256]) -> Self {
-        let (fitted, mut codes) = fit_groups(x, |x| descend_symmetric(x, 4));
+impl BlockQ3K {
+    /// The block with these scales, to which 32 is added, and with codes for them; `codes` are those of groups whose scale is 0.
+    fn of(x: &[f32; 256], d: f32, scales: &[u8; 16], mut codes: [u8; 256]) -> Self {
         let mut block = BlockQ3K::zeroed();
-        if let Some(inverse) = inverse_scale_of_scales(&fitted, 32.0, 0.0) {
-            for (j, &scale) in fitted.iter().enumerate() {
-                let code = (nearest(inverse * scale).clamp(-32, 31) + 32) as u8;
-                block.scales[j % 8] |= (code & 15) << (4 * (j / 8));
-                block.scales[8 + j % 4] |= (code >> 4) << (2 * (j / 4));
-            }
-            block.d = f32_to_f16(1.0 / inverse);
+        block.d = f32_to_f16(d);
+        for (j, scale) in scales.iter().enumerate() {
+            block.scales[j % 8] |= (scale & 15) << (4 * (j / 8));
+            block.scales[8 + j % 4] |= (scale >> 4) << (2 * (j / 4));
         }
         let scales = block.unpacked_scales();
         choose_codes(x, block.d, &scales, 4, &mut codes);
@@ -76,6 +77,38 @@ impl Encode for BlockQ3K {
         }
         block.qs = join_two_bits(&codes);
         block
+    }
+}
+
+impl Encode for BlockQ3K {
+    fn encode(x: &[f32; 256]) -> Self {
+        let (fitted, codes) = fit_groups(x, |_, x| descend_symmetric(x, 4));
+        match inverse_scale_of_scales(&fitted, 32.0, 0.0) {
+            Some(inverse) => {
+                let scales =
+                    fitted.map(|scale| (nearest(inverse * scale).clamp(-32, 31) + 32) as u8);
+                Self::of(x, 1.0 / inverse, &scales, codes)
+            }
+            None => Self::of(x, 0.0, &[0; 16], codes),
+        }
+    }
+}
+
+impl Quantize for BlockQ3K {
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        let Some(importance) = importance else {
+            return Self::encode(x);
+        };
+        let importance = importance.as_chunks::<16>().0;
+        let mean_square = 2.0 * sum_of_squares(x) / 256.0;
+        let mut sums = [0.0; 16];
+        let (fitted, codes) = fit_groups(x, |j, x| {
+            let weights = error_weights(x, &importance[j], mean_square);
+            sums[j] = weights.iter().fold(0.0, |sum, w| sum + w);
+            fit_symmetric(x, &weights, 4)
+        });
+        let (d, scales) = fit_symmetric(&fitted, &sums, 32);
+        Self::of(x, d, &scales, codes)
     }
 }
 
@@ -107,9 +140,9 @@ impl Decode for BlockQ6K {
     }
 }
 
-impl Encode for BlockQ6K {
-    fn encode(x: &[f32; 256]) -> Self {
-        let (fitted, mut codes) = fit_groups(x, |x| fit_symmetric(x, 32));
+impl BlockQ6K {
+    /// The block of groups that were fitted with these scales and codes.
+    fn of(x: &[f32; 256], (fitted, mut codes): ([f32; 16], [u8; 256])) -> Self {
         let Some(inverse) = inverse_scale_of_scales(&fitted, 128.0, NEGLIGIBLE) else {
             return BlockQ6K::zeroed();
         };
@@ -126,6 +159,26 @@ impl Encode for BlockQ6K {
             scales,
             d,
         }
+    }
+}
+
+impl Encode for BlockQ6K {
+    fn encode(x: &[f32; 256]) -> Self {
+        Self::of(x, fit_groups(x, |_, x| fit_symmetric(x, &squares(x), 32)))
+    }
+}
+
+impl Quantize for BlockQ6K {
+    /// The importance is the weight itself: large elements weigh no more than others.
+    fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
+        let Some(importance) = importance else {
+            return Self::encode(x);
+        };
+        let importance = importance.as_chunks::<16>().0;
+        Self::of(
+            x,
+            fit_groups(x, |j, x| fit_symmetric(x, &importance[j], 32)),
+        )
     }
 }
 

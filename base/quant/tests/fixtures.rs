@@ -108,18 +108,15 @@ fn quantizes_byte_for_byte_as_ggml() {
 }
 
 /// Types whose files depend on an importance matrix.
+#[rustfmt::skip]
 const WEIGHTED: &[DType] = &[
-    DType::IQ1_S,
-    DType::IQ1_M,
-    DType::IQ2_XXS,
-    DType::IQ2_XS,
-    DType::IQ2_S,
-    DType::IQ3_XXS,
-    DType::IQ3_S,
+    DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS,
+    DType::IQ1_S, DType::IQ1_M, DType::IQ2_XXS, DType::IQ2_XS, DType::IQ2_S, DType::IQ3_XXS, DType::IQ3_S,
 ];
 
 /// Of these, types whose files are made in another way than rows of activations, or not at all.
-const WEIGHTED_EVENLY: &[DType] = &[DType::IQ1_M, DType::IQ2_S, DType::IQ3_XXS, DType::IQ3_S];
+#[rustfmt::skip]
+const WEIGHTED_EVENLY: &[DType] = &[DType::IQ4_NL, DType::IQ1_M, DType::IQ2_S, DType::IQ3_XXS, DType::IQ3_S];
 
 #[test]
 #[cfg_attr(miri, ignore = "slow, and nothing but numbers")]
