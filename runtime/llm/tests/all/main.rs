@@ -11,6 +11,7 @@ mod embeddings;
 mod fit;
 mod given;
 mod gpu;
+mod importance;
 mod llama_cpp;
 mod members;
 mod model;

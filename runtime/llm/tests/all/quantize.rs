@@ -4,8 +4,9 @@ use crate::common::{TestModel, context, cpu, decode, output_of, precise};
 use samite_core::{CancelToken, DType};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
 use samite_llm::arch::ARCHITECTURES;
-use samite_llm::quantize::{Mixture, QuantizeOptions, TypeChoices, plan, quantize};
-use samite_llm::{ContextOptions, Model, ModelOptions};
+use samite_llm::importance::ImportanceMatrix;
+use samite_llm::quantize::{Mixture, QuantizeOptions, TensorPattern, TypeChoices, plan, quantize};
+use samite_llm::{ContextOptions, Model, ModelOptions, SyntheticModel};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -108,14 +109,82 @@ fn every_architecture_decodes_when_it_is_quantized() {
     }
 }
 
+/// A model whose rows are whole blocks of all types.
+fn wide() -> TestModel {
+    TestModel::write(&SyntheticModel {
+        n_embd: 256,
+        n_ff: 256,
+        head_dim: 64,
+        ..SyntheticModel::tiny("llama")
+    })
+}
+
 #[test]
-fn types_that_are_only_read_are_refused_by_name() {
-    for name in ["IQ2_XXS", "iq3_m", "IQ1_S"] {
-        let error = name.parse::<Mixture>().unwrap_err();
-        let name = name.to_uppercase();
-        assert!(error.contains(&name) && error.contains("importance matrix"));
-    }
+fn what_is_nonsense_without_importance_is_refused() {
+    let file = TestModel::tiny("llama");
+    let source = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
+    let cancel = CancelToken::new();
+    let mut options = options("IQ2_XXS", &cancel);
+    options.allow_requantize = true;
+    // Rows of 64 are no blocks of 256, so that all of this model falls back to others.
+    assert!(plan(&source, &options).is_ok());
+    let file = wide();
+    let source = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
+    let error = plan(&source, &options).unwrap_err().to_string();
+    assert!(
+        error.contains("blk.0.") && error.contains("samite imatrix"),
+        "{error}"
+    );
+    let of_other = ImportanceMatrix::of_importance([("blk.7.attn_q.weight".into(), vec![1.0])]);
+    let of_other = of_other.unwrap();
+    options.importance = Some(&of_other);
+    let error = plan(&source, &options).unwrap_err().to_string();
+    assert!(
+        error.contains("blk.0.") && error.contains("says nothing"),
+        "{error}"
+    );
+    let of_other = ImportanceMatrix::of_importance([("blk.0.attn_q.weight".into(), vec![1.0; 9])]);
+    let of_other = of_other.unwrap();
+    options.importance = Some(&of_other);
+    let error = plan(&source, &options).unwrap_err().to_string();
+    assert!(
+        error.contains("'blk.0.attn_q.weight'") && error.contains("9"),
+        "{error}"
+    );
     assert!("IQ5".parse::<Mixture>().unwrap_err().contains("unknown"));
+}
+
+#[test]
+fn given_types_come_before_those_of_mixtures() {
+    let file = wide();
+    let source = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
+    let cancel = CancelToken::new();
+    let mut options = options("Q4_K_M", &cancel);
+    options.types = TypeChoices {
+        output: Some(DType::F16),
+        embedding: Some(DType::Q8_0),
+        of_tensors: vec![
+            ("attn_[qk]\\.".parse().unwrap(), DType::Q5_0),
+            ("attn_k".parse().unwrap(), DType::Q8_0),
+        ],
+        keep_output: false,
+    };
+    let types = |options: &QuantizeOptions<'_>| {
+        let conversions = plan(&source, options).unwrap();
+        move |name: &str| conversions.iter().find(|c| c.name == name).unwrap().to
+    };
+    let of = types(&options);
+    assert_eq!(of("output.weight"), DType::F16);
+    assert_eq!(of("token_embd.weight"), DType::Q8_0);
+    // The first pattern counts.
+    assert_eq!(of("blk.1.attn_k.weight"), DType::Q5_0);
+    assert_eq!(of("blk.0.attn_output.weight"), DType::Q4_K);
+    options.types.keep_output = true;
+    assert_eq!(types(&options)("output.weight"), DType::F32);
+    assert!("attn_(".parse::<TensorPattern>().is_err());
+    // No whole blocks of a type that was asked for by name.
+    options.types.embedding = Some(DType::Q1_0);
+    assert!(plan(&source, &options).is_ok());
 }
 
 #[test]
@@ -145,7 +214,7 @@ fn has_whole_blocks(model: &Map<String, Value>) -> bool {
 fn agrees(concerns: impl Fn(&Map<String, Value>) -> bool) {
     let models: Vec<Map<String, Value>> =
         serde_json::from_str(include_str!("../fixtures/quantize/types.json")).unwrap();
-    assert!(models.len() >= 7);
+    assert!(models.len() >= 10);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     let mut wrong = Vec::new();
@@ -153,16 +222,30 @@ fn agrees(concerns: impl Fn(&Map<String, Value>) -> bool) {
     for model in models.iter().filter(|model| concerns(model)) {
         write(model, &path);
         let source = GgufFile::open(&path, LoadMode::Mmap).unwrap();
-        for (mixture, types) in model["types"].as_object().unwrap() {
+        let weights = source.tensors().iter().filter(|t| t.n_dims > 1);
+        let ones = weights.map(|t| (t.name.to_string(), vec![1.0; t.shape[0] * t.shape[2]]));
+        let ones = ImportanceMatrix::of_importance(ones).unwrap();
+        let (even, weighed) = (&model["types"], &model["weighed"]);
+        let of = |all: &'_ Value, importance| {
+            let all = all.as_object().unwrap().clone().into_iter();
+            all.map(move |(mixture, types)| (mixture, types, importance))
+        };
+        for (mixture, types, importance) in of(even, None).chain(of(weighed, Some(&ones))) {
+            let (types, mixture) = (&types, &*mixture);
             let cancel = CancelToken::new();
-            for conversion in plan(&source, &options(mixture, &cancel)).unwrap() {
+            let mut options = options(mixture, &cancel);
+            options.importance = importance;
+            for conversion in plan(&source, &options).unwrap() {
                 let name = &conversion.name;
                 let wanted = expected(types, name).unwrap_or_else(|| "F32".into());
                 let got = conversion.to.to_string();
                 compared += 1;
                 if !got.eq_ignore_ascii_case(&wanted) {
                     let model = &model["name"];
-                    wrong.push(format!("{model}, {mixture}: {name} is {got}, not {wanted}"));
+                    let weighed = importance.is_some();
+                    wrong.push(format!(
+                        "{model}, {mixture}, weighed {weighed}: {name} is {got}, not {wanted}"
+                    ));
                 }
             }
         }
