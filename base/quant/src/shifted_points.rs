@@ -149,7 +149,7 @@ fn sort(x: &[f32], order: &mut [usize]) {
 }
 
 fn weights(x: &[f32; 256], importance: Option<&[f32; 256]>) -> [f32; 256] {
-    let floor = 2.0 * (x.iter().fold(0.0, |sum, v| sum + v * v) / 256.0);
+    let floor = 2.0 * x.iter().fold(0.0, |sum, v| sum + v * v) / 256.0;
     match importance {
         Some(importance) => std::array::from_fn(|i| importance[i] * (floor + x[i] * x[i]).sqrt()),
         None => x.map(|v| v * v),

@@ -15,8 +15,8 @@ use half::f16;
 struct Search {
     /// What is added to the square of an element for its weight, as a multiple of the block's mean square.
     floor: f32,
-    /// The same where there is no importance.
-    floor_of_even: f32,
+    /// How much of that where there is no importance.
+    evenly: f32,
     /// Whether the number of negative elements of each eight is made even, as an eighth sign is not stored.
     signs_are_even: bool,
     /// A group whose elements are all below this is not looked at.
@@ -191,13 +191,13 @@ impl Search {
     }
 
     fn weights(&self, x: &[f32; 256], importance: Option<&[f32; 256]>) -> [f32; 256] {
-        let mean_square = x.iter().fold(0.0, |sum, v| sum + v * v) / 256.0;
+        let squares = x.iter().fold(0.0, |sum, v| sum + v * v);
+        let floor = self.floor * squares / 256.0;
         match importance {
             Some(importance) => {
-                let floor = self.floor * mean_square;
                 std::array::from_fn(|i| importance[i] * (floor + x[i] * x[i]).sqrt())
             }
-            None => x.map(|v| self.floor_of_even * mean_square + v * v),
+            None => x.map(|v| self.evenly * floor + v * v),
         }
     }
 
@@ -318,7 +318,7 @@ fn join_halves<const N: usize>(codes: &[u8]) -> [u8; N] {
 /// The search that others differ from.
 const IQ2: Search = Search {
     floor: 1.0,
-    floor_of_even: 0.5,
+    evenly: 0.25,
     signs_are_even: true,
     negligible: NEGLIGIBLE,
     first: First::Largest,
@@ -330,7 +330,7 @@ const IQ2: Search = Search {
 
 const IQ3: Search = Search {
     floor: 2.0,
-    floor_of_even: 0.0,
+    evenly: 0.0,
     step: 0.2,
     ..IQ2
 };
