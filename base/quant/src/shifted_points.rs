@@ -90,7 +90,7 @@ impl<const G: usize> Fit<G> {
                     is_exact = false;
                     let values = values(fit.lowered[i]);
                     let losses = grid.losses(&x[i], &weights[i], &values, &[fit.scale; LANES]);
-                    grid.best(around, &losses)[0] as u16
+                    grid.best(around, &losses)[0]
                 }
             };
         }

@@ -6,7 +6,7 @@
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
-use crate::neighbours::{self, LANES, Lanes, Near, Neighbours};
+use crate::neighbours::{self, LANES, Lanes, Near, Neighbours, PLACES};
 use crate::quantize::Quantize;
 use crate::search::{NEGLIGIBLE, greater, nearest};
 use half::f16;
@@ -112,30 +112,29 @@ fn choose_points<const D: usize, const V: usize>(
             *key = *key * V as i32 + code;
         }
     }
+    let near = keys.map(|key| neighbours.at(key as usize));
+    let exact = std::array::from_fn(|lane| matches!(near[lane], Near::Exact(_)));
+    let losses = match exact {
+        [true, true, true, true] => [[0.0; LANES]; PLACES],
+        _ => {
+            let values = std::array::from_fn(|code| (2 * code + 1) as f32);
+            neighbours.losses(x, loss_weights, &values, scales)
+        }
+    };
     let mut points = [0; LANES];
-    let mut exact = [true; LANES];
-    let mut losses = None;
     let mut lane = 0;
     while lane < LANES {
-        let key = keys[lane];
         // Scales that are near each other mostly give the same key.
-        let same = keys[lane..].iter().take_while(|&&k| k == key).count();
-        let run = lane..lane + same;
-        lane += same;
-        match neighbours.at(key as usize) {
-            Near::Exact(point) => points[run].fill(point),
+        let same = keys[lane..].iter().take_while(|&&key| key == keys[lane]);
+        let run = lane..lane + same.count();
+        match near[lane] {
+            Near::Exact(point) => points[run.clone()].fill(point),
             Near::Around(around) => {
-                let losses = losses.get_or_insert_with(|| {
-                    let values = std::array::from_fn(|code| (2 * code + 1) as f32);
-                    neighbours.losses(x, loss_weights, &values, scales)
-                });
-                let best = neighbours.best(around, losses);
-                for lane in run {
-                    points[lane] = best[lane] as u16;
-                    exact[lane] = false;
-                }
+                let best = neighbours.best(around, &losses);
+                points[run.clone()].copy_from_slice(&best[run.clone()]);
             }
         }
+        lane = run.end;
     }
     (points, exact)
 }
