@@ -87,8 +87,8 @@ impl Sums {
         let codes = points.map(|point| neighbours.codes(point));
         for i in 0..D {
             let wx = weights[i] * x[i];
-            for lane in 0..LANES {
-                let q = f32::from(2 * codes[lane][i] + 1);
+            let values = codes.map(|codes| f32::from(2 * codes[i] + 1));
+            for (lane, q) in values.into_iter().enumerate() {
                 self.xq[lane] += wx * q;
                 self.qq[lane] += weights[i] * q * q;
             }
