@@ -354,11 +354,7 @@ impl Quantize for BlockIq1M {
         }
         let max = fits.iter().fold(0.0, |max, fit| greater(fit.scale, max));
         let mut words = [0u16; 4];
-        if max == 0.0 {
-            for fit in &mut fits {
-                fit.lowered = [false; 2];
-            }
-        } else {
+        if max != 0.0 {
             let mut d = max / 15.0;
             let inverse = 1.0 / d;
             let mut sums = (0.0, 0.0);

@@ -172,9 +172,6 @@ impl Search {
             scales[i] = scale.abs();
             max = greater(scales[i], max);
         }
-        if max == 0.0 && self.signs_are_even {
-            (points, signs) = ([[0; G]; S], [0; 32]);
-        }
         let d = max / 31.0;
         let inverse = 1.0 / d;
         Chosen {
