@@ -1,6 +1,7 @@
 //! ggml's number and block formats: decoding to `f32`, encoding from `f32`, and access to their parts.
 //!
-//! Everything here is a pure function or plain data. Nothing opens files or keeps state, and only [`gather_row`] and [`RowReader`] allocate memory.
+//! Everything here is a pure function or plain data. Nothing opens files. Only [`gather_row`] and [`RowReader`] allocate memory, and, for the
+//! IQ1, IQ2 and IQ3 types, [`quantize_row`]: it lists which points of a grid are near each other when it is first called, and keeps that.
 //!
 //! # Rows
 //! [`decode_row`] and [`encode_row`] work on whole rows of any [`DType`](samite_core::DType) for which [`can_decode`]
@@ -48,8 +49,8 @@
 //! of a point of a grid: the sets of points are in [`grids`], and [`Codebook`] is what their types have in common.
 //!
 //! Beside these, [`decode_row`] reads F32, F16, BF16 and F64, and [`encode_row`] writes F32, F16 and BF16. The IQ1, IQ2
-//! and IQ3 types are decoded only: choosing points needs a search that is weighted by what a model computes on sample
-//! texts.
+//! and IQ3 types are encoded by [`quantize_row`] only: choosing points is slow, and weighted by what a model computes on
+//! sample texts.
 //!
 //! The formats are defined by `ggml-common.h` (layouts) and `ggml-quants.c` (meaning) of the ggml project; MXFP4
 //! follows the OCP Microscaling Formats specification, with the element order of ggml.

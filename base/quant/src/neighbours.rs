@@ -17,7 +17,7 @@ pub(crate) type Lanes = [f32; LANES];
 pub(crate) type Losses = [Lanes; PLACES];
 
 /// A place for each coordinate and each of its codes: no grid has more, and a power of two bounds an index without a branch.
-const PLACES: usize = 32;
+pub(crate) const PLACES: usize = 32;
 
 /// The points near every key of a grid, whose points have `D` coordinates with `V` codes.
 pub(crate) struct Neighbours<const D: usize, const V: usize> {
@@ -160,7 +160,7 @@ impl<const D: usize, const V: usize> Neighbours<D, V> {
 
     /// For each scale the point that loses least, of those `around` a key; the first of them if none loses less than infinity.
     #[inline(always)]
-    pub(crate) fn best(&self, around: &[u16], losses: &Losses) -> [u32; LANES] {
+    pub(crate) fn best(&self, around: &[u16], losses: &Losses) -> [u16; LANES] {
         let mut best = [u32::from(around[0]); LANES];
         let mut least = [f32::MAX; LANES];
         for &point in around {
@@ -177,40 +177,56 @@ impl<const D: usize, const V: usize> Neighbours<D, V> {
                 best[lane] = if less { point.into() } else { best[lane] };
             }
         }
-        best
+        best.map(|point| point as u16)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    #[test]
-    fn lengths() {
-        fn f<const D: usize, const V: usize>(name: &str, n: fn() -> Neighbours<D, V>) {
-            let t = std::time::Instant::now();
-            let n = n();
-            let t = t.elapsed();
-            let around: Vec<usize> = (0..V.pow(D as u32))
-                .filter_map(|k| match n.at(k) {
-                    Near::Around(a) => Some(a.len()),
-                    _ => None,
+
+    fn lists_are_those_of_all_points_sorted<const D: usize, const V: usize>(
+        grid: &[[i8; D]],
+        values: &[i8; V],
+        shells: usize,
+        made: &Neighbours<D, V>,
+    ) {
+        let code = |value: i8| values.iter().position(|&v| v == value).unwrap();
+        let codes: Vec<[usize; D]> = grid.iter().map(|point| point.map(code)).collect();
+        for key in (0..V.pow(D as u32)).step_by(7) {
+            let of_key: [usize; D] = std::array::from_fn(|i| key / V.pow(i as u32) % V);
+            let mut sorted: Vec<(usize, u16)> = (0..)
+                .zip(&codes)
+                .map(|(number, codes)| {
+                    let apart = (0..D).map(|i| codes[i].abs_diff(of_key[i]).pow(2));
+                    (apart.sum(), number)
                 })
                 .collect();
-            println!(
-                "{name} {t:?} lists {} entries {} mean {} max {:?}",
-                around.len(),
-                n.near.len(),
-                around.iter().sum::<usize>() as f64 / around.len() as f64,
-                around.iter().max()
-            );
+            sorted.sort();
+            match made.at(key) {
+                Near::Exact(point) => {
+                    assert_eq!(sorted[0], (0, point));
+                    assert_eq!(made.codes(point).map(usize::from), of_key);
+                }
+                Near::Around(around) => {
+                    let mut distances: Vec<usize> = sorted.iter().map(|p| p.0).collect();
+                    distances.dedup();
+                    assert_ne!(distances[0], 0);
+                    sorted.retain(|p| p.0 <= distances[shells - 1]);
+                    assert!(around.iter().eq(sorted.iter().map(|p| &p.1)));
+                }
+            }
         }
-        f("iq1", || Neighbours::new(&IQ1_GRID, &IQ1_VALUES, 3));
-        f("iq2xxs", || Neighbours::new(&IQ2_XXS_GRID, &IQ2_VALUES, 2));
-        f("iq2xs", || Neighbours::new(&IQ2_XS_GRID, &IQ2_VALUES, 2));
-        f("iq2s", || Neighbours::new(&IQ2_S_GRID, &IQ2_VALUES, 1));
-        f("iq3xxs", || {
-            Neighbours::new(&IQ3_XXS_GRID, &IQ3_XXS_VALUES, 2)
-        });
-        f("iq3s", || Neighbours::new(&IQ3_S_GRID, &IQ3_S_VALUES, 3));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "slow, and nothing but numbers")]
+    fn nearest_points_are_near() {
+        lists_are_those_of_all_points_sorted(&IQ1_GRID, &IQ1_VALUES, 3, &IQ1);
+        lists_are_those_of_all_points_sorted(&IQ2_XXS_GRID, &IQ2_VALUES, 2, &IQ2_XXS);
+        lists_are_those_of_all_points_sorted(&IQ2_XS_GRID, &IQ2_VALUES, 2, &IQ2_XS);
+        lists_are_those_of_all_points_sorted(&IQ2_S_GRID, &IQ2_VALUES, 1, &IQ2_S);
+        lists_are_those_of_all_points_sorted(&IQ3_XXS_GRID, &IQ3_XXS_VALUES, 2, &IQ3_XXS);
+        lists_are_those_of_all_points_sorted(&IQ3_S_GRID, &IQ3_S_VALUES, 3, &IQ3_S);
     }
 }

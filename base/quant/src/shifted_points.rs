@@ -90,7 +90,7 @@ impl<const G: usize> Fit<G> {
                     is_exact = false;
                     let values = values(fit.lowered[i]);
                     let losses = grid.losses(&x[i], &weights[i], &values, &[fit.scale; LANES]);
-                    grid.best(around, &losses)[0] as u16
+                    grid.best(around, &losses)[0]
                 }
             };
         }
@@ -149,7 +149,7 @@ fn sort(x: &[f32], order: &mut [usize]) {
 }
 
 fn weights(x: &[f32; 256], importance: Option<&[f32; 256]>) -> [f32; 256] {
-    let floor = 2.0 * (x.iter().fold(0.0, |sum, v| sum + v * v) / 256.0);
+    let floor = 2.0 * x.iter().fold(0.0, |sum, v| sum + v * v) / 256.0;
     match importance {
         Some(importance) => std::array::from_fn(|i| importance[i] * (floor + x[i] * x[i]).sqrt()),
         None => x.map(|v| v * v),
@@ -354,11 +354,7 @@ impl Quantize for BlockIq1M {
         }
         let max = fits.iter().fold(0.0, |max, fit| greater(fit.scale, max));
         let mut words = [0u16; 4];
-        if max == 0.0 {
-            for fit in &mut fits {
-                fit.lowered = [false; 2];
-            }
-        } else {
+        if max != 0.0 {
             let mut d = max / 15.0;
             let inverse = 1.0 / d;
             let mut sums = (0.0, 0.0);

@@ -6,7 +6,7 @@
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
-use crate::neighbours::{self, LANES, Lanes, Near, Neighbours};
+use crate::neighbours::{self, LANES, Lanes, Near, Neighbours, PLACES};
 use crate::quantize::Quantize;
 use crate::search::{NEGLIGIBLE, greater, nearest};
 use half::f16;
@@ -15,8 +15,8 @@ use half::f16;
 struct Search {
     /// What is added to the square of an element for its weight, as a multiple of the block's mean square.
     floor: f32,
-    /// The same where there is no importance.
-    floor_of_even: f32,
+    /// How much of that where there is no importance.
+    evenly: f32,
     /// Whether the number of negative elements of each eight is made even, as an eighth sign is not stored.
     signs_are_even: bool,
     /// A group whose elements are all below this is not looked at.
@@ -87,8 +87,8 @@ impl Sums {
         let codes = points.map(|point| neighbours.codes(point));
         for i in 0..D {
             let wx = weights[i] * x[i];
-            for lane in 0..LANES {
-                let q = f32::from(2 * codes[lane][i] + 1);
+            let values = codes.map(|codes| f32::from(2 * codes[i] + 1));
+            for (lane, q) in values.into_iter().enumerate() {
                 self.xq[lane] += wx * q;
                 self.qq[lane] += weights[i] * q * q;
             }
@@ -112,30 +112,29 @@ fn choose_points<const D: usize, const V: usize>(
             *key = *key * V as i32 + code;
         }
     }
+    let near = keys.map(|key| neighbours.at(key as usize));
+    let exact = std::array::from_fn(|lane| matches!(near[lane], Near::Exact(_)));
+    let losses = match exact {
+        [true, true, true, true] => [[0.0; LANES]; PLACES],
+        _ => {
+            let values = std::array::from_fn(|code| (2 * code + 1) as f32);
+            neighbours.losses(x, loss_weights, &values, scales)
+        }
+    };
     let mut points = [0; LANES];
-    let mut exact = [true; LANES];
-    let mut losses = None;
     let mut lane = 0;
     while lane < LANES {
-        let key = keys[lane];
         // Scales that are near each other mostly give the same key.
-        let same = keys[lane..].iter().take_while(|&&k| k == key).count();
-        let run = lane..lane + same;
-        lane += same;
-        match neighbours.at(key as usize) {
-            Near::Exact(point) => points[run].fill(point),
+        let same = keys[lane..].iter().take_while(|&&key| key == keys[lane]);
+        let run = lane..lane + same.count();
+        match near[lane] {
+            Near::Exact(point) => points[run.clone()].fill(point),
             Near::Around(around) => {
-                let losses = losses.get_or_insert_with(|| {
-                    let values = std::array::from_fn(|code| (2 * code + 1) as f32);
-                    neighbours.losses(x, loss_weights, &values, scales)
-                });
-                let best = neighbours.best(around, losses);
-                for lane in run {
-                    points[lane] = best[lane] as u16;
-                    exact[lane] = false;
-                }
+                let best = neighbours.best(around, &losses);
+                points[run.clone()].copy_from_slice(&best[run.clone()]);
             }
         }
+        lane = run.end;
     }
     (points, exact)
 }
@@ -173,9 +172,6 @@ impl Search {
             scales[i] = scale.abs();
             max = greater(scales[i], max);
         }
-        if max == 0.0 && self.signs_are_even {
-            (points, signs) = ([[0; G]; S], [0; 32]);
-        }
         let d = max / 31.0;
         let inverse = 1.0 / d;
         Chosen {
@@ -191,13 +187,13 @@ impl Search {
     }
 
     fn weights(&self, x: &[f32; 256], importance: Option<&[f32; 256]>) -> [f32; 256] {
-        let mean_square = x.iter().fold(0.0, |sum, v| sum + v * v) / 256.0;
+        let squares = x.iter().fold(0.0, |sum, v| sum + v * v);
+        let floor = self.floor * squares / 256.0;
         match importance {
             Some(importance) => {
-                let floor = self.floor * mean_square;
                 std::array::from_fn(|i| importance[i] * (floor + x[i] * x[i]).sqrt())
             }
-            None => x.map(|v| self.floor_of_even * mean_square + v * v),
+            None => x.map(|v| self.evenly * floor + v * v),
         }
     }
 
@@ -318,7 +314,7 @@ fn join_halves<const N: usize>(codes: &[u8]) -> [u8; N] {
 /// The search that others differ from.
 const IQ2: Search = Search {
     floor: 1.0,
-    floor_of_even: 0.5,
+    evenly: 0.25,
     signs_are_even: true,
     negligible: NEGLIGIBLE,
     first: First::Largest,
@@ -330,7 +326,7 @@ const IQ2: Search = Search {
 
 const IQ3: Search = Search {
     floor: 2.0,
-    floor_of_even: 0.0,
+    evenly: 0.0,
     step: 0.2,
     ..IQ2
 };

@@ -107,6 +107,27 @@ fn quantizes_byte_for_byte_as_ggml() {
     }
 }
 
+#[test]
+#[cfg_attr(miri, ignore = "slow, and nothing but numbers")]
+fn points_for_odd_rows_are_those_of_ggml() {
+    let numbers = floats(&fixture("quantize", "odd-rows"));
+    let (rows, importance) = numbers.split_at(numbers.len() / 2);
+    let mut seen = 0;
+    for &dtype in WEIGHTED.iter().filter(|dtype| !can_encode(**dtype)) {
+        let expected = fixture("quantize", &format!("{}-odd", dtype.name()));
+        let size = dtype.block_bytes();
+        assert_eq!(expected.len(), rows.len() / 256 * size);
+        let rows = rows.chunks(256).zip(importance.chunks(256));
+        for (row, ((x, importance), want)) in rows.zip(expected.chunks(size)).enumerate() {
+            let mut out = vec![0; size];
+            quantize_row(dtype, x, Some(importance), &mut out).unwrap();
+            assert_eq!(out, want, "{dtype}, row {row}");
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, 7);
+}
+
 /// Types whose files depend on an importance matrix.
 #[rustfmt::skip]
 const WEIGHTED: &[DType] = &[
