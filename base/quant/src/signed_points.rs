@@ -58,8 +58,6 @@ struct Chosen<const G: usize, const S: usize> {
     points: [[u16; G]; S],
     /// A bit for each element of eight that is negative.
     signs: [u8; 32],
-    /// Which groups had nothing that counts. Their points, scales and signs are 0.
-    is_empty: [bool; S],
 }
 
 /// `Σ w x q` and `Σ w q²` for each of some scales: their quotient is the best scale for the points.
@@ -151,7 +149,6 @@ impl Search {
         let (magnitudes, mut signs) = self.split_signs(x, &weights);
         let mut points = [[0; G]; S];
         let mut scales = [0.0; S];
-        let mut is_empty = [false; S];
         let mut max = 0.0;
         let groups = magnitudes.as_chunks::<D>().0.as_chunks::<G>().0;
         let weights = weights.as_chunks::<D>().0.as_chunks::<G>().0;
@@ -161,7 +158,6 @@ impl Search {
         {
             let Some((scale, of_group)) = self.fit(neighbours, x, weights) else {
                 signs.fill(0);
-                is_empty[i] = true;
                 continue;
             };
             if scale < 0.0 {
@@ -182,7 +178,6 @@ impl Search {
             }),
             points,
             signs,
-            is_empty,
         }
     }
 
@@ -409,6 +404,7 @@ impl Quantize for BlockIq3Xxs {
 }
 
 impl Quantize for BlockIq3S {
+    /// ggml misplaces points and signs after a group of 32 zeros in a block that has others, so that it decodes to something else. This does not.
     fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
         const SEARCH: Search = Search {
             signs_are_even: false,
@@ -418,22 +414,14 @@ impl Quantize for BlockIq3S {
             ..IQ3
         };
         let chosen: Chosen<8, 8> = SEARCH.choose(&neighbours::IQ3_S, x, importance);
-        // As in ggml, points and signs of groups after an empty one take its place, other than their scales and high bits: a block that is
-        // empty in part is not what its elements were. All the same it is the block that everyone else has.
-        let (mut qs, mut signs) = ([[0; 8]; 8], [[0; 4]; 8]);
-        let signs_of_groups = chosen.signs.as_chunks::<4>().0;
-        let groups = (0..8).filter(|&i| !chosen.is_empty[i]);
-        for ((i, qs), signs) in groups.zip(&mut qs).zip(&mut signs) {
-            *qs = chosen.points[i].map(|point| point as u8);
-            *signs = signs_of_groups[i];
-        }
+        let low = chosen.points.map(|points| points.map(|point| point as u8));
         BlockIq3S {
             d: chosen.d,
-            qs: bytemuck::cast(qs),
+            qs: bytemuck::cast(low),
             qh: chosen
                 .points
                 .map(|points| (0..8).fold(0, |bits, i| bits | (points[i] >> 8 << i) as u8)),
-            signs: bytemuck::cast(signs),
+            signs: chosen.signs,
             scales: join_halves(&chosen.scales),
         }
     }

@@ -93,7 +93,15 @@ fn quantizes_byte_for_byte_as_ggml() {
                 .zip(want.chunks(dtype.block_bytes()));
             for (block, (got, want)) in blocks.enumerate() {
                 let x = &x[block * dtype.block_len()..][..dtype.block_len()];
-                if !is_left_open(dtype, x) {
+                if is_misplaced(dtype, x) {
+                    let loss = |bytes| {
+                        let mut out = [0.0; 256];
+                        decode_row(dtype, bytes, &mut out).unwrap();
+                        let errors = x.iter().zip(out).map(|(x, out)| (x - out) * (x - out));
+                        errors.sum::<f32>()
+                    };
+                    assert!(loss(got) < 0.5 * loss(want), "{} {}", loss(got), loss(want));
+                } else if !is_left_open(dtype, x) {
                     assert_eq!(got, want, "{file}, row {row}, block {block}");
                 }
             }
@@ -121,7 +129,9 @@ fn points_for_odd_rows_are_those_of_ggml() {
         for (row, ((x, importance), want)) in rows.zip(expected.chunks(size)).enumerate() {
             let mut out = vec![0; size];
             quantize_row(dtype, x, Some(importance), &mut out).unwrap();
-            assert_eq!(out, want, "{dtype}, row {row}");
+            if !is_misplaced(dtype, x) {
+                assert_eq!(out, want, "{dtype}, row {row}");
+            }
         }
         seen += 1;
     }
@@ -152,6 +162,12 @@ fn q6_k_tries_every_scale_that_ggml_tries() {
     for (row, (got, want)) in out.chunks(size).zip(expected.chunks(size)).enumerate() {
         assert_eq!(got, want, "row {row}");
     }
+}
+
+/// Blocks whose points ggml puts in the wrong places: those after a group of zeros.
+fn is_misplaced(dtype: DType, elements: &[f32]) -> bool {
+    let is_zero = |x: &[f32]| x.iter().all(|&x| x == 0.0);
+    dtype == DType::IQ3_S && elements.chunks(32).any(is_zero) && !is_zero(elements)
 }
 
 /// Blocks whose bytes ggml leaves to memory that it did not write: codes of a block without any magnitude.

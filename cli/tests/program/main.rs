@@ -15,6 +15,7 @@ mod high_bandwidth;
 mod hostile;
 #[cfg(feature = "hub")]
 mod hub;
+mod imatrix;
 #[cfg(target_os = "linux")]
 mod interrupt;
 mod log;

@@ -37,7 +37,9 @@ fn measure(
         n_ctx: Some(CHUNK),
         n_ubatch: CHUNK,
         n_logits: Some(CHUNK),
-        ..precise()
+        // As the tool has them.
+        kv_types: [DType::F16; 2],
+        ..ContextOptions::default()
     };
     let mut matrix = ImportanceMatrix::new(CHUNK as u32);
     matrix.add_dataset("text.txt");
@@ -177,12 +179,28 @@ fn matrices_of_the_same_model_are_merged() {
             .all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs())
     );
 
-    let experts = ImportanceMatrix::read(&fixture("experts.gguf")).unwrap();
-    let mut other = one.clone();
-    let error = other.merge(&experts).unwrap_err().to_string();
-    assert!(
-        error.contains("blk.0.attn") && error.contains("another model"),
-        "{error}"
+    let folder = tempfile::tempdir().unwrap();
+    let read = |sums: &[f32], counts: &[f32]| {
+        let path = folder.path().join("one.gguf");
+        write(&path, sums, counts);
+        ImportanceMatrix::read(&path).unwrap()
+    };
+    let mut experts = read(&[4.0, 8.0, 6.0, 2.0], &[4.0, 2.0]);
+    for other in [
+        read(&[1.0, 2.0], &[1.0]),
+        read(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[1.0, 2.0, 3.0]),
+    ] {
+        let error = experts.merge(&other).unwrap_err().to_string();
+        assert!(
+            error.contains("'w'") && error.contains("another model"),
+            "{error}"
+        );
+    }
+    // One count for all experts, as older files have it.
+    experts.merge(&read(&[2.0, 2.0, 2.0, 2.0], &[2.0])).unwrap();
+    assert_eq!(
+        experts.importance("w"),
+        Some(vec![1.0, 10.0 / 6.0, 2.0, 1.0])
     );
 }
 
