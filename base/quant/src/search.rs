@@ -169,20 +169,34 @@ pub(crate) fn fit_symmetric<const N: usize>(
     if max.abs() < NEGLIGIBLE {
         return (0.0, [0; N]);
     }
-    let mut codes = signed_codes(x, -limit as f32 / max, limit);
-    let (xq, qq) = projection(x, weights, &codes);
-    let mut scale = if qq != 0.0 { xq / qq } else { 0.0 };
-    let mut gain = scale * xq;
-    for step in (-9..=9).filter(|&step| step != 0) {
-        let inverse = -(limit as f32 + 0.1 * step as f32) / max;
-        let tried = signed_codes(x, inverse, limit);
-        let (xq, qq) = projection(x, weights, &tried);
-        if qq > 0.0 && xq * xq > gain * qq {
-            codes = tried;
-            scale = xq / qq;
-            gain = scale * xq;
+    // The scales are tried side by side, because each of their sums runs in element order.
+    let mut inverses = [-limit as f32 / max; 20];
+    for (inverse, step) in inverses[1..]
+        .iter_mut()
+        .zip((-9..=9).filter(|&step| step != 0))
+    {
+        *inverse = -(limit as f32 + 0.1 * step as f32) / max;
+    }
+    let mut xq = [0.0; 20];
+    let mut qq = [0.0; 20];
+    for (&v, &w) in x.iter().zip(weights) {
+        for t in 0..20 {
+            let q = (nearest(inverses[t] * v) as f32).clamp(-limit as f32, (limit - 1) as f32);
+            xq[t] += w * v * q;
+            qq[t] += w * q * q;
         }
     }
+    let mut best = 0;
+    let mut scale = if qq[0] != 0.0 { xq[0] / qq[0] } else { 0.0 };
+    let mut gain = scale * xq[0];
+    for t in 1..19 {
+        if qq[t] > 0.0 && xq[t] * xq[t] > gain * qq[t] {
+            best = t;
+            scale = xq[t] / qq[t];
+            gain = scale * xq[t];
+        }
+    }
+    let codes = signed_codes(x, inverses[best], limit);
     (scale, codes.map(|q| (q + limit) as u8))
 }
 
@@ -363,7 +377,9 @@ impl AffineSearch {
             inverse[j] = limit / (max[j] - min[j]);
             best.scale[j] = 1.0 / inverse[j];
         }
-        self.codes_at(&inverse, &min, x, &mut best.codes);
+        for (q, v) in best.codes.iter_mut().zip(x) {
+            *q = self.codes(v, &inverse, &min);
+        }
         let mut least = self.total_loss(x, weights, &best);
 
         let mut tried = AffineFit {
@@ -378,17 +394,16 @@ impl AffineSearch {
                 inverse[j] =
                     (self.start + self.stride * f32::from(step) + limit) / (max[j] - low[j]);
             }
-            self.codes_at(&inverse, &low, x, &mut tried.codes);
             let mut sum_wq = [0.0; L];
             let mut sum_wqq = [0.0; L];
             let mut sum_wqx = [0.0; L];
-            for ((v, w), q) in x.iter().zip(weights).zip(&tried.codes) {
-                for j in 0..L {
-                    let wq = w[j] * q[j];
-                    sum_wq[j] += wq;
-                    sum_wqq[j] += wq * q[j];
-                    sum_wqx[j] += wq * v[j];
-                }
+            for ((v, w), q) in x.iter().zip(weights).zip(&mut tried.codes) {
+                // With the sums: in a loop of its own, the compiler would take four elements at a time, not four groups.
+                *q = self.codes(v, &inverse, &low);
+                let wq: Lanes<L> = std::array::from_fn(|j| w[j] * q[j]);
+                add(&mut sum_wq, &wq);
+                add(&mut sum_wqq, &std::array::from_fn(|j| wq[j] * q[j]));
+                add(&mut sum_wqx, &std::array::from_fn(|j| wq[j] * v[j]));
             }
             let mut solvable = [false; L];
             for j in 0..L {
@@ -425,21 +440,16 @@ impl AffineSearch {
         best
     }
 
-    #[inline]
-    fn codes_at<const N: usize, const L: usize>(
-        &self,
-        inverse: &Lanes<L>,
-        min: &Lanes<L>,
-        x: &[Lanes<L>; N],
-        codes: &mut [Lanes<L>; N],
-    ) {
+    /// Codes of one element of each group.
+    #[inline(always)]
+    fn codes<const L: usize>(&self, v: &Lanes<L>, inverse: &Lanes<L>, min: &Lanes<L>) -> Lanes<L> {
         let limit = f32::from(self.limit);
-        for (v, q) in x.iter().zip(codes) {
-            for j in 0..L {
-                let code = greater(nearest(inverse[j] * (v[j] - min[j])) as f32, 0.0);
-                q[j] = if code < limit { code } else { limit };
-            }
+        let mut codes = [0.0; L];
+        for j in 0..L {
+            let code = greater(nearest(inverse[j] * (v[j] - min[j])) as f32, 0.0);
+            codes[j] = if code < limit { code } else { limit };
         }
+        codes
     }
 
     #[inline]
@@ -472,6 +482,13 @@ impl<const N: usize, const L: usize> AffineFit<N, L> {
         for (q, other) in self.codes.iter_mut().zip(&other.codes) {
             take_lanes(q, other, chosen);
         }
+    }
+}
+
+#[inline]
+fn add<const L: usize>(sums: &mut Lanes<L>, terms: &Lanes<L>) {
+    for (sum, term) in sums.iter_mut().zip(terms) {
+        *sum += term;
     }
 }
 
