@@ -169,18 +169,20 @@ pub(crate) fn fit_symmetric<const N: usize>(
     if max.abs() < NEGLIGIBLE {
         return (0.0, [0; N]);
     }
-    // The scales are tried side by side, because each of their sums runs in element order.
-    let mut inverses = [-limit as f32 / max; 20];
+    // The scales are tried side by side, because each of their sums runs in element order. One more makes whole vectors.
+    const TRIES: usize = 19;
+    const LENGTH: usize = TRIES + 1;
+    let mut inverses = [-limit as f32 / max; LENGTH];
     for (inverse, step) in inverses[1..]
         .iter_mut()
         .zip((-9..=9).filter(|&step| step != 0))
     {
         *inverse = -(limit as f32 + 0.1 * step as f32) / max;
     }
-    let mut xq = [0.0; 20];
-    let mut qq = [0.0; 20];
+    let mut xq = [0.0; LENGTH];
+    let mut qq = [0.0; LENGTH];
     for (&v, &w) in x.iter().zip(weights) {
-        for t in 0..20 {
+        for t in 0..LENGTH {
             let q = (nearest(inverses[t] * v) as f32).clamp(-limit as f32, (limit - 1) as f32);
             xq[t] += w * v * q;
             qq[t] += w * q * q;
@@ -189,7 +191,7 @@ pub(crate) fn fit_symmetric<const N: usize>(
     let mut best = 0;
     let mut scale = if qq[0] != 0.0 { xq[0] / qq[0] } else { 0.0 };
     let mut gain = scale * xq[0];
-    for t in 1..19 {
+    for t in 1..TRIES {
         if qq[t] > 0.0 && xq[t] * xq[t] > gain * qq[t] {
             best = t;
             scale = xq[t] / qq[t];
@@ -218,8 +220,7 @@ pub(crate) fn descend_symmetric<const N: usize>(x: &[f32; N], limit: i32) -> (f3
 /// Finds scale and codes for `x ≈ scale q`, `q` from 0 to `limit`: starts from the best of 9 scales around the one that maps the largest
 /// number to `limit`, and then [descends](descend). A negligible group has scale 0 and codes 0.
 ///
-/// No number should be negative; where one is, its code wraps around to a byte, as in ggml. A scale that was fitted to few weights can be
-/// negative by rounding.
+/// A scale that was fitted where few weights are not 0 can be negative by rounding: then its code wraps around to a byte, as in ggml.
 pub(crate) fn fit_positive<const N: usize>(
     x: &[f32; N],
     weights: &[f32; N],
@@ -403,7 +404,10 @@ impl AffineSearch {
                 let wq: Lanes<L> = std::array::from_fn(|j| w[j] * q[j]);
                 add(&mut sum_wq, &wq);
                 add(&mut sum_wqq, &std::array::from_fn(|j| wq[j] * q[j]));
-                add(&mut sum_wqx, &std::array::from_fn(|j| wq[j] * v[j]));
+            }
+            // Apart from the other sums: together, it would make vectors of two kinds of terms.
+            for ((v, w), q) in x.iter().zip(weights).zip(&tried.codes) {
+                add(&mut sum_wqx, &std::array::from_fn(|j| w[j] * q[j] * v[j]));
             }
             let mut solvable = [false; L];
             for j in 0..L {
