@@ -44,7 +44,7 @@ fn fifth_bits(codes: &[u8; 32]) -> [u8; 4] {
 
 /// Scale and codes of `d (q - zero)`: the element of largest magnitude gets code 0, so that the code range, which has
 /// one more negative than positive step, is used up to its end.
-#[inline]
+#[inline(always)]
 fn encode_around<const ZERO: u8>(x: &[f32; 32]) -> (f32, [u8; 32]) {
     let d = first_max_abs(x) / -f32::from(ZERO);
     let inverse = reciprocal(d);
@@ -56,7 +56,7 @@ fn encode_around<const ZERO: u8>(x: &[f32; 32]) -> (f32, [u8; 32]) {
 }
 
 /// Scale, minimum and codes of `d q + m` with `q` from 0 to `top`.
-#[inline]
+#[inline(always)]
 fn encode_above<const TOP: u8>(x: &[f32; 32]) -> (f32, f32, [u8; 32]) {
     let (min, max) = min_and_max(x);
     let d = (max - min) / f32::from(TOP);
@@ -90,7 +90,7 @@ impl Decode for BlockQ4_0 {
 }
 
 impl BlockQ4_0 {
-    #[inline]
+    #[inline(always)]
     fn of((d, codes): (f32, [u8; 32])) -> Self {
         BlockQ4_0 {
             d: f32_to_f16(d),
@@ -100,7 +100,7 @@ impl BlockQ4_0 {
 }
 
 impl Encode for BlockQ4_0 {
-    #[inline]
+    #[inline(always)]
     fn encode(x: &[f32; 32]) -> Self {
         Self::of(encode_around::<8>(x))
     }
@@ -127,7 +127,7 @@ impl Decode for BlockQ4_1 {
 }
 
 impl BlockQ4_1 {
-    #[inline]
+    #[inline(always)]
     fn of((d, m, codes): (f32, f32, [u8; 32])) -> Self {
         BlockQ4_1 {
             d: f32_to_f16(d),
@@ -138,7 +138,7 @@ impl BlockQ4_1 {
 }
 
 impl Encode for BlockQ4_1 {
-    #[inline]
+    #[inline(always)]
     fn encode(x: &[f32; 32]) -> Self {
         Self::of(encode_above::<15>(x))
     }
@@ -165,7 +165,7 @@ impl Decode for BlockQ5_0 {
 }
 
 impl BlockQ5_0 {
-    #[inline]
+    #[inline(always)]
     fn of((d, codes): (f32, [u8; 32])) -> Self {
         BlockQ5_0 {
             d: f32_to_f16(d),
@@ -176,7 +176,7 @@ impl BlockQ5_0 {
 }
 
 impl Encode for BlockQ5_0 {
-    #[inline]
+    #[inline(always)]
     fn encode(x: &[f32; 32]) -> Self {
         Self::of(encode_around::<16>(x))
     }
@@ -203,7 +203,7 @@ impl Decode for BlockQ5_1 {
 }
 
 impl BlockQ5_1 {
-    #[inline]
+    #[inline(always)]
     fn of((d, m, codes): (f32, f32, [u8; 32])) -> Self {
         BlockQ5_1 {
             d: f32_to_f16(d),
@@ -215,7 +215,7 @@ impl BlockQ5_1 {
 }
 
 impl Encode for BlockQ5_1 {
-    #[inline]
+    #[inline(always)]
     fn encode(x: &[f32; 32]) -> Self {
         Self::of(encode_above::<31>(x))
     }

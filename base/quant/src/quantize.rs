@@ -10,8 +10,8 @@ use samite_core::{DType, Error, Result};
 
 /// A block that is chosen for a file.
 pub trait Quantize: Block {
-    /// The block that stands for elements `x`, as `ggml_quantize_chunk` chooses it. `importance` is not negative, and `mean_square` is that of the whole
-    /// row: large elements weigh more than others where they are large beside it.
+    /// The block that stands for elements `x`, as `ggml_quantize_chunk` chooses it. `importance` is not negative, and with it `mean_square` is that of
+    /// the whole row: large elements weigh more than others where they are large beside it.
     fn quantize(x: &Self::Elements, importance: Option<&Self::Elements>, mean_square: f32) -> Self;
 }
 
@@ -111,7 +111,8 @@ fn quantizer(dtype: DType) -> Option<Quantizer> {
 }
 
 fn quantize_blocks<B: Quantize>(src: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    let mean_square = sum_of_squares(src) / src.len() as f32;
+    // A sum in element order takes as long as the quickest encoders: only where it is used.
+    let mean_square = importance.map_or(0.0, |_| sum_of_squares(src) / src.len() as f32);
     let src: &[B::Elements] = bytemuck::cast_slice(src);
     let importance: Option<&[B::Elements]> = importance.map(bytemuck::cast_slice);
     for (i, (x, out)) in src

@@ -169,20 +169,36 @@ pub(crate) fn fit_symmetric<const N: usize>(
     if max.abs() < NEGLIGIBLE {
         return (0.0, [0; N]);
     }
-    let mut codes = signed_codes(x, -limit as f32 / max, limit);
-    let (xq, qq) = projection(x, weights, &codes);
-    let mut scale = if qq != 0.0 { xq / qq } else { 0.0 };
-    let mut gain = scale * xq;
-    for step in (-9..=9).filter(|&step| step != 0) {
-        let inverse = -(limit as f32 + 0.1 * step as f32) / max;
-        let tried = signed_codes(x, inverse, limit);
-        let (xq, qq) = projection(x, weights, &tried);
-        if qq > 0.0 && xq * xq > gain * qq {
-            codes = tried;
-            scale = xq / qq;
-            gain = scale * xq;
+    // The scales are tried side by side, because each of their sums runs in element order. One more makes whole vectors.
+    const TRIES: usize = 19;
+    const LENGTH: usize = TRIES + 1;
+    let mut inverses = [-limit as f32 / max; LENGTH];
+    for (inverse, step) in inverses[1..]
+        .iter_mut()
+        .zip((-9..=9).filter(|&step| step != 0))
+    {
+        *inverse = -(limit as f32 + 0.1 * step as f32) / max;
+    }
+    let mut xq = [0.0; LENGTH];
+    let mut qq = [0.0; LENGTH];
+    for (&v, &w) in x.iter().zip(weights) {
+        for t in 0..LENGTH {
+            let q = (nearest(inverses[t] * v) as f32).clamp(-limit as f32, (limit - 1) as f32);
+            xq[t] += w * v * q;
+            qq[t] += w * q * q;
         }
     }
+    let mut best = 0;
+    let mut scale = if qq[0] != 0.0 { xq[0] / qq[0] } else { 0.0 };
+    let mut gain = scale * xq[0];
+    for t in 1..TRIES {
+        if qq[t] > 0.0 && xq[t] * xq[t] > gain * qq[t] {
+            best = t;
+            scale = xq[t] / qq[t];
+            gain = scale * xq[t];
+        }
+    }
+    let codes = signed_codes(x, inverses[best], limit);
     (scale, codes.map(|q| (q + limit) as u8))
 }
 
@@ -204,8 +220,7 @@ pub(crate) fn descend_symmetric<const N: usize>(x: &[f32; N], limit: i32) -> (f3
 /// Finds scale and codes for `x ≈ scale q`, `q` from 0 to `limit`: starts from the best of 9 scales around the one that maps the largest
 /// number to `limit`, and then [descends](descend). A negligible group has scale 0 and codes 0.
 ///
-/// No number should be negative; where one is, its code wraps around to a byte, as in ggml. A scale that was fitted to few weights can be
-/// negative by rounding.
+/// A scale that was fitted where few weights are not 0 can be negative by rounding: then its code wraps around to a byte, as in ggml.
 pub(crate) fn fit_positive<const N: usize>(
     x: &[f32; N],
     weights: &[f32; N],
@@ -363,7 +378,9 @@ impl AffineSearch {
             inverse[j] = limit / (max[j] - min[j]);
             best.scale[j] = 1.0 / inverse[j];
         }
-        self.codes_at(&inverse, &min, x, &mut best.codes);
+        for (q, v) in best.codes.iter_mut().zip(x) {
+            *q = self.codes(v, &inverse, &min);
+        }
         let mut least = self.total_loss(x, weights, &best);
 
         let mut tried = AffineFit {
@@ -378,17 +395,19 @@ impl AffineSearch {
                 inverse[j] =
                     (self.start + self.stride * f32::from(step) + limit) / (max[j] - low[j]);
             }
-            self.codes_at(&inverse, &low, x, &mut tried.codes);
             let mut sum_wq = [0.0; L];
             let mut sum_wqq = [0.0; L];
             let mut sum_wqx = [0.0; L];
+            for ((v, w), q) in x.iter().zip(weights).zip(&mut tried.codes) {
+                // With the sums: in a loop of its own, the compiler would take four elements at a time, not four groups.
+                *q = self.codes(v, &inverse, &low);
+                let wq: Lanes<L> = std::array::from_fn(|j| w[j] * q[j]);
+                add(&mut sum_wq, &wq);
+                add(&mut sum_wqq, &std::array::from_fn(|j| wq[j] * q[j]));
+            }
+            // Apart from the other sums: together, it would make vectors of two kinds of terms.
             for ((v, w), q) in x.iter().zip(weights).zip(&tried.codes) {
-                for j in 0..L {
-                    let wq = w[j] * q[j];
-                    sum_wq[j] += wq;
-                    sum_wqq[j] += wq * q[j];
-                    sum_wqx[j] += wq * v[j];
-                }
+                add(&mut sum_wqx, &std::array::from_fn(|j| w[j] * q[j] * v[j]));
             }
             let mut solvable = [false; L];
             for j in 0..L {
@@ -425,21 +444,16 @@ impl AffineSearch {
         best
     }
 
-    #[inline]
-    fn codes_at<const N: usize, const L: usize>(
-        &self,
-        inverse: &Lanes<L>,
-        min: &Lanes<L>,
-        x: &[Lanes<L>; N],
-        codes: &mut [Lanes<L>; N],
-    ) {
+    /// Codes of one element of each group.
+    #[inline(always)]
+    fn codes<const L: usize>(&self, v: &Lanes<L>, inverse: &Lanes<L>, min: &Lanes<L>) -> Lanes<L> {
         let limit = f32::from(self.limit);
-        for (v, q) in x.iter().zip(codes) {
-            for j in 0..L {
-                let code = greater(nearest(inverse[j] * (v[j] - min[j])) as f32, 0.0);
-                q[j] = if code < limit { code } else { limit };
-            }
+        let mut codes = [0.0; L];
+        for j in 0..L {
+            let code = greater(nearest(inverse[j] * (v[j] - min[j])) as f32, 0.0);
+            codes[j] = if code < limit { code } else { limit };
         }
+        codes
     }
 
     #[inline]
@@ -472,6 +486,13 @@ impl<const N: usize, const L: usize> AffineFit<N, L> {
         for (q, other) in self.codes.iter_mut().zip(&other.codes) {
             take_lanes(q, other, chosen);
         }
+    }
+}
+
+#[inline]
+fn add<const L: usize>(sums: &mut Lanes<L>, terms: &Lanes<L>) {
+    for (sum, term) in sums.iter_mut().zip(terms) {
+        *sum += term;
     }
 }
 
