@@ -127,7 +127,7 @@ pub const TABLE: [(&str, Status); 255] = [
     ("llama_model_n_layer_nextn", Nothing("always 0: there is no such thing")),
     ("llama_model_n_params", Works),
     ("llama_model_n_swa", Works),
-    ("llama_model_quantize", Partly("without imatrix, overrides, pruning, only_copy, keep_split and types of single tensors: these are refused")),
+    ("llama_model_quantize", Partly("without pruning, only_copy and keep_split: these are refused")),
     ("llama_model_quantize_default_params", Works),
     ("llama_model_rope_freq_scale_train", Works),
     ("llama_model_rope_type", Works),
