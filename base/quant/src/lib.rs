@@ -1,15 +1,17 @@
 //! ggml's number and block formats: decoding to `f32`, encoding from `f32`, and access to their parts.
 //!
-//! Everything here is a pure function or plain data. Nothing opens files. Only [`gather_row`] and [`RowReader`] allocate memory, and, for the
-//! IQ1, IQ2 and IQ3 types, [`quantize_row`]: it lists which points of a grid are near each other when it is first called, and keeps that.
+//! Everything here is a pure function or plain data. Nothing opens files. Only [`gather_row`] and [`RowReader`] allocate
+//! memory, and [`quantize_row`] for the IQ1, IQ2 and IQ3 types: it lists which points of a grid are near each other when
+//! it is first called, and keeps that.
 //!
 //! # Rows
 //! [`decode_row`] and [`encode_row`] work on whole rows of any [`DType`](samite_core::DType) for which [`can_decode`]
 //! or [`can_encode`] holds. They check every length, never panic whatever the bytes or numbers are, and do not care
 //! how the bytes are aligned. Decoding gives the same bits as ggml's reference functions (a NaN stays a NaN; which of
 //! its many bit patterns it has may differ between processors). Encoding gives the same bytes as ggml's reference
-//! functions without an importance matrix for all finite input, except where those read uninitialised memory or
-//! depend on undefined conversions; the block's `encode` then says what happens here.
+//! functions for all finite input, except where those read uninitialised memory, depend on undefined conversions or are
+//! wrong; the block's `encode` then says what happens here. [`quantize_row`] takes more time for a row, as files deserve
+//! it, and can be told which columns matter; its bytes are ggml's, too.
 //!
 //! # Blocks
 //! Kernels read blocks in place: [`blocks_of`] casts the bytes of a row to a slice of one of the `#[repr(C)]` types in

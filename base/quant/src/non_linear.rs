@@ -85,7 +85,7 @@ impl Decode for BlockIq4Nl {
 }
 
 impl Encode for BlockIq4Nl {
-    /// Quick, as ggml does it when it fills a cache: see [`BlockIq4Nl::encode_best`] for files.
+    /// Quick, as ggml does it when it fills a cache: files are [quantized](Quantize::quantize) with more care.
     ///
     /// A negligible block (all magnitudes below 1e-15) gets the codes nearest to zero, where ggml's are left over from
     /// the block before.
@@ -102,11 +102,7 @@ impl Encode for BlockIq4Nl {
 }
 
 impl BlockIq4Nl {
-    /// Encodes with a search over 16 scales, as ggml does it when it writes files: slower, and loses less.
-    pub fn encode_best(x: &[f32; 32]) -> Self {
-        Self::fit(x, &squares(x))
-    }
-
+    /// Searches over 16 scales: slower, and loses less.
     fn fit(x: &[f32; 32], weights: &[f32; 32]) -> Self {
         let scale = iq4_nl_scale(x, weights, -f32::from(IQ4_NL_VALUES[0]), Some(TRIES));
         let inverse = reciprocal(scale);
@@ -124,7 +120,7 @@ impl Quantize for BlockIq4Nl {
                 let mean_square = 2.0 / 32.0 * sum_of_squares(x);
                 Self::fit(x, &error_weights(x, importance, mean_square))
             }
-            None => Self::encode_best(x),
+            None => Self::fit(x, &squares(x)),
         }
     }
 }
@@ -287,7 +283,7 @@ mod tests {
                 block.decode(&mut out);
                 x.iter().zip(out).map(|(v, o)| f64::from(v * v * (v - o) * (v - o))).sum::<f64>()
             };
-            prop_assert!(loss(BlockIq4Nl::encode_best(&x)) <= loss(BlockIq4Nl::encode(&x)) * 1.02 + 1e-9);
+            prop_assert!(loss(BlockIq4Nl::quantize(&x, None, 0.0)) <= loss(BlockIq4Nl::encode(&x)) * 1.02 + 1e-9);
         }
     }
 }

@@ -231,29 +231,37 @@ pub(crate) fn fit_positive<const N: usize>(
         return (0.0, [0; N]);
     }
     let wrap = |q: i32| i32::from(q as u8);
-    let codes_at = |inverse: f32| x.map(|v| nearest(inverse * v).min(i32::from(limit)));
-    let loss = |inverse: f32, codes: [i32; N]| {
-        let scale = 1.0 / inverse;
-        let mut loss = 0.0;
-        for ((v, w), q) in x.iter().zip(weights).zip(codes) {
-            let difference = v - scale * q as f32;
-            loss += w * difference * difference;
-        }
-        loss
+    let code_at = |inverse: f32, v: f32| nearest(inverse * v).min(i32::from(limit));
+    let loss = |scale: f32, v: f32, w: f32, q: i32| {
+        let difference = v - scale * q as f32;
+        w * difference * difference
     };
     let mut best = f32::from(limit) / max;
-    let mut least = loss(best, codes_at(best).map(wrap));
-    for step in (-4..=4).filter(|&step| step != 0) {
-        let inverse = (0.1 * step as f32 + f32::from(limit)) / max;
-        let loss = loss(inverse, codes_at(inverse));
-        if loss < least {
-            (best, least) = (inverse, loss);
+    let mut least = 0.0;
+    for (&v, &w) in x.iter().zip(weights) {
+        least += loss(1.0 / best, v, w, wrap(code_at(best, v)));
+    }
+    // Several at a time, one in each lane of a vector.
+    for steps in [[-4, -3, -2, -1], [1, 2, 3, 4]] {
+        let inverses = steps.map(|step| (0.1 * step as f32 + f32::from(limit)) / max);
+        let scales = inverses.map(|inverse| 1.0 / inverse);
+        let mut losses = [0.0; 4];
+        for (&v, &w) in x.iter().zip(weights) {
+            for lane in 0..4 {
+                losses[lane] += loss(scales[lane], v, w, code_at(inverses[lane], v));
+            }
+        }
+        for (loss, inverse) in losses.into_iter().zip(inverses) {
+            if loss < least {
+                (best, least) = (inverse, loss);
+            }
         }
     }
+    let codes = x.map(|v| code_at(best, v));
     let better = |v: f32, xq: f32, qq: f32| {
         (xq > 0.0 && qq > 0.0).then(|| nearest(v * qq / xq).min(i32::from(limit)))
     };
-    let (scale, codes) = descend(x, weights, codes_at(best), better, wrap);
+    let (scale, codes) = descend(x, weights, codes, better, wrap);
     (scale, codes.map(|q| q as u8))
 }
 

@@ -8,7 +8,7 @@ use crate::blocks::*;
 use crate::float::f32_to_f16;
 use crate::neighbours::{self, LANES, Lanes, Near, Neighbours, PLACES};
 use crate::quantize::Quantize;
-use crate::search::{NEGLIGIBLE, greater, nearest};
+use crate::search::{NEGLIGIBLE, fit_positive, greater, nearest};
 use half::f16;
 
 /// How a format's points are chosen.
@@ -37,7 +37,7 @@ struct Search {
 enum First {
     /// That with which the largest element has the largest value.
     Largest,
-    /// One that fits elements that are not bound to a grid.
+    /// One that fits elements that are not bound to a grid, in groups of 32.
     Fitted,
 }
 
@@ -234,7 +234,9 @@ impl Search {
         let (mut scale, largest) = match self.first {
             First::Largest => (largest / top, largest),
             First::Fitted => {
-                let scale = fit_unsigned(x_flat, weights_flat, V as i32 + 1);
+                let groups_of_32 = x_flat.first_chunk::<32>().zip(weights_flat.first_chunk());
+                let fit = groups_of_32.map(|(x, weights)| fit_positive(x, weights, V as u8 + 1));
+                let scale = fit.map_or(0.0, |(scale, _)| scale);
                 (scale, scale * V as f32)
             }
         };
@@ -425,76 +427,4 @@ impl Quantize for BlockIq3S {
             scales: join_halves(&chosen.scales),
         }
     }
-}
-
-/// The scale for `x ≈ scale q`, `q` up to `limit`.
-///
-/// Nine scales around the one that maps the largest element to `limit` are tried, and then one code after the other is moved to what is best
-/// for the scale that all the others want. Codes are bytes, as in ggml: those of the few negative elements are far off until they are moved.
-fn fit_unsigned(x: &[f32], weights: &[f32], limit: i32) -> f32 {
-    let max = x.iter().fold(0.0, |max, &v| greater(v, max));
-    if max < NEGLIGIBLE {
-        return 0.0;
-    }
-    let elements = || x.iter().copied().zip(weights.iter().copied());
-    let mut inverse = limit as f32 / max;
-    let mut scale = 1.0 / inverse;
-    let mut least = 0.0;
-    for (x, w) in elements() {
-        let difference = x - scale * f32::from(nearest(inverse * x) as u8);
-        least += w * difference * difference;
-    }
-    for steps in [[-4, -3, -2, -1], [1, 2, 3, 4]] {
-        let inverses = steps.map(|step| (0.1 * step as f32 + limit as f32) / max);
-        let scales = inverses.map(|inverse| 1.0 / inverse);
-        let mut losses = [0.0; LANES];
-        for (x, w) in elements() {
-            for lane in 0..LANES {
-                let q = nearest(inverses[lane] * x).min(limit);
-                let difference = x - scales[lane] * q as f32;
-                losses[lane] += w * difference * difference;
-            }
-        }
-        for (loss, tried) in losses.into_iter().zip(inverses) {
-            if loss < least {
-                (least, inverse) = (loss, tried);
-            }
-        }
-    }
-    let mut codes = [0u8; 32];
-    let (mut xq, mut qq) = (0.0, 0.0);
-    for ((x, w), code) in elements().zip(&mut codes) {
-        let q = nearest(inverse * x).min(limit);
-        *code = q as u8;
-        xq += w * x * q as f32;
-        qq += w * q as f32 * q as f32;
-    }
-    for _ in 0..5 {
-        let mut changed = false;
-        for ((x, w), code) in elements().zip(&mut codes) {
-            let q = f32::from(*code);
-            let others_xq = xq - w * x * q;
-            let others_qq = qq - w * q * q;
-            if !(others_xq > 0.0 && others_qq > 0.0) {
-                continue;
-            }
-            let better = nearest(x * others_qq / others_xq).min(limit);
-            if better == i32::from(*code) {
-                continue;
-            }
-            let q = better as f32;
-            let new_xq = others_xq + w * x * q;
-            let new_qq = others_qq + w * q * q;
-            if new_xq * new_xq * qq > xq * xq * new_qq {
-                *code = better as u8;
-                (xq, qq) = (new_xq, new_qq);
-                changed = true;
-            }
-        }
-        if !changed {
-            break;
-        }
-    }
-    scale = if qq > 0.0 { xq / qq } else { 0.0 };
-    scale
 }
