@@ -108,6 +108,13 @@ int main(void) {
     printf("llama_context_params.samplers %zu\n", offsetof(struct llama_context_params, samplers));
     printf("llama_context_params.n_samplers %zu\n", offsetof(struct llama_context_params, n_samplers));
     printf("llama_context_params.ctx_other %zu\n", offsetof(struct llama_context_params, ctx_other));
+    printf("llama_model_tensor_override %zu\n", sizeof(struct llama_model_tensor_override));
+    printf("llama_model_tensor_override.pattern %zu\n", offsetof(struct llama_model_tensor_override, pattern));
+    printf("llama_model_tensor_override.type %zu\n", offsetof(struct llama_model_tensor_override, type));
+    printf("llama_model_imatrix_data %zu\n", sizeof(struct llama_model_imatrix_data));
+    printf("llama_model_imatrix_data.name %zu\n", offsetof(struct llama_model_imatrix_data, name));
+    printf("llama_model_imatrix_data.data %zu\n", offsetof(struct llama_model_imatrix_data, data));
+    printf("llama_model_imatrix_data.size %zu\n", offsetof(struct llama_model_imatrix_data, size));
     printf("llama_model_quantize_params %zu\n", sizeof(struct llama_model_quantize_params));
     printf("llama_model_quantize_params.nthread %zu\n", offsetof(struct llama_model_quantize_params, nthread));
     printf("llama_model_quantize_params.ftype %zu\n", offsetof(struct llama_model_quantize_params, ftype));

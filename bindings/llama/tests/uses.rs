@@ -480,6 +480,111 @@ fn files_are_those_of_the_engine() {
 }
 
 #[test]
+fn files_are_made_with_an_importance_and_given_types() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("ours.gguf");
+    let c = |text: &str| std::ffi::CString::new(text).unwrap();
+    let target = c(to.to_str().unwrap());
+    let from = path();
+    let quantize = |params: &QuantizeParams| {
+        call!(llama_model_quantize(
+            from.as_ptr() => *const c_char, target.as_ptr() => *const c_char, std::ptr::from_ref(params) => *const QuantizeParams
+        ) -> u32)
+    };
+    let [name, pattern, unclosed] = ["blk.0.ffn_up.weight", "attn_[kv]", "("].map(c);
+    let columns: Vec<f32> = (0..128).map(|i| (i % 7) as f32).collect();
+    let of_weight = |size| ImportanceData {
+        name: name.as_ptr(),
+        data: columns.as_ptr(),
+        size,
+    };
+    let end = ImportanceData {
+        name: std::ptr::null(),
+        data: std::ptr::null(),
+        size: 0,
+    };
+    let of_tensors = |pattern: &CStr, dtype| TypeOverride {
+        pattern: pattern.as_ptr(),
+        dtype,
+    };
+    let end_of_types = TypeOverride {
+        pattern: std::ptr::null(),
+        dtype: TYPE_COUNT,
+    };
+    let importance = [of_weight(columns.len()), end];
+    // 8 is Q8_0, and 1 is F16.
+    let types = [of_tensors(&pattern, 8), end_of_types];
+    let mut overrides = [0; 2].map(|_| KvOverride {
+        tag: 3,
+        key: [0; 128],
+        value: OverrideValue { text: [0; 128] },
+    });
+    for (to, from) in overrides[0].key.iter_mut().zip(b"general.name") {
+        *to = *from as c_char;
+    }
+    let params = QuantizeParams {
+        ftype: 2,
+        allow_requantize: Flag::new(true),
+        token_embedding_type: 1,
+        imatrix: importance.as_ptr(),
+        tt_overrides: types.as_ptr(),
+        kv_overrides: overrides.as_ptr(),
+        ..QuantizeParams::DEFAULT
+    };
+    assert_eq!(quantize(&params), 0);
+    let made = samite_gguf::GgufFile::open(&to, samite_gguf::LoadMode::Read).unwrap();
+    let dtype = |name: &str| made.require_tensor(name).unwrap().dtype.name();
+    assert_eq!(dtype("blk.1.attn_v.weight"), "q8_0");
+    assert_eq!(dtype("token_embd.weight"), "f16");
+    assert_eq!(dtype("blk.0.ffn_up.weight"), "q4_0");
+    assert_eq!(
+        made.metadata().require::<String>("general.name").unwrap(),
+        ""
+    );
+    let bytes = |file: &samite_gguf::GgufFile, name: &str| {
+        let info = file.require_tensor(name).unwrap();
+        let mut bytes = vec![0; info.size];
+        file.read_tensor_into(info, &mut bytes).unwrap();
+        bytes
+    };
+    let weighed = ["blk.0.ffn_up.weight", "blk.1.ffn_up.weight"].map(|name| bytes(&made, name));
+    drop(made);
+    let params = QuantizeParams {
+        imatrix: std::ptr::null(),
+        ..params
+    };
+    assert_eq!(quantize(&params), 0);
+    let made = samite_gguf::GgufFile::open(&to, samite_gguf::LoadMode::Read).unwrap();
+    assert_ne!(bytes(&made, "blk.0.ffn_up.weight"), weighed[0]);
+    assert_eq!(bytes(&made, "blk.1.ffn_up.weight"), weighed[1]);
+    drop(made);
+
+    let short = [of_weight(5), end];
+    let nonsense = [of_tensors(&unclosed, 8), end_of_types];
+    let unknown = [of_tensors(&pattern, 999), end_of_types];
+    for wrong in [
+        QuantizeParams {
+            imatrix: short.as_ptr(),
+            ..params
+        },
+        QuantizeParams {
+            tt_overrides: nonsense.as_ptr(),
+            ..params
+        },
+        QuantizeParams {
+            tt_overrides: unknown.as_ptr(),
+            ..params
+        },
+        QuantizeParams {
+            output_tensor_type: -3,
+            ..params
+        },
+    ] {
+        assert_eq!(quantize(&wrong), 1);
+    }
+}
+
+#[test]
 fn a_vocabulary_alone_is_enough_for_tokens() {
     let path = path();
     let params = ModelParams {

@@ -1,7 +1,7 @@
 //! `samite quantize --bench`: how fast types are encoded and decoded.
 
 use crate::failure::{Failure, Outcome};
-use samite::quant::{can_decode, can_encode, decode_row, encode_row};
+use samite::quant::{can_decode, can_encode, can_quantize, decode_row, encode_row, quantize_row};
 use samite::text::Rng;
 use samite::{CancelToken, DType};
 use serde_json::json;
@@ -27,8 +27,17 @@ pub fn dtype(name: &str) -> Result<DType, String> {
 
 /// All types that can be written and read.
 fn all() -> impl Iterator<Item = DType> {
-    let both = |dtype: &DType| can_encode(*dtype) && can_decode(*dtype);
+    let both = |dtype: &DType| can_quantize(*dtype) && can_decode(*dtype);
     DType::all().filter(both)
+}
+
+/// Encodes a row as quickly as it can be done.
+fn encode(dtype: DType, row: &[f32], out: &mut [u8]) -> Outcome {
+    let encoded = match can_encode(dtype) {
+        true => encode_row(dtype, row, out),
+        false => quantize_row(dtype, row, Some(&[1.0; ROW]), out),
+    };
+    encoded.map_err(Failure::error)
 }
 
 /// Elements per second of a way that goes through all rows again and again.
@@ -69,12 +78,12 @@ pub fn run(types: &[DType], as_json: bool, cancel: &CancelToken) -> Outcome {
         let bytes = dtype.row_bytes(ROW).map_err(Failure::error)?;
         let mut encoded = vec![0; bytes * ROWS];
         for (row, encoded) in values.chunks(ROW).zip(encoded.chunks_mut(bytes)) {
-            encode_row(dtype, row, encoded).map_err(Failure::error)?;
+            encode(dtype, row, encoded)?;
         }
         let mut once = vec![0; bytes];
         let encoding = elements_per_second(|row| {
             let values = &values[row * ROW..][..ROW];
-            encode_row(dtype, values, &mut once).map_err(Failure::error)
+            encode(dtype, values, &mut once)
         })?;
         let mut decoded = vec![0.0; ROW];
         let decoding = elements_per_second(|row| {
