@@ -98,7 +98,7 @@ export! {
             Failure::new(format!("ftype {}: this quantization is not supported", params.ftype))
         })?;
         // SAFETY: as above.
-        let (types, importance) = unsafe { (types(params)?, importance(params)?) };
+        let (types, importance) = unsafe { (types(&params)?, importance(&params)?) };
         let mut source = GgufFile::open(from, LoadMode::Mmap)?;
         // SAFETY: as above.
         unsafe { apply_overrides(source.metadata_mut(), params.kv_overrides) }?;

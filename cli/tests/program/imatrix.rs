@@ -32,7 +32,7 @@ fn a_text_is_measured_and_decides_what_is_kept() {
     let (dir, model) = folder();
     let at = |name: &str| dir.path().join(name).display().to_string();
     let (text, matrix) = (at("text.txt"), at("matrix.gguf"));
-    let line = format!("imatrix M -f {text} -o {matrix} -c 64 --chunks 3");
+    let line = format!("imatrix -m M -f {text} -o {matrix} -c 64 --chunks 3");
     let said = with_model(&model, &line).ok();
     assert!(said.contains("21 weights over 3 chunks"), "{said}");
     let json = with_model(&model, &format!("{line} --json --process-output")).json();
@@ -43,13 +43,13 @@ fn a_text_is_measured_and_decides_what_is_kept() {
     let (first, second, both) = (at("first.gguf"), at("second.gguf"), at("both.gguf"));
     with_model(
         &model,
-        &format!("imatrix M -f {text} -o {first} -c 64 --chunks 1"),
+        &format!("imatrix -m M -f {text} -o {first} -c 64 --chunks 1"),
     )
     .ok();
     with_model(
         &model,
         &format!(
-            "imatrix M -f {text} -o {second} -c 64 --from-chunk 1 --chunks 2 --in-file {first}"
+            "imatrix -m M -f {text} -o {second} -c 64 --from-chunk 1 --chunks 2 --in-file {first}"
         ),
     )
     .ok();
@@ -150,31 +150,31 @@ fn what_cannot_be_measured_is_named() {
     let (dir, model) = folder();
     let at = |name: &str| dir.path().join(name).display().to_string();
     let (text, matrix) = (at("text.txt"), at("matrix.gguf"));
-    with_model(&model, "imatrix M").fails(2, &["--file"]);
-    with_model(&model, &format!("imatrix M -f {}", at("nowhere"))).fails(1, &["nowhere"]);
-    with_model(&model, &format!("imatrix M -f {text} -o {matrix} -c 8"))
+    with_model(&model, "imatrix -m M").fails(2, &["--file"]);
+    with_model(&model, &format!("imatrix -m M -f {}", at("nowhere"))).fails(1, &["nowhere"]);
+    with_model(&model, &format!("imatrix -m M -f {text} -o {matrix} -c 8"))
         .fails(2, &["--ctx-size 8"]);
     with_model(
         &model,
-        &format!("imatrix M -f {text} -o {matrix} -c 64 --from-chunk 900"),
+        &format!("imatrix -m M -f {text} -o {matrix} -c 64 --from-chunk 900"),
     )
     .fails(1, &["text.txt", "left out"]);
     with_model(
         &model,
         &format!(
-            "imatrix M -f {text} -o {matrix} --in-file {}",
+            "imatrix -m M -f {text} -o {matrix} --in-file {}",
             model.display()
         ),
     )
     .fails(1, &["model.gguf", "imatrix.chunk_count"]);
     with_model(
         &model,
-        &format!("imatrix M -f {text} -o {text} --in-file {text}"),
+        &format!("imatrix -m M -f {text} -o {text} --in-file {text}"),
     )
     .fails(2, &["same file"]);
     with_model(
         &model,
-        &format!("imatrix M -f {text} -o {matrix} --in-file {text}"),
+        &format!("imatrix -m M -f {text} -o {matrix} --in-file {text}"),
     )
     .fails(1, &["text.txt", "neither GGUF"]);
     assert!(!Path::new(&matrix).exists());
@@ -191,11 +191,11 @@ fn what_cannot_be_measured_is_named() {
     // A text that stops in the middle is measured as far as whole chunks go.
     let encoder = at("encoder.gguf");
     SyntheticModel::tiny("bert")
-        .write(encoder.as_ref())
+        .write(Path::new(&encoder))
         .unwrap();
     with_model(
         encoder.as_ref(),
-        &format!("imatrix M -f {text} -o {matrix} -c 32"),
+        &format!("imatrix -m M -f {text} -o {matrix} -c 32"),
     )
     .fails(1, &["look at later ones"]);
 }
