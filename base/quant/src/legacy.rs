@@ -6,8 +6,8 @@ use crate::blocks::*;
 use crate::float::f32_to_f16;
 use crate::quantize::Quantize;
 use crate::search::{
-    AffineSearch, error_weights, first_max_abs, fit_symmetric, max_abs, min_and_max, reciprocal,
-    round_code, truncate_code,
+    AffineSearch, Lanes, error_weights, first_max_abs, fit_symmetric, max_abs, min_and_max,
+    reciprocal, round_code, truncate_code,
 };
 
 /// Splits bytes of two codes into the "halved" element order.
@@ -73,12 +73,22 @@ fn fit_around<const ZERO: u8>(x: &[f32; 32], weights: &[f32; 32]) -> (f32, [u8; 
     fit_symmetric(x, weights, i32::from(ZERO))
 }
 
-/// As [`encode_above`], searched for with the given weights.
-fn fit_above<const TOP: u8>(x: &[f32; 32], weights: &[f32; 32]) -> (f32, f32, [u8; 32]) {
-    let search = AffineSearch::for_importance(TOP);
-    let fit = search.fit(&x.map(|v| [v]), &weights.map(|w| [w]));
-    let ([scale], [minimum]) = (fit.scale, fit.minimum);
-    (scale, -minimum, fit.codes.map(|[q]| q as u8))
+/// As [`encode_above`] for each of some blocks, searched for with the importance of their elements.
+fn fit_above<const TOP: u8, const L: usize>(
+    x: &[[f32; 32]; L],
+    importance: &[[f32; 32]; L],
+    mean_square: f32,
+) -> [(f32, f32, [u8; 32]); L] {
+    let weights: [_; L] =
+        std::array::from_fn(|j| error_weights(&x[j], &importance[j], mean_square));
+    let lanes = |blocks: &[[f32; 32]; L]| -> [Lanes<L>; 32] {
+        std::array::from_fn(|i| std::array::from_fn(|j| blocks[j][i]))
+    };
+    let fit = AffineSearch::for_importance(TOP).fit(&lanes(x), &lanes(&weights));
+    std::array::from_fn(|j| {
+        let codes = std::array::from_fn(|i| fit.codes[i][j] as u8);
+        (fit.scale[j], -fit.minimum[j], codes)
+    })
 }
 
 impl Decode for BlockQ4_0 {
@@ -147,12 +157,17 @@ impl Encode for BlockQ4_1 {
 impl Quantize for BlockQ4_1 {
     fn quantize(x: &[f32; 32], importance: Option<&[f32; 32]>, mean_square: f32) -> Self {
         match importance {
-            Some(importance) => Self::of(fit_above::<15>(
-                x,
-                &error_weights(x, importance, mean_square),
-            )),
+            Some(importance) => Self::quantize_several(&[*x], &[*importance], mean_square)[0],
             None => Self::encode(x),
         }
+    }
+
+    fn quantize_several<const L: usize>(
+        x: &[[f32; 32]; L],
+        importance: &[[f32; 32]; L],
+        mean_square: f32,
+    ) -> [Self; L] {
+        fit_above::<15, L>(x, importance, mean_square).map(Self::of)
     }
 }
 
@@ -224,12 +239,17 @@ impl Encode for BlockQ5_1 {
 impl Quantize for BlockQ5_1 {
     fn quantize(x: &[f32; 32], importance: Option<&[f32; 32]>, mean_square: f32) -> Self {
         match importance {
-            Some(importance) => Self::of(fit_above::<31>(
-                x,
-                &error_weights(x, importance, mean_square),
-            )),
+            Some(importance) => Self::quantize_several(&[*x], &[*importance], mean_square)[0],
             None => Self::encode(x),
         }
+    }
+
+    fn quantize_several<const L: usize>(
+        x: &[[f32; 32]; L],
+        importance: &[[f32; 32]; L],
+        mean_square: f32,
+    ) -> [Self; L] {
+        fit_above::<31, L>(x, importance, mean_square).map(Self::of)
     }
 }
 
