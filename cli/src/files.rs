@@ -231,9 +231,10 @@ pub fn cannot_write(file: &AtomicFile, error: &std::io::Error) -> Failure {
 pub fn refuse_same(input: &Path, output: &Path) -> Outcome {
     let same = |input| output.canonicalize().is_ok_and(|output| input == output);
     if input.canonicalize().is_ok_and(same) {
-        return Err(Failure::usage(
-            "input and output are the same file: name another output",
-        ));
+        return Err(Failure::usage(format_args!(
+            "input and output are the same file, {}: name another output",
+            output.display()
+        )));
     }
     Ok(())
 }

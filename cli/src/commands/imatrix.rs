@@ -4,9 +4,10 @@ use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::{self, Source};
-use crate::shown::{counted, say};
+use crate::shown::{counted, escaped, say};
 use crate::{interrupt, progress, renewal};
 use clap::Args;
+use samite::gguf::AtomicFile;
 use samite::llm::importance::{ImportanceMatrix, collect};
 use serde_json::json;
 use std::io::Write;
@@ -28,10 +29,6 @@ const MOST_TOKENS: usize = 1 << 26;
   samite imatrix -m model-f16.gguf -f more.txt --in-file imatrix.gguf -o both.gguf
   samite quantize --imatrix imatrix.gguf model-f16.gguf model-iq2.gguf IQ2_M")]
 pub struct ImatrixArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    cpu: CpuArgs,
     /// Text that the model reads, such as it will read and write; without --chunks, of at most 67 million tokens
     #[arg(short, long, value_name = "FILE", required_unless_present = "in_file")]
     file: Option<PathBuf>,
@@ -59,18 +56,27 @@ pub struct ImatrixArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    cpu: CpuArgs,
 }
 
 pub fn run(args: ImatrixArgs) -> Outcome {
     let source = args.file.as_deref().map(Source::file).transpose()?;
-    for input in &args.in_file {
+    let model_file = args.model.file()?;
+    let inputs = args.in_file.iter().map(PathBuf::as_path);
+    for input in inputs.chain(args.file.as_deref()).chain(model_file) {
         files::refuse_same(input, &args.output)?;
     }
     let earlier = args.in_file.iter().map(|path| ImportanceMatrix::read(path));
     let earlier = earlier.collect::<Result<Vec<_>, _>>()?;
+    // A name that cannot be written is found before the work.
+    drop(AtomicFile::create(&args.output)?);
     let cancel = interrupt::token();
     let Some(source) = source else {
-        let mut matrix = ImportanceMatrix::new(0);
+        let known = earlier.iter().find_map(ImportanceMatrix::chunk_size);
+        let mut matrix = ImportanceMatrix::new(known.unwrap_or(DEFAULT_CHUNK as u32));
         merge(&mut matrix, &earlier)?;
         matrix.write(&args.output)?;
         return report(&args, &matrix, None);
@@ -78,6 +84,11 @@ pub fn run(args: ImatrixArgs) -> Outcome {
     let mut options = args.model.context_options(&cancel)?;
     args.cpu.apply(&mut options);
     let model = renewal::load(&args.model, &args.cpu, &cancel)?;
+    if model.spec().sees_later() {
+        return Err(Failure::error(
+            "this model's tokens look at later ones: what it reads is not measured in this way; llama.cpp's llama-imatrix can, and 'samite quantize' takes its files",
+        ));
+    }
     let chunk = options
         .n_ctx
         .unwrap_or(model.spec().n_ctx_train.min(DEFAULT_CHUNK));
@@ -164,16 +175,8 @@ fn tokens(
 
 fn report(args: &ImatrixArgs, matrix: &ImportanceMatrix, perplexity: Option<f64>) -> Outcome {
     let weights = matrix.weights().len();
-    let mut unseen = matrix.unseen_experts().peekable();
-    if unseen.peek().is_some() && !args.json {
-        let (weights, experts): (Vec<_>, Vec<_>) =
-            unseen.map(|(name, none, all)| (name, (none, all))).unzip();
-        let (none, all) = experts[0];
-        say(format_args!(
-            "in {} some experts never had a token, such as {none} of {all} in {}: all their columns count the same; take more text",
-            counted(weights.len(), "weight"),
-            weights[0]
-        ));
+    if matrix.unseen_experts().next().is_some() && !args.json {
+        say(format_args!("{}", unseen_note(matrix)));
     }
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -199,6 +202,16 @@ fn report(args: &ImatrixArgs, matrix: &ImportanceMatrix, perplexity: Option<f64>
     Ok(())
 }
 
+/// That nothing is known about some parts of weights.
+pub fn unseen_note(matrix: &ImportanceMatrix) -> String {
+    let (name, none, all) = matrix.unseen_experts().next().unwrap_or_default();
+    format!(
+        "{} had no token for some experts, or for all, such as '{}' for {none} of {all}: their columns count the same; take more text",
+        counted(matrix.unseen_experts().count(), "weight"),
+        escaped(name)
+    )
+}
+
 fn shown(path: &Path) -> String {
-    crate::shown::escaped(&path.display().to_string()).into_owned()
+    escaped(&path.display().to_string()).into_owned()
 }

@@ -1,8 +1,9 @@
 //! `samite quantize`: converts the weights of a model file to other types.
 
 use crate::args::ThreadArgs;
-use crate::failure::Outcome;
-use crate::shown::{NAME_WIDTH, counted, shortened};
+use crate::commands::imatrix;
+use crate::failure::{Failure, Outcome};
+use crate::shown::{NAME_WIDTH, counted, escaped, say, shortened};
 use crate::{files, interrupt, progress};
 use clap::Args;
 use samite::DType;
@@ -79,7 +80,7 @@ pub struct QuantizeArgs {
         value_parser = bench::dtype,
         conflicts_with_all = [
             "input", "output", "mixture", "threads", "allow_requantize", "pure", "dry_run", "imatrix", "leave_output_tensor", "output_tensor_type",
-            "token_embedding_type", "tensor_type"
+            "token_embedding_type", "tensor_type", "include_weights", "exclude_weights"
         ]
     )]
     bench: Option<Vec<DType>>,
@@ -90,12 +91,18 @@ pub struct QuantizeArgs {
 
 /// A type that tensors of files can have.
 fn tensor_type(name: &str) -> Result<DType, String> {
-    let known = || DType::all().filter(|&dtype| can_quantize(dtype));
+    // Activations alone have these.
+    let is_of_files = |dtype: &DType| !matches!(dtype, DType::Q8_1 | DType::Q8_K);
+    let known = || {
+        DType::all()
+            .filter(|&dtype| can_quantize(dtype))
+            .filter(is_of_files)
+    };
     known()
         .find(|dtype| dtype.name().eq_ignore_ascii_case(name))
         .ok_or_else(|| {
             let names: Vec<_> = known().map(DType::name).collect();
-            format!("must be one of {}", names.join(", "))
+            format!("must be a type, not a mixture: one of {}", names.join(", "))
         })
 }
 
@@ -118,10 +125,22 @@ fn importance(args: &QuantizeArgs) -> Outcome<Option<ImportanceMatrix>> {
         let included = args.include_weights.is_empty() || has(&args.include_weights, weight);
         included && !has(&args.exclude_weights, weight)
     });
+    if matrix.weights().len() == 0 {
+        return Err(Failure::usage(format_args!(
+            "--include-weights or --exclude-weights leave nothing of {}",
+            escaped(&path.display().to_string())
+        )));
+    }
+    if matrix.unseen_experts().next().is_some() {
+        say(imatrix::unseen_note(&matrix));
+    }
     Ok(Some(matrix))
 }
 
 pub fn run(args: QuantizeArgs) -> Outcome {
+    if args.json && args.bench.is_none() {
+        return Err(Failure::usage("--json goes with --bench"));
+    }
     let cancel = interrupt::token();
     let importance = importance(&args)?;
     let (input, output, mixture) = match (args.bench, args.input, args.output, args.mixture) {
@@ -129,7 +148,9 @@ pub fn run(args: QuantizeArgs) -> Outcome {
         (types, ..) => return bench::run(&types.unwrap_or_default(), args.json, &cancel),
     };
     let source = GgufFile::open(&input, LoadMode::Read)?;
-    files::refuse_same(&input, &output)?;
+    for read in [Some(&input), args.imatrix.as_ref()].into_iter().flatten() {
+        files::refuse_same(read, &output)?;
+    }
     let bar = progress::bytes("quantizing");
     let bytes = source.tensors().total_bytes();
     let threads = args.threads.count();
@@ -158,7 +179,15 @@ pub fn run(args: QuantizeArgs) -> Outcome {
     } else {
         quantize(&source, &output, &options)?
     };
+    let unused = options.types.unused(&conversions).map(str::to_owned);
+    let unused: Vec<_> = unused.collect();
     drop(bar);
+    for pattern in unused {
+        say(format_args!(
+            "--tensor-type {}: no tensor that gets a type has such a name",
+            escaped(&pattern)
+        ));
+    }
 
     let mut out = std::io::stdout().lock();
     let names: Vec<_> = conversions
@@ -202,7 +231,7 @@ pub fn run(args: QuantizeArgs) -> Outcome {
         if args.dry_run {
             ", nothing written".to_owned()
         } else {
-            format!(", written to {}", output.display())
+            format!(", written to {}", escaped(&output.display().to_string()))
         }
     )?;
     Ok(())

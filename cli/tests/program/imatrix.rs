@@ -76,6 +76,11 @@ fn a_text_is_measured_and_decides_what_is_kept() {
         assert!((a - b).abs() <= 1e-5 * a, "{a} {b}");
     }
 
+    // Again and again.
+    let again = at("again.gguf");
+    samite(["imatrix", "--in-file", &both, "-o", &again]).ok();
+    assert_eq!(sums(&again), sums(&both));
+
     let small = at("small.gguf");
     with_model(&model, &format!("quantize M {small} IQ2_XXS"))
         .fails(1, &["blk.0.", "samite imatrix"]);
@@ -98,6 +103,13 @@ fn a_text_is_measured_and_decides_what_is_kept() {
     );
     drop(file);
     samite(["run", "-m", &small, "-p", "word", "-n", "4", "--temp", "0"]).ok();
+
+    // The matrix is still there.
+    with_model(
+        &model,
+        &format!("quantize M {matrix} Q8_0 --imatrix {matrix}"),
+    )
+    .fails(2, &["same file", "matrix.gguf"]);
 
     // Less than all of the matrix.
     let line = format!("quantize M {small} Q4_K_M --imatrix {matrix} --dry-run");
@@ -138,6 +150,14 @@ fn types_are_given_by_name() {
             .any(|line| line.starts_with("output.weight") && line.contains("f32    -> f32")),
         "{said}"
     );
+    let said = with_model(&model, &format!("{line} --tensor-type nothing=Q8_0"));
+    assert!(
+        said.stderr.contains("--tensor-type nothing"),
+        "{}",
+        said.stderr
+    );
+    said.ok();
+    with_model(&model, &format!("{line} --json")).fails(2, &["--bench"]);
     with_model(&model, &format!("{line} --tensor-type attn_k")).fails(2, &["NAME=TYPE"]);
     with_model(&model, &format!("{line} --tensor-type attn_k=Q9")).fails(2, &["Q9", "q4_K"]);
     with_model(&model, &format!("{line} --tensor-type (=Q8_0")).fails(2, &["regular expression"]);
@@ -178,6 +198,34 @@ fn what_cannot_be_measured_is_named() {
     )
     .fails(1, &["text.txt", "neither GGUF"]);
     assert!(!Path::new(&matrix).exists());
+    for output in [model.to_str().unwrap(), &text] {
+        with_model(&model, &format!("imatrix -m M -f {text} -o {output}")).fails(2, &["same file"]);
+    }
+    with_model(
+        &model,
+        &format!("imatrix -m M -f {text} -o /no/such/folder/m.gguf"),
+    )
+    .fails(1, &["/no/such/folder"]);
+    // A matrix of the older format, whose name of a weight would act on the terminal, and of which nothing is known.
+    let name = b"blk.0.\x1b[31mred";
+    let old = [
+        &1i32.to_le_bytes()[..],
+        &(name.len() as i32).to_le_bytes(),
+        name,
+        &0i32.to_le_bytes(),
+        &1i32.to_le_bytes(),
+        &0f32.to_le_bytes(),
+    ];
+    std::fs::write(dir.path().join("old.dat"), old.concat()).unwrap();
+    let said = samite([
+        "imatrix",
+        "--in-file",
+        &at("old.dat"),
+        "-o",
+        &at("new.gguf"),
+    ]);
+    assert!(!said.stderr.contains('\x1b') && !said.stdout.contains('\x1b'));
+    said.ok();
     with_model(
         &model,
         &format!("quantize M {matrix} Q4_0 --imatrix {text}"),

@@ -487,6 +487,8 @@ pub struct Conversion {
     pub bytes_before: usize,
     /// Bytes in the result.
     pub bytes_after: usize,
+    /// Whether its type was chosen, and is not one that it keeps.
+    pub is_chosen: bool,
     /// Whether the importance matrix says what matters in it.
     pub is_weighed: bool,
 }
@@ -512,18 +514,38 @@ impl FromStr for TensorPattern {
     type Err = String;
 
     fn from_str(pattern: &str) -> Result<Self, String> {
-        let regex = fancy_regex::Regex::new(pattern);
+        // Enough for any name, and soon over where a pattern goes back again and again.
+        let mut regex = fancy_regex::RegexBuilder::new(pattern);
+        let regex = regex.backtrack_limit(10_000).build();
         regex
             .map(TensorPattern)
             .map_err(|error| format!("'{pattern}' is no regular expression: {error}"))
     }
 }
 
+impl TensorPattern {
+    fn is_match(&self, name: &str) -> bool {
+        // What takes too many steps is no match.
+        self.0.is_match(name).unwrap_or(false)
+    }
+}
+
 impl TypeChoices {
+    /// The patterns that no converted tensor's name matches.
+    pub fn unused(&self, conversions: &[Conversion]) -> impl Iterator<Item = &str> {
+        let is_used = |pattern: &TensorPattern| {
+            let mut named = conversions.iter().filter(|c| pattern.is_match(&c.name));
+            named.any(|c| c.is_chosen)
+        };
+        let patterns = self.of_tensors.iter().map(|(pattern, _)| pattern);
+        patterns
+            .filter(move |pattern| !is_used(pattern))
+            .map(|pattern| pattern.0.as_str())
+    }
+
     fn of(&self, name: &str) -> Option<DType> {
         let mut patterns = self.of_tensors.iter();
-        // What cannot be matched for too many steps back is no match.
-        let found = patterns.find(|(pattern, _)| pattern.0.is_match(name).unwrap_or(false));
+        let found = patterns.find(|(pattern, _)| pattern.is_match(name));
         found.map(|(_, dtype)| *dtype)
     }
 }
@@ -609,7 +631,7 @@ impl QuantizeOptions<'_> {
 }
 
 fn field(tensor: &TensorInfo) -> String {
-    format!("tensor '{}'", tensor.name)
+    format!("tensor '{}'", tensor.name.escape_debug())
 }
 
 /// Which type each tensor of `source` gets.
@@ -657,6 +679,7 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conv
             to,
             bytes_before: tensor.size,
             bytes_after: TensorSpec::from_info(tensor, to)?.size(),
+            is_chosen: place.is_some() && options.mixture.base.is_quantized(),
             is_weighed,
         })
     };

@@ -25,6 +25,17 @@ fn measure(
     rules: &str,
     with_output: bool,
 ) -> (ImportanceMatrix, f64) {
+    measure_by(CHUNK, architecture, devices, rules, with_output)
+}
+
+/// The same in micro-batches of so many tokens.
+fn measure_by(
+    n_ubatch: usize,
+    architecture: &'static str,
+    devices: Vec<Arc<dyn Device>>,
+    rules: &str,
+    with_output: bool,
+) -> (ImportanceMatrix, f64) {
     let model = TestModel::tiny(architecture).load(devices, rules);
     let text = std::fs::read_to_string(fixture("text.txt")).unwrap();
     let mut tokens = model
@@ -35,8 +46,8 @@ fn measure(
     tokens.truncate(8 * CHUNK);
     let options = ContextOptions {
         n_ctx: Some(CHUNK),
-        n_ubatch: CHUNK,
-        n_logits: Some(CHUNK),
+        n_ubatch,
+        n_logits: Some(n_ubatch),
         // As the tool has them.
         kv_types: [DType::F16; 2],
         ..ContextOptions::default()
@@ -115,6 +126,8 @@ fn experts_are_measured_as_by_llama_cpp() {
     let of_experts = ours.importance("blk.1.ffn_down_exps.weight").unwrap();
     assert_eq!(of_experts.len(), 6 * 96);
     assert_eq!(ours.unseen_experts().count(), 0);
+    let (pieces, _) = measure_by(5, "qwen3moe", vec![reference("a")], "", false);
+    agree(&pieces, &ours, 1e-4);
     let (split, _) = measure("qwen3moe", vec![cpu(), reference("b")], "layers=1:b", false);
     agree(&split, &theirs, 1e-2);
 }
@@ -167,6 +180,7 @@ fn matrices_of_the_same_model_are_merged() {
     let mut old = ImportanceMatrix::new(CHUNK as u32);
     old.merge(&ImportanceMatrix::read(&fixture("dense.dat")).unwrap())
         .unwrap();
+    assert_eq!(old.chunk_size(), Some(CHUNK as u32));
     let mut new = one.clone();
     new.retain(|name| name != "output.weight");
     agree(&old, &new, 1e-5);
@@ -293,6 +307,22 @@ fn damaged_files_are_refused() {
             ErrorKind::Corrupt
         );
     }
+    for count in [-1.0, f32::NAN, f32::INFINITY, 1e30] {
+        write(&path, &[1.0, 2.0], &[count]);
+        let error = ImportanceMatrix::read(&path).unwrap_err();
+        assert!(error.to_string().contains("rows"), "{error}");
+    }
+    // Sums that become too large for a file.
+    write(&path, &[3e38, 2.0], &[1.0]);
+    let mut large = ImportanceMatrix::read(&path).unwrap();
+    large.merge(&large.clone()).unwrap();
+    assert!(
+        large
+            .write(&path)
+            .unwrap_err()
+            .to_string()
+            .contains("too large")
+    );
     let model = TestModel::tiny("llama");
     let error = ImportanceMatrix::read(&model.path).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::MissingKey);
