@@ -42,12 +42,6 @@ impl Entry {
         Ok(())
     }
 
-    fn add(&mut self, columns: usize, part: usize, squares: &[f64]) {
-        for (sum, square) in self.sums[part * columns..].iter_mut().zip(squares) {
-            *sum += square;
-        }
-    }
-
     /// Experts without any row, and all.
     fn unseen(&self) -> (usize, usize) {
         (

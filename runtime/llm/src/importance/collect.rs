@@ -4,7 +4,7 @@ use super::ImportanceMatrix;
 use crate::context::{Context, Seen, Watcher};
 use crate::error::{Error, Result};
 use crate::perplexity::{self, Perplexity};
-use samite_core::{Graph, Op, TensorId, TensorRef};
+use samite_core::{Graph, Layout, Op, TensorId};
 use samite_quant::RowReader;
 use samite_sched::Watch;
 use std::collections::HashMap;
@@ -78,7 +78,7 @@ struct Collector {
     /// Those of this run that are still to come.
     routed: Vec<Routed>,
     /// Their operands that are there already.
-    held: HashMap<TensorId, (TensorRef, Vec<u8>)>,
+    held: HashMap<TensorId, (Layout, Vec<u8>)>,
     reader: RowReader,
     trouble: Option<String>,
 }
@@ -150,10 +150,10 @@ impl Collector {
         let mut bytes = vec![0; seen.value.layout().bytes()];
         seen.value.read(0, &mut bytes)?;
         for Dense { weight, parts } in self.dense.remove(&id).unwrap_or_default() {
-            self.add_input(&weight, parts, seen.value, &bytes)?;
+            self.add_input(&weight, parts, seen.value.layout(), &bytes)?;
         }
         if self.routed.iter().any(|product| product.has(id)) {
-            self.held.insert(id, (seen.value.clone(), bytes));
+            self.held.insert(id, (*seen.value.layout(), bytes));
             let routed = std::mem::take(&mut self.routed);
             for product in routed {
                 if !self.add_routed(&product)? {
@@ -171,10 +171,9 @@ impl Collector {
         &mut self,
         weight: &str,
         parts: [usize; 2],
-        value: &TensorRef,
+        layout: &Layout,
         bytes: &[u8],
     ) -> Result<(), Trouble> {
-        let layout = value.layout();
         let columns = layout.shape()[0];
         let matrices = parts[0] * parts[1];
         let entry = self.matrix.entries.entry(weight.to_owned()).or_default();
@@ -193,7 +192,9 @@ impl Collector {
             }
         }
         check(weight, &squares)?;
-        entry.add(columns, 0, &squares);
+        for (sum, square) in entry.sums.iter_mut().zip(&squares) {
+            *sum += square;
+        }
         let rows = (layout.rows() / matrices) as u64;
         entry.counts.iter_mut().for_each(|count| *count += rows);
         Ok(())
@@ -207,12 +208,11 @@ impl Collector {
             input,
             numbers,
         } = product;
-        let [Some((value, bytes)), Some((chosen, chosen_bytes))] =
+        let [Some((layout, bytes)), Some((chosen, chosen_bytes))] =
             [input, numbers].map(|id| self.held.get(id))
         else {
             return Ok(false);
         };
-        let (layout, chosen) = (value.layout(), chosen.layout());
         let columns = layout.shape()[0];
         let entry = self.matrix.entries.entry(weight.to_owned()).or_default();
         entry

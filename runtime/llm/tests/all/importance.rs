@@ -133,6 +133,18 @@ fn experts_are_measured_as_by_llama_cpp() {
 }
 
 #[test]
+fn matrices_of_heads_are_told_apart() {
+    let (matrix, _) = measure("deepseek2", vec![reference("a")], "", false);
+    let importance = matrix.importance("blk.1.attn_k_b.weight").unwrap();
+    let heads: Vec<_> = importance.chunks(8).collect();
+    assert_eq!(heads.len(), 4);
+    for (i, head) in heads.iter().enumerate() {
+        assert!(head.iter().all(|&x| x > 0.0), "{head:?}");
+        assert!(!heads[..i].contains(head), "{head:?}");
+    }
+}
+
+#[test]
 fn files_are_read_as_they_were_written() {
     let read = ImportanceMatrix::read(&fixture("experts.gguf")).unwrap();
     let folder = tempfile::tempdir().unwrap();
