@@ -25,9 +25,9 @@ const MOST_TOKENS: usize = 1 << 26;
 /// Flags of `samite imatrix`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  samite imatrix -m model-f16.gguf -f texts.txt
-  samite imatrix -m model-f16.gguf -f more.txt --in-file imatrix.gguf -o both.gguf
-  samite quantize --imatrix imatrix.gguf model-f16.gguf model-iq2.gguf IQ2_M")]
+  samite imatrix -m f16.gguf -f texts.txt
+  samite imatrix -m f16.gguf -f more.txt --in-file imatrix.gguf -o both.gguf
+  samite quantize --imatrix imatrix.gguf f16.gguf iq2.gguf IQ2_M")]
 pub struct ImatrixArgs {
     /// Text that the model reads, such as it will read and write; without --chunks, of at most 67 million tokens
     #[arg(short, long, value_name = "FILE", required_unless_present = "in_file")]

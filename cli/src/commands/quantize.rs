@@ -22,8 +22,8 @@ mod bench;
 #[command(after_help = "Examples:
   samite quantize model-f16.gguf model-q4.gguf Q4_K_M
   samite quantize model-f16.gguf model-q8.gguf Q8_0 --dry-run
-  samite quantize --imatrix imatrix.gguf model-f16.gguf model-iq2.gguf IQ2_M
-  samite quantize --tensor-type 'ffn_down=Q6_K' model-f16.gguf model-q4.gguf Q4_K_M
+  samite quantize --imatrix imatrix.gguf model-f16.gguf iq2.gguf IQ2_M
+  samite quantize --tensor-type attn_v=Q8_0 model-f16.gguf q4.gguf Q4_K_M
   samite quantize --bench Q4_0 Q4_K")]
 pub struct QuantizeArgs {
     /// Model to convert, best in F32, F16 or BF16
