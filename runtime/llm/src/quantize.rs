@@ -259,7 +259,7 @@ impl Mixture {
 }
 
 /// What a tensor is for, as far as the rules tell it apart.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Output,
     Embedding,
@@ -394,7 +394,7 @@ impl Traits {
             .map(|(index, tensor)| (layer_of(&tensor.name), &*tensor.name, index))
             .collect();
         order.sort_unstable();
-        let mut seen = std::collections::HashMap::new();
+        let mut seen = std::collections::BTreeMap::new();
         let mut places = vec![None; tensors.len()];
         for (layer, name, index) in order {
             let count = seen.entry(Part::of(name)).or_insert(0usize);

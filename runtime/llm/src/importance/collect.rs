@@ -7,7 +7,7 @@ use crate::perplexity::{self, Perplexity};
 use samite_core::{Graph, Layout, Op, TensorId};
 use samite_quant::RowReader;
 use samite_sched::Watch;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Has `context`'s model read `tokens` in chunks of `chunk`, each on its own, and adds to `matrix` what it sees. It begins each chunk as [`perplexity`](crate::perplexity()) does, and
@@ -74,11 +74,11 @@ struct Collector {
     matrix: ImportanceMatrix,
     with_output: bool,
     /// By input.
-    dense: HashMap<TensorId, Vec<Dense>>,
+    dense: BTreeMap<TensorId, Vec<Dense>>,
     /// Those of this run that are still to come.
     routed: Vec<Routed>,
     /// Their operands that are there already.
-    held: HashMap<TensorId, (Layout, Vec<u8>)>,
+    held: BTreeMap<TensorId, (Layout, Vec<u8>)>,
     reader: RowReader,
     trouble: Option<String>,
 }
