@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod chunks;
 mod commands;
 mod cpu_args;
 mod failure;

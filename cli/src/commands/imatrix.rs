@@ -1,6 +1,7 @@
 //! `samite imatrix`: measures on a text how much each column of a model's matrices matters, for quantization.
 
 use crate::args::ModelArgs;
+use crate::chunks::{DEFAULT_CHUNK, Part};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::{self, Source};
@@ -13,14 +14,8 @@ use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Tokens of a chunk, unless the flags say otherwise or the model was trained on fewer.
-const DEFAULT_CHUNK: usize = 512;
-
-/// Inputs of fewer rows are not looked at.
+/// Fewer tokens tell little of what a model reads.
 const SMALLEST_CHUNK: usize = 16;
-
-/// So many tokens take weeks: more are not read without being asked for.
-const MOST_TOKENS: usize = 1 << 26;
 
 /// Flags of `samite imatrix`.
 #[derive(Debug, Args)]
@@ -98,7 +93,13 @@ pub fn run(args: ImatrixArgs) -> Outcome {
             "--ctx-size {chunk}: chunks need at least {SMALLEST_CHUNK} tokens"
         )));
     };
-    let tokens = tokens(&args, source, &model, chunk)?;
+    let part = Part {
+        chunk,
+        from_chunk: args.from_chunk,
+        chunks: args.chunks,
+        parse_special: args.parse_special,
+    };
+    let tokens = part.tokens(source, model.tokenizer()?)?;
     let mut matrix = ImportanceMatrix::new(chunk_size);
     merge(&mut matrix, &earlier)?;
     if let Some(file) = &args.file {
@@ -140,37 +141,6 @@ fn merge(matrix: &mut ImportanceMatrix, earlier: &[ImportanceMatrix]) -> Outcome
         matrix.merge(other)?;
     }
     Ok(())
-}
-
-/// The tokens of the chunks that are asked for.
-fn tokens(
-    args: &ImatrixArgs,
-    source: Source,
-    model: &samite::llm::Model,
-    chunk: usize,
-) -> Outcome<Vec<u32>> {
-    let name = source.name().to_owned();
-    let left_out = chunk.saturating_mul(args.from_chunk as usize);
-    let wanted = args
-        .chunks
-        .map(|chunks| chunk.saturating_mul(chunks as usize));
-    let most = wanted.map_or(MOST_TOKENS, |wanted| left_out.saturating_add(wanted));
-    let mut tokens = source.tokens(model.tokenizer()?, args.parse_special, most, |_| {})?;
-    if wanted.is_none() && tokens.len() > most {
-        return Err(Failure::error(format_args!(
-            "{name}: has more than {most} tokens: choose how many of them with --chunks"
-        )));
-    }
-    tokens.truncate(most);
-    let count = tokens.len();
-    tokens.drain(..left_out.min(count));
-    if tokens.len() < chunk {
-        return Err(Failure::error(format_args!(
-            "{name}: has {}, of which {left_out} are left out, and one chunk needs {chunk}: take a longer text or a smaller --ctx-size",
-            counted(count, "token")
-        )));
-    }
-    Ok(tokens)
 }
 
 fn report(args: &ImatrixArgs, matrix: &ImportanceMatrix, perplexity: Option<f64>) -> Outcome {

@@ -1,6 +1,7 @@
 //! `samite perplexity`: measures how well a model predicts a text.
 
 use crate::args::ModelArgs;
+use crate::chunks::{DEFAULT_CHUNK, Part};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
@@ -11,12 +12,6 @@ use samite::llm::perplexity;
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
-
-/// Tokens of a chunk, unless the flags say otherwise or the model was trained on fewer.
-const DEFAULT_CHUNK: usize = 512;
-
-/// So many tokens take weeks: more are not read without being asked for.
-const MOST_TOKENS: usize = 1 << 26;
 
 /// Half of a chunk is predicted from the other half.
 const SMALLEST_CHUNK: usize = 4;
@@ -55,27 +50,16 @@ pub fn run(args: PerplexityArgs) -> Outcome {
             "--ctx-size {chunk}: chunks need at least {SMALLEST_CHUNK} tokens"
         )));
     }
-    let most = args
-        .chunks
-        .map_or(MOST_TOKENS, |chunks| chunk.saturating_mul(chunks as usize));
-    let mut tokens = source.tokens(model.tokenizer()?, false, most, |_| {})?;
-    if args.chunks.is_none() && tokens.len() > most {
-        return Err(Failure::error(format_args!(
-            "{}: has more than {most} tokens: choose how many of them with --chunks",
-            args.file.display()
-        )));
-    }
-    if tokens.len() < chunk {
-        return Err(Failure::error(format_args!(
-            "{}: has {}, one chunk needs {chunk}: take a longer text or a smaller --ctx-size",
-            args.file.display(),
-            counted(tokens.len(), "token")
-        )));
-    }
+    let part = Part {
+        chunk,
+        from_chunk: 0,
+        chunks: args.chunks,
+        parse_special: false,
+    };
+    let tokens = part.tokens(source, model.tokenizer()?)?;
     options.n_ctx = Some(chunk);
     options.n_logits = Some(options.n_ubatch);
     let mut context = renewal::context(&args.model, &args.cpu, model, options)?;
-    tokens.truncate(most);
     let bar = progress::count("predicting", "chunks");
     bar.set_length((tokens.len() / chunk) as u64);
     let result = perplexity(&mut context, &tokens, chunk, |so_far| {
