@@ -168,7 +168,8 @@ fn pooling_of(number: c_int, model: &Model) -> Outcome<Option<Pooling>> {
     }
 }
 
-fn dtype(name: &str, number: c_int) -> Outcome<DType> {
+/// The type with ggml's number.
+pub fn dtype(name: &str, number: c_int) -> Outcome<DType> {
     let dtype = u32::try_from(number).ok().and_then(DType::from_id);
     dtype.ok_or_else(|| Failure::new(format!("{name} is {number}, which is no type")))
 }

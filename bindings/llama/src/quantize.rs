@@ -1,5 +1,6 @@
 //! Quantization of files.
 
+use crate::context::dtype;
 use crate::entry::{Failure, Outcome, export, required_text};
 use crate::layout::{QuantizeParams, TYPE_COUNT};
 use crate::load::apply_overrides;
@@ -26,13 +27,11 @@ fn check(params: &QuantizeParams) -> Outcome<()> {
 }
 
 /// The type with ggml's number, or none for the number that stands for none.
-fn dtype(number: c_int, field: &str) -> Outcome<Option<DType>> {
-    if number == TYPE_COUNT {
-        return Ok(None);
+fn chosen(name: &str, number: c_int) -> Outcome<Option<DType>> {
+    match number {
+        TYPE_COUNT => Ok(None),
+        number => dtype(name, number).map(Some),
     }
-    let dtype = u32::try_from(number).ok().and_then(DType::from_id);
-    let unknown = || Failure::new(format!("{field} {number}: there is no such type"));
-    dtype.map(Some).ok_or_else(unknown)
 }
 
 /// The exceptions from a mixture.
@@ -41,9 +40,9 @@ fn dtype(number: c_int, field: &str) -> Outcome<Option<DType>> {
 /// As the header says of these parameters.
 unsafe fn types(params: &QuantizeParams) -> Outcome<TypeChoices> {
     let mut types = TypeChoices {
-        output: dtype(params.output_tensor_type, "output_tensor_type")?,
+        output: chosen("output_tensor_type", params.output_tensor_type)?,
         keep_output: !params.quantize_output_tensor.is_on(),
-        embedding: dtype(params.token_embedding_type, "token_embedding_type")?,
+        embedding: chosen("token_embedding_type", params.token_embedding_type)?,
         of_tensors: Vec::new(),
     };
     let mut at = params.tt_overrides;
@@ -51,7 +50,7 @@ unsafe fn types(params: &QuantizeParams) -> Outcome<TypeChoices> {
     while let Some(entry) = unsafe { at.as_ref() }.filter(|entry| !entry.pattern.is_null()) {
         // SAFETY: the caller keeps to the header.
         let pattern = unsafe { required_text("tt_overrides", entry.pattern) }?;
-        if let Some(dtype) = dtype(entry.dtype, "tt_overrides")? {
+        if let Some(dtype) = chosen("tt_overrides", entry.dtype)? {
             types
                 .of_tensors
                 .push((pattern.parse().map_err(Failure::new)?, dtype));
