@@ -23,6 +23,9 @@ pub(crate) struct ColumnSpec {
     /// Elements that are summed up before a scale of the weights is applied: 16, 32 or 128, and 32 where as many share one of the
     /// column.
     pub group: usize,
+    /// Whether [`Sums::Offset`] starts with the bits of [`ROUND`], so that sums of products that start with it are the bits of
+    /// numbers.
+    pub bits: bool,
     /// How groups are summed up.
     pub sums: Sums,
     /// The largest code.
@@ -34,10 +37,9 @@ pub(crate) struct ColumnSpec {
 /// What is stored for the sum of the codes of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Sums {
-    /// The sum times minus the offset of the weights' codes, as i32; for columns with a scale for each group plus the bits of
-    /// [`ROUND`], so that sums of products that start with it are the bits of numbers, too.
+    /// The sum times minus the offset of the weights' codes, as i32.
     Offset(i32),
-    /// Minus the sum, without the column's scale, as f32: for weights with minimums, and columns with one scale for a slab.
+    /// Minus the sum, as f32, for weights with minimums; times the column's scale if each group has one.
     Minus,
 }
 
@@ -141,11 +143,15 @@ impl ColumnSpec {
         unsafe {
             let codes = &mut *slab.cast::<[i8; SLAB]>();
             let parts = codes.as_chunks_mut::<SCALED>().0.iter_mut();
+            let mut group_scales = [1.0; SLAB / 32];
             for (part, (codes, x)) in parts.zip(x.as_chunks::<SCALED>().0).enumerate() {
                 let scale = round(x, self.largest as f32, codes, |bits| bits as i8);
                 scales.cast::<f32>().add(part).write(scale);
+                if SCALED == GROUP {
+                    group_scales[part] = scale;
+                }
             }
-            let start = if SCALED == GROUP {
+            let start = if self.bits {
                 ROUND.to_bits().cast_signed()
             } else {
                 0
@@ -160,6 +166,9 @@ impl ColumnSpec {
                 let sum: i32 = word_sums.iter().sum();
                 let sum = match self.sums {
                     Sums::Offset(offset) => start - offset * sum,
+                    Sums::Minus if SCALED == GROUP => {
+                        (-(sum as f32) * group_scales[g]).to_bits().cast_signed()
+                    }
                     Sums::Minus => (-(sum as f32)).to_bits().cast_signed(),
                 };
                 sums.cast::<i32>().add(g).write(sum);

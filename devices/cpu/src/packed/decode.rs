@@ -8,6 +8,7 @@ use crate::activations::int8::{CROSSED, ColumnSpec, Sums, WORDS};
 use crate::product::Panel;
 use crate::simd::int8::Simd;
 use samite_core::DType;
+use std::marker::PhantomData;
 
 /// How many bytes before they are unpacked weights are asked for.
 const AHEAD: usize = 4096;
@@ -149,9 +150,8 @@ pub(crate) trait Format: Sized {
     /// What is subtracted from crossed codes, so that about as many are negative as are not.
     const MIDDLE: usize = Self::LARGEST.div_ceil(2);
 
-    /// Whether products are [crossed](crate::packed::int8) where that is faster: a code and one of a column must have a sum of eight bits. So columns'
-    /// codes are up to 120, not 127, for four bits, and up to 112 for five: products are then off by 5.2e-5 and 5.9e-5 of their square,
-    /// not by 4.6e-5. Not for types with blocks of 256: columns are rounded as llama.cpp does for these, so that results agree.
+    /// Whether products are [crossed](crate::packed::int8) where that is faster. The sum of a weight's code and a column's
+    /// code must fit into eight bits, so the codes of columns are at most 120 beside four bits and 112 beside five.
     const CROSSED: bool = matches!(
         Self::DTYPE,
         DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::MXFP4
@@ -166,7 +166,7 @@ pub(crate) trait Format: Sized {
             sums: Self::SUMS,
             // Whatever the instruction set is, so that results are the same.
             largest: if Self::CROSSED {
-                assert!(Self::GROUP == 32 && Self::Scheme::SLAB_SCALE && Self::LARGEST <= 31);
+                assert!(Self::GROUP == 32 && Self::LARGEST <= 31);
                 127 - (Self::LARGEST - Self::MIDDLE) as i32
             } else {
                 127
@@ -187,9 +187,8 @@ pub(crate) trait Format: Sized {
 pub(crate) trait Scheme {
     /// Elements that are summed up before their scale is applied.
     const GROUP: usize;
-    /// Whether columns have one scale for a slab, which is faster than one for each group. Where numbers are normally distributed, a
-    /// product then is off by 4.6e-5 of its square, not by 2.3e-5; rounding weights to 6 bits costs 3e-4, to 4 bits 6e-3.
-    const SLAB_SCALE: bool;
+    /// Which elements of a column share a scale.
+    type Scales: ColumnScales;
     /// Whether groups have minimums. Otherwise, codes have an offset.
     const MINIMUMS: bool;
     /// Whether codes need all eight bits; then their offset is 128.
@@ -198,47 +197,80 @@ pub(crate) trait Scheme {
     const LARGEST: usize;
     /// The same where sums have 32 bits from the start, so that it does not matter how large codes are.
     type Wide: Scheme;
+
+    /// Whether columns have one scale for a slab, not one for each group.
+    const SLAB_SCALE: bool = Self::Scales::SLAB;
+}
+
+/// Which elements of a column share a scale. Types of weights round columns as ggml does beside them: real activations have
+/// outliers, and one scale for 256 elements instead of 32 costs as much as a step of quantization of the weights.
+pub(crate) trait ColumnScales {
+    /// Whether those of a slab do. Otherwise those of a group do.
+    const SLAB: bool;
+    /// Whether sums of products are the bits of numbers that [`ROUND`](crate::simd::math::ROUND) was added to, which saves
+    /// converting them. Scales of weights must be exact when multiplied with it, and stay finite.
+    const BITS: bool;
+}
+
+/// The elements of a slab share a scale, as beside types with blocks of 256 elements in ggml.
+pub(crate) struct PerSlab;
+/// The 32 elements of a group share a scale, as beside types with blocks of 32 elements in ggml.
+pub(crate) struct PerGroup;
+/// The same beside weights whose scales use the whole range of exponents.
+pub(crate) struct PerGroupWide;
+
+impl ColumnScales for PerSlab {
+    const SLAB: bool = true;
+    const BITS: bool = false;
+}
+
+impl ColumnScales for PerGroup {
+    const SLAB: bool = false;
+    const BITS: bool = true;
+}
+
+impl ColumnScales for PerGroupWide {
+    const SLAB: bool = false;
+    const BITS: bool = false;
 }
 
 /// A [`Scheme`] of its constants.
 pub(crate) struct Groups<
     const GROUP: usize,
-    const SLAB_SCALE: bool,
+    Scales,
     const MINIMUMS: bool,
     const FULL: bool,
     const LARGEST: usize,
->;
+>(PhantomData<Scales>);
 
 impl<
     const GROUP: usize,
-    const SLAB_SCALE: bool,
+    Scales: ColumnScales,
     const MINIMUMS: bool,
     const FULL: bool,
     const LARGEST: usize,
-> Scheme for Groups<GROUP, SLAB_SCALE, MINIMUMS, FULL, LARGEST>
+> Scheme for Groups<GROUP, Scales, MINIMUMS, FULL, LARGEST>
 {
     const GROUP: usize = GROUP;
-    const SLAB_SCALE: bool = SLAB_SCALE;
+    type Scales = Scales;
     const MINIMUMS: bool = MINIMUMS;
     const FULL: bool = FULL;
     const LARGEST: usize = LARGEST;
-    type Wide = Groups<GROUP, SLAB_SCALE, MINIMUMS, FULL, 255>;
+    type Wide = Groups<GROUP, Scales, MINIMUMS, FULL, 255>;
 }
 
-/// Groups of 32 codes of eight bits, which have a scale of the column each: weights are about as exact as columns.
-pub(crate) type Bytes = Groups<32, false, false, true, 255>;
+/// Groups of 32 signed codes of eight bits.
+pub(crate) type Bytes<Scales> = Groups<32, Scales, false, true, 255>;
 /// Groups of `GROUP` codes up to `LARGEST` with an offset.
-pub(crate) type WithOffset<const GROUP: usize, const LARGEST: usize> =
-    Groups<GROUP, true, false, false, LARGEST>;
+pub(crate) type WithOffset<const GROUP: usize, const LARGEST: usize, Scales> =
+    Groups<GROUP, Scales, false, false, LARGEST>;
 /// Groups of `GROUP` codes up to `LARGEST` with minimums.
-pub(crate) type WithMinimums<const GROUP: usize, const LARGEST: usize> =
-    Groups<GROUP, true, true, false, LARGEST>;
-/// Groups of 32 signed numbers of eight bits from a table.
-pub(crate) type FromTable = Groups<32, true, false, true, 255>;
+pub(crate) type WithMinimums<const GROUP: usize, const LARGEST: usize, Scales> =
+    Groups<GROUP, Scales, true, false, LARGEST>;
 
 /// Where the parts of a column's slab are.
 pub(crate) const fn column_layout<S: Scheme, const CROSSED: bool>() -> ColumnSpec {
-    assert!(S::SLAB_SCALE || !S::MINIMUMS && S::GROUP == 32);
+    assert!(S::SLAB_SCALE || S::GROUP == 32);
     ColumnSpec {
         scaled: if S::SLAB_SCALE { SLAB } else { S::GROUP },
         group: S::GROUP,
@@ -248,6 +280,7 @@ pub(crate) const fn column_layout<S: Scheme, const CROSSED: bool>() -> ColumnSpe
             Sums::Offset(0)
         },
         largest: 127,
+        bits: S::Scales::BITS,
         crossed: if CROSSED { Some(0) } else { None },
     }
 }

@@ -7,7 +7,9 @@
 use super::{four_bits, high, low, number, six_bit_scale};
 use crate::activations::SLAB;
 use crate::activations::int8::Sums;
-use crate::packed::decode::{Format, FromTable, Rows, Sink, WithOffset};
+use crate::packed::decode::{
+    Bytes, Format, PerGroup, PerGroupWide, PerSlab, Rows, Sink, WithOffset,
+};
 use crate::packed::layout::Field;
 use crate::simd::int8::Simd;
 use samite_core::DType;
@@ -24,7 +26,7 @@ pub(crate) struct Iq4Nl;
 
 impl Format for Iq4Nl {
     const DTYPE: DType = DType::IQ4_NL;
-    type Scheme = FromTable;
+    type Scheme = Bytes<PerGroup>;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 16, 4)];
     const SUMS: Sums = Sums::Offset(128);
     const LARGEST: usize = 255;
@@ -45,7 +47,7 @@ pub(crate) struct Mxfp4;
 
 impl Format for Mxfp4 {
     const DTYPE: DType = DType::MXFP4;
-    type Scheme = WithOffset<32, 31>;
+    type Scheme = WithOffset<32, 31, PerGroupWide>;
     const FIELDS: &[Field] = &[(0, 1, 1), (1, 16, 4)];
     const SUMS: Sums = Sums::Offset(12);
     const LARGEST: usize = 24;
@@ -73,7 +75,7 @@ pub(crate) struct Iq4Xs;
 impl Format for Iq4Xs {
     const DTYPE: DType = DType::IQ4_XS;
     const BLOCK: usize = SLAB;
-    type Scheme = FromTable;
+    type Scheme = Bytes<PerSlab>;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 4, 4), (8, 128, 4)];
     const SUMS: Sums = Sums::Offset(128);
     const LARGEST: usize = 255;

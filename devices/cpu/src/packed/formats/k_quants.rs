@@ -7,7 +7,7 @@
 use super::{high, low, moved, number, or_masked, scaled, six_bit_scale, two_bits};
 use crate::activations::SLAB;
 use crate::activations::int8::Sums;
-use crate::packed::decode::{Format, Rows, Sink, WithMinimums, WithOffset, eight_times};
+use crate::packed::decode::{Format, PerSlab, Rows, Sink, WithMinimums, WithOffset, eight_times};
 use crate::packed::layout::Field;
 use crate::simd::int8::Simd;
 use samite_core::DType;
@@ -65,7 +65,7 @@ pub(crate) struct Q2K;
 impl Format for Q2K {
     const DTYPE: DType = DType::Q2_K;
     const BLOCK: usize = SLAB;
-    type Scheme = WithMinimums<16, 3>;
+    type Scheme = WithMinimums<16, 3, PerSlab>;
     const FIELDS: &[Field] = &[(80, 2, 2), (82, 2, 2), (0, 16, 1), (16, 64, 4)];
     const MIXED: usize = 8;
     const SUMS: Sums = Sums::Minus;
@@ -107,7 +107,7 @@ pub(crate) struct Q3K;
 impl Format for Q3K {
     const DTYPE: DType = DType::Q3_K;
     const BLOCK: usize = SLAB;
-    type Scheme = WithOffset<16, 7>;
+    type Scheme = WithOffset<16, 7, PerSlab>;
     const FIELDS: &[Field] = &[(108, 2, 2), (96, 12, 4), (0, 32, 4), (32, 64, 4)];
     const MIXED: usize = 8;
     const SUMS: Sums = Sums::Offset(4);
@@ -158,7 +158,7 @@ pub(crate) struct Q4K;
 impl Format for Q4K {
     const DTYPE: DType = DType::Q4_K;
     const BLOCK: usize = SLAB;
-    type Scheme = WithMinimums<32, 15>;
+    type Scheme = WithMinimums<32, 15, PerSlab>;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 12, 4), (16, 128, 4)];
     const MIXED: usize = 2;
     const SUMS: Sums = Sums::Minus;
@@ -195,7 +195,7 @@ pub(crate) struct Q5K;
 impl Format for Q5K {
     const DTYPE: DType = DType::Q5_K;
     const BLOCK: usize = SLAB;
-    type Scheme = WithMinimums<32, 31>;
+    type Scheme = WithMinimums<32, 31, PerSlab>;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 12, 4), (16, 32, 4), (48, 128, 4)];
     const MIXED: usize = 2;
     const SUMS: Sums = Sums::Minus;
@@ -241,7 +241,7 @@ pub(crate) struct Q6K;
 impl Format for Q6K {
     const DTYPE: DType = DType::Q6_K;
     const BLOCK: usize = SLAB;
-    type Scheme = WithOffset<16, 63>;
+    type Scheme = WithOffset<16, 63, PerSlab>;
     const FIELDS: &[Field] = &Q6_K_FIELDS;
     const MIXED: usize = 8;
     const SUMS: Sums = Sums::Offset(32);

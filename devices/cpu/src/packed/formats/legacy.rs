@@ -6,7 +6,7 @@
 
 use super::{four_bits, nibbles};
 use crate::activations::int8::Sums;
-use crate::packed::decode::{Bytes, Format, Rows, Sink, WithMinimums, WithOffset};
+use crate::packed::decode::{Bytes, Format, PerGroup, Rows, Sink, WithMinimums, WithOffset};
 use crate::packed::layout::Field;
 use crate::simd::int8::Simd;
 use samite_core::DType;
@@ -51,7 +51,7 @@ pub(crate) struct Q8_0;
 
 impl Format for Q8_0 {
     const DTYPE: DType = DType::Q8_0;
-    type Scheme = Bytes;
+    type Scheme = Bytes<PerGroup>;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 32, 4)];
     const SUMS: Sums = Sums::Offset(128);
     const LARGEST: usize = 255;
@@ -79,7 +79,7 @@ pub(crate) struct Q4_0;
 
 impl Format for Q4_0 {
     const DTYPE: DType = DType::Q4_0;
-    type Scheme = WithOffset<32, 15>;
+    type Scheme = WithOffset<32, 15, PerGroup>;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 16, 4)];
     const SUMS: Sums = Sums::Offset(8);
     const LARGEST: usize = 15;
@@ -99,7 +99,7 @@ pub(crate) struct Q4_1;
 
 impl Format for Q4_1 {
     const DTYPE: DType = DType::Q4_1;
-    type Scheme = WithMinimums<32, 15>;
+    type Scheme = WithMinimums<32, 15, PerGroup>;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 16, 4)];
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 15;
@@ -121,7 +121,7 @@ pub(crate) struct Q5_0;
 
 impl Format for Q5_0 {
     const DTYPE: DType = DType::Q5_0;
-    type Scheme = WithOffset<32, 31>;
+    type Scheme = WithOffset<32, 31, PerGroup>;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 4, 4), (6, 16, 4)];
     const SUMS: Sums = Sums::Offset(16);
     const LARGEST: usize = 31;
@@ -142,7 +142,7 @@ pub(crate) struct Q5_1;
 
 impl Format for Q5_1 {
     const DTYPE: DType = DType::Q5_1;
-    type Scheme = WithMinimums<32, 31>;
+    type Scheme = WithMinimums<32, 31, PerGroup>;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 4, 4), (8, 16, 4)];
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 31;

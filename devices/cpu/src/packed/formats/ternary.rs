@@ -7,7 +7,7 @@
 use super::two_bits;
 use crate::activations::SLAB;
 use crate::activations::int8::Sums;
-use crate::packed::decode::{Format, Rows, Sink, WithOffset, eight_times};
+use crate::packed::decode::{Format, PerSlab, Rows, Sink, WithOffset, eight_times};
 use crate::packed::layout::Field;
 use crate::simd::int8::Simd;
 use samite_core::DType;
@@ -43,7 +43,7 @@ impl Format for Tq1_0 {
     const DTYPE: DType = DType::TQ1_0;
     const BLOCK: usize = SLAB;
     // As many as sums of 16 bits have room for.
-    type Scheme = WithOffset<128, 3>;
+    type Scheme = WithOffset<128, 3, PerSlab>;
     const FIELDS: &[Field] = &[(52, 2, 2), (0, 52, 4)];
     const MIXED: usize = 2;
     const SUMS: Sums = Sums::Offset(1);
@@ -76,7 +76,7 @@ impl Format for Tq2_0 {
     const DTYPE: DType = DType::TQ2_0;
     const BLOCK: usize = SLAB;
     // As many as sums of 16 bits have room for.
-    type Scheme = WithOffset<128, 3>;
+    type Scheme = WithOffset<128, 3, PerSlab>;
     const FIELDS: &[Field] = &[(64, 2, 2), (0, 64, 4)];
     const SUMS: Sums = Sums::Offset(1);
     const LARGEST: usize = 3;

@@ -27,7 +27,7 @@ mod gemm;
 mod gemv;
 
 use super::Sum;
-use super::decode::{Format, PanelSlab, Scheme, Slab, column_spec};
+use super::decode::{ColumnScales, Format, PanelSlab, Scheme, Slab, column_spec};
 use super::formats::for_format;
 use super::tile::equal_part;
 use crate::activations::SLAB;
@@ -224,7 +224,7 @@ const fn is_offset<S: Scheme, V: Simd>() -> bool {
 unsafe fn scaled<S: Scheme, V: Simd>(products: V::Words, scales: V::Floats) -> V::Floats {
     // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe {
-        if is_offset::<S, V>() {
+        if S::Scales::BITS && is_offset::<S, V>() {
             // They are the bits of numbers that `ROUND` was added to. Scales are of half precision, so that what is subtracted is exact.
             let offset = V::mul(scales, V::splat_float(-ROUND));
             V::mul_add(V::from_bits(products), scales, offset)
