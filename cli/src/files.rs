@@ -209,6 +209,21 @@ fn pieces(
     }
 }
 
+/// Opens a regular file and returns its length: pipes and devices have none.
+pub fn open_regular(path: &Path) -> Outcome<(File, u64)> {
+    let name = path.display().to_string();
+    let cannot_read = |error| cannot_read(&name, &error);
+    // Opening a pipe would wait for its other end.
+    if !std::fs::metadata(path).map_err(cannot_read)?.is_file() {
+        return Err(Failure::error(format_args!(
+            "{name}: is not a regular file: name a file"
+        )));
+    }
+    let file = File::open(path).map_err(cannot_read)?;
+    let length = file.metadata().map_err(cannot_read)?.len();
+    Ok((file, length))
+}
+
 /// Prepares a file that a flag asks for, before the work whose result it takes: a name that cannot be written is found
 /// early, and what fails later leaves nothing behind.
 pub fn create(path: &Option<impl AsRef<Path>>) -> Outcome<Option<AtomicFile>> {

@@ -234,6 +234,7 @@ fn little_memory_is_an_error() {
         "quantize M OUT Q8_0 -t 2",
         "bench -m M -p 8 -n 2 -r 1 --no-peaks -t 2",
         "perplexity -m M -f TEXT -c 32 --chunks 2 -t 2",
+        "perplexity -m M -f TEXT -c 32 --chunks 2 -t 2 --kl-divergence-base OUT",
         "test-ops --filter sqr -t 2",
         "synth OUT",
     ] {

@@ -197,6 +197,7 @@ fn at_any_time() {
     for line in [
         "run -m M -p ab -n 2000 --ignore-eos --keep 4 -q --trace OUT",
         "perplexity -m M -f TEXT -c 32 -t 1",
+        "perplexity -m M -f TEXT -c 32 -t 1 --kl-divergence-base OUT",
         "tokenize -m M words",
         "plan -m M --svg OUT",
         "inspect M",

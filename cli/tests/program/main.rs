@@ -21,6 +21,7 @@ mod interrupt;
 mod log;
 mod logits;
 mod output;
+mod perplexity;
 #[cfg(unix)]
 mod plan;
 #[cfg(unix)]

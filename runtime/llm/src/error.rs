@@ -115,7 +115,8 @@ pub(crate) fn try_resize<T: Clone>(
     Ok(())
 }
 
-fn try_reserve<T>(vec: &mut Vec<T>, more: usize, what: &str) -> Result<()> {
+/// Reserves memory for `more` elements, which may be refused.
+pub(crate) fn try_reserve<T>(vec: &mut Vec<T>, more: usize, what: &str) -> Result<()> {
     let asked = vec.len().saturating_add(more);
     let refused = |_| samite_core::Error::OutOfMemory {
         device: "host".into(),

@@ -63,6 +63,7 @@ mod fit;
 mod graphs;
 pub mod importance;
 mod kv;
+pub mod log_probs;
 pub mod merge;
 mod model;
 mod perplexity;
@@ -88,7 +89,9 @@ pub use error::{Error, Result};
 pub use fit::{DeviceNeed, Fit, FitOptions};
 pub use kv::Cells;
 pub use model::{Model, ModelOptions, ModelPlan, Progress};
-pub use perplexity::{Perplexity, perplexity};
+pub use perplexity::{
+    Distribution, Estimate, KlDivergence, Perplexity, kl_divergence, perplexity, record_log_probs,
+};
 pub use rules::{PlacementRule, Role, Selector};
 pub use sampling::sampler_params;
 pub use saved::{SavedHeader, SavedSequence};

@@ -1,8 +1,17 @@
 //! Perplexity: how surprised a model is by a text.
 
+mod divergence;
+
+pub use divergence::{Distribution, Estimate, KlDivergence, kl_divergence};
+
 use crate::batch::Batch;
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::log_probs::LogProbsWriter;
+use std::io::Write;
+
+/// Tokens of a chunk, at least: half of them are context, and the last one predicts nothing.
+pub(crate) const MIN_CHUNK: usize = 4;
 
 /// How surprised a model was.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,18 +26,60 @@ pub struct Perplexity {
     pub error: f64,
 }
 
-/// Negative log likelihood of `token` in nats.
-fn surprise(logits: &[f32], token: u32) -> f64 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits
-        .iter()
-        .map(|&logit| f64::from(logit - max).exp())
-        .sum();
-    let logit = logits
-        .get(token as usize)
-        .copied()
-        .unwrap_or(f32::NEG_INFINITY);
-    f64::from(max) + sum.ln() - f64::from(logit)
+/// Logits of a position, and the token that follows it in the text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scored<'a> {
+    pub logits: &'a [f32],
+    /// Position in its chunk.
+    pub position: usize,
+    /// The token that follows.
+    pub next: u32,
+    /// Largest logit.
+    pub max: f32,
+    /// Logarithm of the sum of `exp(logit - max)`.
+    pub log_sum_exp: f64,
+    /// Negative log-likelihood of `next`, in nats.
+    pub nats: f64,
+}
+
+impl<'a> Scored<'a> {
+    pub fn new(logits: &'a [f32], position: usize, next: u32) -> Self {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits
+            .iter()
+            .map(|&logit| f64::from(logit - max).exp())
+            .sum();
+        let log_sum_exp = sum.ln();
+        let logit = logits
+            .get(next as usize)
+            .copied()
+            .unwrap_or(f32::NEG_INFINITY);
+        Scored {
+            logits,
+            position,
+            next,
+            max,
+            log_sum_exp,
+            nats: f64::from(max) + log_sum_exp - f64::from(logit),
+        }
+    }
+}
+
+/// Receives the results of [`measure`] as they are computed; an error stops the measurement.
+pub(crate) trait Observer {
+    /// Called for each scored token, in the order of the text.
+    fn on_scored(&mut self, _scored: &Scored<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called after each chunk.
+    fn on_chunk(&mut self, so_far: &Perplexity) -> Result<()>;
+}
+
+impl<F: FnMut(&Perplexity) -> Result<()>> Observer for F {
+    fn on_chunk(&mut self, so_far: &Perplexity) -> Result<()> {
+        self(so_far)
+    }
 }
 
 /// Measures `tokens` in chunks of `chunk`, each on its own in sequence 0: the first half of a chunk is context, the second
@@ -44,28 +95,76 @@ pub fn perplexity(
     chunk: usize,
     mut on_chunk: impl FnMut(&Perplexity),
 ) -> Result<Perplexity> {
-    measure(context, tokens, chunk, false, |so_far| {
+    measure(context, tokens, chunk, false, &mut |so_far: &Perplexity| {
         on_chunk(so_far);
         Ok(())
     })
 }
 
-/// [`perplexity`], where every token goes through all of the model if `whole`, although not all are scored, and `on_chunk` may stop it.
+/// Writes the log-probabilities of each scored token, and reports chunks.
+struct Recorder<W, F> {
+    writer: LogProbsWriter<W>,
+    on_chunk: F,
+}
+
+impl<W: Write, F: FnMut(&Perplexity)> Observer for Recorder<W, F> {
+    fn on_scored(&mut self, scored: &Scored<'_>) -> Result<()> {
+        let Scored {
+            logits,
+            max,
+            log_sum_exp,
+            ..
+        } = *scored;
+        self.writer.write_row(logits, max, log_sum_exp)
+    }
+
+    fn on_chunk(&mut self, so_far: &Perplexity) -> Result<()> {
+        (self.on_chunk)(so_far);
+        Ok(())
+    }
+}
+
+/// Measures `tokens` as [`perplexity`] does, and writes the log-probabilities of all scored tokens to
+/// `output` in the format of [`log_probs`](crate::log_probs), for [`kl_divergence`].
+///
+/// Tokens behind the last whole chunk are left out.
+///
+/// # Errors
+/// Those of [`perplexity`] and [`LogProbsWriter`]. The output is not complete then.
+pub fn record_log_probs(
+    context: &mut Context,
+    tokens: &[u32],
+    chunk: usize,
+    output: impl Write,
+    on_chunk: impl FnMut(&Perplexity),
+) -> Result<Perplexity> {
+    let n_vocab = context.model().spec().n_vocab;
+    let (chunks, _) = tokens.split_at(tokens.len() - tokens.len() % chunk.max(1));
+    let mut recorder = Recorder {
+        writer: LogProbsWriter::new(output, chunk, n_vocab, chunks)?,
+        on_chunk,
+    };
+    let result = measure(context, chunks, chunk, false, &mut recorder)?;
+    recorder.writer.finish()?;
+    Ok(result)
+}
+
+/// [`perplexity`], where every token goes through all of the model if `whole`, although not all are scored, and `observer` may stop it.
 pub(crate) fn measure(
     context: &mut Context,
     tokens: &[u32],
     chunk: usize,
     whole: bool,
-    mut on_chunk: impl FnMut(&Perplexity) -> Result<()>,
+    observer: &mut impl Observer,
 ) -> Result<Perplexity> {
     if context.model().spec().sees_later() {
         return Err(Error::invalid(
             "this model's tokens look at later ones: it does not predict what comes next",
         ));
     }
-    if chunk < 4 || chunk > context.n_ctx() {
+    if chunk < MIN_CHUNK || chunk > context.n_ctx() {
         return Err(Error::invalid(format!(
-            "chunks of {chunk} tokens: must be 4 to the context size {}",
+            "chunks of {chunk} tokens: must be {MIN_CHUNK} to the context size {}",
             context.n_ctx()
         )));
     }
@@ -97,17 +196,19 @@ pub(crate) fn measure(
             }
             context.decode(&batch)?;
             for at in start..end {
-                let scored = scored.contains(&at).then(|| context.logits(at - start));
-                let Some(logits) = scored.flatten() else {
+                let logits = scored.contains(&at).then(|| context.logits(at - start));
+                let Some(logits) = logits.flatten() else {
                     continue;
                 };
-                let nats = surprise(logits, part[at + 1]);
+                let scored = Scored::new(logits, at, part[at + 1]);
+                let nats = scored.nats;
                 if !nats.is_finite() {
                     return Err(Error::model(format!(
                         "in chunk {}, the surprise at token {at} is {nats}: the model computes no probabilities; is it damaged?",
                         result.chunks.len() + 1
                     )));
                 }
+                observer.on_scored(&scored)?;
                 sum += nats;
                 squares += nats * nats;
             }
@@ -119,7 +220,7 @@ pub(crate) fn measure(
         result.value = mean.exp();
         let variance = (squares / n - mean * mean).max(0.0);
         result.error = (variance / (n - 1.0).max(1.0)).sqrt() * result.value;
-        on_chunk(&result)?;
+        observer.on_chunk(&result)?;
     }
     context.clear()?;
     Ok(result)
@@ -130,14 +231,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn surprise_is_the_logarithm_of_the_probability() {
+    fn nats_are_the_negative_logarithm_of_the_probability() {
+        let nats = |logits: &[f32], token| Scored::new(logits, 0, token).nats;
         let logits = [1.0f32, 2.0, 3.0];
         let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
         for (token, &logit) in logits.iter().enumerate() {
             let expected = -(f64::from(logit).exp() / total).ln();
-            assert!((surprise(&logits, token as u32) - expected).abs() < 1e-12);
+            assert!((nats(&logits, token as u32) - expected).abs() < 1e-12);
         }
-        assert!((surprise(&[5.0; 8], 3) - 8f64.ln()).abs() < 1e-12);
-        assert_eq!(surprise(&logits, 9), f64::INFINITY);
+        assert!((nats(&[5.0; 8], 3) - 8f64.ln()).abs() < 1e-12);
+        assert_eq!(nats(&logits, 9), f64::INFINITY);
     }
 }

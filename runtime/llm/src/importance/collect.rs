@@ -31,7 +31,7 @@ pub fn collect(
         ..Collector::default()
     }));
     let before = context.watch(Some(Collector::watcher(&shared)));
-    let measured = perplexity::measure(context, tokens, chunk, true, |so_far| {
+    let measured = perplexity::measure(context, tokens, chunk, true, &mut |so_far: &Perplexity| {
         let collector = &mut *lock(&shared);
         collector.matrix.chunks += 1;
         on_chunk(so_far, &collector.matrix)
