@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Mean KL divergence of quantized models to their F32 logits, beside llama.cpp's for the same files.
 
-    benches/accuracy/kl.py --samite target/release/samite --llama LLAMA_CPP_BIN --model smollm2.gguf [--types Q4_0 ...]
+    benches/accuracy/kl.py --samite target/release/samite --model smollm2.gguf --llama LLAMA_CPP_BIN
 
-The model is dequantized to F32 once, and quantized from there to each type (`--pure`). llama-perplexity writes the base
-file, both programs are compared with it. Needs llama-perplexity in LLAMA_CPP_BIN; without --llama, samite writes the base
-file and llama.cpp's columns stay empty.
+The model is dequantized to F32 once, and quantized from there to each type (`--pure`). llama.cpp's figures come from
+llama-perplexity in LLAMA_CPP_BIN, with and without its packed weights, of which the better one counts; --write keeps them in a
+file. Without --llama they come from such a file (--figures). A divergence above 1.02 times llama.cpp's, or fewer equal top tokens
+than llama.cpp has, is an error.
 """
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
@@ -17,94 +19,127 @@ import sys
 import tempfile
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
+TEXTS = [HERE / "text.txt", HERE.parents[1] / "LICENSE-APACHE"]
 TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS".split()
-# Name, environment, flags of samite.
-PATHS = [
-    ("packed", {}, []),
-    ("as in the file", {}, ["--no-repack"]),
-    ("one column", {}, ["-ub", "1"]),
-    ("one column, as in the file", {}, ["-ub", "1", "--no-repack"]),
-]
+MOST = 1.02
+# Name and flags of samite.
+PATHS = {
+    "packed": [],
+    "as in the file": ["--no-repack"],
+    "one column": ["-ub", "1"],
+    "one column, as in the file": ["-ub", "1", "--no-repack"],
+}
 
 
 def run(command, **environment):
+    command = [str(word) for word in command]
     result = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     if result.returncode:
-        sys.exit(f"{' '.join(map(str, command))}: {result.stderr[-2000:]}")
-    return result.stdout + result.stderr
+        raise RuntimeError(f"{' '.join(command)} ended with {result.returncode}: {result.stderr[-2000:]}")
+    return result.stdout, result.stderr
 
 
-def of_llama(text):
+def of_llama(command):
     """Mean divergence and share of equal top tokens in llama-perplexity's report."""
+    try:
+        text = "".join(run(command))
+    except RuntimeError as error:
+        # Its products by AMX end the program on some machines.
+        print(error, file=sys.stderr)
+        return math.inf, 0.0
     mean = re.search(r"Mean\s+KLD:\s+(\S+)", text)
     same = re.search(r"Same top p:\s+(\S+)", text)
-    if not mean or not same:
-        sys.exit(f"no divergence in: {text[-2000:]}")
     return float(mean.group(1)), float(same.group(1)) / 100
+
+
+class Judge:
+    def __init__(self, options):
+        self.options = options
+        self.folder = options.folder or Path(tempfile.mkdtemp())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.name = options.model.stem
+        self.text = self.folder / "text.txt"
+        self.text.write_bytes(b"\n".join(text.read_bytes() for text in options.text))
+        self.common = ["-c", options.context, "-t", options.threads]
+        self.chunks = ["--chunks", options.chunks] if options.chunks else []
+        self.full = self.folder / f"{self.name}-f32.gguf"
+        if not self.full.exists():
+            run([options.samite, "quantize", options.model, self.full, "F32", "--allow-requantize"])
+        self.base = self.folder / f"{self.name}.base"
+        program = [options.llama / "llama-perplexity", "-b", options.context] if options.llama else [options.samite, "perplexity"]
+        run([*program, "-m", self.full, "-f", self.text, "--kl-divergence-base", self.base, *self.common, *self.chunks])
+
+    def file(self, dtype):
+        if dtype == "as is":
+            return self.options.model
+        file = self.folder / f"{self.name}-{dtype}.gguf"
+        if not file.exists():
+            run([self.options.samite, "quantize", self.full, file, dtype, "--pure"])
+        return file
+
+    def compare(self, file):
+        return ["-m", file, "--kl-divergence", "--kl-divergence-base", self.base, *self.common]
+
+    def llama(self, dtype):
+        command = [self.options.llama / "llama-perplexity", "-b", self.options.context, *self.compare(self.file(dtype))]
+        both = [of_llama([*command, *flags]) for flags in ([], ["--no-repack"])]
+        return {"mean": min(mean for mean, _ in both), "same_top": max(same for _, same in both)}
+
+    def samite(self, dtype, flags, environment):
+        command = [self.options.samite, "perplexity", "--json", *self.compare(self.file(dtype)), *flags]
+        report = json.loads(run(command, **environment)[0])
+        return report["kl_divergence"]["mean"], report["same_top"]["share"], report["same_top"]["error"]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samite", type=Path, required=True)
     parser.add_argument("--llama", type=Path)
+    parser.add_argument("--figures", type=Path, help="file with llama.cpp's figures")
+    parser.add_argument("--write", type=Path, help="write llama.cpp's figures to this file, beside those that it has")
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file with real weights")
-    parser.add_argument("--text", type=Path, default=Path(__file__).with_name("text.txt"))
+    parser.add_argument("--text", type=Path, nargs="+", default=TEXTS)
     parser.add_argument("--context", default="256")
-    parser.add_argument("--threads", default=str(os.cpu_count()))
-    parser.add_argument("--types", nargs="+", default=TYPES)
-    parser.add_argument("--levels", nargs="*", default=[], help="instruction sets beside the machine's own (SAMITE_CPU_ISA)")
+    parser.add_argument("--chunks", help="only the first ones")
+    parser.add_argument("--threads", default=str(len(os.sched_getaffinity(0))))
+    parser.add_argument("--types", nargs="+", default=TYPES, help="`as is` is the file itself")
+    parser.add_argument("--paths", nargs="+", default=list(PATHS), choices=list(PATHS))
+    parser.add_argument("--levels", nargs="*", default=[""], help="instruction sets (SAMITE_CPU_ISA); the machine's own by default")
     parser.add_argument("--device", help="measure this device instead of the CPU")
-    parser.add_argument("--as-is", action="store_true", help="the file itself instead of types made from it")
     parser.add_argument("--folder", type=Path, help="where models are kept")
-    parser.add_argument("--json", type=Path, help="write all figures here, too")
     options = parser.parse_args()
 
-    folder = options.folder or Path(tempfile.mkdtemp())
-    folder.mkdir(parents=True, exist_ok=True)
-    name = options.model.stem
-    full = folder / f"{name}-f32.gguf"
-    if not full.exists():
-        run([options.samite, "quantize", options.model, full, "F32", "--allow-requantize"])
-    base = folder / f"{name}-{options.text.stem}-{options.context}.base"
-    common = ["-c", options.context, "-t", options.threads]
-    if not base.exists():
+    judge = Judge(options)
+    figures = json.loads(options.figures.read_text()).get(judge.name, {}) if options.figures else {}
+    failures = 0
+    print("| type | path | KL | llama.cpp | ratio | same top | llama.cpp |\n|---|---|---|---|---|---|---|", flush=True)
+    for dtype in options.types:
         if options.llama:
-            command = [options.llama / "llama-perplexity", "-b", options.context, "--no-warmup"]
-        else:
-            command = [options.samite, "perplexity"]
-        run([*command, "-m", full, "-f", options.text, "--kl-divergence-base", base, *common])
-
-    paths = list(PATHS)
-    for level in options.levels:
-        paths += [(f"{level}, {path}", {"SAMITE_CPU_ISA": level}, flags) for path, _, flags in PATHS]
-    if options.device:
-        device = ["--device", options.device]
-        paths = [(f"{options.device}, {path}", {}, flags + device) for path, _, flags in PATHS]
-
-    figures = []
-    for dtype in [""] if options.as_is else options.types:
-        file = options.model if options.as_is else folder / f"{name}-{dtype}.gguf"
-        if not file.exists():
-            run([options.samite, "quantize", full, file, dtype, "--pure"])
-        compare = ["-m", file, "--kl-divergence", "--kl-divergence-base", base, *common]
-        best = None
-        if options.llama:
-            command = [options.llama / "llama-perplexity", "-f", options.text, "-b", options.context, "--no-warmup"]
-            both = [of_llama(run([*command, *flags, *compare])) for flags in ([], ["--no-repack"])]
-            best = (min(mean for mean, _ in both), max(same for _, same in both))
-            print(f"{dtype or name:<8} llama.cpp {both[0][0]:.6f} {both[1][0]:.6f}, same top {best[1]:.4f}", flush=True)
-        for path, environment, flags in paths:
-            report = json.loads(run([options.samite, "perplexity", "--json", *compare, *flags], **environment).split("\n}")[0] + "\n}")
-            mean, same = report["kl_divergence"]["mean"], report["same_top"]["share"]
-            row = {"model": name, "type": dtype, "path": path, "mean": mean, "same_top": same}
-            text = f"{dtype or name:<8} {path:<36} {mean:.6f}"
-            if best:
-                row |= {"llama": both[0][0], "llama_no_repack": both[1][0], "ratio": mean / best[0], "llama_same_top": best[1]}
-                text += f" {row['ratio']:.4f} {'' if row['ratio'] <= 1.02 else 'above 1.02'}"
-            figures.append(row)
-            print(f"{text} same top {same:.4f}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
+            figures[dtype] = judge.llama(dtype)
+        peer = figures.get(dtype)
+        for level in options.levels:
+            for path in options.paths:
+                flags = PATHS[path] + (["--device", options.device] if options.device else [])
+                mean, same, error = judge.samite(dtype, flags, {"SAMITE_CPU_ISA": level} if level else {})
+                where = ", ".join(filter(None, [options.device, level, path]))
+                if not peer:
+                    print(f"| {dtype} | {where} | {mean:.6f} | | | {same:.4f} | |", flush=True)
+                    continue
+                ratio = mean / peer["mean"]
+                # Top tokens that are nearly equal change places by chance: of so few tokens, shares within an error are equal.
+                bad = ratio > MOST or same < peer["same_top"] - 0.001 - error
+                failures += bad
+                print(
+                    f"| {dtype} | {where} | {mean:.6f} | {peer['mean']:.6f} | {ratio:.3f} | {same:.4f} | {peer['same_top']:.4f} |"
+                    + (" worse than llama.cpp" if bad else ""),
+                    flush=True,
+                )
+    if options.write:
+        kept = json.loads(options.write.read_text()) if options.write.exists() else {}
+        kept[judge.name] = kept.get(judge.name, {}) | figures
+        options.write.write_text(json.dumps(kept, indent=1) + "\n")
+    sys.exit(f"{failures} worse than llama.cpp" if failures else 0)
 
 
 if __name__ == "__main__":

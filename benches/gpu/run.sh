@@ -59,9 +59,7 @@ export -f text same_text
 
 : >"$results"
 "$samite" devices -v >"$out/devices.log" 2>&1
-say '```'
-say "$(grep -A12 "^$device" "$out/devices.log" | head -n 12)"
-say '```'
+say "$(grep -E "[ *] $device +gpu" "$out/devices.log" | sed 's/^[* ]*//')"
 say ""
 say "| check | result | time |"
 say "|---|---|---|"
@@ -78,8 +76,8 @@ if [ -n "$tests" ]; then
 fi
 step operations 120 "$samite" test-ops --device "$device" --only
 if [ -n "$model" ]; then
-  step accuracy 120 python3 "$here/../accuracy/kl.py" --samite "$samite" --model "$model" --device "$device" --folder "$work" \
-    --types Q4_0 Q4_1 Q5_0 Q8_0 Q4_K Q6_K --json "$out/accuracy.json"
+  step accuracy 200 python3 "$here/../accuracy/kl.py" --samite "$samite" --model "$model" --device "$device" --folder "$work" \
+    --types Q4_0 Q4_1 Q5_1 Q8_0 Q4_K Q6_K
   say ""
   say '```'
   say "$(cat "$out/accuracy.log")"
