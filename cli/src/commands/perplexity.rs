@@ -1,4 +1,5 @@
-//! `samite perplexity`: measures how well a model predicts a text, or how far it is from another model.
+//! `samite perplexity`: measures how well a model predicts a text, or how far it is from another
+//! model.
 
 use crate::args::ModelArgs;
 use crate::chunks::{DEFAULT_CHUNK, Part};
@@ -18,17 +19,20 @@ use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 
 /// Half of a chunk is predicted from the other half.
-const SMALLEST_CHUNK: usize = 4;
+const MIN_CHUNK: usize = 4;
 
 /// Flags of `samite perplexity`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "To measure what quantization costs, write the log-probabilities of the original
+model to a file, and compare the quantized model with that file.
+
+Examples:
   samite perplexity -m model.gguf -f wiki.test.raw
   samite perplexity -m model.gguf -f wiki.test.raw -c 2048 --chunks 20
-
-How far a quantized model is from the original, in two steps:
   samite perplexity -m f16.gguf -f wiki.test.raw --kl-divergence-base f16.kld
-  samite perplexity -m q4.gguf --kl-divergence-base f16.kld --kl-divergence")]
+  samite perplexity -m q4.gguf --kl-divergence --kl-divergence-base f16.kld"
+)]
 pub struct PerplexityArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -89,9 +93,9 @@ fn predict(args: &PerplexityArgs, file: &Path, output: Option<&Path>) -> Outcome
     let model = renewal::load(&args.model, &args.cpu, &cancel)?;
     let n_ctx_train = model.spec().n_ctx_train;
     let chunk = options.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CHUNK));
-    if chunk < SMALLEST_CHUNK {
+    if chunk < MIN_CHUNK {
         return Err(Failure::usage(format_args!(
-            "--ctx-size {chunk}: chunks need at least {SMALLEST_CHUNK} tokens"
+            "--ctx-size {chunk}: chunks need at least {MIN_CHUNK} tokens"
         )));
     }
     let part = Part {
@@ -218,7 +222,10 @@ fn json_of(result: &Perplexity, chunk: usize) -> Value {
 }
 
 fn json_of_divergence(result: &KlDivergence, chunk: usize) -> Value {
-    let estimate = |name: &str, estimate: Estimate| json!({ name: json_number(estimate.value), "error": json_number(estimate.error) });
+    let estimate = |name: &str, Estimate { value, error }: Estimate| {
+        let (value, error) = (json_number(value), json_number(error));
+        json!({ name: value, "error": error })
+    };
     let of_percent = |percent: f64| json_number(result.divergence.percentile(percent));
     let mut divergence = estimate("mean", result.divergence.mean);
     divergence["min"] = of_percent(0.0);
@@ -234,6 +241,7 @@ fn json_of_divergence(result: &KlDivergence, chunk: usize) -> Value {
     delta_p["max"] = json_number(result.max_delta_p);
     let mut value = json_of(&result.perplexity, chunk);
     value["base"] = estimate("perplexity", result.base_perplexity);
+    value["base"]["clipped_tokens"] = json!(result.clipped_tokens);
     value["log_ratio"] = estimate("mean", result.log_ratio);
     value["kl_divergence"] = divergence;
     value["delta_p"] = delta_p;
@@ -249,6 +257,7 @@ fn table_of(result: &KlDivergence, chunk: usize) -> String {
     let KlDivergence {
         perplexity,
         base_perplexity,
+        clipped_tokens,
         log_ratio,
         divergence,
         delta_p,
@@ -272,10 +281,10 @@ fn table_of(result: &KlDivergence, chunk: usize) -> String {
     line("perplexity of the model", perplexity_estimate, "");
     line("perplexity of the base", *base_perplexity, "");
     line("ln(PPL(Q)/PPL(base))", *log_ratio, "");
+    line("mean KL divergence", divergence.mean, "");
     line("same top token", percent(*same_top), " %");
     line("mean Δp", percent(*delta_p), " %");
     line("RMS Δp", percent(*delta_p_rms), " %");
-    line("mean KL divergence", divergence.mean, "");
     let _ = writeln!(
         table,
         "{:<24}{:>12.6} to {:.6} %",
@@ -283,7 +292,15 @@ fn table_of(result: &KlDivergence, chunk: usize) -> String {
         100.0 * result.min_delta_p,
         100.0 * result.max_delta_p
     );
-    table + &quantiles_of(divergence) + &format!("over {}\n", extent_of(perplexity, chunk))
+    table += &quantiles_of(divergence);
+    table += &format!("over {}\n", extent_of(perplexity, chunk));
+    if *clipped_tokens > 0 {
+        table += &format!(
+            "{} too unlikely for the file's range: the base's true perplexity is higher\n",
+            counted(*clipped_tokens, "token")
+        );
+    }
+    table
 }
 
 fn quantiles_of(divergence: &Distribution) -> String {

@@ -1,7 +1,8 @@
 //! Divergence of models from files of log-probabilities.
 
-use crate::{listing, samite, tiny, with_model};
+use crate::{listing, tiny, with_model};
 use samite::llm::SyntheticModel;
+use samite::llm::log_probs::LogProbsReader;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -57,7 +58,7 @@ fn a_model_does_not_diverge_from_itself() {
     for pointer in ["/perplexity", "/error", "/tokens", "/chunk_size", "/chunks"] {
         assert_eq!(value.pointer(pointer), plain.pointer(pointer));
     }
-    // A code is 16 / 65535 wide, so that rounding changes a log-probability by at most half of that.
+    // Codes are 16 / 65535 apart, so rounding changes a log-probability by at most half of that.
     let half = 8.0 / 65535.0 + 1e-5;
     let ratio = number(&value, "/base/perplexity") / number(&value, "/perplexity");
     assert!(ratio.ln().abs() <= half, "{ratio}");
@@ -147,7 +148,7 @@ fn flags_that_make_no_comparison() {
     ] {
         with_model(&base.model, &line).fails(2, &[part]);
     }
-    let line = format!("perplexity -m M -f {text} -c 32 --kl-divergence-base");
+    let line = format!("perplexity -m M -f {text} --kl-divergence-base");
     with_model(&base.model, &format!("{line} /no/such/base")).fails(1, &["/no/such/base"]);
     with_model(&base.model, &format!("{line} /dev/null")).fails(1, &["/dev/null"]);
     // A failure leaves the earlier file alone, and nothing else behind.
@@ -237,8 +238,130 @@ fn a_context_that_does_not_fit_names_the_file() {
     );
 }
 
-/// Log-probabilities of the built-in model that llama.cpp's tool wrote.
+/// The built-in model in F32, so that programs differ only by the order of their sums, as it is and
+/// rounded to Q4_0. `make.sh` made the log-probabilities of the first one.
+fn built_in(dir: &Path) -> [PathBuf; 2] {
+    let built_in = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../models/stories/stories.gguf"
+    );
+    let [whole, small, rounded] =
+        ["f32.gguf", "q4_0.gguf", "q4_0-f32.gguf"].map(|name| dir.join(name));
+    for (from, to, mixture) in [
+        (Path::new(built_in), &whole, "F32"),
+        (&whole, &small, "Q4_0"),
+        (&small, &rounded, "F32"),
+    ] {
+        let line = format!("quantize --allow-requantize M {} {mixture}", to.display());
+        with_model(from, &line).ok();
+    }
+    [whole, rounded]
+}
+
+/// A file in the folder of what llama.cpp's tool wrote.
 fn fixture(name: &str) -> String {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kl_divergence/");
     format!("{folder}{name}")
+}
+
+/// Codes of all rows of a file, with scale and minimum of each.
+fn rows_of(path: &str) -> Vec<([f32; 2], Vec<u16>)> {
+    let bytes = std::fs::read(path).unwrap();
+    let mut reader = LogProbsReader::new(&bytes[..], bytes.len() as u64).unwrap();
+    let rows = reader.n_chunk() * (reader.n_ctx() - 1 - reader.n_ctx() / 2);
+    let mut next = || {
+        let row = reader.next_row().unwrap();
+        ([row.scale, row.minimum], row.codes.to_vec())
+    };
+    (0..rows).map(|_| next()).collect()
+}
+
+#[test]
+fn files_are_those_of_llama_cpp() {
+    let dir = tempfile::tempdir().unwrap();
+    let [model, _] = built_in(dir.path());
+    let (theirs, ours) = (fixture("llama.kld"), dir.path().join("ours"));
+    let ours = ours.display().to_string();
+    let line = format!(
+        "perplexity -m M --kv f32 -f {} -c 64 --chunks 5 --kl-divergence-base {ours}",
+        fixture("text.txt")
+    );
+    with_model(&model, &line).ok();
+    let head = 20 + 5 * 64 * 4;
+    let [a, b] = [&ours, &theirs].map(|path| std::fs::read(path).unwrap());
+    assert_eq!((a.len(), &a[..head]), (b.len(), &b[..head]));
+    let mut different = 0;
+    let (ours, theirs) = (rows_of(&ours), rows_of(&theirs));
+    for (at, ((a, our_codes), (b, their_codes))) in ours.iter().zip(&theirs).enumerate() {
+        // Logits are sums of F32 in another order.
+        for (a, b) in a.iter().zip(b) {
+            assert!((a / b - 1.0).abs() < 1e-5, "{at}: {a} {b}");
+        }
+        for (a, b) in our_codes.iter().zip(their_codes) {
+            assert!(a.abs_diff(*b) <= 1, "{at}: {a} {b}");
+            different += usize::from(a != b);
+        }
+    }
+    assert!(different * 50 < ours.len() * 512, "{different}");
+}
+
+#[test]
+fn comparisons_are_those_of_llama_cpp() {
+    let dir = tempfile::tempdir().unwrap();
+    let compared = |model: &Path| {
+        let line = format!(
+            "perplexity -m M --kv f32 --kl-divergence --kl-divergence-base {} --json",
+            fixture("llama.kld")
+        );
+        with_model(model, &line).json()
+    };
+    let [model, rounded] = built_in(dir.path());
+    let value = compared(&model);
+    // Codes are 16 / 65535 apart, so rounding changes a log-probability by at most half of that. A
+    // divergence is a mean of such differences; logits are sums of F32 in another order.
+    let most = 8.0 / 65535.0 + 1e-5;
+    for of in ["mean", "min", "max"] {
+        let divergence = number(&value, &format!("/kl_divergence/{of}"));
+        assert!(divergence.abs() <= most, "{of}: {divergence}");
+    }
+    assert_eq!(number(&value, "/same_top/share"), 1.0);
+    // As the tool printed when it wrote the file.
+    assert!((number(&value, "/perplexity") - 2.3326).abs() < 1e-4);
+
+    // As the tool printed of the rounded model.
+    let value = compared(&rounded);
+    for (pointer, expected) in [
+        ("/tokens", 155.0),
+        ("/perplexity", 2.562308),
+        ("/error", 0.646893),
+        ("/base/perplexity", 2.264751),
+        ("/base/error", 0.518220),
+        ("/log_ratio/mean", 0.123444),
+        ("/log_ratio/error", 0.049756),
+        ("/kl_divergence/mean", 0.056783),
+        ("/kl_divergence/error", 0.016869),
+        ("/kl_divergence/max", 2.180034),
+        ("/kl_divergence/percentiles/99.9", 1.946262),
+        ("/kl_divergence/percentiles/99", 0.623424),
+        ("/kl_divergence/percentiles/95", 0.342463),
+        ("/kl_divergence/percentiles/90", 0.196566),
+        ("/kl_divergence/median", 0.000068),
+        ("/kl_divergence/percentiles/10", 0.000002),
+        ("/kl_divergence/percentiles/5", 0.0),
+        ("/kl_divergence/percentiles/1", 0.0),
+        ("/kl_divergence/min", 0.0),
+        ("/delta_p/mean", -0.01740),
+        ("/delta_p/error", 0.00896),
+        ("/delta_p/rms", 0.11255),
+        ("/delta_p/rms_error", 0.02322),
+        ("/delta_p/min", -0.82306),
+        ("/delta_p/max", 0.37453),
+        ("/same_top/share", 0.93548),
+        ("/same_top/error", 0.01980),
+    ] {
+        let found = number(&value, pointer);
+        // The tool prints five or six places, and computes in F32.
+        assert!((found - expected).abs() < 3e-5, "{pointer}: {found}");
+    }
+    assert_eq!(number(&value, "/base/clipped_tokens"), 2.0);
 }

@@ -1,7 +1,8 @@
 //! Files of log-probabilities, compatible with `llama-perplexity --kl-divergence-base`.
 //!
-//! A file holds a text in chunks of tokens, and for the second half of each chunk the log-probability
-//! that a model gave to every token of its vocabulary. All numbers are little-endian:
+//! A file holds a text in chunks of tokens, and for the second half of each chunk the
+//! log-probability that a model gave to every token of its vocabulary. All numbers are
+//! little-endian:
 //!
 //! | field | type | value |
 //! |---|---|---|
@@ -21,8 +22,8 @@
 //! | codes | u16, `n_vocab` rounded up to an even number | `(log-probability - minimum) / scale` |
 //!
 //! Code 65535 is the most likely token of the row. A writer raises log-probabilities that are more
-//! than 16 below it to that limit. The first token of a chunk is the text's: a model that starts
-//! texts with a BOS token reads that in its place.
+//! than 16 below it to that limit. The first token of a chunk is the text's, although a model that
+//! starts texts with a BOS token decodes the BOS token instead.
 
 use crate::error::{Error, Result, try_filled};
 use crate::perplexity::MIN_CHUNK;
@@ -97,8 +98,9 @@ impl LogProbsRow<'_> {
 
 /// Encodes log-probabilities as 16-bit codes and returns scale and minimum.
 ///
-/// `max` is the largest logit, and `log_sum_exp` the logarithm of the sum of `exp(logit - max)`. The
-/// arithmetic is in `f32`, in the order of llama.cpp, so that both programs write the same codes.
+/// `max` is the largest logit, and `log_sum_exp` the logarithm of the sum of `exp(logit - max)`.
+/// The arithmetic is in `f32`, in the order of llama.cpp, so that both programs write the same
+/// codes.
 fn encode(logits: &[f32], max: f32, log_sum_exp: f64, codes: &mut [u16]) -> [f32; 2] {
     let min = logits.iter().copied().fold(max, f32::min);
     let min = min.max(max - MAX_RANGE);
@@ -141,7 +143,10 @@ impl<W: Write> LogProbsWriter<W> {
         let numbers = [n_ctx, n_vocab, n_chunk].map(|number| i32::try_from(number).ok());
         let (Some(rows), [Some(ctx), Some(vocab), Some(chunks)]) = (
             extents.rows().filter(|_| {
-                n_ctx >= MIN_CHUNK && n_vocab > 0 && n_chunk > 0 && tokens.len() % n_ctx == 0
+                n_ctx >= MIN_CHUNK
+                    && n_vocab > 0
+                    && n_chunk > 0
+                    && tokens.len().is_multiple_of(n_ctx)
             }),
             numbers,
         ) else {
@@ -178,7 +183,8 @@ impl<W: Write> LogProbsWriter<W> {
 
     /// Writes the row of the next position.
     ///
-    /// `max` is the largest logit, and `log_sum_exp` the logarithm of the sum of `exp(logit - max)`.
+    /// `max` is the largest logit, and `log_sum_exp` the logarithm of the sum of
+    /// `exp(logit - max)`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if `logits` are not those of the vocabulary, or all rows are
@@ -634,7 +640,8 @@ mod tests {
         }
         let message = refused(&bytes).unwrap();
         assert!(message.contains("larger than any"), "{message}");
-        let reader = reader(&example()).unwrap();
+        let bytes = example();
+        let reader = reader(&bytes).unwrap();
         reader.check_vocab(5).unwrap();
         let message = reader.check_vocab(6).unwrap_err().to_string();
         assert!(message.starts_with("n_vocab: is 5"), "{message}");

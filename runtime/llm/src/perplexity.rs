@@ -124,8 +124,8 @@ impl<W: Write, F: FnMut(&Perplexity)> Observer for Recorder<W, F> {
     }
 }
 
-/// Measures `tokens` as [`perplexity`] does, and writes the log-probabilities of all scored tokens to
-/// `output` in the format of [`log_probs`](crate::log_probs), for [`kl_divergence`].
+/// Measures `tokens` as [`perplexity`] does, and writes the log-probabilities of all scored tokens
+/// to `output` in the format of [`log_probs`](crate::log_probs), for [`kl_divergence`].
 ///
 /// Tokens behind the last whole chunk are left out.
 ///
@@ -149,7 +149,9 @@ pub fn record_log_probs(
     Ok(result)
 }
 
-/// [`perplexity`], where every token goes through all of the model if `whole`, although not all are scored, and `observer` may stop it.
+/// Measures `tokens` as [`perplexity`] does, and reports to `observer`.
+///
+/// If `whole`, every token passes through the output matrix, although only half are scored.
 pub(crate) fn measure(
     context: &mut Context,
     tokens: &[u32],
@@ -200,15 +202,15 @@ pub(crate) fn measure(
                 let Some(logits) = logits.flatten() else {
                     continue;
                 };
-                let scored = Scored::new(logits, at, part[at + 1]);
-                let nats = scored.nats;
+                let row = Scored::new(logits, at, part[at + 1]);
+                let nats = row.nats;
                 if !nats.is_finite() {
                     return Err(Error::model(format!(
                         "in chunk {}, the surprise at token {at} is {nats}: the model computes no probabilities; is it damaged?",
                         result.chunks.len() + 1
                     )));
                 }
-                observer.on_scored(&scored)?;
+                observer.on_scored(&row)?;
                 sum += nats;
                 squares += nats * nats;
             }

@@ -82,8 +82,10 @@ impl Distribution {
 pub struct KlDivergence {
     /// Perplexity of the model.
     pub perplexity: Perplexity,
-    /// Perplexity of the base model.
+    /// Perplexity of the base model; a lower bound if tokens are clipped.
     pub base_perplexity: Estimate,
+    /// Scored tokens that the base model finds less likely than its file can express.
+    pub clipped_tokens: usize,
     /// Logarithm of the model's perplexity divided by the base model's.
     pub log_ratio: Estimate,
     /// Kullback-Leibler divergence at each scored token, in nats.
@@ -109,16 +111,18 @@ struct RowComparison {
     total: f64,
     /// Negative log-likelihood by the base model, in nats.
     base_nats: f64,
-    /// Whether both models find the same token most likely.
+    /// True if both models find the same token most likely.
     is_same_top: bool,
+    /// True if the base model may find the token less likely than its row says.
+    is_clipped: bool,
 }
 
 impl RowComparison {
     /// Compares logits with a row of the base model.
     ///
-    /// As in llama.cpp, the divergence leaves out tokens of which the row says only that their
-    /// probability is at most `exp(-16)`. Rounding can give several tokens the highest code: each of
-    /// them counts as the base model's most likely one.
+    /// As in llama.cpp, the divergence leaves out tokens below a probability of `exp(-16)`, which a
+    /// row does not resolve. Rounding can give several tokens the highest code: each of them counts
+    /// as the base model's most likely one.
     fn new(scored: &Scored<'_>, base: &LogProbsRow<'_>) -> Self {
         let smallest = -f64::from(MAX_RANGE);
         let offset = f64::from(scored.max) + scored.log_sum_exp;
@@ -131,6 +135,8 @@ impl RowComparison {
                 divergence += p * (log_base - (f64::from(logit) - offset));
             }
         }
+        // A row with clipped tokens has the largest range, apart from the rounding of its scale.
+        let is_full = base.log_prob(u16::MAX) - base.log_prob(0) > f64::from(MAX_RANGE) - 1e-3;
         let code = |token: usize| base.codes.get(token).copied().unwrap_or_default();
         let top = scored.logits.iter().position(|&logit| logit == scored.max);
         let top_code = base.codes.iter().copied().max();
@@ -139,6 +145,7 @@ impl RowComparison {
             total,
             base_nats: -base.log_prob(code(scored.next as usize)),
             is_same_top: top.map(code) == top_code,
+            is_clipped: is_full && code(scored.next as usize) == 0,
         }
     }
 
@@ -154,6 +161,7 @@ impl RowComparison {
 #[derive(Debug, Default)]
 struct DivergenceSums {
     base_nats: Moments,
+    clipped_tokens: usize,
     /// Differences of negative log-likelihoods.
     log_ratio: Moments,
     divergence: Moments,
@@ -170,6 +178,7 @@ impl DivergenceSums {
         self.divergences.push(comparison.divergence as f32);
         self.divergence.add(comparison.divergence);
         self.base_nats.add(comparison.base_nats);
+        self.clipped_tokens += usize::from(comparison.is_clipped);
         self.log_ratio.add(nats - comparison.base_nats);
         let delta = (-nats).exp() - (-comparison.base_nats).exp();
         self.delta_p.add(delta);
@@ -192,6 +201,7 @@ impl DivergenceSums {
                 value: base,
                 error: base * nats.error,
             },
+            clipped_tokens: self.clipped_tokens,
             log_ratio: self.log_ratio.estimate(),
             divergence: Distribution::new(self.divergence.estimate(), self.divergences),
             delta_p: self.delta_p.estimate(),
@@ -240,15 +250,15 @@ impl<R: Read, F: FnMut(&Perplexity, Estimate)> Observer for Comparer<R, F> {
     }
 }
 
-/// Compares a model's predictions with those of a base model, on the first `max_chunks` chunks of the
-/// base model's text.
+/// Compares a model's predictions with those of a base model, on the first `max_chunks` chunks of
+/// the base model's text.
 ///
-/// Reads the tokens as [`perplexity`](super::perplexity()) does. Calls `on_chunk` with the perplexity
-/// and the mean divergence so far.
+/// Decodes the tokens as [`perplexity`](super::perplexity()) does. Calls `on_chunk` with the
+/// perplexity and the mean divergence so far.
 ///
 /// # Errors
-/// Those of [`perplexity`](super::perplexity()) and [`LogProbsReader::next_row`]; [`Error::Gguf`] if
-/// the vocabularies differ or a row is no distribution.
+/// Those of [`perplexity`](super::perplexity()) and [`LogProbsReader::next_row`]; [`Error::Gguf`]
+/// if the vocabularies differ or a row is no distribution.
 pub fn kl_divergence<R: Read>(
     context: &mut Context,
     mut base: LogProbsReader<R>,
@@ -347,6 +357,23 @@ mod tests {
             assert_eq!(comparison.is_same_top, expected, "{logits:?}");
             assert!(comparison.is_normalized(3));
         }
+    }
+
+    #[test]
+    fn tokens_below_the_range_of_a_file_are_counted() {
+        let clipped = LogProbsRow {
+            scale: MAX_RANGE / 65535.0,
+            minimum: -MAX_RANGE,
+            codes: &[65535, 0, 1],
+        };
+        let logits = [0.0, -30.0, -16.0];
+        let of_next =
+            |next, base| RowComparison::new(&Scored::new(&logits, 0, next), base).is_clipped;
+        assert_eq!(
+            [0, 1, 2].map(|next| of_next(next, &clipped)),
+            [false, true, false]
+        );
+        assert_eq!([0, 1, 2].map(|next| of_next(next, &BASE)), [false; 3]);
     }
 
     #[test]
