@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-/// Beginnings of the names of variables that change what the program, its libraries or its
+/// Prefixes of the names of variables that change what the program, its libraries or its
 /// launchers do.
 const CLEARED: [&str; 21] = [
     "AIP_", "CLICOLOR", "COLUMNS", "GGML_", "HF_", "HOSTNAME", "LANG", "LC_", "LINES", "LLAMA_",
