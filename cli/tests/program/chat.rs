@@ -1,6 +1,8 @@
 //! `samite chat`: conversations over pipes, and what Ctrl-C does.
 
+use crate::child::send;
 use crate::{command, piped, samite, tiny};
+use samite_testing::HANG_GUARD;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
@@ -21,6 +23,17 @@ fn talk(arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
         text(output.stderr),
     )
 }
+
+/// Flags with which an answer does not end by itself: neither token that ends stories is likely,
+/// and filling this context takes minutes.
+const ENDLESS: [&str; 6] = [
+    "-c",
+    "65536",
+    "--logit-bias",
+    "1-1e9",
+    "--logit-bias",
+    "2-1e9",
+];
 
 const STORY: [&str; 4] = ["-n", "12", "--seed", "1"];
 
@@ -214,24 +227,15 @@ fn a_single_message_is_answered() {
 #[cfg(unix)]
 #[test]
 fn an_interrupt_stops_the_answer_and_not_the_program() {
-    let mut child = piped(&mut command([
-        "chat", "-c", "4096", "--temp", "2", "--seed", "3",
-    ]));
+    let flags = ["chat", "--temp", "2", "--seed", "3"];
+    let mut child = piped(command(flags).args(ENDLESS));
     let mut input = child.stdin.take().unwrap();
     let mut answers = BufReader::new(child.stdout.take().unwrap());
-    // An answer that does not end by itself soon.
     input
         .write_all(b"/set min-p 0\n/set top-p 1\n/set top-k 0\nOnce upon a time\n")
         .unwrap();
     answers.read_exact(&mut [0; 40]).unwrap();
-    let pid = child.id().to_string();
-    assert!(
-        std::process::Command::new("kill")
-            .args(["-INT", &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
+    send("INT", child.id());
     answers.read_line(&mut String::new()).unwrap();
     input.write_all(b"/set n 3\nThe end\n").unwrap();
     drop(input);
@@ -326,7 +330,7 @@ impl Terminal {
                 self.text.drain(..at + part.len());
                 return before;
             }
-            match self.shown.recv_timeout(std::time::Duration::from_secs(20)) {
+            match self.shown.recv_timeout(HANG_GUARD) {
                 Ok(bytes) => self.text += &String::from_utf8_lossy(&bytes),
                 Err(error) => panic!("{error}: no {part:?} in {:?}", self.text),
             }
@@ -355,11 +359,7 @@ fn a_terminal_is_left_as_it_was_and_survives_bytes_that_are_no_text() {
     terminal.wait_for("> ");
     use rustix::termios::LocalModes;
     assert!(!modes(&terminal).contains(LocalModes::ICANON));
-    let pid = terminal.child.id().to_string();
-    std::process::Command::new("kill")
-        .args(["-TERM", &pid])
-        .status()
-        .unwrap();
+    send("TERM", terminal.child.id());
     assert_eq!(terminal.child.wait().unwrap().code(), Some(143));
     assert!(modes(&terminal).contains(LocalModes::ICANON | LocalModes::ECHO));
 }
@@ -367,7 +367,8 @@ fn a_terminal_is_left_as_it_was_and_survives_bytes_that_are_no_text() {
 #[cfg(unix)]
 #[test]
 fn a_terminal_has_line_editing_history_and_interrupts() {
-    let Some(mut terminal) = Terminal::new(&["-c", "4096", "--seed", "3", "-n", "5"]) else {
+    let Some(mut terminal) = Terminal::new(&[&ENDLESS[..], &["--seed", "3", "-n", "5"]].concat())
+    else {
         return samite_testing::skipped("the system gives no pseudo-terminals");
     };
     terminal.wait_for("only tells stories");
@@ -405,15 +406,7 @@ fn a_terminal_has_line_editing_history_and_interrupts() {
     terminal.press("A cat\r");
     terminal.wait_for("A cat");
     terminal.wait_for("\n");
-    let pid = terminal.child.id().to_string();
-    std::thread::sleep(std::time::Duration::from_millis(30));
-    assert!(
-        std::process::Command::new("kill")
-            .args(["-INT", &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
+    send("INT", terminal.child.id());
     terminal.wait_for("(stopped)");
     terminal.wait_for("> ");
     // Ctrl-D ends.

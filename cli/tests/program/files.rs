@@ -144,13 +144,13 @@ fn a_lock_that_is_refused_is_a_warning_that_says_how_to_get_it() {
     let run = |limit: &str, flag: &str| {
         let script = format!("ulimit -l {limit}; exec \"$@\"");
         let limited = ["sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_samite")];
-        let mut command = std::process::Command::new("setpriv");
+        let mut command = crate::child("setpriv");
         command.args(["--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock"]);
         let arguments = "run -p ab -n 1 -m".split(' ');
         command.args(limited).args(arguments).arg(&model);
         crate::Run::new(command.args(flag.split(' ')).output().unwrap())
     };
-    let works = std::process::Command::new("setpriv")
+    let works = crate::child("setpriv")
         .args(["--bounding-set", "-ipc_lock", "true"])
         .status();
     if !works.is_ok_and(|status| status.success()) {

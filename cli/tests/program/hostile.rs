@@ -4,6 +4,7 @@ use crate::{Run, command, limited, listing, samite, tiny, with_model};
 use samite::DType;
 use samite::gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
 use samite::llm::SyntheticModel;
+use samite_testing::wait_until;
 use std::fs::OpenOptions;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -197,13 +198,12 @@ fn a_trace_is_written_while_it_grows() {
             .map(|file| file.metadata().map_or(0, |about| about.len()))
             .sum::<u64>()
     };
-    let tries = (0..400).find(|_| {
-        sleep(Duration::from_millis(50));
-        written() > 1 << 20
+    wait_until("a part of the trace is written", || {
+        written() > 1 << 20 || child.try_wait().unwrap().is_some()
     });
+    assert_eq!(child.try_wait().unwrap(), None, "it goes on");
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(tries.is_some(), "nothing was written");
 }
 
 /// With little memory, commands end with an error or with success, and leave nothing behind. With less than this, which is

@@ -4,6 +4,7 @@
 
 #[cfg(unix)]
 mod chat;
+mod child;
 mod compare;
 mod embed;
 mod files;
@@ -42,6 +43,7 @@ mod train;
 mod usage;
 mod watch;
 
+use child::{child, command};
 use samite::llm::SyntheticModel;
 use std::ffi::OsStr;
 use std::io::Write;
@@ -102,13 +104,6 @@ impl Run {
     }
 }
 
-/// The program with these arguments and nothing on standard input.
-fn command(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_samite"));
-    command.args(arguments).stdin(Stdio::null());
-    command
-}
-
 /// Runs the program with these arguments.
 fn samite(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Run {
     Run::new(command(arguments).output().unwrap())
@@ -151,7 +146,7 @@ fn limited(line: &str, model: &Path, input: &[u8], times: usize, kibibytes: usiz
         "M" => model.as_os_str(),
         word => word.as_ref(),
     });
-    let mut command = Command::new("sh");
+    let mut command = child("sh");
     command
         .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_samite")])
         .args(words)

@@ -3,9 +3,8 @@
 use crate::{Run, command, samite};
 use samite_testing::skipped;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 /// What `samite devices -v` says with plugins in `path`.
 fn devices(path: &Path) -> String {
@@ -653,7 +652,7 @@ fn plugins_beside_the_program_are_found() {
     let elsewhere = tempfile::tempdir().unwrap();
     // The current folder is not searched.
     build_alone(elsewhere.path(), "current", &["DEVICE", "NAME=\"Current\""]).unwrap();
-    let mut command = Command::new(program);
+    let mut command = crate::child(program);
     command.arg("devices").current_dir(elsewhere.path());
     command.env("XDG_CACHE_HOME", folder.path());
     let text = Run::new(command.output().unwrap()).ok();
@@ -847,21 +846,10 @@ fn a_library_that_never_ends_keeps_nobody() {
     let Some(library) = compile_file("blas.c", dir.path().join("libblas.so"), []) else {
         return;
     };
-    let mut program = Command::new(env!("CARGO_BIN_EXE_samite"))
-        .args(["devices", "-v"])
+    let output = command(["devices", "-v"])
         .env("SAMITE_BLAS_PATH", &library)
-        .stdout(Stdio::piped())
-        .spawn()
+        .output()
         .unwrap();
-    let begin = Instant::now();
-    while program.try_wait().unwrap().is_none() {
-        if begin.elapsed() > Duration::from_secs(60) {
-            program.kill().unwrap();
-            panic!("the program waits for the library");
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let output = program.wait_with_output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(
         output.status.success() && text.contains("libblas.so"),

@@ -2,13 +2,13 @@
 //!
 //! With SAMITE_TEST_MPI=1 it is a failure if one of these is missing, and with 0 they are not looked for.
 
-use crate::{Run, command, samite, tiny};
-use samite_testing::skipped;
+use crate::{Run, child, command, samite, tiny};
+use samite_testing::{skipped, wait_until};
 use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 /// What Debian calls them. Whoever has but `mpirun` may have either.
 const LAUNCHERS: [&str; 2] = ["mpirun.openmpi", "mpirun.mpich"];
@@ -43,7 +43,7 @@ enum Way {
 fn launchers() -> Vec<&'static str> {
     let wanted = std::env::var("SAMITE_TEST_MPI").unwrap_or_default();
     let is_there = |launcher: &&str| {
-        let mut command = Command::new(launcher);
+        let mut command = child(launcher);
         let command = command.arg("--version").stdout(Stdio::null());
         wanted != "0" && command.stderr(Stdio::null()).status().is_ok()
     };
@@ -89,7 +89,7 @@ fn commands(way: Way, programs: &[(usize, &[&str])]) -> Vec<Command> {
                 .collect()
         }
         Way::Mpi(launcher) | Way::Auto(launcher) => {
-            let mut started = Command::new(launcher);
+            let mut started = child(launcher);
             for (number, (count, arguments)) in programs.iter().enumerate() {
                 if number > 0 {
                     started.arg(":");
@@ -188,10 +188,7 @@ fn find(rank: usize, word: &str) -> Option<String> {
 
 /// Sends a signal to the process of a rank.
 fn send(signal: &str, rank: usize, word: &str) {
-    let pid = find(rank, word).unwrap();
-    let mut kill = Command::new("kill");
-    let kill = kill.args([&format!("-{signal}"), &pid]).status();
-    assert!(kill.unwrap().success());
+    crate::child::send(signal, find(rank, word).unwrap());
 }
 
 impl Running {
@@ -211,17 +208,12 @@ impl Running {
 
     /// Waits for the end of the first `count` children, and returns what all wrote to standard error, and whether one of them failed.
     #[track_caller]
-    fn end(&mut self, count: usize, within: Duration) -> (bool, String) {
-        let start = Instant::now();
+    fn end(&mut self, count: usize) -> (bool, String) {
         let (mut failed, mut said) = (false, String::new());
         for child in &mut self.0[..count] {
-            let status = loop {
-                if let Some(status) = child.try_wait().unwrap() {
-                    break status;
-                }
-                assert!(start.elapsed() < within, "it did not end within {within:?}");
-                std::thread::sleep(Duration::from_millis(20));
-            };
+            let status = child.wait().unwrap();
+            let is_alarm = status.signal() == Some(libc::SIGALRM);
+            assert!(!is_alarm, "a child hangs: {said}");
             failed |= !status.success();
             let mut stderr = child.stderr.take().unwrap();
             stderr.read_to_string(&mut said).unwrap();
@@ -317,7 +309,7 @@ fn a_process_that_is_killed_ends_the_others() {
             let mut running = Running::endless(way, 3, &word, &[]);
             send("KILL", rank, &word);
             let count = running.0.len();
-            let (failed, said) = running.end(count, Duration::from_secs(25));
+            let (failed, said) = running.end(count);
             assert!(failed, "{way:?}: {said}");
             if way == Way::Own {
                 // Nobody else would tell them.
@@ -325,15 +317,8 @@ fn a_process_that_is_killed_ends_the_others() {
                 assert_eq!(said.matches(&wanted).count(), 2, "{said}");
             }
             for rank in 0..3 {
-                let start = Instant::now();
-                while find(rank, &word).is_some() {
-                    let time = start.elapsed();
-                    assert!(
-                        time < Duration::from_secs(5),
-                        "{way:?}: rank {rank} goes on"
-                    );
-                    std::thread::sleep(Duration::from_millis(20));
-                }
+                let what = format!("{way:?}: the end of rank {rank}");
+                wait_until(&what, || find(rank, &word).is_none());
             }
         }
     }
@@ -344,11 +329,9 @@ fn a_process_that_stands_still_is_lost_at_the_deadline() {
     for (number, way) in ways().into_iter().enumerate() {
         let word = format!("off,samite=error,samite_stopped_{number}=off");
         let mut running = Running::endless(way, 3, &word, &["--deadline", "4"]);
-        let start = Instant::now();
         send("STOP", 1, &word);
-        let (failed, said) = running.end(1, Duration::from_secs(25));
+        let (failed, said) = running.end(1);
         assert!(failed, "{way:?}: {said}");
-        assert!(start.elapsed() >= Duration::from_secs(4), "{way:?}: {said}");
         // Who waits for another that waits for rank 1 names both, and may be the first to speak.
         let names_it = |line: &&str| {
             let late = ["rank 1", "ranks 0, 1", "ranks 1, 2"];
@@ -366,7 +349,7 @@ fn a_process_that_stands_still_is_lost_at_the_deadline() {
             // It finds out when it goes on.
             send("CONT", 1, &word);
             let rest = &mut Running(running.0.split_off(1));
-            let (failed, said) = rest.end(1, Duration::from_secs(10));
+            let (failed, said) = rest.end(1);
             assert!(failed && said.contains("device lost"), "{said}");
         }
     }

@@ -1,7 +1,7 @@
 //! What the README shows is what happens.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -18,11 +18,9 @@ fn run(folder: &Path, line: &str, more: &[&str]) -> Output {
         0 => part.split_whitespace().map(str::to_owned).collect(),
         _ => vec![part.to_owned()],
     });
-    Command::new(env!("CARGO_BIN_EXE_samite"))
-        .args(arguments.skip(1))
+    crate::command(arguments.skip(1))
         .args(more)
         .current_dir(folder)
-        .stdin(Stdio::null())
         .output()
         .unwrap()
 }

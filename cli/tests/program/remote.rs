@@ -4,7 +4,6 @@ use crate::{command, samite, tiny};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
 /// A server on the loopback, until the end of the test.
 pub(crate) struct Server {
@@ -166,9 +165,7 @@ fn a_server_that_does_not_come_back_is_an_error_and_never_a_hang() {
         begun(&flags, 40)
     });
     drop(server);
-    let start = Instant::now();
     let [at_once, waited] = children.map(ended);
-    assert!(start.elapsed() < Duration::from_secs(20));
     for (code, _, notes) in [&at_once, &waited] {
         assert_eq!(*code, Some(1), "{notes}");
         let mut errors = notes.lines().filter(|line| line.starts_with("error: "));

@@ -275,9 +275,14 @@ fn a_run_that_is_killed_again_and_again_comes_to_the_same_end() {
             std::thread::sleep(moment);
             child.kill().unwrap();
         }
-        let run = Run::new(child.wait_with_output().unwrap());
+        let output = child.wait_with_output().unwrap();
+        let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+        let run = Run::new(output);
         match run.code {
-            None => kills += 1,
+            None => {
+                assert_eq!(signal, Some(9), "it hangs");
+                kills += 1;
+            }
             Some(_) => {
                 run.ok();
                 break;
@@ -301,7 +306,7 @@ fn a_full_disk_leaves_the_last_checkpoint() {
     assert!(before.len() > 64 << 10);
     // Units are 512 or 1024 bytes.
     let script = "trap '' XFSZ; ulimit -f 64; exec \"$@\"";
-    let output = std::process::Command::new("sh")
+    let output = crate::child("sh")
         .args(["-c", script, "sh", env!("CARGO_BIN_EXE_samite"), "train"])
         .arg(&config)
         .arg("-o")

@@ -134,7 +134,7 @@ fn what_cannot_be_watched_is_said_and_nothing_is_left_behind() {
 fn a_list_that_cannot_be_written_takes_no_result_with_it() {
     let (dir, model) = tiny();
     let folder = dir.path().join("seen");
-    let run = std::process::Command::new("sh")
+    let run = crate::child("sh")
         .args(["-c", "trap '' XFSZ; ulimit -f 8; exec \"$@\"", "sh"])
         .args([env!("CARGO_BIN_EXE_samite"), "run", "-p", "a", "-n", "40"])
         .args([

@@ -8,6 +8,7 @@
 //! - [`check_contract`] checks the rest of the contract: buffers, copies, import, compiled work, order, events, faults.
 //! - [`random_graph`] makes larger graphs out of many operations, for tests of schedulers.
 //! - [`Counter`] shows whether runs were done exactly once, and [`ticking`] is a clock for tests.
+//! - [`wait_until`] waits for a state, however busy the machine is.
 //! - [`wrong_device`] computes some nodes wrongly, for tests of what is to find that.
 //!
 //! Everything is deterministic: data comes from recipes and seeds.
@@ -34,6 +35,7 @@ mod report;
 mod run;
 mod skip;
 mod ticking;
+mod wait;
 mod wrong;
 
 pub use case::{Case, Input, Limit};
@@ -48,4 +50,5 @@ pub use report::{Counts, Failure, Progress, Report, Suite, run_suite};
 pub use run::{Outcome, run_case, run_case_in};
 pub use skip::skipped;
 pub use ticking::ticking;
+pub use wait::{HANG_GUARD, wait_until};
 pub use wrong::{imprecise_device, wrong_device};

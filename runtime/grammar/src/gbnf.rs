@@ -10,6 +10,7 @@ mod parse;
 use crate::error::Result;
 use charset::CharSet;
 use samite_text::Tokenizer;
+use std::cmp::Ordering;
 
 /// A grammar that is sound.
 #[derive(Clone, Debug)]
@@ -35,6 +36,27 @@ struct Node {
     kind: Kind,
 }
 
+/// Numbers and places do not count: equal nodes derive the same texts.
+impl PartialEq for Node {
+    fn eq(&self, other: &Self) -> bool {
+        self.kind == other.kind
+    }
+}
+
+impl Eq for Node {}
+
+impl PartialOrd for Node {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Node {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.kind.cmp(&other.kind)
+    }
+}
+
 /// Where something stands in the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Place {
@@ -42,7 +64,7 @@ struct Place {
     column: usize,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     /// One character of a set.
     Chars(CharSet),
@@ -63,7 +85,7 @@ enum Kind {
     },
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum TokenName {
     Id(u32),
     Text(String),

@@ -11,11 +11,12 @@ use samite_llm::{Adapter, Context, ContextOptions, Model, ModelOptions, Syntheti
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{Drafter, EngineOptions};
 use samite_serve::ServeOptions;
+use samite_testing::wait_until;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The model on a device that computes a row in the same way in any batch.
 fn exact() -> &'static Arc<Model> {
@@ -83,21 +84,11 @@ fn requests_at_the_same_time_have_adapters_of_their_own() {
     for lora in &wishes {
         streams.push(server.send("POST", "/completion", "", &asked(lora).to_string()));
     }
-    let start = Instant::now();
     let is_busy = |slot: &Value| slot["is_processing"] == json!(true);
-    while !server
-        .get("/slots")
-        .1
-        .as_array()
-        .unwrap()
-        .iter()
-        .all(is_busy)
-    {
-        assert!(
-            start.elapsed() < Duration::from_secs(30),
-            "they are not computed at the same time"
-        );
-    }
+    wait_until("all are computed at the same time", || {
+        let (_, slots) = server.get("/slots");
+        slots.as_array().unwrap().iter().all(is_busy)
+    });
     let (_, metrics) = server.get("/metrics");
     let metrics = metrics.as_str().unwrap();
     let running = r#"{max_lora="2",running_lora_adapters="2,5",waiting_lora_adapters=""} "#;

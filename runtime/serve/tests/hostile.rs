@@ -8,13 +8,11 @@ mod common;
 use common::Server;
 use samite_requests::EngineOptions;
 use samite_serve::ServeOptions;
+use samite_testing::HANG_GUARD;
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
-
-/// Longest time to an answer. A second is what is promised; machines that run tests are busy.
-const SOON: Duration = Duration::from_secs(10);
+use std::time::Duration;
 
 /// A field, and values of it that are refused, separated by spaces.
 type Field = (&'static str, &'static str);
@@ -387,15 +385,11 @@ fn values(text: &str) -> Vec<&str> {
 struct Answer {
     status: u16,
     body: String,
-    time: Duration,
 }
 
 fn ask(server: &Server, path: &str, body: &[u8]) -> Answer {
-    let start = Instant::now();
     let mut stream = TcpStream::connect(&server.address).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(60)))
-        .unwrap();
+    stream.set_read_timeout(Some(HANG_GUARD)).unwrap();
     let head = format!(
         "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
         body.len()
@@ -414,7 +408,6 @@ fn ask(server: &Server, path: &str, body: &[u8]) -> Answer {
             .and_then(|code| code.parse().ok())
             .unwrap_or(0),
         body: body.to_owned(),
-        time: start.elapsed(),
     }
 }
 
@@ -456,9 +449,6 @@ impl Report {
                 Some(_) => {}
             }
         }
-        if answer.time > SOON {
-            wrong(&format!("took {:?}", answer.time));
-        }
     }
 
     fn end(self, server: &Server, least: usize) {
@@ -492,7 +482,6 @@ impl Report {
 fn next_is_served(server: &Server) {
     let answer = ask(server, "/completion", br#"{"prompt":"a","n_predict":1}"#);
     assert_eq!(answer.status, 200, "{}", answer.body);
-    assert!(answer.time < SOON, "{:?}", answer.time);
 }
 
 #[test]
@@ -576,11 +565,20 @@ fn bodies_that_are_no_requests_are_refused() {
 fn schemas_and_grammars_that_explode_are_refused_or_served() {
     let server = Server::simple();
     let mut report = Report::default();
-    let mut failed = 0;
+    let (mut failed, mut meanwhile) = (0, 0);
     for (name, value) in exploding() {
         for path in ["/completion", "/v1/completions"] {
             let body = format!(r#"{{"prompt":"a","n_predict":4,"{name}":{value}}}"#);
-            let answer = ask(&server, path, body.as_bytes());
+            let answer = std::thread::scope(|scope| {
+                let asking = scope.spawn(|| ask(&server, path, body.as_bytes()));
+                loop {
+                    next_is_served(&server);
+                    if asking.is_finished() {
+                        return asking.join().unwrap();
+                    }
+                    meanwhile += 1;
+                }
+            });
             // What shows itself in the middle of a text only is told without the field.
             let part = match message(path, &answer.body) {
                 Some(told) if told.starts_with("the grammar") => {
@@ -590,9 +588,11 @@ fn schemas_and_grammars_that_explode_are_refused_or_served() {
                 _ => name,
             };
             report.take(&value, path, &answer, &[200, 400], part);
-            next_is_served(&server);
         }
     }
+    // If they held up others, those would be answered after them, but for one that was faster.
+    println!("{meanwhile} requests meanwhile");
+    assert!(meanwhile > 2 * report.count, "{meanwhile}");
     report.end_with(&server, 46, failed);
 }
 
@@ -715,5 +715,11 @@ fn slow_connections_hold_up_nobody() {
     );
     let answer = ask(&server, "/completion", large.as_bytes());
     assert_eq!(answer.status, 200, "{}", answer.body);
-    assert!(answer.time < SOON, "{:?}", answer.time);
+    // It did not wait until the time for their bodies, a minute, was over.
+    let is_open = |mut stream: TcpStream| {
+        stream.set_nonblocking(true).unwrap();
+        let end = stream.read(&mut [0]);
+        end.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    assert!(open.into_iter().skip(3).step_by(6).any(is_open));
 }

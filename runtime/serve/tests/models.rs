@@ -7,6 +7,7 @@ mod common;
 use common::{Server, app, served};
 use samite_requests::EngineOptions;
 use samite_serve::{Hub, HubLimits, Loaded, ServeOptions, ServedModel, Source};
+use samite_testing::wait_until;
 use serde_json::{Value, json};
 use std::io::Read;
 use std::path::PathBuf;
@@ -246,15 +247,9 @@ fn ollamas_keep_alive_says_how_long_a_model_stays() {
     };
     assert_eq!(body("a", json!(-1)).0, 200);
     assert_eq!(body("b", json!("20ms")).0, 200);
-    let start = Instant::now();
-    while loaded(&server) != ["a"] {
-        assert!(
-            start.elapsed() < Duration::from_secs(20),
-            "{:?}",
-            loaded(&server)
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("only the first model is loaded", || {
+        loaded(&server) == ["a"]
+    });
     let (_, running) = server.get("/api/ps");
     assert_eq!(running["models"].as_array().unwrap().len(), 1);
     assert_eq!(

@@ -7,11 +7,11 @@ mod common;
 use common::Server;
 use samite_requests::EngineOptions;
 use samite_serve::{ServeOptions, TlsFiles};
+use samite_testing::HANG_GUARD;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
@@ -76,9 +76,7 @@ fn whoever_does_not_encrypt_is_turned_away_and_others_are_served() {
     // One that says nothing holds up nobody.
     let _silent = TcpStream::connect(&server.address).unwrap();
     let mut plain = TcpStream::connect(&server.address).unwrap();
-    plain
-        .set_read_timeout(Some(Duration::from_secs(20)))
-        .unwrap();
+    plain.set_read_timeout(Some(HANG_GUARD)).unwrap();
     plain
         .write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         .unwrap();

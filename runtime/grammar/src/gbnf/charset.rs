@@ -1,7 +1,7 @@
 //! Sets of characters.
 
 /// Ranges of code points, ascending and apart from each other; no surrogates.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CharSet(Vec<(u32, u32)>);
 
 const LAST: u32 = char::MAX as u32;

@@ -3,7 +3,7 @@
 use super::charset::CharSet;
 use super::{Gbnf, Kind, Node, Place, Rule, TokenName};
 use crate::error::{GrammarError, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const MOST_BYTES: usize = 1 << 20;
 const MOST_RULES: usize = 2000;
@@ -116,6 +116,7 @@ impl<'t> Parser<'t> {
             self.skip_space(true)?;
             options.push(self.sequence(depth)?);
         }
+        let mut options = distinct(options);
         Ok(match options.len() {
             1 => options.remove(0),
             _ => self.node(place, Kind::Choice(options)),
@@ -483,6 +484,16 @@ impl<'t> Parser<'t> {
     }
 }
 
+/// Drops alternatives that equal an earlier one: they add no text, but the engine would compile and
+/// follow each of them.
+fn distinct(mut options: Vec<Node>) -> Vec<Node> {
+    let mut seen = BTreeSet::new();
+    let is_new: Vec<bool> = options.iter().map(|option| seen.insert(option)).collect();
+    let mut is_new = is_new.into_iter();
+    options.retain(|_| is_new.next().unwrap_or_default());
+    options
+}
+
 fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '-'
 }
@@ -493,5 +504,35 @@ pub(super) fn error(place: Place, rule: Option<&str>, message: impl Into<String>
         column: place.column,
         rule: rule.map(str::to_owned),
         message: message.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::gbnf::Gbnf;
+
+    /// The work for a grammar is that for its text in the engine's language.
+    #[test]
+    fn equal_alternatives_are_compiled_once() {
+        for option in [
+            "\"a\"",
+            "(\"a\" | [b-c])+ x?",
+            "x{2,3} <[7]> \"ab\"",
+            "[^a] !<[7]>",
+            "",
+        ] {
+            let in_lark = |count: usize| {
+                let options = vec![option; count].join(" | ");
+                let text = format!("root ::= (\"b\" | {options} | \"c\") x\nx ::= \"x\"");
+                Gbnf::parse(&text).unwrap().to_lark(None).unwrap()
+            };
+            assert_eq!(in_lark(5000), in_lark(1), "{option}");
+        }
+        let different = Gbnf::parse("root ::= \"a\"{2} | \"a\"{3} | x | y\nx ::= .\ny ::= .");
+        let different = different.unwrap().to_lark(None).unwrap();
+        assert!(
+            different.contains("{2,2}") && different.contains("{3,3}"),
+            "{different}"
+        );
     }
 }

@@ -13,7 +13,7 @@ use samite_llm::{
 use samite_reference::{FaultPlan, ReferenceDevice, ReferenceOptions};
 use samite_sched::{Fallback, Reason};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn the_cpu_agrees_with_the_reference() {
@@ -466,12 +466,10 @@ fn pipeline_copies_overlap_the_micro_batches_of_a_prompt() {
         context.decode(&batch).unwrap();
         context.clear().unwrap();
         context.scheduler_mut().start_trace();
-        let start = Instant::now();
         context.decode(&batch).unwrap();
-        let took = start.elapsed();
         let trace = context.scheduler_mut().finish_trace().unwrap();
         let logits = context.logits(n_tokens - 1).unwrap().to_vec();
-        (took, trace.take_events(), logits)
+        (trace.take_events(), logits)
     };
     // The time in which both devices store keys and values, in microseconds.
     let both_work = |events: &[serde_json::Value]| {
@@ -497,18 +495,18 @@ fn pipeline_copies_overlap_the_micro_batches_of_a_prompt() {
             .map(|(a, b)| (a.1.min(b.1) - a.0.max(b.0)).max(0.0))
             .sum::<f64>()
     };
-    // What else the machine does makes it slower, never faster.
-    let mut ratios = (0..4).map(|_| {
-        let (alone, alone_events, alone_logits) = prompt(1, 256);
-        let (overlapped, events, logits) = prompt(4, 256);
+    let (alone_events, alone_logits) = prompt(1, 256);
+    // Times of events are rounded to microseconds.
+    assert!(both_work(&alone_events) < 1000.0);
+    // Each device stores for 160 ms. A busy machine can only delay one of them: try again.
+    let overlaps = (0..20).any(|_| {
+        let (events, logits) = prompt(4, 256);
         assert_eq!(logits, alone_logits);
-        assert!(both_work(&alone_events) < 1000.0);
-        assert!(both_work(&events) > 60_000.0, "{}", both_work(&events));
-        overlapped.as_secs_f64() / alone.as_secs_f64()
+        both_work(&events) > 60_000.0
     });
-    assert!(ratios.any(|ratio| ratio <= 0.6));
+    assert!(overlaps, "the devices never store at the same time");
     // The last micro-batch is smaller, and the results are the same.
-    assert_eq!(prompt(4, 93).2, prompt(1, 93).2);
+    assert_eq!(prompt(4, 93).1, prompt(1, 93).1);
 }
 
 /// A GPU that takes over products of many tokens.

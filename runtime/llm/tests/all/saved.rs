@@ -5,6 +5,11 @@ use samite_core::DType;
 use samite_llm::arch::ARCHITECTURES;
 use samite_llm::{Context, ContextOptions, SavedSequence, SyntheticModel};
 
+/// Bound on the error with a cache in F16. A restored sequence has its cells in another order, so
+/// attention sums in another order, and keys and values of later tokens may round the other way: a
+/// relative error of the unit roundoff of F16, 2^-11, squared.
+const F16_CACHE: f64 = 1.0 / (1 << 22) as f64;
+
 fn options(kv: DType, full_windows: bool) -> ContextOptions {
     ContextOptions {
         n_ctx: Some(768),
@@ -62,7 +67,7 @@ fn every_architecture_goes_on_from_a_file() {
         after.restore(0, &read).unwrap();
         let went_on = decode(&mut after, &[5, 6], at, 0);
         assert!(
-            nmse(&went_on, &expected) < 1e-10,
+            nmse(&went_on, &expected) < F16_CACHE,
             "{}: {}",
             architecture.name,
             nmse(&went_on, &expected)
@@ -70,7 +75,7 @@ fn every_architecture_goes_on_from_a_file() {
         // The other sequence is untouched, and the same can be restored there.
         after.restore(1, &read).unwrap();
         let other = decode(&mut after, &[5, 6], at, 1);
-        assert!(nmse(&other, &expected) < 1e-10, "{}", architecture.name);
+        assert!(nmse(&other, &expected) < F16_CACHE, "{}", architecture.name);
     }
 }
 
@@ -129,7 +134,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         let mut less = context(&model, options(DType::F16, false));
         less.restore(1, saved).unwrap();
         let went_on = decode(&mut less, &[7], 400, 1);
-        assert!(nmse(&went_on, &expected) < 1e-10);
+        assert!(nmse(&went_on, &expected) < F16_CACHE);
     }
     // Of nothing, nothing is left.
     let nothing = apart.save(1).unwrap();

@@ -6,9 +6,9 @@ use samite_core::{
 };
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_llm::{Context, ContextOptions, Model, SyntheticModel};
+use samite_testing::HANG_GUARD;
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::Duration;
 
 /// Large enough for its products to be shared among the workers of a device.
 fn model(architecture: &'static str, seed: u64) -> TestModel {
@@ -71,7 +71,7 @@ fn write_alone_and_together(models: Vec<Arc<Model>>) {
     drop(done);
     for _ in 0..alone.len() {
         let (number, same) = is_done
-            .recv_timeout(Duration::from_secs(60))
+            .recv_timeout(HANG_GUARD)
             .expect("a context panicked, or contexts wait for each other");
         assert!(same, "context {number} writes something else than alone");
     }

@@ -8,12 +8,12 @@ use samite_gguf::GgufFile;
 use samite_llm::{Context, ContextOptions, Model, ModelOptions};
 use samite_requests::{Engine, EngineOptions, drive};
 use samite_serve::{App, Hub, ServeOptions, serve};
+use samite_testing::HANG_GUARD;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 pub const CONTEXT: usize = 1024;
 
@@ -118,9 +118,7 @@ impl Server {
 
     pub fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
+        stream.set_read_timeout(Some(HANG_GUARD)).unwrap();
         let length = body.len();
         // At once: a server that ends may answer before it has read all.
         let request = format!(
@@ -169,19 +167,11 @@ impl Server {
 
     /// Waits until some slot is at work, or none.
     pub fn wait_until(&self, is_busy: bool) {
-        let start = Instant::now();
-        loop {
+        samite_testing::wait_until(format_args!("some slot is at work: {is_busy}"), || {
             let (_, slots) = self.get("/slots");
             let mut slots = slots.as_array().unwrap().iter();
-            if slots.any(|slot| slot["is_processing"] == json!(true)) == is_busy {
-                return;
-            }
-            assert!(
-                start.elapsed() < Duration::from_secs(30),
-                "a slot hangs, or none begins"
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        }
+            slots.any(|slot| slot["is_processing"] == json!(true)) == is_busy
+        });
     }
 }
 
