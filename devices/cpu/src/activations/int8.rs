@@ -23,8 +23,8 @@ pub(crate) struct ColumnSpec {
     /// Elements that are summed up before a scale of the weights is applied: 16, 32 or 128, and 32 where as many share one of the
     /// column.
     pub group: usize,
-    /// Whether [`Sums::Offset`] starts with the bits of [`ROUND`], so that sums of products that start with it are the bits of
-    /// numbers.
+    /// True if [`Sums::Offset`] starts with the bits of [`ROUND`], so that sums of products that start
+    /// with it are the bits of numbers.
     pub bits: bool,
     /// How groups are summed up.
     pub sums: Sums,

@@ -150,8 +150,9 @@ pub(crate) trait Format: Sized {
     /// What is subtracted from crossed codes, so that about as many are negative as are not.
     const MIDDLE: usize = Self::LARGEST.div_ceil(2);
 
-    /// Whether products are [crossed](crate::packed::int8) where that is faster. The sum of a weight's code and a column's
-    /// code must fit into eight bits, so the codes of columns are at most 120 beside four bits and 112 beside five.
+    /// True if products are [crossed](crate::packed::int8) where that is faster. The sum of the codes
+    /// of a weight and a column must fit into eight bits, so codes of columns are at most 120 beside
+    /// weights of four bits and 112 beside those of five.
     const CROSSED: bool = matches!(
         Self::DTYPE,
         DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::MXFP4
@@ -187,7 +188,7 @@ pub(crate) trait Format: Sized {
 pub(crate) trait Scheme {
     /// Elements that are summed up before their scale is applied.
     const GROUP: usize;
-    /// Which elements of a column share a scale.
+    /// The elements of a column that share a scale.
     type Scales: ColumnScales;
     /// Whether groups have minimums. Otherwise, codes have an offset.
     const MINIMUMS: bool;
@@ -198,25 +199,28 @@ pub(crate) trait Scheme {
     /// The same where sums have 32 bits from the start, so that it does not matter how large codes are.
     type Wide: Scheme;
 
-    /// Whether columns have one scale for a slab, not one for each group.
+    /// True if a slab of a column has one scale, false if each group has one.
     const SLAB_SCALE: bool = Self::Scales::SLAB;
 }
 
-/// Which elements of a column share a scale. Types of weights round columns as ggml does beside them: real activations have
-/// outliers, and one scale for 256 elements instead of 32 costs as much as a step of quantization of the weights.
+/// The elements of a column that share a scale: the same as in ggml beside the same type of weights.
+///
+/// Real activations have outliers. One scale for 256 elements where ggml has one for 32 costs as much
+/// accuracy as a step of quantization of the weights, although it looks harmless on random numbers.
 pub(crate) trait ColumnScales {
-    /// Whether those of a slab do. Otherwise those of a group do.
+    /// True if the elements of a slab share a scale, false if those of a group do.
     const SLAB: bool;
-    /// Whether sums of products are the bits of numbers that [`ROUND`](crate::simd::math::ROUND) was added to, which saves
-    /// converting them. Scales of weights must be exact when multiplied with it, and stay finite.
+    /// True if sums of products are the bits of numbers that [`ROUND`](crate::simd::math::ROUND) was
+    /// added to, which saves converting them. Scales of weights must be exact when multiplied with
+    /// it, and stay finite.
     const BITS: bool;
 }
 
-/// The elements of a slab share a scale, as beside types with blocks of 256 elements in ggml.
+/// One scale for the elements of a slab: beside types with blocks of 256 elements.
 pub(crate) struct PerSlab;
-/// The 32 elements of a group share a scale, as beside types with blocks of 32 elements in ggml.
+/// One scale for the 32 elements of a group: beside types with blocks of 32 elements.
 pub(crate) struct PerGroup;
-/// The same beside weights whose scales use the whole range of exponents.
+/// [`PerGroup`] beside weights whose scales use the whole range of exponents.
 pub(crate) struct PerGroupWide;
 
 impl ColumnScales for PerSlab {
