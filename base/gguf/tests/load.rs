@@ -8,7 +8,7 @@ use samite_gguf::{
 };
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -156,7 +156,7 @@ fn the_error_of_the_sink_is_returned_and_ends_the_work() {
     let path = dir.path().join("m.gguf");
     model(&path, &[1000; 200]);
     let file = GgufFile::open(&path, LoadMode::Read).unwrap();
-    let calls = AtomicUsize::new(0);
+    let (calls, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let options = LoadOptions {
         threads: 2,
         ..LoadOptions::default()
@@ -164,9 +164,15 @@ fn the_error_of_the_sink_is_returned_and_ends_the_work() {
     let result = file.load(file.tensors(), &options, |info, _| {
         calls.fetch_add(1, Ordering::Relaxed);
         match &*info.name {
-            "t3" => Err(Failure::Own("no".into())),
+            "t3" => {
+                has_failed.store(true, Ordering::Relaxed);
+                Err(Failure::Own("no".into()))
+            }
             _ => {
-                std::thread::sleep(Duration::from_millis(1));
+                // Time for the failing thread to stop the other one, however busy the machine is.
+                if has_failed.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
                 Ok(())
             }
         }

@@ -534,7 +534,6 @@ fn slow_clients_and_floods() {
         ..ServerOptions::default()
     });
     // Half a message, and a byte now and then.
-    let start = Instant::now();
     let mut slow: Vec<_> = (0..4).map(|_| target.attacker()).collect();
     for raw in &mut slow {
         raw.0.write_all(&[Command::DeviceCount as u8, 0]).unwrap();
@@ -542,7 +541,6 @@ fn slow_clients_and_floods() {
     for raw in &mut slow {
         raw.is_closed("half a message");
     }
-    assert!(start.elapsed() < LONG / 2);
     target.is_well("slow clients");
     // Memory and buffers up to the quota, and no more.
     let mut raw = target.attacker();

@@ -13,6 +13,7 @@ use samite_requests::{
     BlockEvent, CacheMiss, CacheWish, Drafter, Engine, EngineOptions, Event, FailureKind, Finished,
     MissCause, Reader, Reason, Refusal, Request, Shift, Started, Step, drive, drive_sleeping,
 };
+use samite_testing::wait_until;
 use samite_text::SamplerParams;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -600,7 +601,8 @@ fn a_thread_answers_drains_and_ends() {
 
 #[test]
 fn an_engine_that_nobody_asks_is_dropped_and_made_again() {
-    let quiet = Duration::from_millis(20);
+    // Long enough to see that it is awake in the end.
+    let quiet = Duration::from_millis(500);
     let system = |slots| {
         let options = options(slots);
         let context = ContextOptions {
@@ -616,9 +618,7 @@ fn an_engine_that_nobody_asks_is_dropped_and_made_again() {
         let mut reader = handle.submit(request(10..20, 3)).unwrap();
         let last = std::iter::from_fn(|| reader.wait()).last().unwrap();
         assert!(matches!(last, Event::Finished(_)), "{last:?}");
-        while !handle.view().is_sleeping {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("the engine is dropped", || handle.view().is_sleeping);
         assert_eq!(handle.view().totals.finished, round);
     }
     handle.wake();

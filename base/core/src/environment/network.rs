@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     const SHORT: Duration = Duration::from_millis(20);
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG: Duration = Duration::from_secs(600);
 
     #[test]
     fn bytes_go_both_ways_until_one_side_closes() {

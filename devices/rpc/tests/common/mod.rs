@@ -16,7 +16,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(600);
 
 /// The address of a client's first buffer, which has the number 1.
 pub const BASE: u64 = 1 << 40;

@@ -14,6 +14,9 @@ mod round_trips;
 
 use fixture::{Loaded, load};
 
+/// Linear time takes well under a second for a megabyte, and its square takes hours.
+const LINEAR: Duration = Duration::from_secs(100);
+
 static ALL: LazyLock<Vec<Loaded>> = LazyLock::new(|| {
     ["gpt-2", "llama-bpe", "qwen2", "spm", "gemma"]
         .into_iter()
@@ -82,7 +85,7 @@ fn hostile_texts_take_linear_time() {
             let ids = vocab.tokenizer.tokenize(&text, true, false).unwrap();
             let elapsed = started.elapsed();
             assert!(
-                elapsed < Duration::from_secs(5),
+                elapsed < LINEAR,
                 "{}: {unit:?} took {elapsed:?}",
                 vocab.name
             );
@@ -100,7 +103,7 @@ fn hostile_texts_take_linear_time() {
             .tokenizer
             .tokenize(&"<|begin|>".repeat(25_000), true, true)
             .unwrap();
-        assert!(started.elapsed() < Duration::from_secs(5));
+        assert!(started.elapsed() < LINEAR);
     }
 }
 
