@@ -21,7 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TEXTS = [HERE / "text.txt"]
-TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS".split()
+TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS".split()
 # Those that llama.cpp packs on x86-64.
 PACKED = ["Q4_0", "IQ4_NL", "MXFP4", "Q2_K", "Q4_K", "as is"]
 MOST = 1.02
