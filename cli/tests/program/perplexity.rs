@@ -238,6 +238,24 @@ fn a_context_that_does_not_fit_names_the_file() {
     );
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_leaves_no_file() {
+    let base = Base::new();
+    // The signal that comes with the limit would end the program.
+    let script = "trap '' XFSZ; ulimit -f 8; exec \"$@\"";
+    let mut command = std::process::Command::new("sh");
+    command
+        .args(["-c", script, "sh", env!("CARGO_BIN_EXE_samite")])
+        .args(["perplexity", "-c", "32", "-m"])
+        .arg(&base.model)
+        .args(["-f", &base.at("text")])
+        .args(["--kl-divergence-base", &base.at("full")]);
+    let run = crate::Run::new(command.output().unwrap());
+    run.fails(1, &["full: cannot", "File too large"]);
+    assert_eq!(listing(base.dir.path()), ["base", "text", "tiny.gguf"]);
+}
+
 /// The built-in model in F32, so that programs differ only by the order of their sums, as it is and
 /// rounded to Q4_0. `make.sh` made the log-probabilities of the first one.
 fn built_in(dir: &Path) -> [PathBuf; 2] {
