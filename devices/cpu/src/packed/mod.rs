@@ -368,7 +368,7 @@ mod tests {
                     // errors are those of a few hundred roundings of sums.
                     let rounding = match product.form {
                         #[cfg(target_arch = "x86_64")]
-                        ActivationForm::Bf16Slabs(_) => 1.0 / 512.0,
+                        ActivationForm::Bf16Slabs(_) => 1.0 / 256.0,
                         #[cfg(target_arch = "x86_64")]
                         ActivationForm::Int16Slabs(_) => 2.0 / 16382.0,
                         _ => 0.0,
