@@ -6,7 +6,7 @@ mod common;
 use common::{Lender, eventually, floats};
 use samite_core::{Device, Error, TensorGroup, Usage};
 use samite_remote::RemoteOptions;
-use samite_testing::Counter;
+use samite_testing::{Counter, HANG_GUARD};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -79,15 +79,21 @@ fn strangers_are_told_what_to_do() {
         let why = refused(&lender, address, &mine);
         assert!(why.contains("does not know the token"), "{why}");
         // Who guesses is answered slowly.
-        assert_eq!(start.elapsed() > Duration::from_millis(900), attempt >= 3);
+        assert!(attempt < 3 || start.elapsed() > Duration::from_millis(900));
     }
     assert_eq!(lender.server.sessions(), 0);
     is_useful(&lender.connect());
 }
 
+/// Returns true if the other side closed the connection: reading ended before its timeout.
+fn is_closed(end: &std::io::Result<usize>) -> bool {
+    use std::io::ErrorKind::{TimedOut, WouldBlock};
+    !matches!(end, Err(error) if matches!(error.kind(), TimedOut | WouldBlock))
+}
+
 #[test]
 fn who_says_nothing_or_nonsense_is_forgotten() {
-    let lender = Lender::start(|options| options.handshake = Duration::from_millis(300));
+    let lender = Lender::start(|options| options.handshake = Duration::from_secs(1));
     let device = lender.connect();
     for bytes in [
         &b""[..],
@@ -96,21 +102,20 @@ fn who_says_nothing_or_nonsense_is_forgotten() {
         &[0x16, 3, 1, 0xff],
     ] {
         let mut slow = TcpStream::connect(lender.place()).unwrap();
-        slow.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        slow.set_read_timeout(Some(HANG_GUARD)).unwrap();
         let _ = slow.write_all(bytes);
-        let start = Instant::now();
         // Perhaps an alert, then the end.
         let mut all = Vec::new();
-        let _ = slow.read_to_end(&mut all);
+        let end = slow.read_to_end(&mut all);
         assert!(all.len() < 100);
-        assert!(start.elapsed() < Duration::from_secs(3));
+        assert!(is_closed(&end), "{end:?}");
     }
     is_useful(&device);
 }
 
 #[test]
 fn who_speaks_tls_and_nothing_else_is_forgotten() {
-    let lender = Lender::start(|options| options.handshake = Duration::from_millis(300));
+    let lender = Lender::start(|options| options.handshake = Duration::from_secs(1));
     let device = lender.connect();
     #[derive(Debug)]
     struct Any(rustls::crypto::CryptoProvider);
@@ -166,18 +171,13 @@ fn who_speaks_tls_and_nothing_else_is_forgotten() {
         let name = rustls::pki_types::ServerName::try_from("samite").unwrap();
         let mut tls = rustls::ClientConnection::new(Arc::clone(&config), name).unwrap();
         let mut tcp = TcpStream::connect(lender.place()).unwrap();
-        tcp.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-        let start = Instant::now();
+        tcp.set_read_timeout(Some(HANG_GUARD)).unwrap();
         let mut stream = rustls::Stream::new(&mut tls, &mut tcp);
         let _ = stream.write_all(bytes);
         let _ = stream.flush();
         let mut all = Vec::new();
-        let _ = stream.read_to_end(&mut all);
-        assert!(
-            start.elapsed() < Duration::from_secs(3),
-            "{:?}",
-            start.elapsed()
-        );
+        let end = stream.read_to_end(&mut all);
+        assert!(is_closed(&end), "{end:?}");
         assert!(all.len() < 4096);
     }
     is_useful(&device);

@@ -75,11 +75,11 @@ fn a_client_that_stays_away_loses_its_session() {
     eventually("its memory is free", || lender.server.memory_in_use() == 0);
     proxy.is_shut.store(false, Ordering::SeqCst);
     lost(counter.add(1.0), "no such session");
-    // From now on, quickly.
-    let start = Instant::now();
+    // From now on, without another connection.
+    let connections = proxy.connections.load(Ordering::SeqCst);
     lost(counter.add(1.0), "no such session");
     assert!(counter.stream.synchronize().is_err());
-    assert!(start.elapsed() < Duration::from_secs(1));
+    assert_eq!(proxy.connections.load(Ordering::SeqCst), connections);
 }
 
 #[test]
@@ -95,11 +95,8 @@ fn a_server_that_is_gone_is_a_lost_device() {
     proxy.cut();
     let start = Instant::now();
     lost(counter.add(1.0), &proxy.place);
-    assert!(
-        start.elapsed() < Duration::from_secs(8),
-        "{:?}",
-        start.elapsed()
-    );
+    // Not the default of a minute.
+    assert!(start.elapsed() < lender.options().reconnect);
 }
 
 #[test]
@@ -121,11 +118,10 @@ fn two_servers_do_not_wait_for_each_other() {
     proxy.is_shut.store(true, Ordering::SeqCst);
     proxy.cut();
     away.run(5.0, &CancelToken::new()).unwrap();
-    let start = Instant::now();
+    // If it waited for the first one, that would be lost in the end.
     for count in 2..100 {
         assert_eq!(counters[1].add(1.0).unwrap(), count as f32);
     }
-    assert!(start.elapsed() < Duration::from_secs(5));
     proxy.is_shut.store(false, Ordering::SeqCst);
     assert_eq!(away.add(1.0).unwrap(), 6.0);
 }

@@ -343,7 +343,7 @@ mod tests {
         let found = measure(&device, &small, least).unwrap().unwrap();
         assert!(found.runs > 1 && found.seconds > 0.0);
         assert!(found.seconds * found.runs as f64 >= least.as_secs_f64());
-        let large = product(DType::Q4_0, [512, 1024], 1);
+        let large = product(DType::Q4_0, [4096, 4096], 1);
         let slower = measure(&device, &large, least).unwrap().unwrap();
         assert!(slower.seconds > found.seconds, "{slower:?} {found:?}");
     }

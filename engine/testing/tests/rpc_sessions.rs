@@ -36,6 +36,8 @@ const QUOTA: usize = 4 << 20;
 /// Frames of a session, and bytes of one.
 const MOST_FRAMES: usize = 120;
 const MOST_BYTES: usize = 32 << 10;
+/// Sessions that are tried.
+const SESSIONS: u64 = 256;
 
 fn server() -> Arc<Server> {
     let options = ServerOptions {
@@ -207,7 +209,8 @@ fn change(frames: &mut Vec<Frame>, random: &mut Random) {
 #[test]
 fn changed_sessions_do_no_harm() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let seconds = number("SAMITE_RPC_SESSIONS_SECONDS").unwrap_or(6);
+    // A number of sessions, unless the variable names a time.
+    let seconds = number("SAMITE_RPC_SESSIONS_SECONDS");
     let first = number("SAMITE_RPC_SESSIONS_SEED").unwrap_or(1);
     let sessions = [
         "mul_mat",
@@ -227,7 +230,10 @@ fn changed_sessions_do_no_harm() {
     assert!(calm.iter().all(|replies| replies.len() > 100));
     let start = Instant::now();
     let mut seed = first;
-    while start.elapsed() < Duration::from_secs(seconds) {
+    while match seconds {
+        Some(seconds) => start.elapsed() < Duration::from_secs(seconds),
+        None => seed - first < SESSIONS,
+    } {
         let mut random = Random(seed);
         let which = random.below(sessions.len());
         let mut frames = sessions[which].clone();
@@ -247,5 +253,4 @@ fn changed_sessions_do_no_harm() {
         seed += 1;
     }
     println!("{} sessions", seed - first);
-    assert!(seed - first > 50, "{} sessions", seed - first);
 }

@@ -4,12 +4,12 @@
 use samite_core::{Backend, DType, Device, Layout};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_remote::{RemoteBackend, RemoteOptions, RemoteServer, RemoteServerOptions};
+pub use samite_testing::wait_until as eventually;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 pub struct Lender {
     pub folder: tempfile::TempDir,
@@ -148,15 +148,4 @@ impl Proxy {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
-}
-
-/// Waits until something is so, ten seconds at most.
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..1000 {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("never: {what}");
 }
