@@ -181,7 +181,7 @@ impl Isa {
         Self::at_most(limit)
     }
 
-    /// The same instructions with [crossed products](crate::packed), where there are such.
+    /// The same instructions with [crossed products](crate::simd::int16), where there are such.
     pub fn crossed(self) -> Option<Self> {
         match self {
             Isa::Avx512(

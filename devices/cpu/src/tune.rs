@@ -21,7 +21,7 @@ pub const TUNING_VARIABLE: &str = "SAMITE_CPU_TUNING";
 /// Part of the names of files: changes with what is measured.
 const VERSION: u32 = 1;
 
-/// The highest level of instruction sets, as [`Isa::detect`], with [crossed products](crate::packed::int8) where they pay.
+/// The highest level of instruction sets, as [`Isa::detect`], with [crossed products](crate::simd::int16) where they pay.
 pub(crate) fn detect(limit: Option<IsaLevel>) -> Isa {
     let isa = Isa::detect(limit);
     match isa.crossed() {
@@ -268,7 +268,7 @@ impl Choice for Readings {
     }
 }
 
-/// Whether [crossed products](crate::packed) pay.
+/// Whether [crossed products](crate::simd::int16) pay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Crossing(pub bool);
 
@@ -292,7 +292,7 @@ impl Choice for Crossing {
 
     fn measure(isa: Isa) -> Option<Self> {
         const COLUMNS: usize = 240;
-        let work = |isa| Work::new(isa, DType::Q4_0, [1024, 4 * packed::PANEL], COLUMNS);
+        let work = |isa| Work::new(isa, DType::F16, [1024, 4 * packed::PANEL], COLUMNS);
         let (straight, crossed) = (work(isa)?, work(isa.crossed()?)?);
         let ways = [&straight, &crossed].map(|work| move || work.run(Reading::DEFAULT));
         Some(Crossing(fastest(&ways, 0) == 1))
@@ -336,9 +336,12 @@ impl Work {
     /// For `rows` packed rows of `k` elements; `None` without memory, or without such a product.
     fn new(isa: Isa, dtype: DType, [k, rows]: [usize; 2], columns: usize) -> Option<Self> {
         let product = packed::product(isa, dtype, k, columns, columns)?;
-        let ActivationForm::Int8Slabs(_) = product.form else {
-            return None;
-        };
+        match product.form {
+            ActivationForm::Int8Slabs(_) => {}
+            #[cfg(target_arch = "x86_64")]
+            ActivationForm::Int16Slabs(_) => {}
+            _ => return None,
+        }
         let rows = rows / packed::PANEL * packed::PANEL;
         let layout = PackedLayout::new(&Layout::contiguous(dtype, [k, rows, 1, 1]).ok()?)?;
         let room = |bytes| HostMemory::allocate(bytes, "cpu", "measuring").ok();

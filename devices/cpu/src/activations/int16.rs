@@ -11,7 +11,7 @@ pub(crate) const GROUPS: usize = SLAB / GROUP;
 /// Where the scales of a column are in a slab: behind the numbers.
 pub(crate) const SCALES_AT: usize = SLAB * size_of::<i16>();
 
-/// Where what sums of [crossed](crate::packed::int8) products start with is in a slab.
+/// Where what sums of [crossed](crate::simd::int16) products start with is in a slab.
 pub(crate) const STARTS_AT: usize = SCALES_AT + GROUPS * size_of::<f32>();
 
 /// Bytes of a slab of a column: whole cache lines.

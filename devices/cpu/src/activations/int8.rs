@@ -9,11 +9,8 @@ use crate::detect::{Isa, vectorized};
 use crate::simd::math::{ROUND, round};
 use std::array::from_fn;
 
-/// Words of codes of a group of 32.
-pub(crate) const WORDS: usize = 8;
-
-/// Where products are crossed, the first so many words of a group are crossed with as many that follow. The other half is not.
-pub(crate) const CROSSED: usize = WORDS / 4;
+/// The largest code. That of -128 has no counterpart, which signs are moved to on some processors.
+const LARGEST: f32 = 127.0;
 
 /// What a type of weights needs to know about columns.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,10 +25,6 @@ pub(crate) struct ColumnSpec {
     pub bits: bool,
     /// How groups are summed up.
     pub sums: Sums,
-    /// The largest code.
-    pub largest: i32,
-    /// What is subtracted from crossed codes of weights, if products are [crossed](crate::packed::int8).
-    pub crossed: Option<i32>,
 }
 
 /// What is stored for the sum of the codes of a group.
@@ -50,20 +43,10 @@ impl ColumnSpec {
         SLAB + SLAB / self.scaled * 4
     }
 
-    /// Offset of what sums of crossed products start with, for each group an i32.
-    #[inline(always)]
-    pub const fn starts_at(&self) -> usize {
-        self.sums_at() + SLAB / self.group * 4
-    }
-
     /// Bytes of a slab: whole cache lines.
     #[inline(always)]
     pub const fn slab_bytes(&self) -> usize {
-        let starts = match self.crossed {
-            Some(_) => SLAB / self.group * 4,
-            None => 0,
-        };
-        (self.starts_at() + starts).next_multiple_of(64)
+        (self.sums_at() + SLAB / self.group * 4).next_multiple_of(64)
     }
 }
 
@@ -145,7 +128,7 @@ impl ColumnSpec {
             let parts = codes.as_chunks_mut::<SCALED>().0.iter_mut();
             let mut group_scales = [1.0; SLAB / 32];
             for (part, (codes, x)) in parts.zip(x.as_chunks::<SCALED>().0).enumerate() {
-                let scale = round(x, self.largest as f32, codes, |bits| bits as i8);
+                let scale = round(x, LARGEST, codes, |bits| bits as i8);
                 scales.cast::<f32>().add(part).write(scale);
                 if SCALED == GROUP {
                     group_scales[part] = scale;
@@ -172,26 +155,6 @@ impl ColumnSpec {
                     Sums::Minus => (-(sum as f32)).to_bits().cast_signed(),
                 };
                 sums.cast::<i32>().add(g).write(sum);
-            }
-            if let Some(middle) = self.crossed {
-                // Of `(w - middle + 128 + b) * (v - middle + a)`, weights subtract what has neither `a` nor `b`, and `w * a + v * b` stays.
-                let starts = slab.wrapping_add(self.starts_at()).cast::<i32>();
-                let mut products = [0; SLAB / 4];
-                for at in 0..SLAB / 4 - CROSSED {
-                    let [a, b] = [words[at], words[at + CROSSED]];
-                    let pairs = (0..4).map(|i| byte(a, i) * (byte(b, i) + 128));
-                    products[at] = pairs.sum();
-                }
-                for g in 0..SLAB / GROUP {
-                    let first = g * GROUP / 4;
-                    let crossed: i32 = word_sums[first..first + 2 * CROSSED].iter().sum();
-                    let products: i32 = products[first..first + CROSSED].iter().sum();
-                    let start = match self.sums {
-                        Sums::Offset(_) => sums.cast::<i32>().add(g).read(),
-                        Sums::Minus => 0,
-                    };
-                    starts.add(g).write(start + middle * crossed - products);
-                }
             }
         }
     }

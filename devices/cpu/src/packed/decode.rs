@@ -4,7 +4,7 @@
 use super::layout::Field;
 use super::{LANES, PANEL};
 use crate::activations::SLAB;
-use crate::activations::int8::{CROSSED, ColumnSpec, Sums, WORDS};
+use crate::activations::int8::{ColumnSpec, Sums};
 use crate::product::Panel;
 use crate::simd::int8::Simd;
 use samite_core::DType;
@@ -20,8 +20,6 @@ pub(crate) struct Slab {
     pub codes: [[[u8; 4]; PANEL]; SLAB / 4],
     pub scales: [[f32; PANEL]; SLAB / 16],
     pub minimums: [[f32; PANEL]; SLAB / 16],
-    /// What sums of [crossed](crate::packed::int8) products start with, before what columns add to it.
-    pub starts: [[i32; PANEL]; SLAB / 32],
 }
 
 /// Where the rows of a register are in a slab.
@@ -82,39 +80,14 @@ impl<F: Format, V: Simd> Sink<F, V> for SlabWriter {
         // SAFETY: word `i` is one of the `SLAB / 4` of the slab, as the caller says, and `V::LANES` rows from `self.row` on are
         // inside of the panel; `new` was given a writable slab. The instructions of `V` are there.
         unsafe {
-            let mut codes = codes;
-            if is_crossed::<F, V>() && i % WORDS < 2 * CROSSED {
-                // Of the two sums of bytes that are multiplied, the first one is unsigned.
-                let offset = if i % WORDS < CROSSED { 128 } else { 0 };
-                let add = (offset - F::MIDDLE as i32) as u8;
-                codes = V::add_bytes(codes, V::splat(i32::from_ne_bytes([add; 4])));
-            }
             V::store(codes, (&raw mut (*self.slab).codes[i][self.row]).cast());
         }
     }
 
     #[inline(always)]
     unsafe fn scale(&mut self, group: usize, scales: V::Floats) {
-        // SAFETY: the slab, which is writable, has this group, as the caller says, and rows as in `codes`. Where products are
-        // crossed, groups have 32 elements, for each of which there are starts, and the group's codes came before.
-        unsafe {
-            V::store_floats(scales, &raw mut (*self.slab).scales[group][self.row]);
-            if is_crossed::<F, V>() {
-                let codes = |i: usize| {
-                    V::load((&raw const (*self.slab).codes[group * WORDS + i][self.row]).cast())
-                };
-                let mut products = V::start(V::splat(0));
-                for i in 0..CROSSED {
-                    V::dot(&mut products, codes(i), codes(i + CROSSED), true);
-                }
-                let negative = V::xor(V::total(products), V::splat(-1));
-                let starts = V::add(negative, V::splat(1));
-                V::store(
-                    starts,
-                    (&raw mut (*self.slab).starts[group][self.row]).cast(),
-                );
-            }
-        }
+        // SAFETY: the slab, which is writable, has this group, as the caller says, and rows as in `codes`.
+        unsafe { V::store_floats(scales, &raw mut (*self.slab).scales[group][self.row]) }
     }
 
     #[inline(always)]
@@ -147,17 +120,6 @@ pub(crate) trait Format: Sized {
     /// Whether codes need all eight bits; then their offset is 128.
     const FULL: bool = Self::Scheme::FULL;
 
-    /// What is subtracted from crossed codes, so that about as many are negative as are not.
-    const MIDDLE: usize = Self::LARGEST.div_ceil(2);
-
-    /// True if products are [crossed](crate::packed::int8) where that is faster. The sum of the codes
-    /// of a weight and a column must fit into eight bits, so codes of columns are at most 120 beside
-    /// weights of four bits and 112 beside those of five.
-    const CROSSED: bool = matches!(
-        Self::DTYPE,
-        DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::MXFP4
-    );
-
     /// What columns must be.
     const COLUMNS: ColumnSpec = {
         let minimums = matches!(Self::SUMS, Sums::Minus);
@@ -165,14 +127,7 @@ pub(crate) trait Format: Sized {
         assert!(Self::FULL == (Self::LARGEST > 127));
         ColumnSpec {
             sums: Self::SUMS,
-            // Whatever the instruction set is, so that results are the same.
-            largest: if Self::CROSSED {
-                assert!(Self::GROUP == 32 && Self::LARGEST <= 31);
-                127 - (Self::LARGEST - Self::MIDDLE) as i32
-            } else {
-                127
-            },
-            ..column_layout::<Self::Scheme, false>()
+            ..column_layout::<Self::Scheme>()
         }
     };
 
@@ -273,7 +228,7 @@ pub(crate) type WithMinimums<const GROUP: usize, const LARGEST: usize, Scales> =
     Groups<GROUP, Scales, true, false, LARGEST>;
 
 /// Where the parts of a column's slab are.
-pub(crate) const fn column_layout<S: Scheme, const CROSSED: bool>() -> ColumnSpec {
+pub(crate) const fn column_layout<S: Scheme>() -> ColumnSpec {
     assert!(S::SLAB_SCALE || S::GROUP == 32);
     ColumnSpec {
         scaled: if S::SLAB_SCALE { SLAB } else { S::GROUP },
@@ -283,28 +238,7 @@ pub(crate) const fn column_layout<S: Scheme, const CROSSED: bool>() -> ColumnSpe
         } else {
             Sums::Offset(0)
         },
-        largest: 127,
         bits: S::Scales::BITS,
-        crossed: if CROSSED { Some(0) } else { None },
-    }
-}
-
-/// Whether products are [crossed](crate::packed::int8).
-#[inline(always)]
-pub(crate) const fn is_crossed<F: Format, V: Simd>() -> bool {
-    assert!(F::CROSSED || !V::CROSSED);
-    V::CROSSED
-}
-
-/// What columns must be for an instruction set.
-#[inline(always)]
-pub(crate) const fn column_spec<F: Format, V: Simd>() -> ColumnSpec {
-    if !is_crossed::<F, V>() {
-        return F::COLUMNS;
-    }
-    ColumnSpec {
-        crossed: Some(F::MIDDLE as i32),
-        ..F::COLUMNS
     }
 }
 

@@ -253,13 +253,6 @@ impl<const VNNI: bool, const CROSSED: bool> Simd for Zmm<VNNI, CROSSED> {
             };
             sum.short = _mm512_add_epi16(sum.short, products);
         }
-        fn dot_here(sum: &mut Sum, codes: __m512i, x: __m512i) {
-            if VNNI {
-                dot_here(&mut sum.whole, codes, x)
-            } else {
-                Self::dot(sum, codes, x, true)
-            }
-        }
         fn carry(sum: &mut Sum) {
             if !VNNI {
                 let pairs = _mm512_madd_epi16(sum.short, _mm512_set1_epi16(1));
@@ -269,11 +262,6 @@ impl<const VNNI: bool, const CROSSED: bool> Simd for Zmm<VNNI, CROSSED> {
         }
         fn total(sum: Sum) -> __m512i { sum.whole }
     }
-}
-
-in_place! {
-    /// [`Simd::dot_here`]
-    fn dot_here(__m512i), "avx512f", zmm_reg, "vpdpbusd", in order
 }
 
 in_place! {

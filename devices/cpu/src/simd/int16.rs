@@ -4,6 +4,17 @@
 //!
 //! An element's error is at most 1/16382 of the largest of its group. For numbers of about the same size that is less than rounding
 //! them to F16 would cost.
+//!
+//! # Crossed products
+//!
+//! Two products cost one multiplication (Winograd, "A New Algorithm for Inner Product", 1968):
+//! `(w1 + x2) * (w2 + x1)` is `w1 * x1 + w2 * x2 + w1 * w2 + x1 * x2`. The sums of the last two terms
+//! are the same for all columns or all rows, so they are computed once and subtracted. Two additions
+//! take the place of a multiplication. Some processors (Zen 4 and 5) add with four units, of which
+//! two multiply: if half of the products are crossed, all four have work. Others multiply and add
+//! with the same two units. So [the faster way](crate::tune) is measured. Numbers are whole, and
+//! results are the same. Sums of two numbers of 14 bits fit into 16 bits. Sums of two codes of 8 bits
+//! would not fit into 8, which is why [`packed::int8`](crate::packed::int8) has no crossed products.
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
@@ -33,7 +44,8 @@ const _: () = assert!((LARGEST as i64).pow(2) * GROUP as i64 <= i32::MAX as i64)
 pub(crate) trait Int16Simd: Simd<Floats: Vector> {
     /// Adds the products of both halves of each word to `sum`.
     unsafe fn dot_i16(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
-    /// The same, exactly where it is called, as [`dot_here`](Simd::dot_here).
+    /// [`dot_i16`](Int16Simd::dot_i16), exactly where it is called: compilers may want to make one sum's
+    /// products one after the other, each of which waits for the one before.
     unsafe fn dot_i16_here(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
     /// Sums of halves, of which the lowest 16 bits stay.
     unsafe fn add_i16(a: Self::Words, b: Self::Words) -> Self::Words;
@@ -92,8 +104,9 @@ in_place! {
     fn dot_256(__m256i), "avx2", ymm_reg, "{{vex}} vpdpwssd"
 }
 
-/// Pairs of a group whose products are [crossed](crate::packed::int8), each with its neighbour: the first half. Sums of two numbers fit into 16 bits. Those of
-/// crossed products may not fit into 32 on the way, where they come round, but what is left in the end does.
+/// Pairs of a group whose products are [crossed](self), each with its neighbour: the first half. Sums of
+/// crossed products may not fit into 32 bits on the way, where they come round, but what is left in the
+/// end does.
 const CROSSED: usize = GROUP / 4;
 
 /// Groups of terms of a column, or of each of some lanes that lie side by side.

@@ -63,8 +63,8 @@ pub(crate) trait Simd {
     const GEMV_COLUMNS: usize = 1;
     /// Whether pairs of columns are multiplied with eight codes at a time: [`dot_pairs`](Simd::dot_pairs).
     const COLUMN_PAIRS: bool = false;
-    /// Whether bytes are added by more of the processor's units than multiply, so that half as many products with twice as many sums
-    /// [pay](crate::packed::int8). If so, codes are unsigned in products.
+    /// True if products of 16-bit numbers are [crossed](super::int16): more of the processor's units
+    /// add than multiply.
     const CROSSED: bool = false;
 
     /// Four codes of each row, or a whole number.
@@ -182,13 +182,6 @@ pub(crate) trait Simd {
     #[inline(always)]
     unsafe fn separate(sums: [Self::Sum; 2]) -> [Self::Sum; 2] {
         sums
-    }
-    /// [`dot`](Simd::dot) of codes that may need all bits, exactly where it is called: compilers may want to make one sum's products one after
-    /// the other, each of which waits for the one before.
-    #[inline(always)]
-    unsafe fn dot_here(sum: &mut Self::Sum, codes: Self::Words, x: Self::Words) {
-        // SAFETY: only registers are touched, and the instruction set is there, as the trait asks.
-        unsafe { Self::dot(sum, codes, x, true) }
     }
     /// Makes room for more products, where sums are in 16 bits at first. Must be called after [`room`] products of codes
     /// that are not full, after each of full ones, and before [`total`](Simd::total).

@@ -33,7 +33,7 @@ pub(crate) struct Outer<'a> {
     pub before: Option<&'a [f32; BESIDE]>,
 }
 
-/// Columns in whole groups of numbers, in pairs, scales, and what sums of [crossed](crate::packed::int8) products start with.
+/// Columns in whole groups of numbers, in pairs, scales, and what sums of [crossed](crate::simd::int16) products start with.
 #[derive(Clone, Copy)]
 pub(crate) struct Rounded {
     pairs: *mut i32,

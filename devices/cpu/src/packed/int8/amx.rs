@@ -147,7 +147,7 @@ unsafe fn all_groups<S: Scheme>(memory: *mut Memory, at: usize, groups: usize, c
 
 /// Where the parts of a column's slab are.
 const fn layout<S: Scheme>() -> ColumnSpec {
-    column_layout::<S, false>()
+    column_layout::<S>()
 }
 
 /// Makes codes signed.

@@ -6,8 +6,7 @@
 
 use super::{Level, first_sums, is_offset, scaled, store_sums};
 use crate::activations::SLAB;
-use crate::activations::int8::{CROSSED, ColumnSpec, WORDS};
-use crate::packed::decode::{Format, PanelSlab, Scheme, Slab, column_layout, column_spec};
+use crate::packed::decode::{Format, PanelSlab, Scheme, Slab, column_layout};
 use crate::packed::tile::{ASKING, Results, are_side_by_side, side_by_side};
 use crate::packed::{PANEL, Sum, store_all};
 use crate::product::{Column, Panel};
@@ -31,7 +30,7 @@ pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Col
     let mut slab = MaybeUninit::<Slab>::uninit();
     let mut results = MaybeUninit::<Results<COLUMNS>>::uninit();
     let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
-    let beside = are_side_by_side(columns, column_spec::<F, L::Simd>().slab_bytes());
+    let beside = are_side_by_side(columns, F::COLUMNS.slab_bytes());
     for row in (0..panel.rows).step_by(PANEL) {
         // SAFETY: whole panels lie in packed memory, whose parts have at most `SLAB` elements, for which `slab` has room.
         // `results` has room for `COLUMNS` sums: all columns, and one more where their number is odd. `slab` and `results` are
@@ -82,15 +81,6 @@ pub(crate) struct Strip {
 }
 
 impl Strip {
-    /// Where the parts of a column's slab are.
-    const fn columns<S: Scheme, V: Simd>() -> ColumnSpec {
-        if V::CROSSED {
-            column_layout::<S, true>()
-        } else {
-            column_layout::<S, false>()
-        }
-    }
-
     /// The first line of weights that a tile of columns asks for, and how many it asks for with each group.
     #[inline(always)]
     fn weights_to_ask_for(&self, tile: usize) -> (*const u8, usize) {
@@ -120,7 +110,7 @@ impl Strip {
             Some(next) => next.x.wrapping_add(self.at),
             None => columns[0].x.wrapping_add(self.at + self.next),
         };
-        let bytes = Self::columns::<S, V>().slab_bytes();
+        let bytes = column_layout::<S>().slab_bytes();
         // SAFETY: columns have a slab of `bytes` bytes at byte `at`, and `copy` room for `C` of them: enough for `rest`, which
         // is shorter, and its last one again. `results` has room for the sums of one column more where their number is odd. The
         // slab is decoded, and the instructions are there.
@@ -176,7 +166,7 @@ impl Strip {
             let row = |r: usize| self.first + r * V::LANES;
             let mut all = [x; C];
             for c in 0..C {
-                all[c] = x.wrapping_add(c * Self::columns::<S, V>().slab_bytes());
+                all[c] = x.wrapping_add(c * column_layout::<S>().slab_bytes());
             }
             let x = all;
             let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
@@ -186,10 +176,10 @@ impl Strip {
                     sums[c][r] = first_sums::<S, V>(result(c, r));
                 }
             }
-            let layout = Self::columns::<S, V>();
-            let (sums_at, starts_at) = (layout.sums_at(), layout.starts_at());
+            let layout = column_layout::<S>();
+            let sums_at = layout.sums_at();
             for group in 0..self.groups {
-                let step = C * Self::columns::<S, V>().slab_bytes() / (SLAB / S::GROUP);
+                let step = C * column_layout::<S>().slab_bytes() / (SLAB / S::GROUP);
                 for line in 0..step.div_ceil(64) {
                     V::prefetch(next.wrapping_add(group * step + line * 64));
                 }
@@ -203,23 +193,13 @@ impl Strip {
                     ask = ask.wrapping_add(64);
                 }
                 let mut whole = [[V::start(V::splat(0)); R]; C];
-                if V::CROSSED {
-                    for c in 0..C {
-                        let start = x[c].add(starts_at + 4 * group).cast::<i32>().read();
-                        for r in 0..R {
-                            let starts = (&raw const (*self.slab).starts[group][row(r)]).cast();
-                            whole[c][r] = V::start(V::add(V::load(starts), V::splat(start)));
-                        }
-                    }
-                } else if is_offset::<S, V>() {
+                if is_offset::<S, V>() {
                     for c in 0..C {
                         let start = x[c].add(sums_at + 4 * group).cast::<i32>().read();
                         whole[c] = [V::start(V::splat(start)); R];
                     }
                 }
-                if V::CROSSED {
-                    self.crossed::<S, V, R, C>(group, x, &mut whole);
-                } else if V::COLUMN_PAIRS {
+                if V::COLUMN_PAIRS {
                     self.pairs::<S, V, R, C>(group, x, &mut whole);
                 } else {
                     self.products::<S, V, R, C>(group, x, &mut whole);
@@ -292,88 +272,6 @@ impl Strip {
                             V::carry(&mut sums[c][r]);
                         }
                     }
-                }
-            }
-        }
-    }
-
-    /// [`products`](Strip::products), half of them [crossed](self).
-    ///
-    /// # Safety
-    /// As [`run`](Strip::run).
-    #[inline(always)]
-    unsafe fn crossed<S: Scheme, V: Simd, const R: usize, const C: usize>(
-        &self,
-        group: usize,
-        x: [*const u8; C],
-        sums: &mut [[V::Sum; R]; C],
-    ) {
-        const { assert!(CROSSED == 2) };
-        let at = group * WORDS;
-        // Without a loop, in which addresses take more instructions, and some of either kind in turn, since they wait for different units.
-        // SAFETY: words from `at` to `at + 7` are those of `group`, which is below `groups`, and both words that are crossed
-        // are among them: `at + 1 + CROSSED` is `at + 3`.
-        unsafe {
-            self.pair::<V, R, C>(at, x, sums);
-            self.word::<V, R, C>(at + 4, x, sums);
-            self.word::<V, R, C>(at + 5, x, sums);
-            self.pair::<V, R, C>(at + 1, x, sums);
-            self.word::<V, R, C>(at + 6, x, sums);
-            self.word::<V, R, C>(at + 7, x, sums);
-        }
-    }
-
-    /// Adds the crossed products of word `at` and the one that it is crossed with.
-    ///
-    /// # Safety
-    /// As [`run`](Strip::run).
-    #[inline(always)]
-    unsafe fn pair<V: Simd, const R: usize, const C: usize>(
-        &self,
-        at: usize,
-        x: [*const u8; C],
-        sums: &mut [[V::Sum; R]; C],
-    ) {
-        // SAFETY: words `at` and `at + CROSSED` are of the same group, so inside of the slab, and slabs of columns have as many
-        // codes. The instructions of `V` are there.
-        unsafe {
-            let mut w = [[V::splat(0); 2]; R];
-            for r in 0..R {
-                w[r] = [self.codes::<V>(at, r), self.codes::<V>(at + CROSSED, r)];
-            }
-            for c in 0..C {
-                let x = |at: usize| V::splat(x[c].add(4 * at).cast::<i32>().read_unaligned());
-                let (first, second) = (x(at), x(at + CROSSED));
-                for r in 0..R {
-                    let (a, b) = (V::add_bytes(w[r][0], second), V::add_bytes(w[r][1], first));
-                    V::dot_here(&mut sums[c][r], a, b);
-                }
-            }
-        }
-    }
-
-    /// Adds the products of word `at`.
-    ///
-    /// # Safety
-    /// As [`run`](Strip::run).
-    #[inline(always)]
-    unsafe fn word<V: Simd, const R: usize, const C: usize>(
-        &self,
-        at: usize,
-        x: [*const u8; C],
-        sums: &mut [[V::Sum; R]; C],
-    ) {
-        // SAFETY: word `at` is of a group that the slab has, and slabs of columns have as many codes. The instructions of `V`
-        // are there.
-        unsafe {
-            let mut w = [V::splat(0); R];
-            for r in 0..R {
-                w[r] = self.codes::<V>(at, r);
-            }
-            for c in 0..C {
-                let x = V::splat(x[c].add(4 * at).cast::<i32>().read_unaligned());
-                for r in 0..R {
-                    V::dot_here(&mut sums[c][r], w[r], x);
                 }
             }
         }

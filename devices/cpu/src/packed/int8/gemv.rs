@@ -129,7 +129,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
 
     // Where multipliers are the limit, addresses with an index take another instruction each time; where adders have room left, loops are
     // faster.
-    const UNROLLED: bool = is_busy::<F>(C) && !V::CROSSED;
+    const UNROLLED: bool = is_busy::<F>(C);
 
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: V::Words) {

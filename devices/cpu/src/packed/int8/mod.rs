@@ -9,14 +9,6 @@
 //!
 //! Each element of a result is summed in one order whatever the number of rows and columns is, whichever of these ways it
 //! takes, and whatever the instruction set is.
-//!
-//! # Crossed products
-//!
-//! Two products cost one multiplication (Winograd, "A New Algorithm for Inner Product", 1968): `(w1 + x2) * (w2 + x1)` is
-//! `w1 * x1 + w2 * x2 + w1 * w2 + x1 * x2`, and sums of the last two are the same for all columns or all rows, so that they are computed once
-//! and subtracted. What takes the place of a multiplication is two additions. Some processors (Zen 4
-//! and 5) add bytes with four units, of which two multiply: if half of the products are crossed, all four have work. Others multiply and add
-//! with the same two units. So [what is faster](crate::tune) is measured. Numbers are whole, and results are the same.
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
@@ -27,7 +19,7 @@ mod gemm;
 mod gemv;
 
 use super::Sum;
-use super::decode::{ColumnScales, Format, PanelSlab, Scheme, Slab, column_spec};
+use super::decode::{ColumnScales, Format, PanelSlab, Scheme, Slab};
 use super::formats::for_format;
 use super::tile::equal_part;
 use crate::activations::SLAB;
@@ -44,14 +36,6 @@ use gemm::Strip;
 
 /// The product for a type and what it needs columns to be.
 pub(crate) fn product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
-    // Others have none that are crossed.
-    #[cfg(target_arch = "x86_64")]
-    if isa.is_crossed()
-        && let Some(product) = for_format!(dtype, F => product_of::<F, avx512_vnni_crossed::Instructions>();
-            Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, MXFP4 Mxfp4)
-    {
-        return Some(product);
-    }
     for_format!(dtype, F => compiled::<F>(isa))
 }
 
@@ -87,7 +71,7 @@ fn compiled<F: Format>(isa: Isa) -> (PanelFn, ColumnSpec) {
 
 /// The product for an instruction set.
 fn product_of<F: Format, L: Level>() -> (PanelFn, ColumnSpec) {
-    (multiply::<F, L>, column_spec::<F, L::Simd>())
+    (multiply::<F, L>, F::COLUMNS)
 }
 
 /// An instruction set that products are compiled for. Its functions stay functions of their own, so that each is compiled once.
@@ -98,8 +82,6 @@ pub(crate) trait Level {
     type Simd: Simd;
     /// What micro-kernels are compiled for: the scheme of a format, or its [wide](Scheme::Wide) one.
     type Scheme<S: Scheme>: Scheme;
-    /// Where products with up to four columns are, which are the same whether others are crossed or not.
-    type Gemv: Level;
     /// Rows and columns that the micro-kernel multiplies at a time.
     const ROWS: usize;
     const COLUMNS: usize;
@@ -113,9 +95,6 @@ pub(crate) trait Level {
 /// Compiles products for one instruction set: so many registers of rows with so many columns at a time.
 macro_rules! compile {
     ($name:ident, $simd:ty, $scheme:ident, $rows:literal x $columns:literal $(, $features:literal)?) => {
-        compile!($name as $name, $simd, $scheme, $rows x $columns $(, $features)?);
-    };
-    ($name:ident as $gemv:ident, $simd:ty, $scheme:ident, $rows:literal x $columns:literal $(, $features:literal)?) => {
         pub(crate) mod $name {
             use super::*;
 
@@ -124,7 +103,6 @@ macro_rules! compile {
             impl Level for Instructions {
                 type Simd = $simd;
                 type Scheme<S: Scheme> = scheme!(S, $scheme);
-                type Gemv = super::$gemv::Instructions;
                 const ROWS: usize = $rows * <$simd as Simd>::LANES;
                 const COLUMNS: usize = $columns;
 
@@ -178,8 +156,6 @@ macro_rules! scheme {
 
 #[cfg(target_arch = "x86_64")]
 compile!(avx512_vnni, simd::avx512::Zmm<true>, wide, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
-#[cfg(target_arch = "x86_64")]
-compile!(avx512_vnni_crossed as avx512_vnni, simd::avx512::Zmm<true, true>, wide, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 compile!(avx512, simd::avx512::Zmm<false>, narrow, 2 x 4, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
@@ -244,16 +220,16 @@ pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Col
     unsafe {
         match *columns {
             [] => return,
-            [a] => return L::Gemv::gemv::<F, 1>(panel, &[a]),
+            [a] => return L::gemv::<F, 1>(panel, &[a]),
             _ => {}
         }
         // What is computed twice is stored twice in the same place.
         let last = columns.len() - 1;
         if const { F::BLOCK == SLAB || gemv_columns::<F, L::Simd>() >= 2 } && last == 1 {
-            return L::Gemv::gemv::<F, 2>(panel, &[columns[0], columns[1]]);
+            return L::gemv::<F, 2>(panel, &[columns[0], columns[1]]);
         }
         if const { gemv_columns::<F, L::Simd>() > 2 } && last < 4 {
-            return L::Gemv::gemv::<F, 4>(panel, &from_fn(|c| columns[c.min(last)]));
+            return L::gemv::<F, 4>(panel, &from_fn(|c| columns[c.min(last)]));
         }
         if const { gemv_columns::<F, L::Simd>() > 4 } && last < 8 {
             return L::gemv::<F, 8>(panel, &from_fn(|c| columns[c.min(last)]));
