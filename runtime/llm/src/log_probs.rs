@@ -52,7 +52,7 @@ struct Extents {
 
 impl Extents {
     fn rows_per_chunk(&self) -> usize {
-        self.n_ctx - 1 - self.n_ctx / 2
+        self.n_ctx.saturating_sub(1 + self.n_ctx / 2)
     }
 
     /// Codes of a row, padding included.
