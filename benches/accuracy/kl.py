@@ -86,7 +86,9 @@ class Judge:
     def llama(self, dtype):
         command = [self.options.llama / "llama-perplexity", "-b", self.options.context, *self.compare(self.file(dtype))]
         both = [of_llama([*command, *flags]) for flags in ([[], ["--no-repack"]] if dtype in PACKED else [[]])]
-        return {"mean": min(mean for mean, _ in both), "same_top": max(same for _, same in both)}
+        both = [figures for figures in both if figures[1]]
+        # Its two ways differ in equal top tokens by chance, up to 1.6 % on 889 tokens.
+        return {"mean": min(mean for mean, _ in both), "same_top": sum(same for _, same in both) / len(both)}
 
     def samite(self, dtype, flags, environment):
         command = [self.options.samite, "perplexity", "--json", *self.compare(self.file(dtype)), *flags]

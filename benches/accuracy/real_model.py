@@ -5,7 +5,8 @@
 
 A saved session goes on as if it had not stopped; the server reuses prefixes; a context shift keeps writing words; JSON keeps to
 its schema, and calls to their tools; drafts change no text; an adapter that was trained for some steps lowers the perplexity of
-its text. Times and acceptance are printed, not judged. The model must follow chats (SmolLM2 135M Instruct does).
+its text. Times and acceptance are printed, not judged. The model must follow chats (SmolLM2 135M Instruct does), and be one in F32:
+beside quantized weights activations are rounded, so that nearly equal tokens change places with how a text is cut into batches.
 """
 
 import json
