@@ -6,7 +6,7 @@
 The model is dequantized to F32 once, and quantized from there to each type (`--pure`). llama.cpp's figures come from
 llama-perplexity in LLAMA_CPP_BIN, with and without its packed weights, of which the better one counts; --write keeps them in a
 file. Without --llama they come from such a file (--figures). A divergence above 1.02 times llama.cpp's, or fewer equal top tokens
-than llama.cpp has, by more than the standard error, is an error: each rounding moves some tokens by chance.
+than llama.cpp has, by more than the standard error of the difference, is an error: each rounding moves some tokens by chance.
 """
 
 import argparse
@@ -132,8 +132,9 @@ def main():
                     print(f"| {dtype} | {where} | {mean:.6f} | | | {same:.4f} | |", flush=True)
                     continue
                 ratio = mean / peer["mean"]
-                # The shares of both programs have an error.
-                bad = mean - divergence["error"] > MOST * peer["mean"] or same < peer["same_top"] - 0.001 - math.sqrt(2) * top["error"]
+                # Both programs' figures have an error.
+                too_far = mean - math.sqrt(2) * divergence["error"] > MOST * peer["mean"]
+                bad = too_far or same + math.sqrt(2) * top["error"] < peer["same_top"] - 0.001
                 failures += bad
                 print(
                     f"| {dtype} | {where} | {mean:.6f} | {peer['mean']:.6f} | {ratio:.3f} | {same:.4f} | {peer['same_top']:.4f} |"

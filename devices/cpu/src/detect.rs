@@ -181,7 +181,7 @@ impl Isa {
         Self::at_most(limit)
     }
 
-    /// The same instructions with [crossed products](crate::simd::int16), where there are such.
+    /// Returns the same instructions with [crossed products](crate::simd::int16), if there are any.
     pub fn crossed(self) -> Option<Self> {
         match self {
             Isa::Avx512(

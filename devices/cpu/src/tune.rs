@@ -268,7 +268,7 @@ impl Choice for Readings {
     }
 }
 
-/// Whether [crossed products](crate::simd::int16) pay.
+/// True if [crossed products](crate::simd::int16) pay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Crossing(pub bool);
 

@@ -44,8 +44,8 @@ const _: () = assert!((LARGEST as i64).pow(2) * GROUP as i64 <= i32::MAX as i64)
 pub(crate) trait Int16Simd: Simd<Floats: Vector> {
     /// Adds the products of both halves of each word to `sum`.
     unsafe fn dot_i16(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
-    /// [`dot_i16`](Int16Simd::dot_i16), exactly where it is called: compilers may want to make one sum's
-    /// products one after the other, each of which waits for the one before.
+    /// Does what [`dot_i16`](Int16Simd::dot_i16) does, exactly where it is called: compilers tend to
+    /// put the products of one sum next to each other, where each waits for the one before.
     unsafe fn dot_i16_here(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
     /// Sums of halves, of which the lowest 16 bits stay.
     unsafe fn add_i16(a: Self::Words, b: Self::Words) -> Self::Words;
