@@ -10,8 +10,8 @@
 //! Two products cost one multiplication (Winograd, "A New Algorithm for Inner Product", 1968):
 //! `(w1 + x2) * (w2 + x1)` is `w1 * x1 + w2 * x2 + w1 * w2 + x1 * x2`. The sums of the last two terms
 //! are the same for all columns or all rows, so they are computed once and subtracted. Two additions
-//! take the place of a multiplication. Some processors (Zen 4 and 5) add with four units, of which
-//! two multiply: if half of the products are crossed, all four have work. Others multiply and add
+//! take the place of a multiplication. Some processors (Zen 4 and 5) add with four units and
+//! multiply with two: if half of the products are crossed, all four have work. Others multiply and add
 //! with the same two units. So [the faster way](crate::tune) is measured. Numbers are whole, and
 //! results are the same. Sums of two numbers of 14 bits fit into 16 bits. Sums of two codes of 8 bits
 //! would not fit into 8, which is why [`packed::int8`](crate::packed::int8) has no crossed products.
