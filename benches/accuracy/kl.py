@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -68,7 +69,10 @@ class Judge:
         self.full = self.folder / f"{self.name}-f32.gguf"
         if not self.full.exists():
             run([options.samite, "quantize", options.model, self.full, "F32", "--allow-requantize"])
-        self.base = self.folder / f"{self.name}.base"
+        key = zlib.crc32(f"{options.context} {options.chunks} {options.llama}".encode() + self.text.read_bytes())
+        self.base = self.folder / f"{self.name}-{key:08x}.base"
+        if self.base.exists():
+            return
         program = [options.llama / "llama-perplexity", "-b", options.context] if options.llama else [options.samite, "perplexity", "--device", "cpu"]
         run([*program, "-m", self.full, "-f", self.text, "--kl-divergence-base", self.base, *self.common, *self.chunks])
 
