@@ -213,6 +213,12 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
         fn above(bytes: __m256i, limit: i8) -> __m256i { _mm256_cmpgt_epi8(bytes, _mm256_set1_epi8(limit)) }
         fn shl(words: __m256i, bits: usize) -> __m256i { _mm256_sll_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
         fn shr(words: __m256i, bits: usize) -> __m256i { _mm256_srl_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
+        fn byte(words: __m256i, i: usize) -> __m256i {
+            // Zeros where the highest bit is set. Shifts by a number in a register are slower.
+            let number = _mm256_set1_epi32(0x8080_8000_u32 as i32 + i as i32);
+            let first = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 4, 8, 12));
+            _mm256_shuffle_epi8(words, _mm256_add_epi32(first, number))
+        }
         fn look_up(table: &[i8; 16], bytes: __m256i) -> __m256i {
             let table = _mm_loadu_si128(table.as_ptr().cast());
             _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), bytes)
@@ -262,6 +268,13 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
             };
             sum.short = _mm256_add_epi16(sum.short, products);
         }
+        fn dot_here(sum: &mut Sum, codes: __m256i, x: __m256i, full: bool) {
+            if VNNI || full {
+                Self::dot(sum, codes, x, full);
+            } else {
+                add_products(&mut sum.short, codes, x);
+            }
+        }
         fn carry(sum: &mut Sum) {
             if !VNNI {
                 let pairs = _mm256_madd_epi16(sum.short, _mm256_set1_epi16(1));
@@ -270,5 +283,23 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
             }
         }
         fn total(sum: Sum) -> __m256i { sum.whole }
+    }
+}
+
+/// Adds products of bytes, two at a time, to 16-bit sums.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn add_products(sums: &mut __m256i, codes: __m256i, x: __m256i) {
+    // SAFETY: the instructions are there, and change nothing but these registers.
+    unsafe {
+        std::arch::asm!(
+            "vpmaddubsw {products}, {codes}, {x}",
+            "vpaddw {sums}, {sums}, {products}",
+            products = out(ymm_reg) _,
+            codes = in(ymm_reg) codes,
+            x = in(ymm_reg) x,
+            sums = inout(ymm_reg) *sums,
+            options(nomem, nostack, preserves_flags)
+        )
     }
 }

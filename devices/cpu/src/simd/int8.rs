@@ -118,6 +118,12 @@ pub(crate) trait Simd {
     unsafe fn shl(words: Self::Words, bits: usize) -> Self::Words;
     /// Whole numbers shifted right, zeros first.
     unsafe fn shr(words: Self::Words, bits: usize) -> Self::Words;
+    /// Byte `i` of each word, as a whole number.
+    #[inline(always)]
+    unsafe fn byte(words: Self::Words, i: usize) -> Self::Words {
+        // SAFETY: only registers are touched, and the instruction set is there, as the trait asks.
+        unsafe { Self::and(Self::shr(words, 8 * i), Self::splat(0xff)) }
+    }
     /// Entries of a table by bytes below 16.
     unsafe fn look_up(table: &[i8; 16], bytes: Self::Words) -> Self::Words;
     /// Bits `4 * i..4 * i + 4` as four bytes each: 16 where a bit is set, 0 elsewhere.
@@ -152,6 +158,13 @@ pub(crate) trait Simd {
     /// Adds the products of four codes of each row with `x`, four signed codes of a column for each row. `full` says
     /// that codes need all eight bits: signed ones if [`SIGNED`](Simd::SIGNED). Otherwise they are below 128.
     unsafe fn dot(sum: &mut Self::Sum, codes: Self::Words, x: Self::Words, full: bool);
+    /// The same, exactly where it is called. Compilers reorder additions of whole numbers: they may
+    /// sum up one register completely before they begin with the next, with all codes in memory.
+    #[inline(always)]
+    unsafe fn dot_here(sum: &mut Self::Sum, codes: Self::Words, x: Self::Words, full: bool) {
+        // SAFETY: as the caller of this function says.
+        unsafe { Self::dot(sum, codes, x, full) }
+    }
     /// Adds the products of eight codes of each row with those of two columns, of which `x` are the first bytes, to the
     /// [mixed](Simd::mix) sums of the columns.
     #[inline(always)]
@@ -197,6 +210,14 @@ pub(crate) const fn room(largest: usize) -> usize {
     if room > 0 { room } else { 1 }
 }
 
+/// How many words of a group of `steps` words are multiplied before sums must be
+/// [carried](Simd::carry). Divides `steps`, a power of two.
+pub(crate) const fn steps_between_carries(largest: usize, steps: usize) -> usize {
+    assert!(steps.is_power_of_two());
+    let room = 1 << room(largest).ilog2();
+    if room < steps { room } else { steps }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -227,6 +248,9 @@ mod tests {
             keep(&|row| V::add_bytes(V::load(at(&a, row)), V::load(at(&b, row))));
             for limit in [-43, 0, 42] {
                 keep(&|row| V::above(V::load(at(&a, row)), limit));
+            }
+            for i in 0..4 {
+                keep(&|row| V::byte(V::load(at(&a, row)), i));
             }
             for i in 0..8 {
                 keep(&|row| V::fifth_bits(V::load(at(&a, row)), i));

@@ -51,9 +51,9 @@ impl<V: Simd> SixBits<V> {
         // SAFETY: `group` is below 8, so that `word` is below 2 and the slab of `to` has the group; only registers are touched
         // here.
         unsafe {
-            let (word, byte) = (group / 4, group % 4 * 8);
-            let scale = number::<V>(self.scales[word], byte, 8);
-            let minimum = number::<V>(self.minimums[word], byte, 8);
+            let (word, byte) = (group / 4, group % 4);
+            let scale = V::byte(self.scales[word], byte);
+            let minimum = V::byte(self.minimums[word], byte);
             to.scale(group, scaled::<V>(scale, self.d));
             to.minimum(group, scaled::<V>(minimum, self.d_min));
         }
@@ -214,8 +214,7 @@ impl Format for Q5K {
             let bits = fields.behind(blocks * 12);
             let nibbles = bits.behind(blocks * 32);
             let scales = SixBits::<V>::new(fields, rows.halves::<V>(0), d_min.halves::<V>(0));
-            // A loop, since one column and two are read slower without.
-            for i in 0..4 {
+            eight_times!(i => {
                 eight_times!(j => {
                     ahead.ask_eighth::<V>(11 * i, 10, j);
                     // Bit `i` is that of element `32 * i` and following ones.
@@ -223,15 +222,14 @@ impl Format for Q5K {
                     let both = nibbles.words::<V>(i * 8 + j);
                     let codes = [low::<V>(both), high::<V>(both)];
                     for k in 0..2 {
-                        // Bits that are moved out of their byte are masked.
-                        let fifth = V::shl(V::shr(bits, 2 * i + k), 4);
+                        let fifth = moved::<V>(bits, 2 * i + k, 4);
                         to.codes(i * 16 + k * 8 + j, or_masked::<V>(codes[k], fifth, 16));
                     }
                 });
                 ahead.ask::<V>(11 * i + 10);
                 scales.give(2 * i, to);
                 scales.give(2 * i + 1, to);
-            }
+            }; 0 1 2 3);
         }
     }
 }

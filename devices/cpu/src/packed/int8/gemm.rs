@@ -6,11 +6,11 @@
 
 use super::{Level, first_sums, is_offset, scaled, store_sums};
 use crate::activations::SLAB;
-use crate::packed::decode::{Format, PanelSlab, Scheme, Slab, column_layout};
+use crate::packed::decode::{Format, PanelSlab, Scheme, Slab, column_layout, eight_times};
 use crate::packed::tile::{ASKING, Results, are_side_by_side, side_by_side};
 use crate::packed::{PANEL, Sum, store_all};
 use crate::product::{Column, Panel};
-use crate::simd::int8::{Simd, room};
+use crate::simd::int8::{Simd, steps_between_carries};
 use std::mem::MaybeUninit;
 
 /// Most columns that are multiplied with one slab, so many that unpacking it takes little of the time: a multiple of how many
@@ -251,28 +251,35 @@ impl Strip {
         sums: &mut [[V::Sum; R]; C],
     ) {
         let steps = S::GROUP / 4;
-        for i in 0..steps {
-            let at = group * steps + i;
-            let is_last = i + 1 == steps;
-            // SAFETY: word `at` is below the `SLAB / 4` of the slab, as `group` is below `groups`, and slabs of columns have as
-            // many codes. The instructions of `V` are there.
+        let between = const { steps_between_carries(S::LARGEST, S::GROUP / 4) };
+        for first in (0..steps).step_by(8) {
+            // SAFETY: as `first + i` is below `steps` and `group` below `groups`, word `at + i` is below the `SLAB / 4` of the
+            // slab, and slabs of columns have as many words of codes. The instructions of `V` are there.
             unsafe {
-                let mut w = [V::splat(0); R];
-                for r in 0..R {
-                    w[r] = self.codes::<V>(at, r);
-                }
-                for c in 0..C {
-                    let x = x[c].add(4 * at).cast::<i32>().read_unaligned();
-                    let x = V::splat(x);
+                let at = group * steps + first;
+                // One address, to which constants are added.
+                let codes = (&raw const (*self.slab).codes[at][self.first]).cast::<u8>();
+                eight_times!(i => if i < steps {
+                    let mut w = [V::splat(0); R];
                     for r in 0..R {
-                        V::dot(&mut sums[c][r], w[r], x, S::FULL);
-                        if is_last
-                            || room(S::LARGEST) < steps && (i + 1).is_multiple_of(room(S::LARGEST))
-                        {
-                            V::carry(&mut sums[c][r]);
+                        w[r] = V::load(codes.add(4 * (i * PANEL + r * V::LANES)));
+                    }
+                    for c in 0..C {
+                        let x = x[c].add(4 * (at + i)).cast::<i32>();
+                        let x = V::splat(x.read_unaligned());
+                        for r in 0..R {
+                            // Nothing is added to what is zero.
+                            if (first + i).is_multiple_of(between) {
+                                V::dot(&mut sums[c][r], w[r], x, S::FULL);
+                            } else {
+                                V::dot_here(&mut sums[c][r], w[r], x, S::FULL);
+                            }
+                            if (first + i + 1).is_multiple_of(between) {
+                                V::carry(&mut sums[c][r]);
+                            }
                         }
                     }
-                }
+                });
             }
         }
     }

@@ -9,9 +9,9 @@ use super::{first_sums, gemv_columns, is_offset, scaled, store_sums};
 use crate::activations::SLAB;
 use crate::packed::decode::{Format, PanelSlab, Scheme, Sink};
 use crate::packed::tile::Results;
-use crate::packed::{LANES, PANEL, store_all};
+use crate::packed::{LANES, PANEL, Sum, store_all};
 use crate::product::{Column, Panel, Reading};
-use crate::simd::int8::{Simd, room};
+use crate::simd::int8::{Simd, steps_between_carries};
 use samite_core::DType;
 
 /// Whether a group has two sums of products at a time. More columns keep the multipliers busy without.
@@ -24,6 +24,18 @@ const fn is_split<F: Format>(columns: usize) -> bool {
 #[inline(always)]
 const fn is_busy<F: Format>(columns: usize) -> bool {
     columns == 8 && !matches!(F::DTYPE, DType::Q8_0)
+}
+
+/// How many words of a group are multiplied before sums must be [carried](Simd::carry). Where codes are
+/// halves of bytes, the two halves of a group alternate: numbers of words count products only if
+/// each half has its own sum.
+const fn gemv_steps_between_carries<F: Format>(columns: usize) -> usize {
+    let steps = steps_between_carries(F::LARGEST, F::GROUP / 4);
+    if steps == F::GROUP / 4 || is_split::<F>(columns) || F::MIXED > 1 {
+        steps
+    } else {
+        1
+    }
 }
 
 /// Multiplies panels with `C` columns, in some streams one among the other.
@@ -43,8 +55,9 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
         let mut results = [const { Results([[[0.0; LANES]; 2]; C]) }; STREAMS];
         let rows = |stream: usize| (stream * run + first) * PANEL;
         let count = (first..panels).step_by(run).len();
-        // SAFETY: `rows(stream)` is below `panel.rows` for streams below `count`, whole panels lie in packed memory, and
-        // columns have a slab for each part. `half + V::LANES` is at most `PANEL`, so that sums of `C` columns, this function's
+        debug_assert!(count <= STREAMS);
+        // SAFETY: `rows(stream)` is below `panel.rows` for streams below `count`, which is at most `STREAMS`, whole panels lie in
+        // packed memory, and columns have a slab for each part. `half + V::LANES` is at most `PANEL`, so that sums of `C` columns, this function's
         // own, have room. The instructions of `V` are there.
         unsafe {
             for part in PanelSlab::all::<F>(panel, 0) {
@@ -53,8 +66,9 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
                     x[c] = columns[c].x.wrapping_add(part.number * panel.slabs);
                 }
                 for half in (0..PANEL).step_by(V::LANES) {
-                    for (stream, results) in results.iter_mut().enumerate().take(count) {
-                        let results = results.0.as_mut_ptr();
+                    // Not an iterator over `results`: compilers would write out this loop for each of at most `STREAMS`.
+                    for stream in 0..count {
+                        let results = results.as_mut_ptr().add(stream).cast::<Sum>();
                         let place = |c: usize| results.add(c).cast::<f32>().add(half);
                         let mut products = GemvSums::<V, C>::new(x, ahead);
                         for c in 0..C {
@@ -147,7 +161,8 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
                     *whole = V::start(V::splat(start.cast::<i32>().read()));
                 }
                 V::dot(whole, codes, V::splat(x), F::FULL);
-                if room(F::LARGEST) < F::GROUP / 4 {
+                let between = const { gemv_steps_between_carries::<F>(C) };
+                if between < F::GROUP / 4 && (i + 1).is_multiple_of(between) {
                     V::carry(whole);
                 }
             }
@@ -162,7 +177,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
             // instructions of `V` are there.
             unsafe {
                 let chains = &mut self.whole[place][c];
-                if room(F::LARGEST) >= F::GROUP / 4 {
+                if const { gemv_steps_between_carries::<F>(C) } == F::GROUP / 4 {
                     for chain in chains.iter_mut() {
                         V::carry(chain);
                     }
