@@ -3,8 +3,8 @@
 #
 #     benches/compare.sh LLAMA_CPP_BIN FOLDER [THREADS]
 #
-# LLAMA_CPP_BIN has llama-bench, llama-batched-bench, llama-quantize and llama-completion. Models (8 GB) and results are written
-# to FOLDER; models that are there are not written again. ROWS, a list of names, chooses rows; PAIRS is 12 unless set.
+# LLAMA_CPP_BIN has llama-bench, llama-batched-bench, llama-quantize and llama-completion of llama.cpp 0.8.0 (docs/performance.md,
+# "Comparing with llama.cpp"). Models (10 GB) and results are written to FOLDER; models that are there are not written again. ROWS, a list of names, chooses rows; PAIRS is 12 unless set.
 # Nothing else should run meanwhile: it takes hours.
 set -eu
 
@@ -55,7 +55,9 @@ model qwen3-0.6b-q4_0 qwen3-0.6b q4_0
 model qwen3-0.6b-q8_0 qwen3-0.6b q8_0
 model qwen3-0.6b-f16 qwen3-0.6b f16
 model small-moe-q4_0 small-moe q4_0
-mixture tinyllama-q4_k_m tinyllama-f16 Q4_K_M
+for type in Q4_K_M Q5_K_M Q6_K; do
+    mixture "tinyllama-$(echo $type | tr A-Z a-z)" tinyllama-f16 $type
+done
 mixture qwen3-0.6b-q4_k_m qwen3-0.6b-f16 Q4_K_M
 
 echo "| row | work | samite t/s | llama.cpp t/s (repack) | ratio | 95 % interval | pairs (restless) | share of limit |"
@@ -65,6 +67,9 @@ for shape in tinyllama qwen3-0.6b; do
         bench $shape-$type $shape-$type -p 512 -n 64
     done
     bench $shape-f16 $shape-f16 -p 512 -n 0
+done
+for type in q5_k_m q6_k; do
+    bench tinyllama-$type tinyllama-$type -p 512 -n 64
 done
 bench depth-f16 tinyllama-q4_0 -p 0 -n 64 -d 4096 -r 3
 bench depth-q8_0 tinyllama-q4_0 -p 0 -n 64 -d 4096 -r 3 --kv q8_0
