@@ -290,7 +290,7 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn add_products(sums: &mut __m256i, codes: __m256i, x: __m256i) {
-    // SAFETY: the instructions are there, and change nothing but these registers.
+    // SAFETY: the function requires AVX2, and the instructions only change these registers.
     unsafe {
         std::arch::asm!(
             "vpmaddubsw {products}, {codes}, {x}",

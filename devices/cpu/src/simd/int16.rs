@@ -11,8 +11,8 @@
 //! `(w1 + x2) * (w2 + x1)` is `w1 * x1 + w2 * x2 + w1 * w2 + x1 * x2`. The sums of the last two terms
 //! are the same for all columns or all rows, so they are computed once and subtracted. Two additions
 //! take the place of a multiplication. Some processors (Zen 4 and 5) add with four units and
-//! multiply with two: if half of the products are crossed, all four have work. Others multiply and add
-//! with the same two units. So [the faster way](crate::tune) is measured. Numbers are whole, and
+//! multiply with two: if half of the products are crossed, all four have work. Others multiply and
+//! add with the same two units. So [the faster way](crate::tune) is measured. Numbers are whole, and
 //! results are the same. Sums of two numbers of 14 bits fit into 16 bits. Sums of two codes of 8 bits
 //! would not fit into 8, which is why [`packed::int8`](crate::packed::int8) has no crossed products.
 
@@ -44,8 +44,8 @@ const _: () = assert!((LARGEST as i64).pow(2) * GROUP as i64 <= i32::MAX as i64)
 pub(crate) trait Int16Simd: Simd<Floats: Vector> {
     /// Adds the products of both halves of each word to `sum`.
     unsafe fn dot_i16(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
-    /// Does what [`dot_i16`](Int16Simd::dot_i16) does, exactly where it is called: compilers tend to
-    /// put the products of one sum next to each other, where each waits for the one before.
+    /// Does what [`dot_i16`](Int16Simd::dot_i16) does, exactly where it is called: compilers tend
+    /// to put the products of one sum next to each other, where each waits for the one before.
     unsafe fn dot_i16_here(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
     /// Sums of halves, of which the lowest 16 bits stay.
     unsafe fn add_i16(a: Self::Words, b: Self::Words) -> Self::Words;

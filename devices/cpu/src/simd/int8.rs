@@ -158,8 +158,8 @@ pub(crate) trait Simd {
     /// Adds the products of four codes of each row with `x`, four signed codes of a column for each row. `full` says
     /// that codes need all eight bits: signed ones if [`SIGNED`](Simd::SIGNED). Otherwise they are below 128.
     unsafe fn dot(sum: &mut Self::Sum, codes: Self::Words, x: Self::Words, full: bool);
-    /// The same, exactly where it is called. Compilers reorder additions of whole numbers: they may
-    /// sum up one register completely before they begin with the next, with all codes in memory.
+    /// Does what [`dot`](Simd::dot) does, exactly where it is called. Compilers reorder integer
+    /// additions: they may finish one sum before they begin the next, and spill all codes.
     #[inline(always)]
     unsafe fn dot_here(sum: &mut Self::Sum, codes: Self::Words, x: Self::Words, full: bool) {
         // SAFETY: as the caller of this function says.
@@ -204,14 +204,14 @@ pub(crate) trait Simd {
 }
 
 /// After how many products of codes up to `largest` sums must be [carried](Simd::carry).
-pub(crate) const fn room(largest: usize) -> usize {
+const fn room(largest: usize) -> usize {
     // Two products, with codes of columns up to 128, come together in 16 bits.
     let room = i16::MAX as usize / (2 * 128 * largest);
     if room > 0 { room } else { 1 }
 }
 
-/// How many words of a group of `steps` words are multiplied before sums must be
-/// [carried](Simd::carry). Divides `steps`, a power of two.
+/// Returns the number of words after which sums must be [carried](Simd::carry), in a group of
+/// `steps` words. It divides `steps`, a power of two.
 pub(crate) const fn steps_between_carries(largest: usize, steps: usize) -> usize {
     assert!(steps.is_power_of_two());
     let room = 1 << room(largest).ilog2();

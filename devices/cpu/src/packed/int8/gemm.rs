@@ -253,8 +253,9 @@ impl Strip {
         let steps = S::GROUP / 4;
         let between = const { steps_between_carries(S::LARGEST, S::GROUP / 4) };
         for first in (0..steps).step_by(8) {
-            // SAFETY: as `first + i` is below `steps` and `group` below `groups`, word `at + i` is below the `SLAB / 4` of the
-            // slab, and slabs of columns have as many words of codes. The instructions of `V` are there.
+            // SAFETY: `first + i` is below `steps` and `group` below `groups`, so word `at + i` is
+            // inside the slab and inside the slabs of the columns. The caller has the instructions
+            // of `V`.
             unsafe {
                 let at = group * steps + first;
                 // One address, to which constants are added.

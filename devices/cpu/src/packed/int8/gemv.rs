@@ -26,9 +26,9 @@ const fn is_busy<F: Format>(columns: usize) -> bool {
     columns == 8 && !matches!(F::DTYPE, DType::Q8_0)
 }
 
-/// How many words of a group are multiplied before sums must be [carried](Simd::carry). Where codes are
-/// halves of bytes, the two halves of a group alternate: numbers of words count products only if
-/// each half has its own sum.
+/// Returns the number of words after which sums must be [carried](Simd::carry). A multiple of it
+/// tells when: words of a sum come in order, except where codes are halves of bytes and both halves
+/// of a group share a sum. Then sums are carried after each word.
 const fn gemv_steps_between_carries<F: Format>(columns: usize) -> usize {
     let steps = steps_between_carries(F::LARGEST, F::GROUP / 4);
     if steps == F::GROUP / 4 || is_split::<F>(columns) || F::MIXED > 1 {
@@ -56,9 +56,10 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
         let rows = |stream: usize| (stream * run + first) * PANEL;
         let count = (first..panels).step_by(run).len();
         debug_assert!(count <= STREAMS);
-        // SAFETY: `rows(stream)` is below `panel.rows` for streams below `count`, which is at most `STREAMS`, whole panels lie in
-        // packed memory, and columns have a slab for each part. `half + V::LANES` is at most `PANEL`, so that sums of `C` columns, this function's
-        // own, have room. The instructions of `V` are there.
+        // SAFETY: packed memory holds whole panels, and `rows(stream)` is below `panel.rows` for
+        // streams below `count`. `results` has `STREAMS` elements, at least `count`, each with the
+        // sums of `C` columns. `half + V::LANES` is at most `PANEL`. Columns have a slab for each
+        // part. The caller has the instructions of `V`.
         unsafe {
             for part in PanelSlab::all::<F>(panel, 0) {
                 let mut x = [std::ptr::null(); C];
@@ -66,7 +67,8 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
                     x[c] = columns[c].x.wrapping_add(part.number * panel.slabs);
                 }
                 for half in (0..PANEL).step_by(V::LANES) {
-                    // Not an iterator over `results`: compilers would write out this loop for each of at most `STREAMS`.
+                    // An iterator over `results` has a known maximum length, so compilers would
+                    // unroll this loop completely.
                     for stream in 0..count {
                         let results = results.as_mut_ptr().add(stream).cast::<Sum>();
                         let place = |c: usize| results.add(c).cast::<f32>().add(half);
