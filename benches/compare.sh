@@ -3,9 +3,10 @@
 #
 #     benches/compare.sh LLAMA_CPP_BIN FOLDER [THREADS]
 #
-# LLAMA_CPP_BIN has llama-bench, llama-batched-bench, llama-quantize and llama-completion of llama.cpp 0.8.0 (docs/performance.md,
-# "Comparing with llama.cpp"). Models (10 GB) and results are written to FOLDER; models that are there are not written again. ROWS, a list of names, chooses rows; PAIRS is 12 unless set.
-# Nothing else should run meanwhile: it takes hours.
+# LLAMA_CPP_BIN has llama-bench, llama-batched-bench, llama-quantize and llama-completion of
+# llama.cpp 0.8.0 (docs/performance.md, "Comparing with llama.cpp"). Models (10 GB) and results are
+# written to FOLDER; existing models are kept. ROWS, a list of names, chooses rows; PAIRS is 12
+# unless set. Nothing else should run meanwhile: it takes hours.
 set -eu
 
 llama=$1

@@ -1,37 +1,30 @@
 #!/usr/bin/env python3
-"""Whether quantized files have the same bytes as llama.cpp's, with and without an importance matrix.
+"""Compares quantized files with llama.cpp's byte by byte, with and without an importance matrix.
 
     benches/accuracy/quantize.py --samite target/release/samite --model smollm2-f32.gguf --llama LLAMA_CPP_BIN --write FILE
 
-Same bytes have the same perplexity. Where they differ, perplexities of both files may differ by 0.5 %. Without --llama,
-checksums of llama.cpp's files come from a file (--figures), and bytes must be the same. The importance matrix is made up, the same
-everywhere: one that is measured depends on the instruction set in its last bits, and columns then swap their order of importance.
+Same bytes have the same perplexity. Where bytes differ, the perplexities may differ by 0.5 %.
+Without --llama, checksums of llama.cpp's files come from a file (--figures), and bytes must be the
+same. The importance matrix is synthetic: the last bits of a measured one depend on the instruction
+set.
 """
 
 import argparse
 import json
 import struct
-import subprocess
 import sys
 import tempfile
 import zlib
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+from kl import HERE, run
+
 MIXTURES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q3_K_M Q4_K_M Q5_K_M Q6_K IQ4_XS".split()
 MOST = 0.005
 
 
-def run(command):
-    command = [str(word) for word in command]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {result.returncode}: {result.stderr[-2000:]}")
-    return result.stdout
-
-
 def tensors(samite, file):
-    return json.loads(run([samite, "inspect", "--json", file]))["tensors"]
+    return json.loads(run([samite, "inspect", "--json", file])[0])["tensors"]
 
 
 def checksum(samite, file):
@@ -45,20 +38,20 @@ def checksum(samite, file):
 
 
 def importance_matrix(samite, model, file):
-    """Writes a matrix in llama.cpp's older format: for each tensor, a mean square for each column, here from 0.5 to 16."""
+    """Writes a matrix in llama.cpp's `.dat` format: a mean square per column of each tensor, from 0.5 to 16."""
     layers = [t for t in tensors(samite, model) if t["name"].startswith("blk.") and len(t["shape"]) == 2]
     with open(file, "wb") as out:
         out.write(struct.pack("<i", len(layers)))
-        for number, tensor in enumerate(layers):
+        for layer, tensor in enumerate(layers):
             name, columns = tensor["name"].encode(), tensor["shape"][0]
-            numbers = ((number * 977 + column) * 2654435761 % 2**32 for column in range(columns))
-            values = [2.0 ** (number / 2**32 * 5 - 1) for number in numbers]
+            hashes = [(layer * 977 + column) * 2654435761 % 2**32 for column in range(columns)]
+            values = [2.0 ** (hashed / 2**32 * 5 - 1) for hashed in hashes]
             out.write(struct.pack(f"<i{len(name)}sii{columns}f", len(name), name, 1, columns, *values))
 
 
 def perplexity(samite, file):
     command = [samite, "perplexity", "--json", "--device", "cpu", "-m", file, "-f", HERE / "text.txt", "-c", "256"]
-    return json.loads(run(command))["perplexity"]
+    return json.loads(run(command)[0])["perplexity"]
 
 
 def main():
