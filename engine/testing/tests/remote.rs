@@ -5,7 +5,7 @@ use samite_core::{Backend, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_remote::{RemoteBackend, RemoteOptions, RemoteServer, RemoteServerOptions};
-use samite_testing::{ContractOutcome, check_contract, run_suite};
+use samite_testing::{ContractOutcome, Suite, check_contract};
 use std::sync::Arc;
 
 /// Lends devices, and connects to them.
@@ -64,8 +64,9 @@ fn devices_behind_it_keep_the_contract() {
 fn operations_give_what_the_device_gives() {
     let lent = cpu();
     let (_folder, remote) = far(&[Arc::clone(&lent)]);
-    let near = run_suite(&lent, None, &mut |_| {});
-    let far = run_suite(&remote[0], None, &mut |_| {});
+    let suite = Suite::new();
+    let near = suite.run(&lent);
+    let far = suite.run(&remote[0]);
     assert_eq!(far.failures, []);
     assert_eq!(far.ops, near.ops);
 }

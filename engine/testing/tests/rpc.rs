@@ -9,7 +9,7 @@ use samite_core::{
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_rpc::{ClientOptions, RpcBackend, Server, ServerOptions};
-use samite_testing::{ContractOutcome, check_contract, run_suite};
+use samite_testing::{ContractOutcome, Suite, check_contract, run_suite};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -67,14 +67,19 @@ fn devices_behind_it_keep_the_contract() {
 
 #[test]
 fn operations_give_what_the_device_gives() {
+    let suite = Suite::new();
+    let run = |device: &Arc<dyn Device>, filter: Option<&str>| match filter {
+        None => suite.run(device),
+        _ => run_suite(device, filter, &mut |_| {}),
+    };
     for (device, filter) in [
         (cpu(), None),
         (reference(ReferenceOptions::default()), Some("mul")),
     ] {
         let remote = connect(&serve(vec![Arc::clone(&device)], ServerOptions::default()));
         let [remote] = <[_; 1]>::try_from(remote).unwrap();
-        let near = run_suite(&device, filter, &mut |_| {});
-        let far = run_suite(&remote, filter, &mut |_| {});
+        let near = run(&device, filter);
+        let far = run(&remote, filter);
         assert_eq!(far.failures, []);
         let mut same = 0;
         for (op, far) in &far.ops {

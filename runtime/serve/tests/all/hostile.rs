@@ -1,11 +1,7 @@
 //! Requests that are wrong, made from a table: each is refused with the status that is documented and an error object that names what is wrong, soon, and the
 //! next request is served.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
-
-mod common;
-
-use common::Server;
+use crate::common::Server;
 use samite_requests::EngineOptions;
 use samite_serve::ServeOptions;
 use samite_testing::HANG_GUARD;

@@ -3,11 +3,7 @@
 //!
 //! What jinja2 writes is had from `samite_chat::Template`: the tests of that crate find both equal, byte by byte, for these templates and conversations.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
-
-mod common;
-
-use common::{Server, model, served};
+use crate::common::{Server, model, served};
 use samite_chat::{DateTime, Template};
 use samite_requests::EngineOptions;
 use samite_serve::{App, Hub, ServeOptions};
@@ -185,7 +181,7 @@ fn templates_of_models_write_what_jinja2_does() {
         println!("skipped: SAMITE_TEST_CHAT_TEMPLATES names no folder");
         return;
     };
-    let text = include_str!("../../chat/tests/fixtures/conversations.json");
+    let text = include_str!("../../../chat/tests/fixtures/conversations.json");
     let conversations: BTreeMap<String, Value> = serde_json::from_str(text).unwrap();
     let mut files: Vec<_> = std::fs::read_dir(folder)
         .unwrap()

@@ -1,10 +1,6 @@
 //! What an engine has beside its model, over HTTP: adapters of each request, and a draft model.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
-
-mod common;
-
-use common::{CONTEXT, Server, engine, model};
+use crate::common::{CONTEXT, Server, engine, model};
 use samite_core::Environment;
 use samite_gguf::GgufFile;
 use samite_llm::{Adapter, Context, ContextOptions, Model, ModelOptions, SyntheticAdapter};

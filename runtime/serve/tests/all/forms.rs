@@ -3,14 +3,11 @@
 //! The schemas are those of the public JSON-Schema-Test-Suite, in the folder that `SAMITE_TEST_JSON_SCHEMA_SUITE` names (`tests/draft2020-12` of it), and random
 //! ones; the crate `jsonschema` judges them. Answers to grammars are judged by Earley's algorithm. `SAMITE_SERVE_FORMS=2000` asks for so many random schemas.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
-
-mod common;
-#[path = "../../grammar/tests/all/judge.rs"]
+#[path = "../../../grammar/tests/all/judge.rs"]
 #[expect(dead_code, reason = "it can more")]
 mod judge;
 
-use common::Server;
+use crate::common::Server;
 use judge::Judge;
 use samite_requests::EngineOptions;
 use samite_serve::ServeOptions;
@@ -181,32 +178,32 @@ fn cases() -> Vec<Case> {
     for (name, text) in [
         (
             "arithmetic",
-            include_str!("../../grammar/tests/grammars/arithmetic.gbnf"),
+            include_str!("../../../grammar/tests/grammars/arithmetic.gbnf"),
         ),
-        ("c", include_str!("../../grammar/tests/grammars/c.gbnf")),
+        ("c", include_str!("../../../grammar/tests/grammars/c.gbnf")),
         (
             "chess",
-            include_str!("../../grammar/tests/grammars/chess.gbnf"),
+            include_str!("../../../grammar/tests/grammars/chess.gbnf"),
         ),
         (
             "english",
-            include_str!("../../grammar/tests/grammars/english.gbnf"),
+            include_str!("../../../grammar/tests/grammars/english.gbnf"),
         ),
         (
             "japanese",
-            include_str!("../../grammar/tests/grammars/japanese.gbnf"),
+            include_str!("../../../grammar/tests/grammars/japanese.gbnf"),
         ),
         (
             "json",
-            include_str!("../../grammar/tests/grammars/json.gbnf"),
+            include_str!("../../../grammar/tests/grammars/json.gbnf"),
         ),
         (
             "json_arr",
-            include_str!("../../grammar/tests/grammars/json_arr.gbnf"),
+            include_str!("../../../grammar/tests/grammars/json_arr.gbnf"),
         ),
         (
             "list",
-            include_str!("../../grammar/tests/grammars/list.gbnf"),
+            include_str!("../../../grammar/tests/grammars/list.gbnf"),
         ),
     ] {
         cases.push(Case {
@@ -225,7 +222,7 @@ fn cases() -> Vec<Case> {
 
 /// What makes tokens likely that end with such marks: the model does not know what it writes, and texts are to end.
 fn closing(marks: &[u8]) -> Value {
-    let tokenizer = common::model().tokenizer().unwrap();
+    let tokenizer = crate::common::model().tokenizer().unwrap();
     let closes = |&token: &u32| {
         let piece = tokenizer.token_to_piece(token, false).unwrap_or_default();
         piece.last().is_some_and(|last| marks.contains(last))

@@ -1,10 +1,6 @@
 //! Several models in one server: which ones are loaded, and which make room.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
-
-mod common;
-
-use common::{Server, app, served};
+use crate::common::{Server, app, served};
 use samite_requests::EngineOptions;
 use samite_serve::{Hub, HubLimits, Loaded, ServeOptions, ServedModel, Source};
 use samite_testing::wait_until;

@@ -1,10 +1,6 @@
 //! The server as clients see it: a small model on the CPU, and requests over a socket.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
-
-mod common;
-
-use common::{CONTEXT, Server};
+use crate::common::{CONTEXT, Server};
 use samite_requests::EngineOptions;
 use samite_serve::ServeOptions;
 use samite_testing::{HANG_GUARD, wait_until};

@@ -1,10 +1,6 @@
 //! Encrypted connections, with a certificate that signs itself.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
-
-mod common;
-
-use common::Server;
+use crate::common::Server;
 use samite_requests::EngineOptions;
 use samite_serve::{ServeOptions, TlsFiles};
 use samite_testing::HANG_GUARD;
@@ -126,9 +122,9 @@ fn a_certificate_that_cannot_be_used_is_named() {
     ] {
         let options = ServeOptions {
             tls: Some(files),
-            ..common::served(ServeOptions::default())
+            ..crate::common::served(ServeOptions::default())
         };
-        let (app, driver) = common::app(options, EngineOptions::default());
+        let (app, driver) = crate::common::app(options, EngineOptions::default());
         let hub = Arc::new(samite_serve::Hub::single(app));
         let error = samite_serve::serve(Arc::clone(&hub), &samite_core::CancelToken::new(), |_| {});
         let error = error.unwrap_err().to_string();

@@ -1,0 +1,12 @@
+//! The server's tests over sockets, in one program.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+mod common;
+mod engine;
+mod forms;
+mod hostile;
+mod http;
+mod models;
+mod templates;
+mod tls;
