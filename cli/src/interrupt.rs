@@ -103,7 +103,7 @@ fn install(act: impl Fn(i32) + Send + 'static) -> std::io::Result<()> {
         .into_iter()
         .filter(|signal| !ignored.contains(signal));
     let mut signals = signal_hook::iterator::Signals::new(wanted)?;
-    std::thread::Builder::new()
+    samite::thread_builder()?
         .name("signals".to_owned())
         .spawn(move || signals.forever().for_each(|signal| act(128 + signal)))?;
     Ok(())

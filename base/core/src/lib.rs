@@ -87,6 +87,7 @@ pub use print::counted;
 pub use readers::Readers;
 pub use room::ask_for_memory;
 pub use rows::Rows;
+pub use samite_threads::thread_builder;
 pub use stored::{StoredTensor, TensorGroup};
 pub use support::Support;
 pub use tensor_ref::{Bounce, TensorRef};

@@ -15,13 +15,15 @@ use std::sync::PoisonError;
 
 mod options;
 mod signal;
+mod start;
 mod sync;
 mod team;
 
 use options::Settings;
 pub use options::{CpuSet, PoolError, PoolOptions, Priority};
 use signal::Signal;
-use sync::{Arc, AtomicBool, AtomicUsize, Builder, JoinHandle, Mutex, Ordering, UnsafeCell};
+pub use start::thread_builder;
+use sync::{Arc, AtomicBool, AtomicUsize, JoinHandle, Mutex, Ordering, UnsafeCell};
 pub use team::Team;
 
 /// Most threads of one pool.
@@ -210,9 +212,10 @@ impl Workers {
             let complete = (1..size).all(|number| {
                 let shared = Arc::clone(&workers.shared);
                 let settings = Arc::clone(settings);
-                let thread = Builder::new()
-                    .name(format!("samite-worker-{number}"))
-                    .spawn(move || work(&shared, number, &settings));
+                let thread = sync::thread_builder().and_then(|thread| {
+                    let thread = thread.name(format!("samite-worker-{number}"));
+                    thread.spawn(move || work(&shared, number, &settings))
+                });
                 match thread {
                     Ok(handle) => {
                         workers.handles.push(handle);

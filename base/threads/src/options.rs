@@ -246,7 +246,8 @@ impl Settings {
         settings.id = NEXT.fetch_add(1, Ordering::Relaxed);
         // In a thread that ends, so that the caller stays as it is.
         std::thread::scope(|scope| {
-            let attempt = std::thread::Builder::new().spawn_scoped(scope, || settings.apply(0));
+            let attempt = crate::thread_builder()
+                .and_then(|thread| thread.spawn_scoped(scope, || settings.apply(0)));
             // If the system has no thread left, workers will say so.
             attempt.map_or(Ok(()), |thread| thread.join().unwrap_or(Ok(())))
         })?;

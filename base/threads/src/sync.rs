@@ -6,14 +6,20 @@ pub use loom::{
     hint::spin_loop,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence},
     sync::{Arc, Condvar, Mutex},
-    thread::{Builder, JoinHandle},
+    thread::JoinHandle,
 };
+#[cfg(loom)]
+pub fn thread_builder() -> std::io::Result<loom::thread::Builder> {
+    Ok(loom::thread::Builder::new())
+}
+#[cfg(not(loom))]
+pub use crate::start::thread_builder;
 #[cfg(not(loom))]
 pub use std::{
     hint::spin_loop,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence},
     sync::{Arc, Condvar, Mutex},
-    thread::{Builder, JoinHandle},
+    thread::JoinHandle,
 };
 
 /// A place that loom watches: it finds two threads that touch it at once.

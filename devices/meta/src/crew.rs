@@ -5,7 +5,7 @@ use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Something that every member does.
@@ -139,9 +139,8 @@ impl Crew {
                     mine.put(Post::Result(result));
                 }
             };
-            let thread = Builder::new()
-                .name(format!("{name}-{member}"))
-                .spawn(work)
+            let thread = samite_core::thread_builder()
+                .and_then(|thread| thread.name(format!("{name}-{member}")).spawn(work))
                 .map_err(|error| Error::io("starting a thread of a member", error))?;
             crew.mailboxes.push(mailbox);
             crew.threads.push(thread);

@@ -67,7 +67,7 @@ impl Outside for System {
     }
 
     fn work(&self, worker: Worker) -> io::Result<()> {
-        let thread = std::thread::Builder::new().name("remote session".to_owned());
+        let thread = samite_core::thread_builder()?.name("remote session".to_owned());
         thread.spawn(move || worker.run()).map(drop)
     }
 }

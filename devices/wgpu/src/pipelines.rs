@@ -136,7 +136,10 @@ impl Pipelines {
         let others = others.min(missing.len()).min(MOST_COMPILERS) - 1;
         std::thread::scope(|scope| {
             // Where no thread can be had, this one does it all.
-            let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+            let spawn = |_| {
+                let thread = samite_core::thread_builder().ok()?;
+                thread.spawn_scoped(scope, work).ok()
+            };
             let others: Vec<_> = (0..others).filter_map(spawn).collect();
             let mut result = work();
             for other in others {

@@ -534,7 +534,8 @@ impl Session {
             if sampler.needs_preparation() {
                 std::thread::scope(|scope| {
                     // Without another thread, the sampler does it later.
-                    let _ = std::thread::Builder::new().spawn_scoped(scope, || sampler.prepare());
+                    let _ = samite_core::thread_builder()
+                        .and_then(|thread| thread.spawn_scoped(scope, || sampler.prepare()));
                     self.decode_one(token)
                 })?;
             } else {

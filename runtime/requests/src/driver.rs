@@ -110,7 +110,7 @@ fn start(engine: Engine, sleep: Sleep) -> std::io::Result<(Handle, JoinHandle<()
         tokenizer: Arc::clone(engine.tokenizer()),
     });
     let handle = Handle(Arc::clone(&shared));
-    let thread = std::thread::Builder::new()
+    let thread = samite_core::thread_builder()?
         .name("requests".to_owned())
         .spawn(move || {
             let over = Over(shared);

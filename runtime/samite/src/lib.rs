@@ -59,7 +59,7 @@ pub use samite_core::{
     Rejected, Result, Rope, RopeMode, Rows, RunControl, RunObserver, Selection, Shape, Slot,
     SortOrder, StoredTensor, Stream, Support, Tensor, TensorGroup, TensorId, TensorRef, Unary,
     Usage, ViewOf, ask_for_memory, cache_folder, counted, host_buffer, host_buffer_type, infer,
-    same_buffer_type, shape,
+    same_buffer_type, shape, thread_builder,
 };
 #[cfg(feature = "meta")]
 pub use samite_forecast as forecast;

@@ -71,7 +71,7 @@ fn a_case_is_the_same_every_time_and_on_any_number_of_threads() {
     let search = |threads| {
         let search = Search {
             threads,
-            ..Search::new(300..500)
+            ..Search::new(300..360)
         };
         search.run(&|_| {})
     };
@@ -89,7 +89,7 @@ fn a_case_is_the_same_every_time_and_on_any_number_of_threads() {
 #[test]
 fn faults_that_are_listed_strike_and_no_others() {
     let mut differing = 0;
-    for seed in 0..200 {
+    for seed in 0..60 {
         let drawn = run(&Case::new(seed), false);
         let case = Case {
             strikes: Some(drawn.strikes.clone()),
@@ -105,7 +105,7 @@ fn faults_that_are_listed_strike_and_no_others() {
         assert_eq!(none.strikes, []);
         differing += u32::from(none.hash != listed.hash);
     }
-    assert!(differing > 50, "{differing}");
+    assert!(differing > 15, "{differing}");
 }
 
 #[test]

@@ -28,8 +28,9 @@ impl Threads for SystemThreads {
         std::thread::scope(|scope| {
             let mut refused = Vec::new();
             for number in 1..count {
-                let thread = std::thread::Builder::new();
-                if thread.spawn_scoped(scope, move || work(number)).is_err() {
+                let thread = samite_threads::thread_builder()
+                    .and_then(|thread| thread.spawn_scoped(scope, move || work(number)));
+                if thread.is_err() {
                     refused.push(number);
                 }
             }

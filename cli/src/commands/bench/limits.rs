@@ -103,11 +103,13 @@ pub fn lines_of(peaks: &Peaks) -> String {
 pub fn peaks(threads: usize, pool: &PoolArgs, cancel: &CancelToken) -> Outcome<Peaks> {
     let (sender, receiver) = mpsc::channel();
     let place = pool.place()?;
-    std::thread::Builder::new()
-        .spawn(move || {
-            // Threads that it starts stay where it is.
-            place.bind_caller();
-            sender.send(measure_peaks(threads))
+    samite::thread_builder()
+        .and_then(|thread| {
+            thread.spawn(move || {
+                // Threads that it starts stay where it is.
+                place.bind_caller();
+                sender.send(measure_peaks(threads))
+            })
         })
         .map_err(|error| Failure::error(format_args!("cannot start a thread: {error}")))?;
     received(&receiver, cancel)

@@ -34,10 +34,12 @@ pub(super) fn connect(
         .map_err(|refused| refused.why)?;
     let shared = Shared::new(None);
     shared.lock().sender = Some(sender);
-    let thread = std::thread::Builder::new().name("remote device".to_owned());
     let (worker, session) = (Arc::clone(&shared), welcome.session.to_vec());
-    thread
-        .spawn(move || runtime.block_on(links.run(worker, session, replies)))
+    samite_core::thread_builder()
+        .and_then(|thread| {
+            let thread = thread.name("remote device".to_owned());
+            thread.spawn(move || runtime.block_on(links.run(worker, session, replies)))
+        })
         .map_err(|error| error.to_string())?;
     Ok((Endpoint::new(&place, shared), welcome.devices))
 }

@@ -95,7 +95,7 @@ impl Server {
         loop {
             let result = listener.accept().and_then(|connection| {
                 let server = Arc::clone(self);
-                let thread = std::thread::Builder::new().name("rpc client".to_owned());
+                let thread = samite_core::thread_builder()?.name("rpc client".to_owned());
                 thread.spawn(move || server.serve_client(connection))
             });
             match result {

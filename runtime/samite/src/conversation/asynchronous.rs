@@ -37,7 +37,7 @@ impl AsyncConversation {
     pub fn new(mut conversation: Conversation) -> std::io::Result<Self> {
         let cancel = conversation.context().options().cancel.clone();
         let (jobs, queue) = mpsc::channel::<Job>();
-        std::thread::Builder::new()
+        samite_core::thread_builder()?
             .name("conversation".to_owned())
             .spawn(move || {
                 for job in queue {
