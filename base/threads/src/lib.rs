@@ -22,7 +22,7 @@ mod team;
 use options::Settings;
 pub use options::{CpuSet, PoolError, PoolOptions, Priority};
 use signal::Signal;
-pub use start::thread_builder;
+pub use start::{has_memory, thread_builder};
 use sync::{Arc, AtomicBool, AtomicUsize, JoinHandle, Mutex, Ordering, UnsafeCell};
 pub use team::Team;
 

@@ -3,9 +3,9 @@
 
 use samite_sim::{Case, Fault, Search, Workload, run, shrink};
 
-/// Cases that one test run tries; `samite sim` tries more in the same time. `SAMITE_SIM_SEEDS=first..end`
-/// asks for others, `SAMITE_SIM_WORKLOAD` for one workload only. `SAMITE_SIM_SHRINK=0` tells of a
-/// failure as it was found.
+/// Cases of one test run; `samite sim` runs more in the same time. `SAMITE_SIM_SEEDS=first..end` asks
+/// for others, `SAMITE_SIM_WORKLOAD` for one workload only. `SAMITE_SIM_SHRINK=0` reports a failure
+/// as it was found.
 const SEEDS: u64 = 300;
 
 #[test]
