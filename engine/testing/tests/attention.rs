@@ -2,22 +2,12 @@
 //! suite alone would not notice what the reference has wrong.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
-use samite_core::{
-    CancelToken, DType, Device, Graph, Op, Placed, Precision, RunControl, Shape, TensorGroup,
-    TensorId, Usage,
-};
-use samite_cpu::{CpuDevice, CpuOptions};
-use samite_reference::{ReferenceDevice, ReferenceOptions};
+mod subject;
+
+use samite_core::{DType, Op, Precision};
 use samite_testing::nmse;
 use serde_json::Value;
-use std::sync::Arc;
-
-/// All numbers of a list, of which some are minus infinity.
-fn numbers(value: &Value) -> Vec<f32> {
-    let list = value.as_array().unwrap().iter();
-    list.map(|x| x.as_f64().map_or(f32::NEG_INFINITY, |x| x as f32))
-        .collect()
-}
+use subject::{Subject, devices, numbers};
 
 fn size(value: &Value) -> usize {
     value.as_u64().unwrap() as usize
@@ -27,87 +17,11 @@ fn float(value: &Value) -> f32 {
     value.as_f64().unwrap() as f32
 }
 
-/// A graph with F32 inputs, converted where another type is asked for.
-#[derive(Default)]
-struct Subject {
-    graph: Graph,
-    inputs: Vec<(TensorId, Vec<f32>)>,
-}
-
-impl Subject {
-    fn input(&mut self, dtype: DType, shape: Shape, values: &Value) -> Option<TensorId> {
-        if values.is_null() {
-            return None;
-        }
-        let id = self.graph.input("x", DType::F32, shape).unwrap();
-        self.inputs.push((id, numbers(values)));
-        Some(match dtype {
-            DType::F32 => id,
-            other => self.graph.cast(id, other).unwrap(),
-        })
-    }
-
-    /// Runs the graph, every tensor in memory of its own, and reads its last node.
-    fn run(&self, device: &Arc<dyn Device>) -> Vec<f32> {
-        let graph = &self.graph;
-        let nodes: Vec<_> = graph.ids().collect();
-        let allocate = |layout| {
-            let memory = device.buffer_type();
-            let group = TensorGroup::allocate(&memory, Usage::Compute, &[("", layout)]).unwrap();
-            group.tensors[0].tensor().clone()
-        };
-        let places: Vec<_> = nodes
-            .iter()
-            .map(|&id| Some(allocate(graph.tensor(id).layout)))
-            .collect();
-        for (id, values) in &self.inputs {
-            let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-            let place = places[id.index()].as_ref().unwrap();
-            place.write(0, &bytes).unwrap();
-        }
-        let bytes = device.workspace(graph, &nodes).unwrap();
-        let workspace =
-            allocate(samite_core::Layout::contiguous(DType::I8, [bytes, 1, 1, 1]).unwrap());
-        let mut stream = Arc::clone(device).open_stream().unwrap();
-        let work = Placed {
-            graph,
-            nodes: &nodes,
-            places: &places,
-            workspace: Some(&workspace),
-            compiled: None,
-        };
-        let mut prepared = stream.prepare(work).unwrap();
-        let control = RunControl {
-            cancel: &CancelToken::new(),
-            observer: None,
-        };
-        stream.run(&mut *prepared, control).unwrap();
-        stream.synchronize().unwrap();
-        let last = places.last().unwrap().as_ref().unwrap();
-        let mut out = vec![0; last.layout().bytes()];
-        last.read(0, &mut out).unwrap();
-        let values = out.as_chunks().0;
-        values.iter().map(|x| f32::from_le_bytes(*x)).collect()
-    }
-}
-
-/// The reference in float64, the reference as it compares devices, and the CPU with one and several threads.
-fn devices() -> Vec<Arc<dyn Device>> {
-    let mut devices: Vec<Arc<dyn Device>> =
-        vec![ReferenceDevice::new(ReferenceOptions::named("reference"))];
-    for threads in [1, 3] {
-        devices.push(CpuDevice::new(CpuOptions::default().with_threads(threads)));
-    }
-    devices
-}
-
 #[track_caller]
 fn close(subject: &Subject, case: &Value, limit: f64, what: &str) {
-    let wide = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
-    let expected = wide(&numbers(&case["result"]));
+    let expected = numbers(&case["result"]);
     for device in devices() {
-        let got = wide(&subject.run(&device));
-        let error = nmse(&got, &expected);
+        let error = nmse(&subject.run(&device), &expected);
         let name = device.name();
         assert!(error <= limit, "{what} on {name}: NMSE {error:e}");
     }
