@@ -1,7 +1,7 @@
 //! Grammars put together from texts and schemas.
 
 use crate::error::{GrammarError, Result};
-use crate::schema::check_numbers;
+use crate::schema::{bound_integers, check_numbers, prepare};
 use samite_text::{TokenAttributes, Tokenizer};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -36,6 +36,14 @@ impl Part {
     /// This text.
     pub fn text(text: impl Into<String>) -> Self {
         Part::Text(text.into())
+    }
+
+    /// JSON that a schema describes, all of which is enforced.
+    ///
+    /// # Errors
+    /// As [`Grammar::json_schema`](crate::Grammar::json_schema).
+    pub fn json_schema(text: &str) -> Result<Self> {
+        Ok(Part::Json(prepare(text)?))
     }
 
     /// The part, or nothing.
@@ -127,8 +135,9 @@ impl<'p> Printer<'p> {
             Part::Text(text) => self.literal(text),
             Part::Regex(expression) => self.lexeme(&escaped(expression)),
             Part::Json(schema) => {
-                check_numbers(schema, "#")?;
-                let _ = write!(self.text, "%json {}", lenient(schema));
+                let schema = lenient(schema);
+                check_numbers(&schema, "#")?;
+                let _ = write!(self.text, "%json {schema}");
             }
             Part::Through(end) => self.through(end),
             Part::OneOf(parts) => self.list(parts, " | ", depth)?,
@@ -226,8 +235,13 @@ fn lenient(schema: &Value) -> Value {
     match schema {
         Value::Object(keywords) => {
             let mut keywords = keywords.clone();
-            keywords.insert("x-guidance".to_owned(), json!({"lenient": true}));
-            Value::Object(keywords)
+            keywords.insert(
+                "x-guidance".to_owned(),
+                json!({"lenient": true, "whitespace_pattern": crate::schema::WHITE_SPACE}),
+            );
+            let mut schema = Value::Object(keywords);
+            bound_integers(&mut schema);
+            schema
         }
         // `true`, or what is no schema: anything.
         _ => json!({}),

@@ -7,7 +7,7 @@ use crate::error::{GrammarError, Result};
 use crate::grammar::start;
 use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 const MOST_BYTES: usize = 1 << 20;
@@ -17,8 +17,11 @@ const DEEPEST: usize = 64;
 const MOST_INLINED: usize = 100_000;
 /// How many parts are tried to find the one at fault.
 const MOST_TRIALS: usize = 100;
+/// Largest whole number of a schema without bounds, with as many digits as a 64-bit integer has.
+/// It is one of F64.
+const MAX_INTEGER: i64 = 9_000_000_000_000_000_000;
 /// White space between two parts of JSON: a space, or line ends with what stands before the next line.
-const WHITE_SPACE: &str = r"\x20|\n{1,2}[\x20\t]{0,20}";
+pub(crate) const WHITE_SPACE: &str = r"\x20|\n{1,2}[\x20\t]{0,20}";
 
 /// Keywords that say something of values and are not enforced.
 const REFUSED: &[&str] = &[
@@ -78,8 +81,21 @@ fn instead(schema: &Map<String, Value>, keyword: &str) -> Option<&'static str> {
 const DATE: &str = "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))\
      |([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
 /// Times of day with a zone, without leap seconds, which only few minutes have.
-const TIME: &str =
-    "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
+const TIME: &str = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,9})?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
+
+/// Formats that are enforced. Others are annotations, as the standard has it.
+const FORMATS: &[&str] = &[
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+];
 
 /// What holds for a format where the engine's expression lets too much through, and whether it says everything.
 fn more_about(format: &str) -> Option<(Value, bool)> {
@@ -103,24 +119,121 @@ const WITH_VALUES: &[&str] = &["const", "enum", "default", "examples"];
 const WITH_ONE: &[&str] = &["additionalProperties", "additionalItems", "items"];
 const WITH_LIST: &[&str] = &["anyOf", "oneOf", "allOf", "prefixItems", "items"];
 const WITH_MAP: &[&str] = &["properties", "patternProperties"];
+/// Keywords whose members have names, not keywords.
+const HAVE_NAMES: &[&str] = &[
+    "properties",
+    "patternProperties",
+    "$defs",
+    "definitions",
+    "dependentSchemas",
+];
 
-/// Refuses numbers for which the engine would go round in circles until the stack ends: it negates bounds, and these have no opposite.
+/// Keywords whose values only describe a schema.
+const ANNOTATIONS: &[&str] = &["default", "examples"];
+
+/// Refuses numbers that the engine cannot enforce. It negates bounds, and would recurse until the
+/// stack overflows for numbers without an opposite. It computes in F64, and would round others.
 pub fn check_numbers(schema: &Value, pointer: &str) -> Result<()> {
+    check_part(schema, pointer, false)
+}
+
+/// Checks a part of a schema. The members of `schemas_by_name` have any names, not keywords.
+fn check_part(schema: &Value, pointer: &str, schemas_by_name: bool) -> Result<()> {
     const LEAST: f64 = i64::MIN as f64;
     match schema {
         Value::Number(number) if number.as_f64().is_some_and(|number| number <= LEAST) => {
             let message = format!("{number} is too small: numbers above -2^63 can be enforced");
             Err(refuse(pointer, message))
         }
+        Value::Number(number) if is_rounded(number) => {
+            let message =
+                format!("{number} would be rounded: use a number up to 2^53, or a string");
+            Err(refuse(pointer, message))
+        }
         Value::Array(items) => {
             let mut items = items.iter().enumerate();
-            items.try_for_each(|(at, item)| check_numbers(item, &format!("{pointer}/{at}")))
+            items.try_for_each(|(at, item)| check_part(item, &format!("{pointer}/{at}"), false))
         }
         Value::Object(members) => members.iter().try_for_each(|(name, member)| {
-            let name = name.replace('~', "~0").replace('/', "~1");
-            check_numbers(member, &format!("{pointer}/{name}"))
+            if !schemas_by_name && ANNOTATIONS.contains(&&**name) {
+                return Ok(());
+            }
+            let is_map = !schemas_by_name && HAVE_NAMES.contains(&&**name);
+            check_part(member, &join(pointer, name), is_map)
         }),
         _ => Ok(()),
+    }
+}
+
+/// Returns true for a whole number that F64 cannot represent.
+fn is_rounded(number: &Number) -> bool {
+    let exact = |number: i128| number as f64 as i128 == number;
+    let number = number
+        .as_i64()
+        .map(i128::from)
+        .or(number.as_u64().map(i128::from));
+    number.is_some_and(|number| !exact(number))
+}
+
+/// Adds bounds to integers that have none, and lowers larger ones: otherwise, a model may write
+/// digits without end.
+pub fn bound_integers(schema: &mut Value) {
+    bound_part(schema, false, 0);
+}
+
+fn bound_part(value: &mut Value, schemas_by_name: bool, depth: usize) {
+    if depth > 4 * DEEPEST {
+        return;
+    }
+    match value {
+        Value::Object(map) => {
+            if !schemas_by_name && is_integer(map) {
+                bound(map);
+            }
+            for (key, value) in map.iter_mut() {
+                let is_keyword = !schemas_by_name;
+                if !(is_keyword && WITH_VALUES.contains(&&**key)) {
+                    let is_map = is_keyword && HAVE_NAMES.contains(&&**key);
+                    bound_part(value, is_map, depth + 1);
+                }
+            }
+        }
+        Value::Array(list) => {
+            list.iter_mut()
+                .for_each(|value| bound_part(value, false, depth + 1));
+        }
+        _ => {}
+    }
+}
+
+/// Returns true if the numbers of a schema are integers, which are not listed.
+fn is_integer(schema: &Map<String, Value>) -> bool {
+    let is_listed = schema.contains_key("const") || schema.contains_key("enum");
+    let kinds = match schema.get("type") {
+        Some(Value::Array(kinds)) => kinds.as_slice(),
+        Some(kind) => std::slice::from_ref(kind),
+        None => &[],
+    };
+    let has = |name: &str| kinds.iter().any(|kind| kind == name);
+    !is_listed && has("integer") && !has("number")
+}
+
+/// Bounds an integer, unless no number would be left.
+fn bound(schema: &mut Map<String, Value>) {
+    const MAX: f64 = MAX_INTEGER as f64;
+    let number = |schema: &Map<String, Value>, keyword: &str| schema.get(keyword)?.as_f64();
+    let lowest = number(schema, "minimum").or(number(schema, "exclusiveMinimum"));
+    let highest = number(schema, "maximum").or(number(schema, "exclusiveMaximum"));
+    if lowest.is_some_and(|lowest| lowest > MAX) || highest.is_some_and(|highest| highest < -MAX) {
+        return;
+    }
+    if lowest.is_none_or(|lowest| lowest < -MAX) {
+        schema.remove("exclusiveMinimum");
+        schema.insert("minimum".to_owned(), (-MAX_INTEGER).into());
+    }
+    if highest.is_none_or(|highest| highest > MAX) {
+        schema.remove("exclusiveMaximum");
+        schema.insert("maximum".to_owned(), MAX_INTEGER.into());
     }
 }
 
@@ -133,8 +246,9 @@ pub fn prepare(text: &str) -> Result<Value> {
         );
         return Err(GrammarError::TooLarge(message));
     }
-    let root: Value = serde_json::from_str(text)
+    let mut root: Value = serde_json::from_str(text)
         .map_err(|error| refuse("#", format!("this is no JSON: {error}")))?;
+    bound_integers(&mut root);
     check_numbers(&root, "#")?;
     let mut walk = Walk {
         root: &root,
@@ -373,6 +487,10 @@ fn rewrite(value: &mut Value, aliases: &BTreeMap<String, String>, depth: usize) 
                     // Where this is said of all, nothing is left over.
                     map.entry(other).or_insert_with(|| value.clone());
                 }
+            }
+            let format = map.get("format").and_then(Value::as_str);
+            if format.is_some_and(|format| !FORMATS.contains(&format)) {
+                map.remove("format");
             }
             let format = map.get("format").and_then(Value::as_str);
             if let Some((more, is_all)) = format.and_then(more_about) {
@@ -614,9 +732,6 @@ fn in_words(message: &str) -> String {
     if message.contains("coerce_one_of") {
         return "the alternatives of 'oneOf' may overlap: let them differ in their types or in a required property with 'const', or use 'anyOf'"
             .to_owned();
-    }
-    if let Some(format) = message.strip_prefix("Unknown format: ") {
-        return format!("the format '{format}' is not known");
     }
     if let Some(reason) = message.strip_prefix("Unsatisfiable schema: ") {
         return format!("no value is valid: {reason}");

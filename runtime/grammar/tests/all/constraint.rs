@@ -1,7 +1,7 @@
 //! A text on its way: ends, tokens by name, copies, ways back.
 
 use crate::common::{CALL, END, OTHER, has, over_bytes, takes, tokenizer};
-use samite_grammar::{Grammar, GrammarConstraint, GrammarVocabulary};
+use samite_grammar::{Grammar, GrammarConstraint, GrammarVocabulary, Part};
 use samite_text::{Constraint, Rng, Sampler, SamplerParams};
 
 fn byte(c: u8) -> u32 {
@@ -22,6 +22,20 @@ fn allowed(constraint: &mut GrammarConstraint) -> Vec<u32> {
     (0..mask.len() as u32 * 32)
         .filter(|token| has(&mask, *token))
         .collect()
+}
+
+#[test]
+fn white_space_in_json_has_an_end_in_any_grammar() {
+    let schema = serde_json::json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let whole = Grammar::json_schema(&schema.to_string()).unwrap();
+    for grammar in [whole, Grammar::parts(Part::Json(schema))] {
+        let constraint = over_bytes(&grammar);
+        assert!(takes(&constraint, "{\n  \"a\": 1\n}"));
+        for space in ["\t", "\n", " "] {
+            let begun = format!("{{{}\"a\": 1}}", space.repeat(30));
+            assert!(!takes(&constraint, &begun), "{space:?}");
+        }
+    }
 }
 
 #[test]
@@ -194,4 +208,57 @@ fn a_sampler_keeps_to_it() {
     sampler.set_constraint(Some(Box::new(constraint)));
     let message = sampler.sample(&[1.0, 2.0, 3.0]).unwrap_err().to_string();
     assert!(message.contains("the grammar allows none"), "{message}");
+}
+
+#[test]
+fn integers_have_an_end_and_are_not_rounded() {
+    let integer = |kind: &str| serde_json::from_str::<serde_json::Value>(kind).unwrap();
+    for schema in [
+        r#"{"type": "integer"}"#,
+        r#"{"type": ["integer", "null"], "minimum": 0}"#,
+    ] {
+        let whole = Grammar::json_schema(schema).unwrap();
+        for grammar in [whole, Grammar::parts(Part::Json(integer(schema)))] {
+            let constraint = over_bytes(&grammar);
+            assert!(takes(&constraint, "1180000000000000123"), "{schema}");
+            assert!(!takes(&constraint, &"1".repeat(20)), "{schema}");
+        }
+    }
+    for schema in [
+        r#"{"const": 9007199254740993}"#,
+        r#"{"enum": [1, -9007199254740993]}"#,
+        r#"{"type": "number", "maximum": 18446744073709551615}"#,
+    ] {
+        let error = Grammar::json_schema(schema).unwrap_err().to_string();
+        assert!(error.contains("would be rounded"), "{error}");
+    }
+    // Bounds beyond those of 64-bit integers are lowered, and annotations say nothing.
+    for schema in [
+        r#"{"type": "integer", "maximum": 9223372036854775807}"#,
+        r#"{"type": "integer", "default": 9223372036854775807}"#,
+        r#"{"properties": {"default": {"type": "integer"}}, "required": ["default"]}"#,
+    ] {
+        let grammar = Grammar::json_schema(schema).unwrap();
+        let constraint = over_bytes(&grammar);
+        let written = |digits: &str| {
+            if schema.contains("properties") {
+                format!("{{\"default\": {digits}}}")
+            } else {
+                digits.to_owned()
+            }
+        };
+        assert!(
+            takes(&constraint, &written("8999999999999999999")),
+            "{schema}"
+        );
+        assert!(
+            !takes(&constraint, &written("99999999999999999999")),
+            "{schema}"
+        );
+    }
+    let exact = r#"{"const": 9007199254740992}"#;
+    assert!(takes(
+        &over_bytes(&Grammar::json_schema(exact).unwrap()),
+        "9007199254740992"
+    ));
 }
