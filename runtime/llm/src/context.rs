@@ -3,6 +3,7 @@
 mod adapters;
 mod compare;
 mod likeliest;
+mod longest;
 mod lost;
 mod memory;
 mod micro_batches;
@@ -14,8 +15,8 @@ mod watch;
 pub use memory::MemoryUse;
 pub use options::ContextOptions;
 pub(crate) use options::{Sizes, takes_means};
-pub use plan::ContextPlan;
-pub(crate) use plan::compute_bytes;
+pub use plan::{ContextPlan, Shortage};
+pub(crate) use plan::{compute_by_device, compute_bytes};
 pub use watch::{NodeNames, Seen, Watcher};
 
 use crate::adapter::{self, Adapter, ScaledAdapter};

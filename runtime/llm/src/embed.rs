@@ -130,9 +130,8 @@ pub fn embed<E: From<Error>>(
             }
             end += 1;
         }
-        for sequence in 0..end - first {
-            context.remove(sequence, ..)?;
-        }
+        // The batch before may have had more texts than this one.
+        context.clear()?;
         context.decode(&batch)?;
         let missing = || Error::invalid("an embedding is not there");
         let mut token = 0;

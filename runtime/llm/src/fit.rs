@@ -5,7 +5,7 @@
 //! their free memory and then moved, layer by layer, from devices on which they do not fit to those with the most room.
 
 use crate::arch::{Architecture, Spec};
-use crate::context::{ContextOptions, compute_bytes};
+use crate::context::{ContextOptions, compute_by_device, compute_bytes};
 use crate::error::Result;
 use crate::graphs::GraphSource;
 use crate::kv::KvPlan;
@@ -172,21 +172,18 @@ impl Fitter<'_> {
             ..source
         };
         let compute = compute_bytes(&source, &context.scheduler(), &sizes)?;
-        let needs = devices.iter().enumerate().map(|(number, device)| {
-            let memory = devices.memory_of(number);
-            let is_owner = (0..number).all(|other| devices.memory_of(other) != memory);
-            let own = compute.get(memory).filter(|_| is_owner);
-            let members = devices.members_of(number).iter();
-            let members = members.filter_map(|&memory| compute.get(memory));
-            DeviceNeed {
+        let compute = compute_by_device(devices, &compute);
+        let needs = devices
+            .iter()
+            .enumerate()
+            .map(|(number, device)| DeviceNeed {
                 device: device.name().to_owned(),
                 free: free[number],
                 weights: weight_bytes[number],
                 kv: kv_bytes[number],
-                compute: own.into_iter().chain(members).sum(),
+                compute: compute[number],
                 layers: layers.iter().filter(|&&device| device == number).count(),
-            }
-        });
+            });
         Ok(Fit {
             needs: needs.collect(),
             layers,

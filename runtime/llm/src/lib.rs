@@ -81,7 +81,9 @@ mod weights;
 
 pub use adapter::{Adapter, ScaledAdapter};
 pub use batch::{Batch, BatchToken};
-pub use context::{Context, ContextOptions, ContextPlan, MemoryUse, NodeNames, Seen, Watcher};
+pub use context::{
+    Context, ContextOptions, ContextPlan, MemoryUse, NodeNames, Seen, Shortage, Watcher,
+};
 pub use cost::TokenCost;
 pub use displaced::Displaced;
 pub use embed::{Normalization, cosine, embed, fit_to};

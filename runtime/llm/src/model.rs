@@ -189,6 +189,8 @@ pub struct Model {
     token_cost: TokenCost,
     file_bytes: u64,
     load_time: Duration,
+    /// Bytes that loading the weights would allocate, by device; empty once they are loaded.
+    unloaded: Vec<usize>,
     /// Adapters that were loaded for it.
     n_adapters: AtomicU64,
 }
@@ -222,7 +224,10 @@ impl Model {
     pub fn without_weights(file: &GgufFile, options: &ModelOptions) -> Result<Arc<Self>> {
         let plan = ModelPlan::new(file, options)?;
         let weights = plan.weights.unallocated()?;
-        Ok(Arc::new(Self::new(file, plan, weights)))
+        let unloaded = plan.weights.bytes_by_device(plan.devices.len())?;
+        let mut model = Self::new(file, plan, weights);
+        model.unloaded = unloaded;
+        Ok(Arc::new(model))
     }
 
     /// `start` is when loading began.
@@ -264,6 +269,7 @@ impl Model {
             elements: file.tensors().total_elements(),
             file_bytes: file.file_bytes(),
             load_time: Duration::ZERO,
+            unloaded: Vec::new(),
             n_adapters: AtomicU64::new(0),
         }
     }
@@ -280,6 +286,7 @@ impl Model {
             weights: Weights::default(),
             kv: Vec::new(),
             fit: self.fit.clone(),
+            unloaded: Vec::new(),
             n_adapters: AtomicU64::new(0),
             ..*self
         }))
@@ -349,7 +356,18 @@ impl Model {
         self.fit.as_ref()
     }
 
-    /// Which memory the KV cache of a context needs. Says which layers' caches do not lie where they belong.
+    /// Returns the devices that cached keys and values of each layer are for.
+    pub(crate) fn kv_choices(&self) -> &[Choice] {
+        &self.kv
+    }
+
+    /// Returns the bytes that loading the weights would allocate, by device; nothing once they are
+    /// loaded.
+    pub(crate) fn unloaded(&self) -> &[usize] {
+        &self.unloaded
+    }
+
+    /// Plans the KV cache of a context. Reports layers whose caches do not lie where they belong.
     pub(crate) fn plan_kv(&self, sizes: &Sizes, options: &ContextOptions) -> Result<KvPlan> {
         let source = self.graph_source(&[], &self.kv, options, &[], sizes);
         let plan = KvPlan::willing(&source, sizes, options.kv_types)?;

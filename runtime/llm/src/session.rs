@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::saved::{SavedSequence, Stopped};
 use samite_text::{LogProbabilities, Sampler, SamplerState, StopSequences, Tokenizer, Utf8Stream};
 use std::fmt;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,6 +117,15 @@ impl fmt::Debug for Renew {
     }
 }
 
+/// Hears how many tokens of a prompt are decoded.
+struct PrefillProgress(Box<dyn FnMut(usize, usize) + Send>);
+
+impl fmt::Debug for PrefillProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PrefillProgress")
+    }
+}
+
 /// How often in a row a context is made anew before a token is decoded.
 const MOST_RENEWALS: usize = 3;
 
@@ -138,6 +147,7 @@ pub struct Session {
     batch: Batch,
     settle: Option<Settle>,
     renew: Option<Renew>,
+    progress: Option<PrefillProgress>,
 }
 
 impl Session {
@@ -164,6 +174,7 @@ impl Session {
             batch: Batch::new(),
             settle: None,
             renew: None,
+            progress: None,
         })
     }
 
@@ -179,6 +190,13 @@ impl Session {
     /// If `renew` fails, so does what the session is doing. It is tried again when there is something to decode.
     pub fn on_loss(&mut self, renew: impl FnMut(&Error) -> Result<Context> + Send + 'static) {
         self.renew = Some(Renew(Box::new(renew)));
+    }
+
+    /// Calls `progress` during prefill: with the tokens of the prompt that are decoded, and with all
+    /// that have to be. The last call has both equal, also if prefill fails. Prompts of one
+    /// micro-batch have no progress.
+    pub fn on_prefill(&mut self, progress: impl FnMut(usize, usize) + Send + 'static) {
+        self.progress = Some(PrefillProgress(Box::new(progress)));
     }
 
     /// The context.
@@ -639,17 +657,27 @@ impl Session {
         timings.prompt_tokens = prompt.len() - common;
         // The next prompt may differ from here on: an answer is written in another way when it is part of the conversation.
         let marked = prompt.len().saturating_sub(BEFORE_THE_END);
+        let wanted = common..prompt.len();
         if self.context.keeps_states() && marked >= common + BEFORE_THE_END {
-            self.decode_part(prompt, marked)?;
+            self.decode_part(prompt, marked, &wanted)?;
             let marked = self.context.mark(0);
             self.unless_lost(marked)?;
         }
-        self.decode_part(prompt, prompt.len())
+        self.decode_part(prompt, prompt.len(), &wanted)
     }
 
-    /// Decodes `prompt` up to `end`, from where the text so far ends.
-    fn decode_part(&mut self, prompt: &[u32], end: usize) -> Result<()> {
-        for part in prompt[self.tokens.len()..end].chunks(self.context.options().n_batch) {
+    /// Decodes `prompt` up to `end`, from where the text so far ends. `wanted` is the range of prompt
+    /// tokens that were not cached.
+    fn decode_part(&mut self, prompt: &[u32], end: usize, wanted: &Range<usize>) -> Result<()> {
+        let options = self.context.options();
+        let mut size = options.n_batch;
+        let is_long = wanted.len() > options.n_ubatch;
+        // Copies overlap the micro-batches of one decode only.
+        if self.progress.is_some() && is_long && options.copies == 1 {
+            size = size.min(options.n_ubatch);
+        }
+        for part in prompt[self.tokens.len()..end].chunks(size) {
+            self.report_prefill(is_long, self.tokens.len(), wanted);
             let first = self.tokens.len();
             self.batch.clear();
             for (i, &token) in part.iter().enumerate() {
@@ -657,11 +685,23 @@ impl Session {
                 self.batch
                     .add(token, at as i32, &[0], at + 1 == prompt.len());
             }
-            self.decode_batch()?;
+            if let Err(error) = self.decode_batch() {
+                self.report_prefill(is_long, wanted.end, wanted);
+                return Err(error);
+            }
             self.tokens.extend_from_slice(part);
             self.batches.push(part.len());
         }
+        if end == wanted.end {
+            self.report_prefill(is_long, end, wanted);
+        }
         Ok(())
+    }
+
+    fn report_prefill(&mut self, is_long: bool, at: usize, wanted: &Range<usize>) {
+        if let Some(PrefillProgress(progress)) = self.progress.as_mut().filter(|_| is_long) {
+            progress(at - wanted.start, wanted.len());
+        }
     }
 
     /// Removes the older half of what comes after the first `keep` tokens, and moves the rest there. Says whether

@@ -8,13 +8,14 @@ use crate::graphs::GraphCache;
 use samite_core::{CancelToken, DType, Environment};
 use samite_sched::{Fallback, Options};
 
-/// Longest context that is chosen without being asked for.
-const DEFAULT_CONTEXT: usize = 4096;
+/// Longest context of options without `n_ctx`, and least context that is chosen by free memory.
+pub(super) const DEFAULT_CONTEXT: usize = 4096;
 
 /// How a [`Context`](crate::Context) is set up.
 #[derive(Clone, Debug)]
 pub struct ContextOptions {
-    /// Cells of the KV cache, for all sequences together; `None` for the model's own context, at most 4096.
+    /// Cells of the KV cache, for all sequences together; `None` for the model's own context, at
+    /// most 4096. [`longest_context`](Self::longest_context) says how many fit into free memory.
     pub n_ctx: Option<usize>,
     /// Most tokens of one [`Context::decode`](crate::Context::decode).
     pub n_batch: usize,

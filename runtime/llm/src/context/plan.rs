@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::graphs::GraphSource;
 use crate::kv::KvPlan;
 use crate::model::Model;
-use samite_sched::{Options, Plan};
+use samite_sched::{DeviceSet, Options, Plan};
 use std::sync::Arc;
 
 /// A context of which everything is known but nothing is there: no weights, no cache, no memory for results. What it says is what a
@@ -78,6 +78,31 @@ impl ContextPlan {
         Ok(report.finish())
     }
 
+    /// Returns the devices that do not have enough free memory. Weights count if the model is
+    /// [without them](Model::without_weights). Devices that do not report their memory are left
+    /// out.
+    ///
+    /// # Errors
+    /// If a graph cannot be placed, or something cannot lie in its memory.
+    pub fn shortages(&self) -> Result<Vec<Shortage>> {
+        let options = self.options.scheduler();
+        let mut needs = context_bytes(&self.source(), &options, &self.sizes, &self.kv)?;
+        for (need, weights) in needs.iter_mut().zip(self.model.unloaded()) {
+            *need = need.saturating_add(*weights);
+        }
+        let devices = self.model.devices().iter().zip(needs);
+        let shortages = devices.filter_map(|(device, needed)| {
+            let free = device.memory().free.filter(|&free| free < needed)?;
+            let device = device.name().to_owned();
+            Some(Shortage {
+                device,
+                needed,
+                free,
+            })
+        });
+        Ok(shortages.collect())
+    }
+
     fn source(&self) -> GraphSource<'_> {
         self.model.graph_source(
             &self.layers,
@@ -87,6 +112,33 @@ impl ContextPlan {
             &self.sizes,
         )
     }
+}
+
+/// A device with too little free memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// The device's name.
+    pub device: String,
+    /// Bytes that are needed.
+    pub needed: usize,
+    /// Bytes that are free.
+    pub free: usize,
+}
+
+/// Returns the bytes of a context's caches and intermediate results, by device.
+pub(super) fn context_bytes(
+    source: &GraphSource<'_>,
+    options: &Options,
+    sizes: &Sizes,
+    kv: &KvPlan,
+) -> Result<Vec<usize>> {
+    let compute = compute_bytes(source, options, sizes)?;
+    let mut bytes = compute_by_device(source.devices, &compute);
+    let caches = kv.bytes_by_device(bytes.len())?;
+    for (bytes, cache) in bytes.iter_mut().zip(caches) {
+        *bytes = bytes.saturating_add(cache);
+    }
+    Ok(bytes)
 }
 
 /// Bytes for intermediate results by number of the memory: every chunk becomes as large as the largest of the graphs that memory is
@@ -109,6 +161,20 @@ pub(crate) fn compute_bytes(
         }
     }
     Ok(memories.iter().map(|chunks| chunks.iter().sum()).collect())
+}
+
+/// Returns the bytes of [`compute_bytes`] by device: each memory counts for its first device.
+pub(crate) fn compute_by_device(devices: &DeviceSet, compute: &[usize]) -> Vec<usize> {
+    let bytes = (0..devices.len()).map(|number| {
+        let memory = devices.memory_of(number);
+        let is_owner = (0..number).all(|other| devices.memory_of(other) != memory);
+        let own = compute.get(memory).filter(|_| is_owner);
+        let members = devices.members_of(number).iter();
+        own.into_iter()
+            .chain(members.filter_map(|&memory| compute.get(memory)))
+            .sum()
+    });
+    bytes.collect()
 }
 
 /// Checks that `model` can have a context with these options, and completes them.

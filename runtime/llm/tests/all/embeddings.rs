@@ -523,3 +523,20 @@ fn logits_and_embeddings_come_together_and_the_output_can_change() {
     let mean = pooled(&model("bert"), &[&text], options(Pooling::Mean));
     is_near(&[bert.pooled(0).unwrap().to_vec()], &mean, "changed");
 }
+
+#[test]
+fn a_batch_has_the_whole_context_whatever_the_batch_before_had() {
+    let model = model("llama");
+    let mut context = context(&model, options(Pooling::Last));
+    let mut count = |texts: &[Vec<u32>]| {
+        let mut found = 0;
+        samite_llm::embed::<samite_llm::Error>(&mut context, texts, |_, _| {
+            found += 1;
+            Ok(())
+        })
+        .unwrap();
+        found
+    };
+    assert_eq!(count(&texts()), 3);
+    assert_eq!(count(&[tokens(256)]), 1);
+}

@@ -235,3 +235,56 @@ fn a_context_is_planned_from_the_header() {
         }
     }
 }
+
+#[test]
+fn the_longest_context_is_what_fits_into_free_memory() {
+    const MARGIN: usize = 1 << 20;
+    let file = TestModel::write(&SyntheticModel {
+        n_ctx_train: 1 << 17,
+        ..SyntheticModel::tiny("llama")
+    });
+    let longest = |memory: usize, load: bool| {
+        let devices = [gpu("a", memory), cpu()];
+        let options = ModelOptions {
+            rules: PlacementRule::parse_all("layers=0-:a").unwrap(),
+            fit: None,
+            ..ModelOptions::new(devices.to_vec())
+        };
+        let model = if load {
+            Model::load(&file.path, &options).unwrap()
+        } else {
+            let header = GgufFile::open_header(&file.path, LoadMode::Read).unwrap();
+            Model::without_weights(&header, &options).unwrap()
+        };
+        let n_ctx = precise().longest_context(&model, MARGIN).unwrap();
+        let n_ctx = n_ctx.unwrap();
+        (n_ctx, model, devices)
+    };
+    // All of the trained length, or the least where even that does not fit.
+    assert_eq!(longest(8 << 30, true).0, 1 << 17);
+    assert_eq!(longest(2 << 20, false).0, 4096);
+
+    let (n_ctx, model, devices) = longest(24 << 20, true);
+    assert!((4097..1 << 17).contains(&n_ctx), "{n_ctx}");
+    assert_eq!(n_ctx % 256, 0);
+    assert_eq!(longest(24 << 20, false).0, n_ctx, "planned and loaded");
+    let context = |n_ctx| ContextOptions {
+        n_ctx: Some(n_ctx),
+        ..precise()
+    };
+    let made = Context::new(Arc::clone(&model), context(n_ctx)).unwrap();
+    assert!(devices[0].memory().free.unwrap() >= MARGIN);
+    drop(made);
+    // What is left out is at most a sixteenth, and steps.
+    let longer = ContextPlan::new(Arc::clone(&model), context(n_ctx + n_ctx / 8 + 512)).unwrap();
+    let free = devices[0].memory().free.unwrap();
+    let uses = longer.memory().unwrap();
+    let own = uses.iter().find(|row| row.memory.starts_with('a')).unwrap();
+    assert!(own.kv + own.compute > free - MARGIN, "{own:?}, {free} free");
+    let fitting = ContextPlan::new(Arc::clone(&model), context(n_ctx)).unwrap();
+    assert_eq!(fitting.shortages().unwrap(), []);
+    let too_long = ContextPlan::new(model, context(1 << 17)).unwrap();
+    let shortages = too_long.shortages().unwrap();
+    assert_eq!(shortages.len(), 1);
+    assert_eq!((&*shortages[0].device, shortages[0].free), ("a", free));
+}

@@ -557,3 +557,25 @@ fn memory_is_told_what_weights_are_for() {
     assert_eq!(role("token_embd.weight"), Role::Embedding);
     assert_eq!(role("output.weight"), Role::Head);
 }
+
+#[test]
+fn a_model_keeps_all_metadata_of_its_file() {
+    let file = TestModel::tiny("qwen3");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("with-sampling.gguf");
+    let add = |keys: &mut Metadata| {
+        keys.set("general.sampling.temp", 0.25_f32).unwrap();
+        keys.set("tokenizer.chat_template.rerank", "{{ query }}")
+            .unwrap();
+    };
+    rewrite(&file.path, &path, add, |_| None, "");
+    let model = Model::load(&path, &ModelOptions::new(vec![cpu()])).unwrap();
+    let written = GgufFile::open(&path, LoadMode::Read).unwrap();
+    assert_eq!(model.metadata().len(), written.metadata().len());
+    let params = samite_llm::sampler_params(model.metadata()).unwrap();
+    assert_eq!(params.temperature, 0.25);
+    let template = model
+        .metadata()
+        .get::<&str>("tokenizer.chat_template.rerank");
+    assert_eq!(template.unwrap(), Some("{{ query }}"));
+}

@@ -120,6 +120,30 @@ fn a_prompt_that_goes_on_reuses_what_is_there() {
 }
 
 #[test]
+fn prefill_of_several_micro_batches_is_reported() {
+    let model = TestModel::tiny("qwen3").load(vec![cpu()], "");
+    let options = ContextOptions {
+        n_ctx: Some(64),
+        n_ubatch: 8,
+        ..precise()
+    };
+    let mut session = Session::new(context(&model, options)).unwrap();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let hears = Arc::clone(&heard);
+    session.on_prefill(move |done, all| hears.lock().unwrap().push((done, all)));
+    generate(&mut session, &tokens(20), &some(1));
+    assert_eq!(
+        std::mem::take(&mut *heard.lock().unwrap()),
+        [(0, 20), (8, 20), (16, 20), (20, 20)]
+    );
+    // Only what is not in the cache counts, and one micro-batch is no long work.
+    generate(&mut session, &tokens(27), &some(1));
+    assert_eq!(*heard.lock().unwrap(), []);
+    generate(&mut session, &tokens(40), &some(1));
+    assert_eq!(*heard.lock().unwrap(), [(0, 13), (8, 13), (13, 13)]);
+}
+
+#[test]
 fn ends_are_told() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let prompt = tokens(5);
