@@ -1,8 +1,8 @@
 //! Cancellation of long work.
 
 use crate::error::{Error, Result};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A switch that stops long work: loading, a prompt, a decode. Clones share the switch.
 #[derive(Clone, Debug, Default)]
@@ -12,7 +12,11 @@ pub struct CancelToken(Arc<Switch>);
 struct Switch {
     is_on: AtomicBool,
     ask: Option<Box<dyn Fn() -> bool + Send + Sync>>,
+    /// Called when it is cancelled.
+    hooks: Mutex<Vec<Hook>>,
 }
+
+type Hook = Box<dyn Fn() + Send>;
 
 impl std::fmt::Debug for Switch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -35,12 +39,25 @@ impl CancelToken {
         CancelToken(Arc::new(Switch {
             is_on: AtomicBool::new(false),
             ask: Some(Box::new(ask)),
+            hooks: Mutex::default(),
         }))
     }
 
     /// Asks all work that holds this token to stop soon.
     pub fn cancel(&self) {
         self.0.is_on.store(true, Ordering::Release);
+        let hooks = self.0.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+        hooks.iter().for_each(|hook| hook());
+    }
+
+    /// Calls `hook` each time that the token is cancelled, and at once if it is: for code that waits
+    /// without polling the token. A hook must not touch the token.
+    pub fn on_cancel(&self, hook: impl Fn() + Send + 'static) {
+        let mut hooks = self.0.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.0.is_on.load(Ordering::Acquire) {
+            hook();
+        }
+        hooks.push(Box::new(hook));
     }
 
     /// Makes the token usable again.
