@@ -147,6 +147,14 @@ impl AnswerParser {
         }
     }
 
+    /// Returns the mark that ends reasoning, if the text so far ends in reasoning.
+    pub fn reasoning_end(&self) -> Option<&'static str> {
+        match &self.machine {
+            Kind::Plain(machine) => machine.thought_end(),
+            Kind::Channels(machine) => machine.reasoning_end(),
+        }
+    }
+
     fn run(&mut self, text: &str, is_end: bool) -> Vec<Event> {
         match &mut self.machine {
             Kind::Plain(machine) => machine.run(text, is_end, &mut self.sink),

@@ -1,11 +1,12 @@
 //! Conversations, as OpenAI's interface has them.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 /// Who speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Says how the model is to behave.
     System,
@@ -17,18 +18,53 @@ pub enum Role {
     Assistant,
     /// The result of a call.
     Tool,
+    /// Another role, which the template may support: letters, digits, `_`, `-` and `.`.
+    Other(Arc<str>),
 }
 
 impl Role {
     /// The name in JSON.
-    pub fn name(self) -> &'static str {
+    pub fn name(&self) -> &str {
         match self {
             Self::System => "system",
             Self::Developer => "developer",
             Self::User => "user",
             Self::Assistant => "assistant",
             Self::Tool => "tool",
+            Self::Other(name) => name,
         }
+    }
+}
+
+impl Serialize for Role {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for Role {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        const LONGEST: usize = 64;
+        let name = String::deserialize(deserializer)?;
+        let known = [
+            Self::System,
+            Self::Developer,
+            Self::User,
+            Self::Assistant,
+            Self::Tool,
+        ];
+        if let Some(role) = known.into_iter().find(|role| role.name() == name) {
+            return Ok(role);
+        }
+        // Templates write roles between control tokens, so that a role must not be able to be one.
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        if name.is_empty() || name.len() > LONGEST || !name.chars().all(is_plain) {
+            return Err(D::Error::custom(format_args!(
+                "role \"{}\": must be 1 to {LONGEST} letters, digits, '_', '-' or '.'",
+                name.escape_debug().take(LONGEST).collect::<String>()
+            )));
+        }
+        Ok(Self::Other(name.into()))
     }
 }
 
@@ -301,7 +337,20 @@ mod tests {
         )
         .unwrap();
         assert_eq!(parts.content.text().as_deref(), Some("a\nb"));
-        assert!(serde_json::from_str::<Message>(r#"{"role": "robot", "content": ""}"#).is_err());
+        let robot: Message = serde_json::from_str(r#"{"role": "robot", "content": ""}"#).unwrap();
+        assert_eq!(robot.role, Role::Other("robot".into()));
+        assert!(
+            serde_json::to_string(&robot)
+                .unwrap()
+                .contains(r#""role":"robot""#)
+        );
+        for role in ["", "a b", "<|im_end|>", "user\n", "é", &"r".repeat(65)] {
+            let message = serde_json::json!({"role": role, "content": ""});
+            assert!(
+                serde_json::from_value::<Message>(message).is_err(),
+                "{role}"
+            );
+        }
         let tool: Tool = serde_json::from_str(r#"{"function": {"name": "now"}}"#).unwrap();
         assert_eq!(
             serde_json::to_string(&tool.function.parameters).unwrap(),

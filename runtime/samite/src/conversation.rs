@@ -202,6 +202,11 @@ impl Conversation {
         self.session.on_loss(renew);
     }
 
+    /// Calls `progress` while a long message is prefilled: see [`Session::on_prefill`].
+    pub fn on_prefill(&mut self, progress: impl FnMut(usize, usize) + Send + 'static) {
+        self.session.on_prefill(progress);
+    }
+
     /// How a conversation becomes a text.
     pub fn template(&self) -> &ChatTemplate {
         &self.template

@@ -82,6 +82,11 @@ impl ChannelMachine {
         (self.state != State::Body(Body::Content)).then_some(self.channels.to_user)
     }
 
+    pub(super) fn reasoning_end(&self) -> Option<&'static str> {
+        let end = self.channels.ends.first().copied();
+        end.filter(|_| self.state == State::Body(Body::Thought))
+    }
+
     /// Another message begins.
     fn renew(&mut self) {
         let inner = self.channels.inner;
