@@ -10,8 +10,10 @@ const [side, list, log, text, status, send, composer] = ["side", "list", "log", 
 
 let conversations = [];
 let current = fresh();
-/** The answer that is coming. */
-let running = null;
+/** Answers that are being written, by conversation: the article and what ends it. */
+const coming = new Map();
+/** On a touch screen, Enter begins a new line, and only the button sends. */
+const isTouch = matchMedia("(pointer: coarse)").matches;
 /** Files that go with the next message. */
 let files = [];
 let isStories = false;
@@ -44,14 +46,14 @@ function say(message, isError = false) {
 
 // Conversations.
 
-async function keep() {
-  if (!current.messages.length) return;
-  current.changed = Date.now();
-  const first = current.messages[0];
-  current.title ||= (first.content.trim() || first.files?.[0]?.name || "Untitled").replace(/\s+/g, " ").slice(0, 80);
-  if (!conversations.includes(current)) conversations.push(current);
+async function keep(conversation = current) {
+  if (!conversation.messages.length) return;
+  conversation.changed = Date.now();
+  const first = conversation.messages[0];
+  conversation.title ||= (first.content.trim() || first.files?.[0]?.name || "Untitled").replace(/\s+/g, " ").slice(0, 80);
+  if (!conversations.includes(conversation)) conversations.push(conversation);
   try {
-    await store.put(structuredClone(current));
+    await store.put(structuredClone(conversation));
   } catch {
     say("This browser keeps no conversations: they are gone when the page is closed.");
   }
@@ -72,15 +74,17 @@ function showList() {
 
 async function dropConversation(conversation) {
   if (!confirm(`Delete "${conversation.title}"?`)) return;
+  stop(conversation);
   conversations = conversations.filter((other) => other !== conversation);
   await store.remove(conversation.id).catch(() => {});
   if (conversation === current) choose(fresh());
   else showList();
 }
 
+/** Shows another conversation. An answer to the one before goes on. */
 function choose(conversation) {
-  stop();
   current = conversation;
+  setRunning();
   toggleSide(false);
   say("");
   showList();
@@ -98,6 +102,8 @@ function toggleSide(isOpen) {
 function showLog() {
   if (!current.messages.length) log.replaceChildren(welcome());
   else log.replaceChildren(...current.messages.map((message, index) => shown(message, index)));
+  const { article } = coming.get(current) ?? {};
+  if (article) log.lastChild.replaceWith(article);
   log.scrollTop = log.scrollHeight;
 }
 
@@ -140,8 +146,54 @@ function tools(message, index) {
   const made = element("div", { class: "tools" }, button("Copy", (event) => copy(message.content, event.target)));
   if (isUser) made.append(button("Edit", () => edit(index)));
   else if (index === current.messages.length - 1) made.append(button("Regenerate", () => regenerate(index)));
+  const fork = current.forks?.[index];
+  if (fork) made.append(...versions(fork, index));
   if (message.stats) made.append(element("span", { class: "stats", title: message.stats.why ?? "" }, message.stats.text));
   return made;
+}
+
+/** Buttons that lead to the other versions of a message. */
+function versions(fork, index) {
+  const count = Math.max(fork.tails.length, fork.at + 1);
+  const to = (at, label, name) => {
+    const made = button(label, () => show(index, at), { "aria-label": name });
+    made.disabled = at < 0 || at >= count;
+    return made;
+  };
+  const text = element("span", { class: "stats" }, `${fork.at + 1} / ${count}`);
+  return [to(fork.at - 1, "‹", "Previous version"), text, to(fork.at + 1, "›", "Next version")];
+}
+
+/** Takes the messages from `index` on out of the conversation, with their versions. */
+function takeTail(index) {
+  const tail = { messages: current.messages.splice(index), forks: {} };
+  for (const [place, fork] of Object.entries(current.forks ?? {})) {
+    if (Number(place) <= index) continue;
+    tail.forks[place] = fork;
+    delete current.forks[place];
+  }
+  return tail;
+}
+
+/** Keeps the messages from `index` on as a version. Another one begins there. */
+function branch(index) {
+  stop();
+  const forks = (current.forks ??= {});
+  const fork = (forks[index] ??= { tails: [], at: 0 });
+  fork.tails[fork.at] = takeTail(index);
+  fork.at = fork.tails.length;
+}
+
+/** Shows another version of the messages from `index` on. */
+function show(index, at) {
+  stop();
+  const fork = current.forks[index];
+  fork.tails[fork.at] = takeTail(index);
+  fork.at = at;
+  current.messages.push(...fork.tails[at].messages);
+  Object.assign(current.forks, fork.tails[at].forks);
+  keep();
+  showLog();
 }
 
 async function copy(content, target) {
@@ -167,19 +219,22 @@ log.addEventListener("click", (event) => {
 });
 
 function edit(index) {
-  stop();
   const message = current.messages[index];
   const box = element("textarea", { "aria-label": "Edit the message", rows: "3" });
   box.value = message.content;
   const save = () => {
-    current.messages.length = index + 1;
-    message.content = box.value;
+    branch(index);
+    current.messages.push({ ...message, content: box.value });
     showLog();
     respond();
   };
   box.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") showLog();
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    if (event.key === "Escape") {
+      // It ends the edit, not an answer.
+      event.stopPropagation();
+      showLog();
+    }
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !isTouch) {
       event.preventDefault();
       save();
     }
@@ -190,8 +245,7 @@ function edit(index) {
 }
 
 function regenerate(index) {
-  stop();
-  current.messages.length = index;
+  branch(index);
   showLog();
   respond();
 }
@@ -200,7 +254,7 @@ function regenerate(index) {
 
 function ask() {
   const content = text.value;
-  if (running || (!content.trim() && !files.length)) return;
+  if (coming.has(current) || (!content.trim() && !files.length)) return;
   current.messages.push({ role: "user", content, files });
   files = [];
   text.value = "";
@@ -210,8 +264,10 @@ function ask() {
   respond();
 }
 
-function stop() {
-  running?.abort();
+function stop(conversation = current) {
+  const answer = coming.get(conversation);
+  coming.delete(conversation);
+  answer?.end.abort();
 }
 
 /** What the server is asked. */
@@ -223,7 +279,7 @@ function request() {
     return { role: "user", content: parts.join("") + message.content };
   });
   if (settings.system?.trim()) messages.unshift({ role: "system", content: settings.system });
-  const body = { messages };
+  const body = { messages, return_progress: true };
   if (which.value) body.model = which.value;
   for (const name of ["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "max_tokens"]) {
     if (settings[name] !== undefined && settings[name] !== "") body[name] = Number(settings[name]);
@@ -238,14 +294,15 @@ function request() {
 async function respond() {
   const asked = request();
   const own = new AbortController();
-  running = own;
-  setRunning(true);
   const conversation = current;
   const message = { role: "assistant", content: "", reasoning: "" };
   const body = element("div", { class: "body is-coming" });
   const article = element("article", { class: "message assistant", "aria-busy": "true" }, element("p", { class: "who" }, "Answer"), body);
   conversation.messages.push(message);
+  coming.set(conversation, { article, end: own });
+  setRunning();
   log.append(article);
+  const tell = (text) => conversation === current && say(text);
   let details = null;
   let last = {};
   let isDrawn = true;
@@ -253,7 +310,7 @@ async function respond() {
   const draw = () => {
     const start = performance.now();
     isDrawn = true;
-    const isBelow = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+    const isBelow = conversation === current && log.scrollHeight - log.scrollTop - log.clientHeight < 60;
     if (message.reasoning) {
       if (!details) article.insertBefore((details = thoughts("", true)), body);
       details.lastChild.textContent = message.reasoning;
@@ -265,10 +322,12 @@ async function respond() {
   };
   draw();
   log.scrollTop = log.scrollHeight;
-  say("The model reads …");
+  tell("The model reads …");
   let first = 0;
   let count = 0;
   await keep();
+  // Saves the partial answer, so that a reload keeps it.
+  const saving = setInterval(() => store.put(structuredClone(conversation)).catch(() => {}), 1000);
   try {
     for await (const chunk of answer(asked, own.signal)) {
       const delta = chunk.choices?.[0]?.delta ?? {};
@@ -281,36 +340,45 @@ async function respond() {
       const { timings, usage, cache_miss: miss } = chunk;
       last = { ...last, ...(timings && { timings }), ...(usage && { usage }), ...(miss && { miss }) };
       if (chunk.choices?.[0]?.finish_reason) last.reason = chunk.choices[0].finish_reason;
+      const { prompt_progress: progress } = chunk;
+      if (progress && !first) tell(`Prefill: ${progress.processed} of ${progress.total} tokens`);
       if (isDrawn) {
         isDrawn = false;
         // Long answers take a while to draw: most of the time is left to others.
         setTimeout(draw, Math.max(40, 4 * drawing));
       }
-      if (first) say(`${(count / Math.max((performance.now() - first) / 1000, 0.05)).toFixed(1)} tokens/s`);
+      if (first) tell(`${(count / Math.max((performance.now() - first) / 1000, 0.05)).toFixed(1)} tokens/s`);
     }
     message.stats = stats(last);
-    say(last.reason === "length" ? "The answer was cut off: raise \"Most tokens\" in the settings, or the server's context." : "");
+    tell(last.reason === "length" ? "The answer was cut off: raise \"Most tokens\" in the settings, or the server's context." : "");
   } catch (error) {
     if (own.signal.aborted) {
-      say("Stopped.");
+      tell("Stopped.");
     } else {
       message.error = error.message;
-      say("");
+      tell("");
       if (error.status === 401) openSettings("key");
     }
   }
-  if (!message.content && !message.reasoning && own.signal.aborted) conversation.messages.pop();
-  if (running === own) {
-    running = null;
-    setRunning(false);
+  clearInterval(saving);
+  if (coming.get(conversation)?.end === own) coming.delete(conversation);
+  setRunning();
+  const isEmpty = !message.content && !message.reasoning && !message.error;
+  if (isEmpty && conversation.messages.at(-1) === message) {
+    const index = conversation.messages.length - 1;
+    const fork = conversation.forks?.[index];
+    conversation.messages.pop();
+    // The version before comes back in the place of nothing.
+    if (fork?.at) {
+      fork.at -= 1;
+      conversation.messages.push(...fork.tails[fork.at].messages);
+      Object.assign(conversation.forks, fork.tails[fork.at].forks);
+    }
   }
-  if (conversation === current) {
-    await keep();
-    // A message that is being edited stays as it is.
-    if (!log.querySelector("textarea")) showLog();
-  } else if (conversations.includes(conversation)) {
-    await store.put(structuredClone(conversation)).catch(() => {});
-  }
+  if (!conversations.includes(conversation)) return;
+  await keep(conversation);
+  // A message that is being edited stays as it is.
+  if (conversation === current && !log.querySelector("textarea")) showLog();
 }
 
 /** What an answer took, in words. */
@@ -325,8 +393,8 @@ function stats({ timings, usage, miss }) {
   return { text: parts.join(" · "), why };
 }
 
-function setRunning(is) {
-  send.textContent = is ? "Stop" : "Send";
+function setRunning() {
+  send.textContent = coming.has(current) ? "Stop" : "Send";
 }
 
 // The box.
@@ -338,22 +406,22 @@ function fit() {
 
 composer.addEventListener("submit", (event) => {
   event.preventDefault();
-  if (running) stop();
+  if (coming.has(current)) stop();
   else ask();
 });
 text.addEventListener("input", fit);
 text.addEventListener("keydown", (event) => {
   if (event.isComposing) return;
-  if (event.key === "Enter" && !event.shiftKey) {
+  if (event.key === "Enter" && !event.shiftKey && !isTouch) {
     event.preventDefault();
     ask();
-  } else if (event.key === "ArrowUp" && !text.value && !running) {
+  } else if (event.key === "ArrowUp" && !text.value && !coming.has(current)) {
     const index = current.messages.findLastIndex((message) => message.role === "user");
     if (index >= 0) edit(index);
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running && !document.querySelector("dialog[open]")) stop();
+  if (event.key === "Escape" && coming.has(current) && !document.querySelector("dialog[open]")) stop();
   if (event.ctrlKey && event.shiftKey && event.key.toLowerCase() === "o") {
     event.preventDefault();
     choose(fresh());
@@ -426,8 +494,10 @@ form.addEventListener("submit", (event) => {
 dialog.addEventListener("close", () => text.focus());
 find("forget").addEventListener("click", async () => {
   if (!confirm("Delete all conversations in this browser?")) return;
-  await store.clear().catch(() => {});
+  // Without a conversation in the list, an answer that ends now does not save it again.
   conversations = [];
+  for (const conversation of [...coming.keys()]) stop(conversation);
+  await store.clear().catch(() => {});
   dialog.close();
   choose(fresh());
 });
@@ -472,6 +542,11 @@ async function begin() {
     find("model").textContent = name;
     document.title = `${name} · samite`;
     isStories = Boolean(props.is_embedded);
+    const defaults = props.default_generation_settings?.params ?? {};
+    for (const field of form.elements) {
+      const value = defaults[field.name];
+      if (typeof value === "number") field.placeholder = String(Math.round(value * 1e4) / 1e4);
+    }
     if (status.classList.contains("error")) say("");
   } catch (error) {
     say(`The server does not answer: ${error.message}`, true);

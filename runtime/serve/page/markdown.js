@@ -7,7 +7,7 @@ function element(name, children = [], attributes = {}) {
   return made;
 }
 
-const INLINE = /(`+)([\s\S]*?[^`])\1(?!`)|\*\*(?=\S)([\s\S]*?\S)\*\*|__(?=\S)([\s\S]*?\S)__(?!\w)|~~(?=\S)([\s\S]*?\S)~~|\*(?=[^\s*])([\s\S]*?[^\s*])\*(?!\*)|(?<!\w)_(?=[^\s_])([\s\S]*?[^\s_])_(?!\w)|!?\[([^\]]*)\]\(\s*(<[^>]*>|[^\s()]*(?:\([^\s()]*\)[^\s()]*)*)(?:\s+"[^"]*")?\s*\)|(https?:\/\/[^\s<>"')\]]+)|\\([!-/:-@[-`{-~])| {2,}\n/;
+const INLINE = /(?<!`)(`+)(?!`)([\s\S]*?[^`])\1(?!`)|\*\*(?=\S)([\s\S]*?\S)\*\*|__(?=\S)([\s\S]*?\S)__(?!\w)|~~(?=\S)([\s\S]*?\S)~~|\*(?=[^\s*])([\s\S]*?[^\s*])\*(?!\*)|(?<!\w)_(?=[^\s_])([\s\S]*?[^\s_])_(?!\w)|!?\[([^\]]*)\]\(\s*(<[^>]*>|[^\s()]*(?:\([^\s()]*\)[^\s()]*)*)(?:\s+"[^"]*")?\s*\)|(https?:\/\/[^\s<>"')\]]*[^\s<>"')\].,;:!?*_~])|\\\(([\s\S]+?)\\\)|\\\[([\s\S]+?)\\\]|\$\$([\s\S]+?)\$\$|\\([!-/:-@[-`{-~])| *\n/;
 
 /** What stands within a line, or a few. */
 export function inline(text, depth = 0) {
@@ -20,7 +20,8 @@ export function inline(text, depth = 0) {
       break;
     }
     if (found.index) parts.push(text.slice(0, found.index));
-    const [all, , code, strong, strong2, gone, em, em2, label, target, bare, escaped] = found;
+    const [all, , code, strong, strong2, gone, em, em2, label, target, bare, small, large, display, escaped] = found;
+    const formula = small ?? large ?? display;
     const inside = (name, body) => element(name, inline(body, depth + 1));
     if (code !== undefined) parts.push(element("code", [code.replace(/\n/g, " ")]));
     else if (strong ?? strong2) parts.push(inside("strong", strong ?? strong2));
@@ -28,6 +29,8 @@ export function inline(text, depth = 0) {
     else if (em ?? em2) parts.push(inside("em", em ?? em2));
     else if (label !== undefined) parts.push(link(label, target.replace(/^<|>$/g, ""), depth));
     else if (bare) parts.push(link(bare, bare, 8));
+    // Formulas stay as they were written.
+    else if (formula !== undefined) parts.push(element("code", [formula.trim()], { "data-language": "latex" }));
     else if (escaped) parts.push(escaped);
     else parts.push(element("br"));
     text = text.slice(found.index + all.length);

@@ -72,14 +72,14 @@ const tests = {
     await ask(page, "Once upon a time");
     const first = await answers(page).innerText();
     assert.ok(first.length > 20, first);
-    assert.match(await page.locator(".stats").innerText(), /24 tokens, [\d.]+ tokens\/s · \d+ of \d+ prompt tokens known/);
+    assert.match(await page.locator(".stats[title]").innerText(), /24 tokens, [\d.]+ tokens\/s · \d+ of \d+ prompt tokens known/);
     await picture(page, "answer");
     await page.click("text=Regenerate");
     await page.waitForTimeout(100);
     await idle(page);
     assert.equal(await answers(page).innerText(), first);
     // The whole prompt but its last token is known by now.
-    const [known, all] = /(\d+) of (\d+) prompt/.exec(await page.locator(".stats").innerText()).slice(1).map(Number);
+    const [known, all] = /(\d+) of (\d+) prompt/.exec(await page.locator(".stats[title]").innerText()).slice(1).map(Number);
     assert.equal(known, all - 1);
     await page.click("text=Edit");
     await page.fill(".message textarea", "Lily and Ben went");
@@ -132,6 +132,80 @@ const tests = {
     return page;
   },
 
+  async "an answer goes on beside another conversation, and outlives a reload"() {
+    const page = await opened();
+    // A server that writes a word now and then, until it is told to end.
+    await page.evaluate(() => {
+      window.fetch = async () => {
+        let count = 0;
+        const stream = new ReadableStream({
+          async pull(controller) {
+            await new Promise((resolve) => setTimeout(resolve, 20));
+            if (window.isOver) return controller.close();
+            count += 1;
+            const chunk = { choices: [{ delta: { content: `word${count} ` } }] };
+            controller.enqueue(new TextEncoder().encode(`data: ${JSON.stringify(chunk)}\n\n`));
+          },
+        });
+        return new Response(stream);
+      };
+    });
+    const written = (least) => page.waitForFunction((least) => document.querySelector(".message.assistant .body")?.textContent.length > least, least);
+    await page.fill("#text", "Once upon a time");
+    await page.click("#send");
+    await written(10);
+    await page.click("#new");
+    assert.equal(await page.locator("#send").innerText(), "Send");
+    assert.equal(await page.locator(".message").count(), 0);
+    await page.click("#list .open");
+    assert.equal(await page.locator("#send").innerText(), "Stop");
+    await written(60);
+    await page.evaluate(() => (window.isOver = true));
+    await idle(page);
+    assert.match(await answers(page).innerText(), /^word1 word2 .* word\d+$/);
+    await page.evaluate(() => (window.isOver = false));
+    // Of an answer that a reload breaks off, what came is kept.
+    await page.click("#new");
+    await page.fill("#text", "And then");
+    await page.click("#send");
+    await written(10);
+    // What came is saved each second.
+    await page.waitForFunction(async () => {
+      const { all } = await import(new URL("store.js", location));
+      const found = await all();
+      return found.some(({ messages }) => messages[0].content === "And then" && messages.at(-1).content.length > 10);
+    });
+    await page.reload();
+    await page.click("#list .open");
+    assert.match(await answers(page).innerText(), /^word1 word2 /);
+    return page;
+  },
+
+  async "what was edited or regenerated is still there"() {
+    const page = await opened();
+    await set(page, { max_tokens: "6", temperature: "0" });
+    await ask(page, "Once upon a time");
+    const first = await answers(page).innerText();
+    await page.click("text=Edit");
+    await page.fill(".message textarea", "Lily and Ben went");
+    await page.keyboard.press("Enter");
+    await page.waitForTimeout(100);
+    await idle(page);
+    await ask(page, "The end?");
+    assert.equal(await page.locator(".message").count(), 4);
+    const version = page.locator(".message.user .tools").first();
+    assert.match(await version.innerText(), /2 \/ 2/);
+    await page.click('[aria-label="Previous version"]');
+    assert.equal(await page.locator(".message").count(), 2);
+    assert.equal(await answers(page).innerText(), first);
+    await page.reload();
+    await page.click("#list .open");
+    await page.click('[aria-label="Next version"]');
+    assert.equal(await page.locator(".message").count(), 4);
+    assert.match(await page.locator(".message.user .body").first().innerText(), /Lily and Ben/);
+    return page;
+  },
+
   async "answers keep to a schema, and one that is no JSON is refused"() {
     const page = await opened();
     await page.click("#settings-open");
@@ -179,11 +253,14 @@ const tests = {
       ["<img src=x onerror=alert(1)> <script>1</script>", "<p>&lt;img src=x onerror=alert(1)&gt; &lt;script&gt;1&lt;/script&gt;</p>"],
       ["snake_case_name 2 * 3 * 4 \\*no\\*", "<p>snake_case_name 2 * 3 * 4 *no*</p>"],
       ["~~gone~~ a  \nb", "<p><del>gone</del> a<br>b</p>"],
+      ["one\ntwo", "<p>one<br>two</p>"],
+      ["see https://a.b/c. Or https://d.e!", '<p>see <a href="https://a.b/c">https://a.b/c</a>. Or <a href="https://d.e">https://d.e</a>!</p>'],
+      ["\\(a_1 + b_2\\) and \\[\\frac{1}{2}\\] and $$x*y*z$$", '<p><code data-language="latex">a_1 + b_2</code> and <code data-language="latex">\\frac{1}{2}</code> and <code data-language="latex">x*y*z</code></p>'],
     ]) {
       assert.equal(await html(text), expected, text);
     }
     // Text that could make an expression go round in circles.
-    for (const text of ["*".repeat(20000), "**a".repeat(5000), "[".repeat(20000), "`".repeat(9999) + "a", "> ".repeat(3000), "- ".repeat(3000), "_a".repeat(9000)]) {
+    for (const text of ["*".repeat(20000), "**a".repeat(5000), "[".repeat(20000), "`".repeat(9999) + "a", "x" + "`".repeat(2000) + "a".repeat(5000), "> ".repeat(3000), "- ".repeat(3000), "_a".repeat(9000)]) {
       const start = Date.now();
       await html(text);
       assert.ok(Date.now() - start < 3000, `${text.slice(0, 10)}: ${Date.now() - start} ms`);
