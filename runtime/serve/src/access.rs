@@ -9,7 +9,11 @@ pub fn has_key(options: &ServeOptions, headers: &HeaderMap) -> bool {
         return true;
     }
     let text = |name: header::HeaderName| headers.get(name)?.to_str().ok();
-    let bearer = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+    // The name of a scheme is the same in capitals (RFC 9110, 11.1).
+    let bearer = text(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key)
+    });
     let given = bearer.or_else(|| text(header::HeaderName::from_static("x-api-key")));
     let Some(given) = given else {
         return false;

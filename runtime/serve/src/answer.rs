@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::job::{Job, Parsing};
 use crate::latency::Latencies;
-use samite_chat::{Answer, AnswerParser, Event as Parsed};
+use samite_chat::{Answer, AnswerCall, AnswerParser, Event as Parsed};
 use samite_requests::{
     CacheMiss, Counts, Event, MissCause, Probabilities, PromptProgress, Reason, Started,
 };
@@ -51,6 +51,8 @@ pub struct Choice {
     /// The same, parsed.
     pub answer: Answer,
     pub tokens: Vec<TokenInfo>,
+    /// Number of reasoning tokens, with the marks that end them.
+    pub thought: usize,
     pub slot: usize,
     pub counts: Counts,
     pub miss: Option<CacheMiss>,
@@ -72,13 +74,7 @@ fn now() -> Instant {
 
 impl Choice {
     pub fn new(index: usize, prompt: Vec<u32>, job: &Job, app: &App) -> Self {
-        let parser = job.parsing.as_ref().map(
-            |Parsing {
-                 format,
-                 options,
-                 generation_prompt,
-             }| AnswerParser::new(format, options, generation_prompt),
-        );
+        let parser = job.parsing.as_ref().map(Parsing::parser);
         Choice {
             index,
             parser,
@@ -91,6 +87,7 @@ impl Choice {
             text: String::new(),
             answer: Answer::default(),
             tokens: Vec::new(),
+            thought: 0,
             slot: 0,
             miss: None,
             reason: None,
@@ -134,7 +131,11 @@ impl Choice {
                     token: info,
                     text: token.text.clone(),
                 });
+                let parser = self.parser.as_ref();
+                let was_reasoning = parser.is_some_and(|parser| parser.reasoning_end().is_some());
                 self.parse(&token.text, &mut updates);
+                let thinks = |update: &Update| matches!(update, Update::Parsed(Parsed::Reasoning(text)) if !text.is_empty());
+                self.thought += usize::from(was_reasoning || updates.iter().any(thinks));
             }
             Event::Finished(finished) => {
                 self.counts = finished.counts;
@@ -152,6 +153,7 @@ impl Choice {
                     updates.extend(events.into_iter().map(Update::Parsed));
                 }
                 updates.push(Update::Finished);
+                self.log();
             }
             Event::Failed(failed) => {
                 self.counts = failed.counts;
@@ -205,21 +207,55 @@ impl Choice {
         self.reason.is_some() || self.error.is_some()
     }
 
+    /// Returns true if a limit ended it, so that its last call may be incomplete.
+    pub fn is_cut(&self) -> bool {
+        matches!(
+            self.reason,
+            Some(Reason::MaxTokens | Reason::ContextFull | Reason::Deadline)
+        )
+    }
+
+    /// Returns the calls, without one that a limit cut: a client must not run a part of it.
+    pub fn calls(&self) -> impl Iterator<Item = &AnswerCall> {
+        let calls = self.answer.calls.iter();
+        calls.filter(|call| call.is_complete || !self.is_cut())
+    }
+
     /// Why it ended, as OpenAI calls it.
     pub fn finish_reason(&self) -> &'static str {
-        match self.reason {
-            _ if !self.answer.calls.is_empty() => "tool_calls",
-            Some(Reason::MaxTokens | Reason::ContextFull | Reason::Deadline) => "length",
-            _ => "stop",
+        if self.is_cut() {
+            "length"
+        } else if self.answer.calls.is_empty() {
+            "stop"
+        } else {
+            "tool_calls"
         }
+    }
+
+    fn log(&self) {
+        let counts = &self.counts;
+        let per_second = |tokens: usize, time: Duration| match time.as_secs_f64() {
+            0.0 => 0.0,
+            seconds => tokens as f64 / seconds,
+        };
+        tracing::info!(
+            "slot {}: {} prompt tokens ({} cached, {:.0}/s), {} generated ({:.1}/s), {}",
+            self.slot,
+            counts.prompt,
+            counts.cached,
+            per_second(counts.prompt.saturating_sub(counts.cached), counts.reading),
+            counts.written,
+            per_second(counts.written.saturating_sub(1), counts.writing),
+            self.finish_reason(),
+        );
     }
 
     /// Why it ended, as llama-server calls it.
     pub fn stop_type(&self) -> &'static str {
         match self.reason {
-            Some(Reason::MaxTokens | Reason::ContextFull | Reason::Deadline) => "limit",
+            _ if self.is_cut() => "limit",
             Some(Reason::Stop(_)) => "word",
-            Some(Reason::EndToken(_) | Reason::Constraint) => "eos",
+            Some(_) => "eos",
             None => "none",
         }
     }
@@ -268,8 +304,10 @@ impl Choice {
             (prompt + choice.counts.prompt, cached + choice.counts.cached)
         });
         let written: usize = choices.iter().map(|choice| choice.counts.written).sum();
+        let thought: usize = choices.iter().map(|choice| choice.thought).sum();
         json!({
             "completion_tokens": written,
+            "completion_tokens_details": {"reasoning_tokens": thought},
             "prompt_tokens": prompt,
             "total_tokens": prompt + written,
             "prompt_tokens_details": {"cached_tokens": cached},

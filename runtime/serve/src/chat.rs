@@ -6,11 +6,13 @@ use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
 use crate::form::Form;
 use crate::job::{ChatExtras, Job, Parsing, reasoning_format};
+use crate::reasoning_budget;
 use samite_chat::{
     AnswerOptions, AnswerParser, Content, DateTime, Format, Message, Part, Prompt, PromptOptions,
     Role, Tool,
 };
-use serde_json::{Map, Value};
+use samite_grammar::{Grammar, Part as GrammarPart};
+use serde_json::{Map, Value, json};
 
 /// A conversation that was found sound.
 pub struct Conversation {
@@ -268,6 +270,21 @@ fn calls(conversation: &Conversation, tools: &[Tool], format: &Format) -> Result
     }
 }
 
+/// Returns the tools, with `{"type": "object"}` for each schema that cannot be enforced.
+fn enforceable(app: &App, tools: &[Tool]) -> Result<Vec<Tool>> {
+    let _turn = app.compiling.begin()?;
+    let mut tools = tools.to_vec();
+    for tool in &mut tools {
+        let schema = GrammarPart::Json(tool.function.parameters.clone());
+        if let Err(error) = Grammar::parts(schema).check() {
+            let name = &tool.function.name;
+            tracing::warn!("the parameters of tool {name:?} are not enforced: {error}");
+            tool.function.parameters = json!({"type": "object"});
+        }
+    }
+    Ok(tools)
+}
+
 /// Refuses `echo` where an answer is not told behind its prompt.
 pub fn no_echo(fields: &Fields<'_>) -> Result<()> {
     match fields.boolean(&["echo"], false)? {
@@ -291,19 +308,28 @@ pub fn job(app: &App, body: &Value) -> Result<Job> {
         reasoning,
         seed: chance::number(),
     };
-    let form = calls(&conversation, &options.tools, format)?;
+    let tools = options.tools.clone();
+    let form = calls(&conversation, &tools, format)?;
     let parser = AnswerParser::new(format, &options, &prompt.generation_prompt);
     let extras = ChatExtras {
         before_content: parser.before_content(),
         shown: app.shown(has_tools).to_vec(),
         form,
+        reasoning_budget: reasoning_budget::read(app, &fields)?,
         parsing: Some(Parsing {
             format,
             options,
             generation_prompt: prompt.generation_prompt,
         }),
     };
-    Job::new(app, &fields, vec![tokens], extras)
+    let job = |extras| Job::new(app, &fields, vec![tokens.clone()], extras);
+    match job(extras.clone()) {
+        Err(error) if has_tools && error.is_about("tools") => {
+            let form = calls(&conversation, &enforceable(app, &tools)?, format)?;
+            job(ChatExtras { form, ..extras })
+        }
+        job => job,
+    }
 }
 
 /// A member of an object, or nothing.

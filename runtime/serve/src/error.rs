@@ -53,9 +53,14 @@ impl ApiError {
         error
     }
 
+    /// Returns true if this field is wrong.
+    pub fn is_about(&self, field: &str) -> bool {
+        self.more.get("param").and_then(Value::as_str) == Some(field)
+    }
+
     /// The same about a field that is called otherwise where the request came from.
     pub fn renamed(mut self, from: &str, to: &str) -> Self {
-        if self.more.get("param").and_then(Value::as_str) == Some(from) {
+        if self.is_about(from) {
             self.message = self.message.replacen(from, to, 1);
             self.more.insert("param".to_owned(), to.into());
         }

@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use samite_grammar::{Grammar, GrammarError, Lazy, Trigger};
+use samite_grammar::{Grammar, GrammarError, Lazy, Part, Trigger};
 use samite_text::Constraint;
 use serde_json::{Value, json};
 
@@ -64,6 +64,51 @@ pub fn form(fields: &Fields<'_>) -> Result<(&'static str, Form)> {
     Ok(("response_format", form))
 }
 
+/// Returns the schema of an object as grammars take it.
+fn schema_value(field: &str, schema: &Value) -> Result<Value> {
+    match schema {
+        Value::Object(members) if members.is_empty() => Ok(json!({"type": "object"})),
+        Value::Object(_) | Value::Bool(_) => Ok(schema.clone()),
+        other => Err(ApiError::field(
+            field,
+            format!(
+                "a schema is an object, and this is {}",
+                crate::fields::kind(other)
+            ),
+        )),
+    }
+}
+
+/// Returns the form of an answer that either calls tools or is JSON of a schema. Without triggers, a
+/// call is demanded, and the schema does not apply.
+pub fn calls_or_schema(
+    app: &App,
+    field: &str,
+    schema: &Value,
+    calls: Grammar,
+    triggers: Vec<Trigger>,
+) -> Result<Form> {
+    let schema = schema_value(field, schema)?.to_string();
+    let whole = {
+        let _turn = app.compiling.begin()?;
+        Grammar::json_schema(&schema).and_then(|grammar| grammar.check())
+    };
+    whole.map_err(|error| grammar_error(field, &error))?;
+    if triggers.is_empty() {
+        return Ok(Form::Calls {
+            grammar: calls,
+            triggers,
+        });
+    }
+    let part = Part::json_schema(&schema).map_err(|error| grammar_error(field, &error))?;
+    let either = calls.or(part);
+    let grammar = either.ok_or_else(|| ApiError::field(field, "cannot be used with tools"))?;
+    Ok(Form::Calls {
+        grammar,
+        triggers: Vec::new(),
+    })
+}
+
 /// What a text keeps to.
 pub fn constraint(
     app: &App,
@@ -73,24 +118,7 @@ pub fn constraint(
 ) -> Result<Option<Box<dyn Constraint>>> {
     let grammar = match form {
         Form::Free => return Ok(None),
-        Form::Schema(schema) => match schema {
-            Value::Object(_) | Value::Bool(_) => {
-                let schema = match schema {
-                    Value::Object(members) if members.is_empty() => json!({"type": "object"}),
-                    other => other.clone(),
-                };
-                Grammar::json_schema(&schema.to_string())
-            }
-            other => {
-                return Err(ApiError::field(
-                    field,
-                    format!(
-                        "a schema is an object, and this is {}",
-                        crate::fields::kind(other)
-                    ),
-                ));
-            }
-        },
+        Form::Schema(schema) => Grammar::json_schema(&schema_value(field, schema)?.to_string()),
         Form::Gbnf(text) => Grammar::gbnf(text),
         Form::Calls { grammar, .. } => Ok(grammar.clone()),
     };

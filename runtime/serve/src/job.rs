@@ -4,10 +4,11 @@ use crate::api::native::MOST_TEXTS;
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use crate::form::{Form, constraint, form};
+use crate::form::{Form, calls_or_schema, constraint, form};
+use crate::reasoning_budget::ReasoningBudget;
 use crate::sampling::{probabilities, sampling};
 use crate::settings::settings;
-use samite_chat::{AnswerOptions, Format, ReasoningFormat};
+use samite_chat::{AnswerOptions, AnswerParser, Format, ReasoningFormat};
 use samite_requests::{CacheWish, Request, Shift, Wanted};
 use serde_json::Value;
 use std::sync::Arc;
@@ -24,11 +25,18 @@ pub struct Parsing {
     pub generation_prompt: String,
 }
 
+impl Parsing {
+    /// Returns a parser for the answer.
+    pub fn parser(&self) -> AnswerParser {
+        AnswerParser::new(self.format, &self.options, &self.generation_prompt)
+    }
+}
+
 /// What is asked for, in the engine's words, and how it is told.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub requests: Vec<Request>,
-    /// By request: the text of its prompt; made when somebody wants it.
+    /// How answers of a conversation are parsed.
     pub parsing: Option<Parsing>,
     /// What llama-server calls the generation settings.
     pub settings: Arc<Value>,
@@ -50,7 +58,7 @@ pub struct Job {
 }
 
 /// What a conversation adds to a request.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct ChatExtras {
     pub parsing: Option<Parsing>,
     pub shown: Vec<u32>,
@@ -58,6 +66,8 @@ pub struct ChatExtras {
     pub before_content: Option<&'static str>,
     /// A grammar that the conversation demands, such as that of calls.
     pub form: Option<Form>,
+    /// Most tokens of reasoning.
+    pub reasoning_budget: Option<usize>,
 }
 
 /// The shares of adapters that a request asks for: `[{id, scale}]`, or one by its name in the place of the model; those not named have none.
@@ -147,7 +157,6 @@ impl Job {
             keep,
             discard: discard.filter(|&count| count > 0),
         });
-        let is_chat = extras.parsing.is_some();
         let (n_probs, post_sampling) = probabilities(fields)?;
         let stops = fields.texts("stop", MOST_STOPS)?;
         let (mut name, own_form) = form(fields)?;
@@ -156,15 +165,31 @@ impl Job {
                 name = "tools";
                 form
             }
+            (Form::Schema(schema), Some(Form::Calls { grammar, triggers })) => {
+                let form = calls_or_schema(app, name, schema, grammar, triggers)?;
+                name = "tools";
+                form
+            }
             (_, Some(_)) => {
                 return Err(ApiError::field(
                     name,
-                    "a text that keeps to a format cannot call tools at the same time",
+                    "a text that keeps to a grammar cannot call tools at the same time",
                 ));
             }
             (_, None) => own_form,
         };
-        let constraint = constraint(app, name, &form, extras.before_content)?;
+        let mut constraint = constraint(app, name, &form, extras.before_content)?;
+        if let (Some(budget), Some(parsing)) = (extras.reasoning_budget, &extras.parsing) {
+            let shown = extras.shown.clone();
+            let limit = ReasoningBudget::new(
+                constraint.take(),
+                &app.tokenizer,
+                shown,
+                parsing.parser(),
+                budget,
+            )?;
+            constraint = Some(Box::new(limit));
+        }
         let params = sampling(app, fields)?;
         let shares = lora(app, fields)?;
         let slot = fields.integer(&["id_slot"], -1, most)?;
@@ -179,8 +204,8 @@ impl Job {
         let return_progress = fields.boolean(&["return_progress"], false)?;
         let stream_options = fields.fields("stream_options")?;
         let include_usage = match stream_options {
-            Some(options) => options.boolean(&["include_usage"], is_chat)?,
-            None => is_chat,
+            Some(options) => options.boolean(&["include_usage"], false)?,
+            None => false,
         };
         let mut request = Request {
             max_tokens,

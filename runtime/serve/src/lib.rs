@@ -22,6 +22,7 @@
 //! | `fields.rs`, `error.rs` | reads fields; errors with their objects |
 //! | `job.rs`, `chat.rs` | the one translation into requests of the engine; conversations |
 //! | `form.rs`, `sampling.rs`, `settings.rs` | what a text keeps to; how its tokens are chosen; what is told of that |
+//! | `reasoning_budget.rs` | a limit for the tokens of reasoning |
 //! | `answer.rs`, `stream.rs` | an answer as it comes; whole or as a stream |
 //! | `api/` | one file for each interface |
 //! | `latency.rs` | how long answers take, for metrics |
@@ -49,6 +50,7 @@ mod latency;
 mod options;
 mod page;
 mod paths;
+mod reasoning_budget;
 mod route;
 mod sampling;
 mod server;

@@ -61,6 +61,8 @@ pub struct ServeOptions {
     pub reasoning: ReasoningFormat,
     /// Whether the model thinks; `None` leaves it to its template.
     pub thinking: Option<bool>,
+    /// Most tokens of reasoning of an answer; `None` for any number.
+    pub reasoning_budget: Option<usize>,
     /// The chat template: a name or a text; `None` for the model's own.
     pub template: Option<String>,
     /// Names that templates see.
@@ -127,6 +129,7 @@ impl Default for ServeOptions {
             cache_prompt: true,
             reasoning: ReasoningFormat::default(),
             thinking: None,
+            reasoning_budget: None,
             template: None,
             template_kwargs: Map::new(),
             prefill: true,

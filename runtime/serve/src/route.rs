@@ -21,6 +21,7 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// How the errors of an interface look.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,8 +59,18 @@ impl Dialect {
     }
 }
 
-/// Answers a request.
+/// Answers a request, and logs it once its answer begins.
 pub async fn handle(hub: Arc<Hub>, request: hyper::Request<Incoming>) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let start = Instant::now();
+    let response = respond(hub, request).await;
+    let milliseconds = start.elapsed().as_secs_f64() * 1e3;
+    let status = response.status().as_u16();
+    tracing::info!("{method} {path}: {status} after {milliseconds:.1} ms");
+    response
+}
+
+async fn respond(hub: Arc<Hub>, request: hyper::Request<Incoming>) -> Response {
     let (parts, body) = request.into_parts();
     let options = &hub.options;
     let whole = parts.uri.path();
@@ -334,8 +345,9 @@ impl Asked<'_> {
         Ok(json_response(200, &value))
     }
 
-    /// The number of the model that the body or the query names.
-    fn named(&self, body: &Value) -> Result<usize> {
+    /// The number of the model that the body or the query names. A server of one model answers for
+    /// any name, but not to ollama's clients, who pull a model that is not there.
+    fn named(&self, body: &Value, of_ollama: bool) -> Result<usize> {
         let name = match body.get("model").or_else(|| body.get("name")) {
             None | Some(Value::Null) => query_value(self.query, "model"),
             Some(Value::String(name)) => Some(name.clone()),
@@ -346,7 +358,16 @@ impl Asked<'_> {
                 ));
             }
         };
-        self.hub.find(name.as_deref())
+        match name.as_deref() {
+            Some(name) if of_ollama && !name.is_empty() => {
+                let is_adapter = |app: Arc<App>| app.adapter_named(name).is_some();
+                if self.hub.loaded().any(is_adapter) {
+                    return self.hub.find(Some(name));
+                }
+                self.hub.find_named(name)
+            }
+            name => self.hub.find(name),
+        }
     }
 
     async fn post(&self, post: Post, body: Value) -> Result<Response> {
@@ -363,7 +384,7 @@ impl Asked<'_> {
                 ));
             }
             Post::Unload => {
-                hub.unload(self.named(&body)?).await?;
+                hub.unload(self.named(&body, false)?).await?;
                 return Ok(json_response(200, &json!({"success": true})));
             }
             _ => {}
@@ -371,7 +392,15 @@ impl Asked<'_> {
         if hub.is_draining.load(Ordering::SeqCst) {
             return Err(ApiError::new(503, "the server is about to end"));
         }
-        let at = self.named(&body)?;
+        let of_ollama = matches!(
+            post,
+            Post::OllamaChat
+                | Post::OllamaGenerate
+                | Post::OllamaEmbed
+                | Post::OllamaEmbeddings
+                | Post::OllamaShow
+        );
+        let at = self.named(&body, of_ollama)?;
         let autoload = query_value(self.query, "autoload");
         let loads = match (post, autoload.as_deref()) {
             (Post::Load, _) | (_, Some("true" | "1")) => Some(true),

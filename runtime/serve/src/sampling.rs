@@ -113,7 +113,8 @@ fn bias(app: &App, fields: &Fields<'_>, params: &mut SamplerParams) -> Result<()
     match value {
         Value::Object(map) => {
             for (token, bias) in map {
-                let id = token.parse::<u32>().map(Value::from);
+                // A negative number is no text: it names a token that does not exist.
+                let id = token.parse::<i64>().map(Value::from);
                 pairs.push((id.unwrap_or_else(|_| token.clone().into()), bias));
             }
         }

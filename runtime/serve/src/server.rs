@@ -20,11 +20,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 /// How long a connection may wait for its next request.
 const WAITING_TIME: Duration = Duration::from_secs(75);
+
+/// Time between checks for models to unload and engines that have ended.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// How long a connection that had no request yet waits for it when the server ends.
 const FIRST_REQUEST: Duration = Duration::from_millis(500);
@@ -87,9 +90,19 @@ async fn run(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
     let mut tasks: Vec<JoinHandle<()>> = tasks
         .map(|listener| tokio::spawn(listen(listener, Arc::clone(&shared))))
         .collect();
+    let stopping = Arc::new(Notify::new());
+    let notified = Arc::downgrade(&stopping);
+    stop.on_cancel(move || {
+        if let Some(stopping) = notified.upgrade() {
+            stopping.notify_one();
+        }
+    });
     while !stop.is_cancelled() && !hub.is_broken() {
         hub.tend().await;
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::select! {
+            () = stopping.notified() => {}
+            () = tokio::time::sleep(LOOK) => {}
+        }
     }
     let has_ended = hub.is_broken();
     hub.is_draining.store(true, Ordering::SeqCst);

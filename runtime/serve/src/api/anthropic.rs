@@ -221,6 +221,10 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
             }
         };
         request.insert("enable_thinking".to_owned(), is_on.into());
+        let budget = thinking.count(&["budget_tokens"], i32::MAX as usize)?;
+        if let Some(budget) = budget.filter(|_| is_on) {
+            request.insert("reasoning_budget_tokens".to_owned(), budget.into());
+        }
     }
     Ok(request.into())
 }
@@ -264,10 +268,8 @@ pub struct MessageTeller {
 impl MessageTeller {
     fn stop_reason(&self, choice: &Choice) -> (&'static str, Value) {
         match choice.reason {
+            _ if choice.is_cut() => ("max_tokens", Value::Null),
             _ if !choice.answer.calls.is_empty() => ("tool_use", Value::Null),
-            Some(Reason::MaxTokens | Reason::ContextFull | Reason::Deadline) => {
-                ("max_tokens", Value::Null)
-            }
             Some(Reason::Stop(number)) => (
                 "stop_sequence",
                 self.stops
@@ -288,8 +290,12 @@ impl MessageTeller {
     }
 
     fn close(&mut self, out: &mut Frames) {
-        if self.open.take().is_some() {
+        if let Some(block) = self.open.take() {
             let index = self.blocks - 1;
+            if block == Block::Thinking {
+                // Clients wait for one; there is nothing to sign.
+                self.delta(&json!({"type": "signature_delta", "signature": ""}), out);
+            }
             out.event(
                 "content_block_stop",
                 &json!({"type": "content_block_stop", "index": index}),
@@ -392,10 +398,10 @@ impl Teller for MessageTeller {
             content
                 .push(json!({"type": "thinking", "thinking": answer.reasoning, "signature": ""}));
         }
-        if !answer.content.is_empty() || answer.calls.is_empty() {
+        if !answer.content.is_empty() || choice.calls().next().is_none() {
             content.push(json!({"type": "text", "text": answer.content}));
         }
-        for call in &answer.calls {
+        for call in choice.calls() {
             // What a model wrote that is no object is told as it is.
             let input = serde_json::from_str::<Map<String, Value>>(&call.arguments);
             let input = input.map_or_else(|_| json!({"arguments": call.arguments}), Value::Object);
@@ -414,5 +420,43 @@ impl Teller for MessageTeller {
             "stop_sequence": sequence,
             "usage": Self::usage(choice),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_and_results_become_messages_of_their_own() {
+        let body = json!({
+            "max_tokens": 5,
+            "messages": [
+                {"role": "user", "content": "Look."},
+                {"role": "assistant", "content": [
+                    {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}},
+                ]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": "a cat"},
+                ]},
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "t2", "content": "a dog"},
+                    {"type": "text", "text": "Well?"},
+                ]},
+            ],
+        });
+        let function = json!({"name": "look", "arguments": "{\"at\":1}"});
+        let expected = json!([
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "t1", "type": "function", "function": function},
+            ]},
+            {"role": "tool", "tool_call_id": "t1", "content": "a cat"},
+            {"role": "assistant", "content": "", "reasoning_content": "Hm."},
+            {"role": "tool", "tool_call_id": "t2", "content": "a dog"},
+            {"role": "user", "content": "Well?"},
+        ]);
+        assert_eq!(translated(&body, true).unwrap()["messages"], expected);
     }
 }

@@ -99,8 +99,28 @@ fn normalization(embedder: &Embedder, fields: &Fields<'_>) -> Result<Normalizati
     known.ok_or_else(|| ApiError::field("embd_normalize", "must be -1, 0, or the power of a norm"))
 }
 
+/// Shortens texts that are too long. What the vocabulary adds at the end stays there.
+fn cut(app: &App, embedder: &Embedder, texts: &mut [Vec<u32>]) {
+    let ends = [app.tokenizer.eos(), app.tokenizer.sep()];
+    for tokens in texts {
+        let last = tokens.last().copied();
+        if tokens.len() > embedder.longest {
+            tokens.truncate(embedder.longest);
+            if let (true, Some(end), Some(place)) = (ends.contains(&last), last, tokens.last_mut())
+            {
+                *place = end;
+            }
+        }
+    }
+}
+
 /// OpenAI's embeddings.
 pub fn openai(app: &App, body: &Value) -> Result<Value> {
+    openai_or_cut(app, body, false)
+}
+
+/// As [`openai`], but cuts texts that are too long if `cuts` is set.
+pub fn openai_or_cut(app: &App, body: &Value, cuts: bool) -> Result<Value> {
     let fields = Fields::new(body)?;
     let embedder = embedder(app)?;
     if embedder.is_of_tokens {
@@ -117,8 +137,18 @@ pub fn openai(app: &App, body: &Value) -> Result<Value> {
     }
     let dimensions = fields.integer(&["dimensions"], 1, i64::from(i32::MAX))?;
     let normalization = normalization(embedder, &fields)?;
-    let texts = inputs(app, &fields)?;
+    let mut texts = inputs(app, &fields)?;
+    if cuts {
+        cut(app, embedder, &mut texts);
+    }
     let found = compute(embedder, &texts)?;
+    let width = found.iter().filter_map(|list| list.last()).map(Vec::len);
+    if let (Some(count), Some(width)) = (dimensions, width.min())
+        && usize::try_from(count).is_ok_and(|count| count > width)
+    {
+        let message = format!("must be at most {width}, which embeddings of this model have");
+        return Err(ApiError::field("dimensions", message));
+    }
     let data = found.into_iter().enumerate().map(|(index, mut list)| {
         let mut embedding = list.pop().unwrap_or_default();
         if let Some(count) = dimensions {
@@ -232,28 +262,61 @@ fn pair(app: &App, query: &str, document: &str) -> Result<Vec<u32>> {
     let tokenizer = &app.tokenizer;
     let key = "tokenizer.chat_template.rerank";
     let template = app.model.metadata().get::<&str>(key).ok().flatten();
-    let text = match template {
-        // In one go, so that a query that speaks of {document} stays as it is.
-        Some(template) => {
-            let pieces = template.split("{query}");
-            let pieces = pieces.map(|piece| piece.replace("{document}", document));
-            pieces.collect::<Vec<_>>().join(query)
-        }
-        None => {
-            let added = [
-                tokenizer.eos().filter(|_| tokenizer.adds_eos()),
-                tokenizer.sep().filter(|_| tokenizer.adds_sep()),
-            ];
-            let between: Vec<u32> = added.into_iter().flatten().collect();
-            format!("{query}{}{document}", app.text_of(&between))
-        }
+    let added = [
+        tokenizer.eos().filter(|_| tokenizer.adds_eos()),
+        tokenizer.sep().filter(|_| tokenizer.adds_sep()),
+    ];
+    let between: Vec<u32> = added.into_iter().flatten().collect();
+    let template = match template {
+        Some(template) => template.to_owned(),
+        None => format!("{{query}}{}{{document}}", app.text_of(&between)),
     };
-    let tokens = tokenizer.tokenize(&text, true, true)?;
+    let tokens = tokenizer.tokenize_parts(filled(&template, query, document), true)?;
     match tokens.is_empty() {
         true => Err(ApiError::field(
             "documents",
             "a pair of texts has no tokens",
         )),
         false => Ok(tokens),
+    }
+}
+
+/// A template with a question and a document in it, as parts: special tokens are recognized in the
+/// template only.
+fn filled<'a>(template: &'a str, query: &'a str, document: &'a str) -> Vec<(&'a str, bool)> {
+    let mut parts = Vec::new();
+    for (i, piece) in template.split("{query}").enumerate() {
+        if i > 0 {
+            parts.push((query, false));
+        }
+        for (i, piece) in piece.split("{document}").enumerate() {
+            if i > 0 {
+                parts.push((document, false));
+            }
+            parts.push((piece, true));
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_tokens_of_a_template_for_reranking_are_its_own() {
+        let parts = filled(
+            "<s>{query}</s>{document}</s>",
+            "a</s>{document}",
+            "b{query}",
+        );
+        let expected = [
+            ("<s>", true),
+            ("a</s>{document}", false),
+            ("</s>", true),
+            ("b{query}", false),
+            ("</s>", true),
+        ];
+        assert_eq!(parts, expected);
     }
 }

@@ -314,6 +314,12 @@ fn common(fields: &Fields<'_>, request: &mut Map<String, Value>) -> Result<()> {
             ));
         }
     }
+    if fields.boolean(&["logprobs"], false)? {
+        request.insert("logprobs".to_owned(), true.into());
+        if let Some((name, value)) = fields.get(&["top_logprobs"]) {
+            request.insert(name.to_owned(), value.clone());
+        }
+    }
     let is_stream = fields.boolean(&["stream"], true)?;
     request.insert("stream".to_owned(), is_stream.into());
     Ok(())
@@ -382,12 +388,15 @@ fn read(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
             .as_str()
             .map_or_else(|| job.model.clone(), str::to_owned),
         is_chat,
+        has_context: false,
         started: std::time::Instant::now(),
         call: None,
+        waiting: Vec::new(),
     };
+    let mut has_context = false;
     let mut request = Map::new();
     common(&fields, &mut request)?;
-    let job = if is_chat {
+    let mut job = if is_chat {
         let messages = messages(&fields)?;
         if messages.is_empty() {
             return Ok(Asked::Nothing(done(&app.model_id(), true, "load")));
@@ -408,6 +417,15 @@ fn read(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
         {
             return Err(ApiError::image("images"));
         }
+        if fields
+            .text(&["template"])?
+            .is_some_and(|text| !text.is_empty())
+        {
+            return Err(ApiError::field(
+                "template",
+                "templates of requests are not supported: write the whole prompt, with \"raw\": true",
+            ));
+        }
         if let Some(suffix) = fields.text(&["suffix"])?.filter(|text| !text.is_empty()) {
             request.insert("input_prefix".to_owned(), prompt.into());
             request.insert("input_suffix".to_owned(), suffix.into());
@@ -424,11 +442,36 @@ fn read(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
             let user = json!({"role": "user", "content": prompt});
             let messages: Vec<Value> = system.into_iter().chain([user]).collect();
             request.insert("messages".to_owned(), messages.into());
+            has_context = true;
             chat::job(app, &request.into())?
         }
     };
-    let teller = teller(&job);
+    if has_context {
+        let before = context(app, &fields)?;
+        for request in &mut job.requests {
+            let first = request.prompt.first().copied();
+            let starts_with_bos = first.is_some() && first == app.tokenizer.bos();
+            let replaced = usize::from(starts_with_bos && !before.is_empty());
+            request.prompt.splice(..replaced, before.clone());
+        }
+    }
+    let teller = OllamaTeller {
+        has_context,
+        ..teller(&job)
+    };
     Ok(Asked::Text(Box::new(job), teller))
+}
+
+/// Reads the tokens of a text so far, as an earlier answer of `/api/generate` has them.
+fn context(app: &App, fields: &Fields<'_>) -> Result<Vec<u32>> {
+    let list = fields.list("context")?.unwrap_or_default();
+    let count = app.tokenizer.vocab_size();
+    let tokens = list.iter().map(|token| {
+        let id = token.as_u64().and_then(|id| u32::try_from(id).ok());
+        let id = id.filter(|&id| (id as usize) < count);
+        id.ok_or_else(|| ApiError::field("context", format!("token {token} does not exist")))
+    });
+    tokens.collect()
 }
 
 /// Embeddings of several texts.
@@ -436,6 +479,7 @@ pub fn embed(app: &App, body: &Value) -> Result<Value> {
     let start = std::time::Instant::now();
     let fields = Fields::new(body)?;
     let mut request = Map::new();
+    let truncates = fields.boolean(&["truncate"], true)?;
     for name in ["input", "dimensions"] {
         chat::member(
             &mut request,
@@ -443,7 +487,7 @@ pub fn embed(app: &App, body: &Value) -> Result<Value> {
             fields.get(&[name]).map(|(_, value)| value.clone()),
         );
     }
-    let found = embeddings::openai(app, &request.into())?;
+    let found = embeddings::openai_or_cut(app, &request.into(), truncates)?;
     let list = found["data"].as_array().cloned().unwrap_or_default();
     let list: Vec<Value> = list
         .into_iter()
@@ -463,7 +507,7 @@ pub fn embeddings(app: &App, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
     let prompt = fields.text(&["prompt"])?;
     let prompt = prompt.ok_or_else(|| ApiError::field("prompt", "is missing"))?;
-    let mut found = embeddings::openai(app, &json!({"input": prompt}))?;
+    let mut found = embeddings::openai_or_cut(app, &json!({"input": prompt}), true)?;
     Ok(json!({"embedding": found["data"][0]["embedding"].take()}))
 }
 
@@ -475,13 +519,17 @@ fn nanoseconds(time: std::time::Duration) -> u64 {
 pub struct OllamaTeller {
     model: String,
     is_chat: bool,
+    /// The last line has the tokens of the text, for the next request's `context`.
+    has_context: bool,
     started: std::time::Instant,
     /// The call that is being written: ollama tells of whole ones.
     call: Option<(String, String)>,
+    /// Log-probabilities of tokens whose text is not sent yet.
+    waiting: Vec<Value>,
 }
 
 impl OllamaTeller {
-    fn line(&self, content: &str, thinking: &str, calls: &[Value], is_done: bool) -> Value {
+    fn line(&mut self, content: &str, thinking: &str, calls: &[Value], is_done: bool) -> Value {
         let mut line = json!({"model": self.model, "created_at": time()});
         if self.is_chat {
             let mut message = json!({"role": "assistant", "content": content});
@@ -497,6 +545,9 @@ impl OllamaTeller {
             if !thinking.is_empty() {
                 line["thinking"] = thinking.into();
             }
+        }
+        if !self.waiting.is_empty() {
+            line["logprobs"] = std::mem::take(&mut self.waiting).into();
         }
         line["done"] = is_done.into();
         line
@@ -514,6 +565,11 @@ impl OllamaTeller {
         line["prompt_eval_duration"] = nanoseconds(choice.counts.reading).into();
         line["eval_count"] = choice.counts.written.into();
         line["eval_duration"] = nanoseconds(choice.counts.writing).into();
+        if self.has_context {
+            let written = choice.tokens.iter().map(|token| token.id);
+            let text = choice.prompt.iter().copied().chain(written);
+            line["context"] = text.collect();
+        }
         line
     }
 }
@@ -527,14 +583,24 @@ fn call(name: &str, arguments: &str) -> Value {
 
 impl Teller for OllamaTeller {
     fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
+        if let Update::Token { token, .. } = update {
+            self.waiting.extend(choice.probabilities(token, false));
+        }
         match update {
             Update::Token { text, .. } | Update::Rest(text)
                 if !choice.is_parsed() && !text.is_empty() =>
             {
-                out.line(&self.line(text, "", &[], false));
+                let line = self.line(text, "", &[], false);
+                out.line(&line);
             }
-            Update::Parsed(Parsed::Content(text)) => out.line(&self.line(text, "", &[], false)),
-            Update::Parsed(Parsed::Reasoning(text)) => out.line(&self.line("", text, &[], false)),
+            Update::Parsed(Parsed::Content(text)) => {
+                let line = self.line(text, "", &[], false);
+                out.line(&line);
+            }
+            Update::Parsed(Parsed::Reasoning(text)) => {
+                let line = self.line("", text, &[], false);
+                out.line(&line);
+            }
             Update::Parsed(Parsed::ToolCallStart { name, .. }) => {
                 self.call = Some((name.clone(), String::new()));
             }
@@ -543,9 +609,12 @@ impl Teller for OllamaTeller {
                     arguments.push_str(text);
                 }
             }
-            Update::Parsed(Parsed::ToolCallEnd { .. }) => {
-                if let Some((name, arguments)) = self.call.take() {
-                    out.line(&self.line("", "", &[call(&name, &arguments)], false));
+            Update::Parsed(Parsed::ToolCallEnd { is_complete, .. }) => {
+                if let Some((name, arguments)) = self.call.take()
+                    && (*is_complete || !choice.is_cut())
+                {
+                    let line = self.line("", "", &[call(&name, &arguments)], false);
+                    out.line(&line);
                 }
             }
             Update::Finished => {
@@ -566,14 +635,17 @@ impl Teller for OllamaTeller {
         let Some(choice) = choices.first() else {
             return Value::Null;
         };
-        let calls = choice.answer.calls.iter();
-        let calls: Vec<Value> = calls
+        let calls: Vec<Value> = choice
+            .calls()
             .map(|made| call(&made.name, &made.arguments))
             .collect();
         let content = match choice.is_parsed() {
             true => &choice.answer.content,
             false => &choice.text,
         };
+        let tokens = choice.tokens.iter();
+        let found = tokens.filter_map(|token| choice.probabilities(token, false));
+        self.waiting = found.collect();
         let line = self.line(content, &choice.answer.reasoning, &calls, true);
         self.finish(line, choice)
     }

@@ -6,13 +6,41 @@ use crate::api::openai_chat::FINGERPRINT;
 use crate::chance;
 use crate::job::Job;
 use crate::stream::{Frames, Teller};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Tells an answer as completions do.
 pub struct CompletionTeller {
     id: String,
     created: u64,
     job: Job,
+    /// By choice: characters before the next token.
+    told: Vec<usize>,
+}
+
+/// Probabilities as OpenAI's completions list them, and as llama-server does (`content`).
+fn listed(content: Vec<Value>, mut offset: usize) -> Value {
+    // Drawn ones are told as they are, and not as logarithms.
+    let of = |entry: &Value| entry.get("logprob").or(entry.get("prob")).cloned();
+    let top = |entry: &Value| -> Map<String, Value> {
+        let list = entry.get("top_logprobs").or(entry.get("top_probs"));
+        let list = list.and_then(Value::as_array).into_iter().flatten();
+        list.filter_map(|entry| Some((entry["token"].as_str()?.to_owned(), of(entry)?)))
+            .collect()
+    };
+    let tokens: Vec<&Value> = content.iter().map(|entry| &entry["token"]).collect();
+    let offsets = tokens.iter().map(|token| {
+        let own = offset;
+        offset += token.as_str().unwrap_or_default().chars().count();
+        own
+    });
+    let offsets: Vec<usize> = offsets.collect();
+    json!({
+        "tokens": tokens,
+        "token_logprobs": content.iter().map(of).collect::<Vec<_>>(),
+        "top_logprobs": content.iter().map(top).collect::<Vec<_>>(),
+        "text_offset": offsets,
+        "content": content,
+    })
 }
 
 impl CompletionTeller {
@@ -20,6 +48,9 @@ impl CompletionTeller {
         CompletionTeller {
             id: chance::id("cmpl-"),
             created: chance::seconds(),
+            told: (0..job.requests.len())
+                .map(|choice| job.echo.get(choice).map_or(0, |echo| echo.chars().count()))
+                .collect(),
             job: Job {
                 requests: Vec::new(),
                 ..job.clone()
@@ -32,14 +63,16 @@ impl CompletionTeller {
         self.job.echo.get(choice.index).map_or("", String::as_str)
     }
 
-    fn logprobs(&self, choice: &Choice, tokens: &[TokenInfo]) -> Value {
+    /// Returns the probabilities of tokens. The first one begins `offset` characters into the text.
+    fn logprobs(&self, choice: &Choice, tokens: &[TokenInfo], offset: usize) -> Value {
         let tokens = tokens.iter().filter(|token| !choice.is_end_token(token.id));
         let found: Vec<Value> = tokens
             .filter_map(|token| choice.probabilities(token, self.job.post_sampling))
             .collect();
-        match found.is_empty() {
-            true => Value::Null,
-            false => json!({"content": found}),
+        if found.is_empty() {
+            Value::Null
+        } else {
+            listed(found, offset)
         }
     }
 
@@ -85,7 +118,9 @@ impl Teller for CompletionTeller {
                 out.data(&chunk);
             }
             Update::Token { token, text } if !choice.is_end_token(token.id) => {
-                let logprobs = self.logprobs(choice, std::slice::from_ref(token));
+                let offset = self.told[choice.index];
+                let logprobs = self.logprobs(choice, std::slice::from_ref(token), offset);
+                self.told[choice.index] += choice.piece(token.id).0.chars().count();
                 self.part(choice, text, logprobs, out);
             }
             Update::Rest(text) => self.part(choice, text, Value::Null, out),
@@ -97,7 +132,10 @@ impl Teller for CompletionTeller {
                     "finish_reason": choice.finish_reason(),
                 });
                 let mut chunk = self.body(json!([entry]));
-                chunk["usage"] = Choice::usage(std::slice::from_ref(choice));
+                // As in llama-server, unless the last chunk has that of all choices.
+                if !self.job.include_usage {
+                    chunk["usage"] = Choice::usage(std::slice::from_ref(choice));
+                }
                 chunk["timings"] = choice.timings();
                 chunk["cache_miss"] = choice.cache_miss();
                 out.data(&chunk);
@@ -118,10 +156,11 @@ impl Teller for CompletionTeller {
     fn whole(&mut self, choices: &[Choice]) -> Value {
         let list = choices.iter().map(|choice| {
             let text = [self.prompt(choice), &choice.text].concat();
+            let offset = self.prompt(choice).chars().count();
             json!({
                 "text": text,
                 "index": choice.index,
-                "logprobs": self.logprobs(choice, &choice.tokens),
+                "logprobs": self.logprobs(choice, &choice.tokens, offset),
                 "finish_reason": choice.finish_reason(),
             })
         });

@@ -102,12 +102,8 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
                 "content": content("output")?,
             })),
             "reasoning" => thoughts = content("content")?,
-            other => {
-                return Err(ApiError::field(
-                    format!("{place}.type"),
-                    format!("items of type \"{other}\" are not supported here"),
-                ));
-            }
+            // Clients send back all items, those of OpenAI's own services included.
+            other => tracing::warn!("{place}: items of type {other:?} are left out"),
         }
     }
     if !system.is_empty() {
@@ -188,7 +184,8 @@ fn translated(body: &Value) -> Result<Value> {
 }
 
 pub fn job(app: &App, body: &Value) -> Result<(Job, ResponseTeller)> {
-    let job = chat::job(app, &translated(body)?)?;
+    let job = chat::job(app, &translated(body)?);
+    let job = job.map_err(|error| error.renamed("messages", "input"))?;
     let teller = ResponseTeller {
         id: chance::id("resp_"),
         message: chance::id("msg_"),
@@ -242,7 +239,7 @@ impl ResponseTeller {
                 "output_tokens": choice.counts.written,
                 "total_tokens": choice.counts.prompt + choice.counts.written,
                 "input_tokens_details": {"cached_tokens": choice.counts.cached},
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": choice.thought},
             })
         });
         let incomplete = match status {
@@ -298,7 +295,7 @@ impl ResponseTeller {
     }
 
     fn begin(&mut self, open: Open, out: &mut Frames) {
-        self.close(out);
+        self.close("completed", out);
         let index = self.done.len();
         let mut item = self.item(&open, "in_progress");
         if matches!(open, Open::Message(_)) {
@@ -317,12 +314,12 @@ impl ResponseTeller {
         self.open = Some(open);
     }
 
-    fn close(&mut self, out: &mut Frames) {
+    fn close(&mut self, status: &str, out: &mut Frames) {
         let Some(open) = self.open.take() else {
             return;
         };
         let index = self.done.len();
-        let item = self.item(&open, "completed");
+        let item = self.item(&open, status);
         match &open {
             Open::Message(text) => {
                 let id = self.message.clone();
@@ -370,9 +367,10 @@ fn message_item(id: &str, text: &str, status: &str) -> Value {
 }
 
 fn status(choice: &Choice) -> &'static str {
-    match choice.finish_reason() {
-        "length" => "incomplete",
-        _ => "completed",
+    if choice.is_cut() {
+        "incomplete"
+    } else {
+        "completed"
     }
 }
 
@@ -430,12 +428,11 @@ impl Teller for ResponseTeller {
                 if self.done.is_empty() && self.open.is_none() {
                     self.begin(Open::Message(String::new()), out);
                 }
-                self.close(out);
                 let status = status(choice);
+                self.close(status, out);
                 let response = self.response(status, &self.done, Some(choice));
                 let told = json!({"response": response, "timings": choice.timings(), "cache_miss": choice.cache_miss()});
-                // Clients wait for this name also where the text was cut off; the status says so.
-                self.send("response.completed", told, out);
+                self.send(&format!("response.{status}"), told, out);
             }
             _ => {}
         }
@@ -453,21 +450,29 @@ impl Teller for ResponseTeller {
             return Value::Null;
         };
         let answer = &choice.answer;
-        let mut output = Vec::new();
+        let mut items = Vec::new();
         if !answer.reasoning.is_empty() {
-            output.push(self.item(&Open::Thought(answer.reasoning.clone()), "completed"));
+            items.push(Open::Thought(answer.reasoning.clone()));
         }
-        if !answer.content.is_empty() || answer.calls.is_empty() {
-            output.push(message_item(&self.message, &answer.content, "completed"));
+        if !answer.content.is_empty() || items.is_empty() && answer.calls.is_empty() {
+            items.push(Open::Message(answer.content.clone()));
         }
-        for call in &answer.calls {
-            let call = Open::Call {
-                id: call.id.clone(),
-                name: call.name.clone(),
-                arguments: call.arguments.clone(),
+        items.extend(answer.calls.iter().map(|call| Open::Call {
+            id: call.id.clone(),
+            name: call.name.clone(),
+            arguments: call.arguments.clone(),
+        }));
+        let last = items.len() - 1;
+        let items = items.iter().enumerate().map(|(number, item)| {
+            // What a limit cut is the last one.
+            let status = if number == last {
+                status(choice)
+            } else {
+                "completed"
             };
-            output.push(self.item(&call, "completed"));
-        }
+            self.item(item, status)
+        });
+        let output: Vec<Value> = items.collect();
         let mut whole = self.response(status(choice), &output, Some(choice));
         whole["timings"] = choice.timings();
         whole["cache_miss"] = choice.cache_miss();

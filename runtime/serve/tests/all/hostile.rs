@@ -96,7 +96,7 @@ const OPEN: &[Field] = &[
 const CHAT: &[Field] = &[
     (
         "messages",
-        r#"5 "x" {} [] [5] [{}] [{"role":5}] [{"role":"robot","content":"x"}] [{"role":"user","content":5}] [{"role":"user","content":[5]}] [{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]}] [{"role":"user","content":[{"type":"sound"}]}] [{"role":"assistant","content":"a"},{"role":"assistant","content":"b"}] [{"role":"assistant","content":null,"tool_calls":5}] [{"role":"assistant","tool_calls":[{"function":5}]}]"#,
+        r#"5 "x" {} [] [5] [{}] [{"role":5}] [{"role":"<robot>","content":"x"}] [{"role":"user","content":5}] [{"role":"user","content":[5]}] [{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]}] [{"role":"user","content":[{"type":"sound"}]}] [{"role":"assistant","content":"a"},{"role":"assistant","content":"b"}] [{"role":"assistant","content":null,"tool_calls":5}] [{"role":"assistant","tool_calls":[{"function":5}]}]"#,
     ),
     (
         "tools",
@@ -252,7 +252,7 @@ const CASES: &[(&str, &str, &[&[Field]])] = &[
 const CHAT_ONLY: &[Field] = &[
     (
         "messages",
-        r#"5 "x" {} [] [5] [{}] [{"role":"robot","content":"x"}]"#,
+        r#"5 "x" {} [] [5] [{}] [{"role":"<robot>","content":"x"}]"#,
     ),
     ("tools", r#"5 [5] [{}]"#),
     ("chat_template_kwargs", "5 []"),

@@ -123,7 +123,7 @@ fn what_is_wrong_is_refused_by_name() {
         ),
         (
             "/v1/chat/completions",
-            chat(json!({"messages": [{"role": "robot", "content": ""}]})),
+            chat(json!({"messages": [{"role": "<robot>", "content": ""}]})),
             "messages[0]",
         ),
         (
@@ -292,7 +292,11 @@ fn keys_guard_everything_but_health_and_the_page() {
             );
         }
     }
-    for headers in ["Authorization: Bearer two\r\n", "X-Api-Key: one\r\n"] {
+    for headers in [
+        "Authorization: Bearer two\r\n",
+        "Authorization: bearer two\r\n",
+        "X-Api-Key: one\r\n",
+    ] {
         assert_eq!(server.ask("GET", "/v1/models", headers, "").0, 200);
     }
 }

@@ -7,6 +7,7 @@ mod engine;
 mod forms;
 mod hostile;
 mod http;
+mod loops;
 mod models;
 mod templates;
 mod tls;

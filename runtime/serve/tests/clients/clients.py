@@ -54,6 +54,9 @@ def with_openai(base):
         usage = chunk.usage or usage
         parts += [choice.delta.content or "" for choice in chunk.choices]
     assert "".join(parts) == text and usage.completion_tokens == 12
+    # The usual loop.
+    plain = client.chat.completions.create(model="x", messages=ASK, max_tokens=12, temperature=0, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in plain) == text
     completion = client.completions.create(model="x", prompt="Once upon a time", max_tokens=8, n=2, seed=1)
     assert len(completion.choices) == 2
     shaped = client.chat.completions.create(
@@ -120,19 +123,25 @@ def with_anthropic(base, text):
 
 def with_ollama(base, text):
     client = ollama.Client(host=base, headers={"Authorization": "Bearer " + KEY})
-    assert client.list().models
-    assert "completion" in client.show("x").capabilities
+    name = client.list().models[0].model
+    assert "completion" in client.show(name).capabilities
     options = {"num_predict": 12, "temperature": 0}
-    whole = client.chat(model="x", messages=ASK, options=options)
+    whole = client.chat(model=name, messages=ASK, options=options)
     assert whole.message.content == text and whole.eval_count == 12 and whole.done_reason == "length"
-    parts = client.chat(model="x", messages=ASK, options=options, stream=True)
+    parts = client.chat(model=name, messages=ASK, options=options, stream=True)
     assert "".join(part.message.content or "" for part in parts) == text
-    assert client.generate(model="x", prompt="Once upon a time", options=options).response == text
-    shaped = client.chat(model="x", messages=ASK, format=SCHEMA, options={"num_predict": 64})
+    assert client.generate(model=name, prompt="Once upon a time", options=options).response == text
+    shaped = client.chat(model=name, messages=ASK, format=SCHEMA, options={"num_predict": 64})
     assert json.loads(shaped.message.content)["mood"] in ("good", "bad")
-    assert len(client.embed(model="x", input=["a", "b"]).embeddings) == 2
+    assert len(client.embed(model=name, input=["a", "b"]).embeddings) == 2
+    assert len(client.embed(model=name, input="a long text " * 5000).embeddings) == 1
     try:
-        client.chat(model="x", messages=ASK, options={"top_p": 7})
+        client.chat(model="not-there", messages=ASK)
+        raise AssertionError("a model that is not there answered")
+    except ollama.ResponseError as error:
+        assert error.status_code == 404
+    try:
+        client.chat(model=name, messages=ASK, options={"top_p": 7})
         raise AssertionError("top_p 7 was taken")
     except ollama.ResponseError as error:
         assert error.status_code == 400
@@ -259,7 +268,7 @@ class Blocks:
 def with_zeromq(program):
     ports = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
     events = ["--kv-events", ports[0], "--kv-events-replay", ports[1], "--kv-events-topic", "kv@pod@m", "--kv-events-block", "8"]
-    flags = ["serve", "--port", "0", "--api-key", KEY, "-c", "1024", "--parallel", "2", "--keep", "2", *events]
+    flags = ["serve", "--port", "0", "--api-key", KEY, "-c", "1024", "--parallel", "2", "--cached-prefixes", "2", *events]
     with running(program, flags) as (server, base):
 
         def ask(path, body):

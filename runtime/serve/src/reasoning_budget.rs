@@ -1,0 +1,184 @@
+//! Reasoning that ends after a number of tokens.
+
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::fields::Fields;
+use samite_chat::AnswerParser;
+use samite_text::{Constraint, ConstraintError, Tokenizer, Utf8Stream};
+use std::sync::Arc;
+
+/// Reads how many tokens of reasoning an answer may have; `None` for any number. Names are
+/// llama-server's.
+pub fn read(app: &App, fields: &Fields<'_>) -> Result<Option<usize>> {
+    let names = [
+        "thinking_budget_tokens",
+        "reasoning_budget_tokens",
+        "reasoning_budget",
+    ];
+    let budget = fields.integer(&names, -1, i64::from(i32::MAX))?;
+    // A request cannot lift the server's limit.
+    let own = budget.and_then(|tokens| usize::try_from(tokens).ok());
+    Ok(own.into_iter().chain(app.options.reasoning_budget).min())
+}
+
+/// A constraint that lets an answer have so many tokens of reasoning. Then it allows nothing but the
+/// mark that ends reasoning. Otherwise it allows what another constraint allows.
+#[derive(Clone, Debug)]
+pub struct ReasoningBudget {
+    inner: Option<Box<dyn Constraint>>,
+    tokenizer: Arc<Tokenizer>,
+    /// Control tokens that are part of the answer's text.
+    shown: Vec<u32>,
+    budget: usize,
+    begin: Progress,
+    now: Progress,
+    /// A mask of all tokens, and one of the next token of the closing mark.
+    all: Vec<u32>,
+    one: Vec<u32>,
+}
+
+/// Where an answer is.
+#[derive(Clone, Debug)]
+struct Progress {
+    parser: AnswerParser,
+    text: Utf8Stream,
+    /// Tokens of reasoning so far.
+    used: usize,
+    /// What is left of the closing mark, the next token last.
+    closing: Vec<u32>,
+    is_ended: bool,
+}
+
+impl ReasoningBudget {
+    /// Limits an answer that `parser` reads from its beginning.
+    pub fn new(
+        inner: Option<Box<dyn Constraint>>,
+        tokenizer: &Arc<Tokenizer>,
+        shown: Vec<u32>,
+        parser: AnswerParser,
+        budget: usize,
+    ) -> Result<Self> {
+        let words = tokenizer.vocab_size().div_ceil(32);
+        let begin = Progress {
+            parser,
+            text: Utf8Stream::new(),
+            used: 0,
+            closing: Vec::new(),
+            is_ended: false,
+        };
+        let mut limit = ReasoningBudget {
+            inner,
+            tokenizer: Arc::clone(tokenizer),
+            shown,
+            budget,
+            now: begin.clone(),
+            begin,
+            all: vec![u32::MAX; words],
+            one: vec![0; words],
+        };
+        limit
+            .close_if_used_up()
+            .map_err(|error| ApiError::field("reasoning_budget_tokens", error))?;
+        limit.begin = limit.now.clone();
+        Ok(limit)
+    }
+
+    /// Begins to close reasoning that has used its budget up.
+    fn close_if_used_up(&mut self) -> std::result::Result<(), ConstraintError> {
+        let now = &mut self.now;
+        let is_due = now.used >= self.budget && now.closing.is_empty();
+        // A character is not cut in two.
+        if !is_due || now.text.is_incomplete() {
+            return Ok(());
+        }
+        if let Some(mark) = now.parser.reasoning_end() {
+            let tokens = self.tokenizer.tokenize(mark, false, true);
+            let mut tokens = tokens.map_err(|error| ConstraintError {
+                message: error.to_string(),
+            })?;
+            // The client's grammar may not allow the mark here: try again after the next token.
+            if let Some(inner) = &self.inner {
+                let mut probe = inner.clone();
+                for &token in &tokens {
+                    if !probe.allows(token)? {
+                        return Ok(());
+                    }
+                    probe.accept(token)?;
+                }
+            }
+            tokens.reverse();
+            now.closing = tokens;
+        }
+        Ok(())
+    }
+}
+
+impl Constraint for ReasoningBudget {
+    fn allows(&mut self, token: u32) -> std::result::Result<bool, ConstraintError> {
+        match (self.now.closing.last(), &mut self.inner) {
+            (Some(next), _) => Ok(token == *next),
+            (None, Some(inner)) => inner.allows(token),
+            (None, None) => Ok((token as usize) < self.tokenizer.vocab_size()),
+        }
+    }
+
+    fn mask(&mut self) -> std::result::Result<&[u32], ConstraintError> {
+        match (self.now.closing.last(), &mut self.inner) {
+            (Some(next), _) => {
+                self.one.fill(0);
+                self.one[*next as usize / 32] = 1 << (next % 32);
+                Ok(&self.one)
+            }
+            (None, Some(inner)) => inner.mask(),
+            (None, None) => Ok(&self.all),
+        }
+    }
+
+    fn accept(&mut self, token: u32) -> std::result::Result<(), ConstraintError> {
+        let now = &mut self.now;
+        if let Some(next) = now.closing.pop()
+            && next != token
+        {
+            return Err(ConstraintError {
+                message: format!("token {token} does not end the reasoning"),
+            });
+        }
+        now.is_ended = self.tokenizer.is_eog(token);
+        if let Some(inner) = &mut self.inner {
+            inner.accept(token)?;
+        }
+        if now.is_ended {
+            return Ok(());
+        }
+        now.used += usize::from(now.parser.reasoning_end().is_some());
+        let is_shown = self.shown.contains(&token);
+        let piece = self.tokenizer.token_to_piece(token, is_shown);
+        let text = now.text.push(piece.unwrap_or_default());
+        now.parser.push(&text);
+        self.close_if_used_up()
+    }
+
+    fn is_complete(&mut self) -> bool {
+        let inner = self.inner.as_mut();
+        self.now.closing.is_empty() && inner.is_none_or(|inner| inner.is_complete())
+    }
+
+    fn is_finished(&self) -> bool {
+        match &self.inner {
+            Some(inner) => inner.is_finished(),
+            None => self.now.is_ended,
+        }
+    }
+
+    fn reset(&mut self) -> std::result::Result<(), ConstraintError> {
+        self.now = self.begin.clone();
+        match &mut self.inner {
+            Some(inner) => inner.reset(),
+            None => Ok(()),
+        }
+    }
+
+    fn clone_box(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
