@@ -4,8 +4,10 @@ use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 #[cfg(feature = "hub")]
 use crate::hub::HubArgs;
+use crate::model_name::Named;
 use crate::progress;
 use crate::ranks::{self, Neighbours, RankArgs};
+use crate::shown::say;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use indicatif::ProgressBar;
@@ -24,6 +26,7 @@ use samite::registry::{RemoteBackend, RemoteOptions};
 use samite::sched::compare::in_order;
 use samite::sched::{DeviceSet, Fallback};
 use samite::{CancelToken, DType, Device, DeviceKind};
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -349,6 +352,8 @@ pub const EMBEDDED: &str = "the stories model";
 /// Positions are 32-bit numbers.
 const MOST_TOKENS: usize = i32::MAX as usize;
 
+const MAX_LAYERS: i64 = 1024;
+
 pub fn number(text: &str, least: usize, most: usize) -> Result<usize, String> {
     match text.trim().parse() {
         Ok(number) if (least..=most).contains(&number) => Ok(number),
@@ -466,6 +471,19 @@ pub struct ModelArgs {
     )]
     override_tensor: Vec<String>,
 
+    /// Keep all expert weights on the CPU [also: -cmoe]
+    #[arg(long, help_heading = "Placement")]
+    cpu_moe: bool,
+
+    /// Keep the expert weights of the first N layers on the CPU [also: -ncmoe]
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Placement",
+        value_parser = clap::value_parser!(u16).range(..=MAX_LAYERS)
+    )]
+    n_cpu_moe: Option<u16>,
+
     /// What is divided over several devices: whole layers; tensors, so that all devices named by --device work on each layer together; or nothing, and the
     /// first device has all [also: -sm]
     #[arg(long, value_enum, default_value_t = SplitMode::Layer, value_name = "MODE", help_heading = "Placement")]
@@ -515,9 +533,10 @@ pub struct ModelArgs {
     #[arg(long)]
     no_repack: bool,
 
-    /// Size of the context in tokens; the model's own, at most 4096, by default
-    #[arg(short = 'c', long, value_name = "N", value_parser = size)]
-    pub ctx_size: Option<usize>,
+    /// Size of the context in tokens; by default, or with 0, the model's own, as far as memory
+    /// allows
+    #[arg(short = 'c', long, value_name = "N", value_parser = token_count)]
+    ctx_size: Option<usize>,
 
     /// Type of the KV cache: f16, f32, bf16, q8_0, …; or two, for keys and values: `q8_0,f16`
     #[arg(long, value_name = "TYPE", default_value = "f16")]
@@ -551,6 +570,10 @@ pub struct ModelArgs {
     /// Copies of inputs and of tensors between devices, so that work on several asynchronous devices overlaps
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=16))]
     copies: u8,
+
+    /// Another model or context needs memory on the same devices.
+    #[arg(skip)]
+    shares_memory: bool,
 }
 
 /// `--split-mode`
@@ -615,13 +638,41 @@ impl ModelArgs {
         if let (Some(split), false) = (&self.tensor_split, self.splits_tensors()) {
             rules.push(PlacementRule::parse_split(split).map_err(Failure::usage)?);
         }
-        for text in &self.override_tensor {
+        for text in self.experts_on_cpu()?.iter().chain(&self.override_tensor) {
             rules.extend(PlacementRule::parse_overrides(text).map_err(Failure::usage)?);
         }
         for text in &self.place {
             rules.extend(PlacementRule::parse_all(text).map_err(Failure::usage)?);
         }
         Ok(rules)
+    }
+
+    /// Translates `--cpu-moe` and `--n-cpu-moe` to `--override-tensor`. Returns `None` if no layer
+    /// that they name has experts, as the first ones of many models.
+    fn experts_on_cpu(&self) -> Outcome<Option<String>> {
+        let count = match self.n_cpu_moe {
+            _ if self.cpu_moe => u16::MAX,
+            count => count.unwrap_or(0),
+        };
+        if count == 0 {
+            return Ok(None);
+        }
+        let header = self.header(self.load_mode())?;
+        let layer = |name: &str| -> Option<u16> {
+            let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+            let is_expert = rest.contains("_exps") || rest.contains("_chexps");
+            layer.parse().ok().filter(|_| is_expert)
+        };
+        let layers = header.tensors().iter().filter_map(|info| layer(&info.name));
+        let layers: BTreeSet<u16> = layers.filter(|&layer| layer < count).collect();
+        if layers.is_empty() {
+            return Ok(None);
+        }
+        let layers: Vec<_> = layers.iter().map(u16::to_string).collect();
+        let layers = layers.join("|");
+        Ok(Some(format!(
+            r"^blk\.({layers})\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
+        )))
     }
 
     fn splits_tensors(&self) -> bool {
@@ -787,7 +838,7 @@ impl ModelArgs {
         let placement = (
             &self.place,
             self.ngl,
-            &self.override_tensor,
+            (&self.override_tensor, self.cpu_moe, self.n_cpu_moe),
             &self.tensor_split,
         );
         let others = (
@@ -826,10 +877,12 @@ impl ModelArgs {
         self.load_on(devices, cancel)
     }
 
-    /// The same flags for another file.
+    /// Returns the flags with one of several files. Contexts without `-c` have at most 4096 tokens,
+    /// so that the models have room beside each other.
     pub fn with_file(&self, path: PathBuf) -> Self {
         let mut args = self.clone();
         args.model = Some(path);
+        args.shares_memory = true;
         #[cfg(feature = "hub")]
         args.hub.forget();
         args
@@ -847,6 +900,31 @@ impl ModelArgs {
             0 => Ok(u64::MAX),
             bytes => Ok(bytes / 10 * 9),
         }
+    }
+
+    /// Limits contexts without `-c` to 4096 tokens, since something else needs memory too.
+    #[cfg(feature = "serve")]
+    pub fn share_memory(&mut self) {
+        self.shares_memory = true;
+    }
+
+    /// Uses the model that a positional argument names.
+    ///
+    /// # Errors
+    /// If flags name another one.
+    pub fn set_name(&mut self, name: &str) -> Outcome {
+        if !self.is_embedded() {
+            return Err(Failure::usage(format_args!(
+                "'{}' names a model, and so do the flags: leave out one of them",
+                name.escape_debug()
+            )));
+        }
+        match Named::new(name) {
+            #[cfg(feature = "hub")]
+            Named::Repository(reference) => self.hub.set(reference),
+            Named::File | Named::Other => self.model = Some(name.into()),
+        }
+        Ok(())
     }
 
     /// Whether the model is the one that is part of the program.
@@ -934,7 +1012,7 @@ impl ModelArgs {
         options.fit = match self.fit {
             Switch::On => Some(FitOptions {
                 context: self.context_options(cancel)?,
-                margin: (self.fit_target as usize).saturating_mul(1 << 20),
+                margin: self.margin(),
             }),
             Switch::Off => None,
         };
@@ -1005,7 +1083,7 @@ impl ModelArgs {
             )));
         }
         Ok(ContextOptions {
-            n_ctx: self.ctx_size,
+            n_ctx: self.ctx_size(),
             n_ubatch: self.ubatch_size,
             kv_types,
             flash: !self.no_flash,
@@ -1016,6 +1094,11 @@ impl ModelArgs {
             cancel: cancel.clone(),
             ..ContextOptions::default()
         })
+    }
+
+    /// Returns the size of the context that `-c` asks for, unless it leaves the choice to samite.
+    pub fn ctx_size(&self) -> Option<usize> {
+        self.ctx_size.filter(|&n_ctx| n_ctx > 0)
     }
 
     /// How many adapters of weights there are: the first ones of a context.
@@ -1046,6 +1129,42 @@ impl ModelArgs {
         Ok(ContextPlan::new(model, options)?)
     }
 
+    /// Returns the context size to use without `-c`; `None` for the library's default.
+    fn default_context(
+        &self,
+        model: &Arc<Model>,
+        options: &ContextOptions,
+    ) -> Outcome<Option<usize>> {
+        let trained = model.spec().n_ctx_train;
+        // Processes that share a model may have different amounts of memory.
+        if ranks::group().is_some() || self.shares_memory {
+            return Ok(None);
+        }
+        if self.fit == Switch::Off {
+            return Ok(Some(trained));
+        }
+        let n_ctx = options.longest_context(model, self.margin())?;
+        // The library's default is the least that is chosen.
+        let least = trained.min(4096);
+        let chosen = n_ctx.unwrap_or(least);
+        if chosen < trained {
+            say(format_args!(
+                "the context has {chosen} of the model's {trained} tokens{}; -c sets another size",
+                if chosen > least {
+                    ", as many as free memory allows"
+                } else {
+                    ""
+                }
+            ));
+        }
+        Ok(Some(chosen))
+    }
+
+    /// Bytes of each device that stay free.
+    fn margin(&self) -> usize {
+        (self.fit_target as usize).saturating_mul(1 << 20)
+    }
+
     fn with_adapters(
         &self,
         model: &Arc<Model>,
@@ -1059,6 +1178,9 @@ impl ModelArgs {
         for (path, share) in self.control.files() {
             let adapter = Adapter::load_control_vector(path, model, self.control.layers())?;
             options.adapters.push(ScaledAdapter { adapter, share });
+        }
+        if options.n_ctx.is_none() {
+            options.n_ctx = self.default_context(model, &options)?;
         }
         Ok(options)
     }

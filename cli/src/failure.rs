@@ -86,7 +86,13 @@ pub fn wrong_arguments(error: clap::Error) -> Outcome {
         .iter()
         .filter_map(|start| text.find(start))
         .min();
-    Err(Failure::usage(&text[..end.unwrap_or(text.len())]))
+    let text = &text[..end.unwrap_or(text.len())];
+    // clap's tip to put `--` first would turn the value into a positional argument.
+    let lines = text.trim_end().lines();
+    let lines = lines.filter(|line| !line.trim_start().starts_with("tip: to pass "));
+    Err(Failure::usage(
+        lines.collect::<Vec<_>>().join("\n").trim_end(),
+    ))
 }
 
 impl From<std::io::Error> for Failure {

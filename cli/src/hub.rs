@@ -7,6 +7,7 @@ use clap::Args;
 use samite::hub::{Cache, Error, Hub, HubOptions, Listing, Progress, Reference, RemoteFile};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// A model that is named instead of its file.
 #[derive(Clone, Debug, Args)]
@@ -51,9 +52,22 @@ pub struct AccessArgs {
 impl AccessArgs {
     /// The hub that the environment names.
     pub fn hub(&self) -> Hub {
+        Hub::new(self.options())
+    }
+
+    /// Returns the hub with a short timeout and without retries, for an optional answer.
+    fn impatient_hub(&self) -> Hub {
+        Hub::new(HubOptions {
+            patience: Duration::from_secs(3),
+            attempts: 0,
+            ..self.options()
+        })
+    }
+
+    fn options(&self) -> HubOptions {
         let mut options = HubOptions::from_environment();
         options.token = self.hf_token.clone().or(options.token);
-        Hub::new(options)
+        options
     }
 }
 
@@ -61,6 +75,11 @@ impl HubArgs {
     /// Whether a model is named.
     pub fn is_named(&self) -> bool {
         self.hf_repo.is_some()
+    }
+
+    /// Names a model.
+    pub fn set(&mut self, reference: Reference) {
+        self.hf_repo = Some(reference);
     }
 
     /// Names none any more.
@@ -86,14 +105,23 @@ impl HubArgs {
         let path = if self.offline {
             found(&cache, &reference)?
         } else {
-            let hub = self.access.hub();
-            match list(&hub, &reference, "main") {
+            let cached = cache.find(&reference, "main");
+            let hub = match cached {
+                Some(_) => self.access.impatient_hub(),
+                None => self.access.hub(),
+            };
+            let listing = {
+                let _spinner = progress::waiting("asking the hub");
+                list(&hub, &reference, "main")
+            };
+            match listing {
                 Ok(listing) => {
+                    let hub = self.access.hub();
                     let mut paths = fetch(&hub, &cache, &listing, &listing.choose(&reference)?)?;
                     paths.swap_remove(0)
                 }
                 Err(error) if error.is_connection() => {
-                    let path = cache.find(&reference, "main").ok_or(error)?;
+                    let path = cached.ok_or(error)?;
                     say(format_args!(
                         "the hub cannot be reached: {} is used as it was downloaded",
                         escaped(&reference.to_string())

@@ -13,10 +13,12 @@ mod failure;
 mod files;
 #[cfg(feature = "grammar")]
 mod grammar;
+mod help;
 #[cfg(feature = "hub")]
 mod hub;
 mod interrupt;
 mod log;
+mod model_name;
 mod progress;
 mod ranks;
 mod renewal;
@@ -26,7 +28,7 @@ mod spelling;
 mod trace_file;
 mod watch;
 
-use clap::Parser;
+use clap::{FromArgMatches, Parser};
 
 /// One compute graph woven through many devices: run, inspect, convert and measure language models in GGUF files.
 #[derive(Debug, Parser)]
@@ -62,7 +64,10 @@ fn arguments() -> failure::Outcome<Vec<std::ffi::OsString>> {
 
 fn main() {
     let result = arguments().and_then(|arguments| {
-        Cli::try_parse_from(arguments).map_or_else(failure::wrong_arguments, Cli::run)
+        let parsed = help::command()
+            .try_get_matches_from(arguments)
+            .and_then(|matches| Cli::from_arg_matches(&matches));
+        parsed.map_or_else(failure::wrong_arguments, Cli::run)
     });
     let is_done = result.is_ok();
     let exit_code = result.map_or_else(failure::Failure::report, |()| 0);

@@ -3,6 +3,7 @@
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::ops::Deref;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 /// All bars, so that several at a time and lines between them do not garble each other.
 static BARS: LazyLock<MultiProgress> =
@@ -40,6 +41,28 @@ pub fn count(what: &'static str, things: &str) -> Bar {
         what,
         &format!("{{msg}} [{{wide_bar}}] {{human_pos}}/{{human_len}} {things} {{eta}}"),
     )
+}
+
+/// Returns a callback that takes the decoded tokens of a prompt and all of them. It draws a bar until
+/// prefill is done.
+pub fn prefill() -> impl FnMut(usize, usize) + Send + 'static {
+    let mut shown: Option<Bar> = None;
+    move |done, all| {
+        if done == all {
+            shown = None;
+            return;
+        }
+        let bar = shown.get_or_insert_with(|| count("prefill", "tokens"));
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    }
+}
+
+/// A spinner for work of unknown length.
+pub fn waiting(what: &'static str) -> Bar {
+    let bar = bar(what, "{spinner} {msg}");
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
 }
 
 /// Does something that writes to the terminal, without bars there.

@@ -114,13 +114,22 @@ pub struct Renewal {
 
 impl Renewal {
     /// For a model by these flags; `None` if it has no servers that could come back.
-    pub fn new(model: &ModelArgs, cpu: &CpuArgs, options: &ContextOptions) -> Option<Self> {
+    /// The contexts have `n_ctx` cells, whatever free memory would allow then.
+    pub fn new(
+        model: &ModelArgs,
+        cpu: &CpuArgs,
+        options: ContextOptions,
+        n_ctx: usize,
+    ) -> Option<Self> {
         let wait = patience(model)?;
         Some(Renewal {
             model: model.clone(),
             cpu: cpu.clone(),
-            options: options.clone(),
             cancel: options.cancel.clone(),
+            options: ContextOptions {
+                n_ctx: Some(n_ctx),
+                ..options
+            },
             wait,
         })
     }

@@ -1,5 +1,6 @@
 //! Flags that say how tokens are chosen.
 
+use crate::args::number_or_all;
 use crate::failure::{Failure, Outcome};
 use clap::Args;
 use samite::text::{SamplerParams, Stage};
@@ -31,8 +32,8 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     temp: Option<f32>,
-    /// Only the K most likely tokens; 0 for all [default: 40]
-    #[arg(long, value_name = "K")]
+    /// Only the K most likely tokens; 0 or less for all [default: 40]
+    #[arg(long, value_name = "K", value_parser = count_or_none, allow_negative_numbers = true)]
     top_k: Option<usize>,
     /// Only the most likely tokens that together have this probability [default: 0.95]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
@@ -65,8 +66,8 @@ pub struct SamplingArgs {
     /// Top-p, min-p, typical-p and XTC leave at least N tokens [default: 0]
     #[arg(long, value_name = "N")]
     min_keep: Option<usize>,
-    /// How many recent tokens the penalties look at; 0 for none [default: 64]
-    #[arg(long, value_name = "N")]
+    /// Recent tokens that the penalties look at; 0 for none, -1 for all [default: 64]
+    #[arg(long, value_name = "N", value_parser = number_or_all, allow_negative_numbers = true)]
     repeat_last_n: Option<usize>,
     /// Divides the logits of recent tokens; 1 for no effect [default: 1]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
@@ -86,8 +87,8 @@ pub struct SamplingArgs {
     /// Repetitions of fewer tokens are free for --dry-multiplier [default: 2]
     #[arg(long, value_name = "N")]
     dry_allowed_length: Option<usize>,
-    /// How many recent tokens --dry-multiplier looks at; 0 for none [default: 64]
-    #[arg(long, value_name = "N")]
+    /// Recent tokens that --dry-multiplier looks at; 0 for none, -1 for all [default: 64]
+    #[arg(long, value_name = "N", value_parser = number_or_all, allow_negative_numbers = true)]
     dry_penalty_last_n: Option<usize>,
     /// Text at which a repetition begins anew for --dry-multiplier; `none` for none [default: line end, `:`, `"` and `*`]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -130,6 +131,14 @@ fn seed(text: &str) -> Result<Seed, String> {
             .map(|seed| Seed(Some(seed)))
             .map_err(|_| "must be a number from 0, or -1 for a random one".to_owned()),
     }
+}
+
+/// Parses a number. Negative ones are 0.
+fn count_or_none(text: &str) -> Result<usize, String> {
+    let number: i64 = text
+        .parse()
+        .map_err(|_| "must be a whole number".to_owned())?;
+    Ok(usize::try_from(number).unwrap_or(0))
 }
 
 /// A token and what is added to its logit.

@@ -7,6 +7,8 @@ use std::ffi::{OsStr, OsString};
 const SHORT_WORDS: &[(&str, &str)] = &[
     ("-ngl", "--ngl"),
     ("-ot", "--override-tensor"),
+    ("-cmoe", "--cpu-moe"),
+    ("-ncmoe", "--n-cpu-moe"),
     ("-ts", "--tensor-split"),
     ("-sm", "--split-mode"),
     ("-dev", "--device"),
@@ -143,6 +145,10 @@ mod tests {
     #[test]
     fn short_words_become_long_ones() {
         assert_eq!(translated("run -ngl 3 -n 4"), "run --ngl 3 -n 4");
+        assert_eq!(
+            translated("run -cmoe -ncmoe 2"),
+            "run --cpu-moe --n-cpu-moe 2"
+        );
         assert_eq!(translated("chat -sys -ngl"), "chat --system -ngl");
         assert_eq!(
             translated("-ngl=3 -ot=a=cpu"),

@@ -42,7 +42,8 @@ impl Row {
     }
 }
 
-pub fn run(args: BenchArgs) -> Outcome {
+pub fn run(mut args: BenchArgs) -> Outcome {
+    args.name.apply(&mut args.model)?;
     let works = args.works();
     if works.is_empty() {
         return Err(Failure::usage(

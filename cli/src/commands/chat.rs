@@ -8,6 +8,8 @@ use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::{self, Source};
 use crate::interrupt;
+use crate::model_name::ModelName;
+use crate::progress;
 use crate::renewal::{self, Renewal};
 use crate::sampling::SamplingArgs;
 use crate::shown::{counted, escaped, one_line, say};
@@ -29,16 +31,13 @@ use std::path::{Path, PathBuf};
 Ctrl-C stops an answer, Ctrl-D ends the conversation.
 
 Examples:
-  samite chat -m model.gguf
+  samite chat model.gguf
   samite chat -m model.gguf --system \"Answer in one sentence.\" --temp 0.3
   echo \"What is a llama?\" | samite chat -m model.gguf -q"
 )]
 pub struct ChatArgs {
     #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    cpu: CpuArgs,
+    name: ModelName,
 
     /// The first message
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -47,9 +46,6 @@ pub struct ChatArgs {
     /// Most tokens of an answer; as many as the context holds by default
     #[arg(short = 'n', long, value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
     n_predict: Option<usize>,
-
-    #[command(flatten)]
-    template: TemplateArgs,
 
     /// Whether thoughts are told apart from what the model says
     #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = reasoning_format)]
@@ -66,6 +62,15 @@ pub struct ChatArgs {
     /// Print only answers
     #[arg(short, long)]
     quiet: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    cpu: CpuArgs,
+
+    #[command(flatten)]
+    template: TemplateArgs,
 
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -171,7 +176,8 @@ fn on_or_off(word: &str) -> Result<bool, String> {
 /// The model of the program writes on; it knows no roles.
 pub(super) const STORIES: &str = "{{ messages[-1].content }}";
 
-pub fn run(args: ChatArgs) -> Outcome {
+pub fn run(mut args: ChatArgs) -> Outcome {
+    args.name.apply(&mut args.model)?;
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
     #[cfg(feature = "grammar")]
     let grammar = args.grammar.read()?;
@@ -185,10 +191,11 @@ pub fn run(args: ChatArgs) -> Outcome {
     let template = form.choose(&model)?;
     let sampling = args.sampling.params(sampler_params(model.metadata())?)?;
     Sampler::new(sampling.clone()).map_err(Failure::usage)?;
-    let renewal = Renewal::new(&args.model, &args.cpu, &context_options);
     let name = escaped(model.name()).into_owned();
-    let context = renewal::context(&args.model, &args.cpu, model, context_options)?;
+    let context = renewal::context(&args.model, &args.cpu, model, context_options.clone())?;
+    let renewal = Renewal::new(&args.model, &args.cpu, context_options, context.n_ctx());
     let mut talk = Conversation::with_template(context, template).map_err(failure)?;
+    talk.on_prefill(progress::prefill());
     if let Some(renewal) = renewal {
         talk.on_loss(move |lost| renewal.renew(lost));
     }
@@ -212,6 +219,7 @@ pub fn run(args: ChatArgs) -> Outcome {
         cancel,
         is_terminal,
         is_quiet: args.quiet,
+        left_out: 0,
     };
     if is_terminal && !args.quiet {
         say(format_args!("{name}; /help lists commands"));
@@ -266,6 +274,8 @@ struct Chat {
     cancel: CancelToken,
     is_terminal: bool,
     is_quiet: bool,
+    /// Questions that the model does not see any more.
+    left_out: usize,
 }
 
 impl Chat {
@@ -409,8 +419,65 @@ impl Chat {
         Ok(())
     }
 
-    /// Answers the messages, and says whether that could be done.
+    /// Takes the oldest questions with their answers out of a conversation that leaves no room for an
+    /// answer, until a quarter of the context is free, or only one question is left. Returns them
+    /// with their place.
+    fn make_room(&mut self) -> Outcome<(usize, Vec<Message>)> {
+        let n_ctx = self.talk.context().n_ctx();
+        let mut length = self.length()?;
+        if length <= n_ctx / 8 * 7 {
+            return Ok((0, Vec::new()));
+        }
+        let before = self.talk.messages.clone();
+        let (mut place, mut left_out) = (0, Vec::new());
+        let mut count = 0;
+        while length > n_ctx / 4 * 3 {
+            let messages = self.talk.messages.iter().enumerate();
+            let questions = messages.filter(|(_, message)| message.role == Role::User);
+            let places: Vec<_> = questions.map(|(place, _)| place).take(2).collect();
+            let &[first, second] = &*places else {
+                break;
+            };
+            place = first;
+            left_out.extend(self.talk.messages.drain(first..second));
+            count += 1;
+            length = self.length()?;
+        }
+        if length > n_ctx {
+            // The last question alone is too long.
+            self.talk.messages = before;
+            return Ok((0, Vec::new()));
+        }
+        if count > self.left_out && !self.is_quiet {
+            say(format_args!(
+                "(the context is full: the model does not see the oldest {} any more; --ctx-size \
+                 (-c) makes room for more)",
+                counted(count, "question")
+            ));
+        }
+        self.left_out = count;
+        Ok((place, left_out))
+    }
+
+    /// Tokens of the conversation; 0 if the template refuses it, which the answer reports.
+    fn length(&mut self) -> Outcome<usize> {
+        let Ok(prompt) = self.talk.prompt() else {
+            return Ok(0);
+        };
+        let tokenizer = self.talk.context().model().tokenizer()?;
+        Ok(prompt.tokens(tokenizer).map_err(Failure::error)?.len())
+    }
+
+    /// Answers the messages, and says whether that could be done. All messages are kept, also those
+    /// for which the context has no room.
     fn answer(&mut self) -> Outcome<bool> {
+        let (place, left_out) = self.make_room()?;
+        let answered = self.answer_shown();
+        self.talk.messages.splice(place..place, left_out);
+        answered
+    }
+
+    fn answer_shown(&mut self) -> Outcome<bool> {
         let mut printer = Printer::new(self.is_terminal);
         let mut broken = None;
         let mut out = std::io::stdout().lock();
@@ -464,7 +531,9 @@ impl Chat {
         }
         let t = generation.timings;
         let why = match generation.finish {
-            Finish::ContextFull => "; the context is full: /clear, or a larger --ctx-size (-c)",
+            Finish::ContextFull => {
+                "; the context is full and cut the answer; the next question drops the oldest"
+            }
             Finish::MaxTokens => "; cut off at the limit (-n)",
             _ => "",
         };

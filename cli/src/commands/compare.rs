@@ -31,12 +31,6 @@ Examples:
   samite compare --device cpu,reference --limit 1e-6 --json"
 )]
 pub struct CompareArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    cpu: CpuArgs,
-
     /// Text to compute; a sentence by default
     #[arg(
         short,
@@ -63,6 +57,12 @@ pub struct CompareArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    cpu: CpuArgs,
 }
 
 fn limit(text: &str) -> Result<f64, String> {

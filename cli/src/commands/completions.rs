@@ -1,8 +1,8 @@
 //! `samite completions`: prints completions for a shell.
 
-use crate::Cli;
 use crate::failure::Outcome;
-use clap::{Args, CommandFactory};
+use crate::help;
+use clap::Args;
 use clap_complete::Shell;
 use std::io::Write;
 
@@ -19,7 +19,7 @@ pub struct CompletionsArgs {
 
 pub fn run(args: CompletionsArgs) -> Outcome {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "samite", &mut script);
+    clap_complete::generate(args.shell, &mut help::command(), "samite", &mut script);
     std::io::stdout().lock().write_all(&script)?;
     Ok(())
 }

@@ -4,8 +4,8 @@ use crate::args::RegistryArgs;
 use crate::failure::Outcome;
 use crate::log;
 use clap::Args;
-use samite::Rejected;
 use samite::sched::explain::human_bytes;
+use samite::{Device, Rejected};
 use serde_json::json;
 use std::io::Write;
 
@@ -85,13 +85,20 @@ pub fn run(args: DevicesArgs) -> Outcome {
             out,
             "{mark} {:<12} {:<6} {:>10} {:>10}  {}",
             device.name(),
-            device.kind(),
+            kind(&**device),
             bytes(memory.free),
             bytes(memory.total),
             device.description()
         )?;
     }
     writeln!(out, "* used when no device is named")?;
+    if cfg!(not(feature = "wgpu")) {
+        writeln!(
+            out,
+            "this build has no GPU devices of its own: build with --features wgpu, or add ggml's \
+             plugins\nwith --plugin"
+        )?;
+    }
     for backend in registry.backends() {
         for device in backend.devices() {
             if let Some(doubt) = backend.doubt(&**device) {
@@ -143,4 +150,14 @@ pub fn run(args: DevicesArgs) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Returns the kind of a device in a word. The reference device poses as a GPU, but only tests use
+/// it.
+fn kind(device: &dyn Device) -> String {
+    if device.name().starts_with("reference") {
+        "tests".to_owned()
+    } else {
+        device.kind().to_string()
+    }
 }

@@ -28,10 +28,6 @@ Examples:
   printf 'who?\\tnobody\\n' | samite embed -m reranker.gguf --pooling rank"
 )]
 pub struct EmbedArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    cpu: CpuArgs,
     /// Texts; standard input if none is given
     texts: Vec<String>,
     /// More texts, separated as in a file
@@ -72,6 +68,12 @@ pub struct EmbedArgs {
     /// What is printed
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Raw)]
     embd_output_format: Format,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    cpu: CpuArgs,
 }
 
 /// `--pooling`
@@ -160,7 +162,7 @@ pub fn run(args: EmbedArgs) -> Outcome {
     };
     let texts = tokens(&model, pooling, &args.cls_separator, &texts)?;
     let lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
-    if let (Some(most), Some(&longest)) = (args.model.ctx_size, lengths.iter().max())
+    if let (Some(most), Some(&longest)) = (args.model.ctx_size(), lengths.iter().max())
         && longest > most
     {
         return Err(Failure::error(format_args!(

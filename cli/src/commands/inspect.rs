@@ -35,8 +35,8 @@ pub struct InspectArgs {
 }
 
 pub fn run(args: InspectArgs) -> Outcome {
-    // Only the header is needed: nothing has to be mapped.
-    let file = GgufFile::open(&args.model, LoadMode::Read)?;
+    // Downloads that are not complete have a header, too.
+    let file = GgufFile::open_header(&args.model, LoadMode::Read)?;
     let keys = || {
         file.metadata()
             .iter()

@@ -31,10 +31,6 @@ Examples:
   samite logits -m model.gguf --ids 1,17,93 -o logits.npy"
 )]
 pub struct LogitsArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    cpu: CpuArgs,
     /// Text; the beginning-of-text token is added where the model wants it
     #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["ids", "file"], allow_hyphen_values = true)]
     prompt: Option<String>,
@@ -56,6 +52,12 @@ pub struct LogitsArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    cpu: CpuArgs,
 }
 
 pub fn run(args: LogitsArgs) -> Outcome {

@@ -1,9 +1,9 @@
 //! `samite man`: writes manual pages.
 
-use crate::Cli;
 use crate::failure::{Failure, Outcome};
+use crate::help;
 use crate::shown::{counted, say};
-use clap::{Args, Command, CommandFactory};
+use clap::{Args, Command};
 use samite::gguf::AtomicFile;
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ pub fn run(args: ManArgs) -> Outcome {
     std::fs::create_dir_all(folder).map_err(|error| {
         Failure::error(format_args!("cannot make {}: {error}", folder.display()))
     })?;
-    let mut program = Cli::command();
+    let mut program = help::command();
     program.build();
     let mut count = 1;
     for command in program.get_subcommands() {

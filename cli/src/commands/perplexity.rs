@@ -34,10 +34,6 @@ Examples:
   samite perplexity -m q4.gguf --kl-divergence --kl-divergence-base f16.kld"
 )]
 pub struct PerplexityArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    cpu: CpuArgs,
     /// Text to predict; without --chunks, of at most 67 million tokens
     #[arg(
         short,
@@ -59,6 +55,12 @@ pub struct PerplexityArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    cpu: CpuArgs,
 }
 
 pub fn run(args: PerplexityArgs) -> Outcome {

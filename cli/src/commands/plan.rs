@@ -5,12 +5,13 @@ mod simulate;
 use crate::args::{ModelArgs, divided, predicted, token_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
+use crate::model_name::ModelName;
 use crate::shown::escaped_lines;
 use crate::{files, interrupt};
 use clap::Args;
-use samite::llm::{MemoryUse, Model};
+use samite::llm::{MemoryUse, Model, Shortage};
 use samite::sched::explain::human_bytes;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -20,16 +21,14 @@ use std::path::PathBuf;
     after_help = "With -vv, also every operation with its device and reason, on standard error.
 
 Examples:
-  samite plan -m model.gguf
+  samite plan model.gguf
   samite plan -m model.gguf --svg plan.svg
   samite plan -m model.gguf --device reference,cpu --place 'layers=2-:cpu'
   samite plan -m model.gguf --simulate machines.toml -sm tensor -p 512 -n 128"
 )]
 pub struct PlanArgs {
     #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    cpu: CpuArgs,
+    name: ModelName,
     /// Tokens in the batch that is planned; 1 for generation
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
@@ -48,9 +47,16 @@ pub struct PlanArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    cpu: CpuArgs,
 }
 
-pub fn run(args: PlanArgs) -> Outcome {
+pub fn run(mut args: PlanArgs) -> Outcome {
+    args.name.apply(&mut args.model)?;
     let cancel = interrupt::token();
     if let Some(file) = &args.simulate {
         return simulate::run(&args, file, &cancel);
@@ -74,6 +80,7 @@ pub fn run(args: PlanArgs) -> Outcome {
     }
     let mut out = std::io::stdout().lock();
     let memory = context.memory()?;
+    let shortages = context.shortages()?;
     let cpu_added = args.model.adds_cpu(plan.devices());
     let explanation = divided(&plan)
         .map(|(device, nodes)| device.explain(plan.graph(), &nodes))
@@ -88,6 +95,7 @@ pub fn run(args: PlanArgs) -> Outcome {
             "{:#}",
             json!({
                 "plan": plan.to_json(), "memory": memory_json(&memory), "fit": fit_json(context.model()), "cpu_added": cpu_added,
+                "shortages": shortages_json(&shortages),
                 "divided": explanation, "prediction": prediction,
             })
         )?;
@@ -115,10 +123,30 @@ pub fn run(args: PlanArgs) -> Outcome {
         )?;
     }
     write_memory(&mut out, &memory)?;
+    for Shortage {
+        device,
+        needed,
+        free,
+    } in &shortages
+    {
+        writeln!(
+            out,
+            "does not fit: {device} needs {} and has {} free; lower -c or -ub, or use --kv q8_0",
+            human_bytes(*needed),
+            human_bytes(*free)
+        )?;
+    }
     if let Some(path) = &args.svg {
         writeln!(out, "picture: {}", path.display())?;
     }
     Ok(())
+}
+
+fn shortages_json(shortages: &[Shortage]) -> Value {
+    let each = shortages.iter().map(|shortage| {
+        json!({"device": shortage.device, "needed": shortage.needed, "free": shortage.free})
+    });
+    each.collect()
 }
 
 /// What memory is for, a line each.

@@ -66,6 +66,14 @@ pub(super) fn place(host: &str, port: u16) -> String {
     }
 }
 
+/// Returns true for an address that only programs of this machine reach.
+pub(super) fn is_loopback(host: &str) -> bool {
+    match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+        Ok(address) => address.is_loopback(),
+        Err(_) => host == "localhost",
+    }
+}
+
 pub fn run(args: RpcServerArgs) -> Outcome {
     let pool = args.pool.pool(args.threads.count())?;
     let Lent { devices, fallbacks } = args.devices.lent(pool)?;
@@ -82,12 +90,7 @@ pub fn run(args: RpcServerArgs) -> Outcome {
     let failed = |error| Failure::error(format_args!("cannot listen at {wanted}: {error}"));
     let listener = network.listen(&wanted).map_err(failed)?;
     let address = listener.address().map_err(failed)?;
-    let host = args.host.trim_matches(['[', ']']);
-    let is_loopback = match host.parse::<IpAddr>() {
-        Ok(address) => address.is_loopback(),
-        Err(_) => host == "localhost",
-    };
-    if !is_loopback {
+    if !is_loopback(&args.host) {
         say(format_args!(
             "warning: {address} can be reached from other machines, and whoever reaches it can compute and take memory: the protocol has no passwords"
         ));

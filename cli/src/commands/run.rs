@@ -5,12 +5,13 @@ use crate::args::{ModelArgs, number_or_all, token_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
+use crate::model_name::model_and_text;
 use crate::renewal::{self, Renewal};
 use crate::sampling::SamplingArgs;
 use crate::shown::{counted, say};
 use crate::trace_file::TraceFile;
 use crate::watch::{Trouble, WatchArgs};
-use crate::{files, interrupt, ranks};
+use crate::{files, interrupt, progress, ranks};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use samite::llm::{Context, Finish, GenerateOptions, Generation, Session, sampler_params};
@@ -27,22 +28,21 @@ use std::time::Duration;
 #[command(after_help = "Examples:
   samite run \"Once upon a time\"
   samite run -m model.gguf -f prompt.txt -n 200 --temp 0.7 --seed 42
-  samite run -m model.gguf -p \"The sky is\" --stop \".\"
+  samite run model.gguf \"The sky is\" --stop \".\"
   samite run -m model.gguf -p \"A person: \" -j '{\"type\": \"object\"}'
   samite run -m model.gguf --device reference,cpu --place 'output:cpu' -p Hello
   mpirun -np 4 samite run -sm tensor -m model.gguf -p Hello
   samite run -n 2 --watch 'l_out-*' --watch 'result_output' Hello
   git log -1 | samite run -m model.gguf -c 8192 -q")]
 pub struct RunArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    cpu: CpuArgs,
-
     /// Text to continue; standard input if it is not given
     #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["text", "file"], allow_hyphen_values = true)]
     prompt: Option<String>,
+
+    /// Model: a GGUF file (as -m), or OWNER/NAME of a repository (as -hf). Any other text is the
+    /// text to continue
+    #[arg(value_name = "MODEL|TEXT")]
+    first: Option<String>,
 
     /// Text to continue
     #[arg(value_name = "TEXT", conflicts_with = "file")]
@@ -81,9 +81,6 @@ pub struct RunArgs {
     #[arg(long)]
     chat: bool,
 
-    #[command(flatten)]
-    template: TemplateArgs,
-
     /// Record what runs when, for <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -99,6 +96,15 @@ pub struct RunArgs {
     /// With --json: how likely the model found each token, and the N likeliest, as logarithms
     #[arg(long, visible_alias = "n-probs", value_name = "N", requires = "json")]
     logprobs: Option<usize>,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    cpu: CpuArgs,
+
+    #[command(flatten)]
+    template: TemplateArgs,
 
     #[command(flatten)]
     watch: WatchArgs,
@@ -127,6 +133,21 @@ struct Ready {
 }
 
 impl RunArgs {
+    /// Divides the positional arguments into model and text.
+    fn settle_names(&mut self) -> Outcome {
+        let (model, text) = model_and_text(self.first.take(), self.text.take())?;
+        if let Some(model) = model {
+            self.model.set_name(&model)?;
+        }
+        if text.is_some() && (self.prompt.is_some() || self.file.is_some()) {
+            return Err(Failure::usage(
+                "the text to continue is given twice: leave out --prompt, --file or the positional text",
+            ));
+        }
+        self.text = text;
+        Ok(())
+    }
+
     /// The file of a saved text, if it is there.
     fn saved(&self) -> Option<&Path> {
         self.session.as_deref().filter(|path| path.exists())
@@ -173,12 +194,13 @@ impl RunArgs {
         let params = self.sampling.params(sampler_params(model.metadata())?)?;
         let mut seed = params.seed;
         let sampler = Sampler::new(params).map_err(Failure::usage)?;
-        let renewal = Renewal::new(&self.model, &self.cpu, &context_options);
-        let context =
-            renewal::context(&self.model, &self.cpu, Arc::clone(&model), context_options)?;
-        let mut session = Session::new(context)?;
+        let (options, shared) = (context_options.clone(), Arc::clone(&model));
+        let context = renewal::context(&self.model, &self.cpu, shared, options)?;
         // Only now it is known how much of an endless text is enough.
-        let n_ctx = session.context().n_ctx();
+        let n_ctx = context.n_ctx();
+        let renewal = Renewal::new(&self.model, &self.cpu, context_options, n_ctx);
+        let mut session = Session::new(context)?;
+        session.on_prefill(progress::prefill());
         let mut prompt = String::new();
         let tokenizer = Arc::clone(session.tokenizer());
         #[cfg(feature = "grammar")]
@@ -277,7 +299,8 @@ impl RunArgs {
     }
 }
 
-pub fn run(args: RunArgs) -> Outcome {
+pub fn run(mut args: RunArgs) -> Outcome {
+    args.settle_names()?;
     args.model.ranks()?;
     let Ready {
         model,
@@ -401,7 +424,7 @@ fn as_json(
             "prompt_tokens": t.prompt_tokens,
             "prompt_seconds": t.prompt.as_secs_f64(),
             "prompt_tokens_per_second": t.prompt_per_second(),
-            "generated_tokens": t.generated_tokens,
+            "generated_tokens": generation.tokens.len(),
             "generation_seconds": t.generation.as_secs_f64(),
             "generation_tokens_per_second": t.generation_per_second(),
         },

@@ -11,10 +11,12 @@ use source::ModelSource;
 
 use super::chat::{STORIES, reasoning_format};
 use super::embed::PoolingArg;
+use super::rpc_server::is_loopback;
 use crate::args::{ModelArgs, number, number_or_all, sequence_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files;
+use crate::model_name::ModelName;
 use crate::sampling::SamplingArgs;
 use crate::shown::{escaped, say};
 use crate::{interrupt, log};
@@ -39,11 +41,14 @@ use std::time::Duration;
 
 Examples:
   samite serve
-  samite serve -m model.gguf -c 16384 --parallel 8 --port 8000
+  samite serve model.gguf -c 16384 --parallel 8 --port 8000
   samite serve -m small.gguf -m large.gguf
   samite serve -hf owner/name --api-key-file keys.txt --host 0.0.0.0"
 )]
 pub struct ServeArgs {
+    #[command(flatten)]
+    name: ModelName,
+
     #[command(flatten)]
     model: ModelArgs,
 
@@ -220,9 +225,9 @@ struct RequestArgs {
     /// Requests that wait for a slot; more are told to come again
     #[arg(long, value_name = "N", default_value = "1024")]
     queue: usize,
-    /// Texts of earlier requests that are kept, so that what begins alike is not computed again; twice --parallel by default
+    /// Most cached prefixes; twice --parallel by default
     #[arg(long, value_name = "N", value_parser = sequence_count)]
-    keep: Option<usize>,
+    cached_prefixes: Option<usize>,
     /// MiB of memory for requests that make room for others; beyond, they are computed again [also: -cram]
     #[arg(
         long,
@@ -266,7 +271,7 @@ struct RequestArgs {
     draft_p_min: f32,
     /// The same request gets the same numbers, and so the same tokens, whatever else the server computes: requests are computed one after the other, and
     /// nothing is reused
-    #[arg(long, conflicts_with_all = ["parallel", "keep", "cache_disk", "draft", "model_draft", "context_shift"])]
+    #[arg(long, conflicts_with_all = ["parallel", "cached_prefixes", "cache_disk", "draft", "model_draft", "context_shift"])]
     deterministic: bool,
     /// A text that is as long as its context goes on: a part is forgotten
     #[arg(long, overrides_with = "no_context_shift")]
@@ -277,6 +282,7 @@ struct RequestArgs {
     /// Tokens that stay with --context-shift
     #[arg(
         long,
+        visible_alias = "keep",
         value_name = "N",
         default_value = "0",
         allow_negative_numbers = true
@@ -323,8 +329,8 @@ struct TalkArgs {
     /// Whether the model thinks before it answers: on, off, or auto for what its template says [also: -rea]
     #[arg(long, value_name = "on|off|auto", default_value = "auto")]
     reasoning: String,
-    /// Tokens of thoughts: 0 for none, -1 for as many as the model wants
-    #[arg(long, value_name = "N", default_value = "-1", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=0))]
+    /// Most reasoning tokens per answer; 0 for none, -1 for no limit
+    #[arg(long, value_name = "N", default_value = "-1", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=i64::from(i32::MAX)))]
     reasoning_budget: i64,
     /// A last message of the assistant is complete, instead of the beginning of the answer
     #[arg(long, overrides_with = "prefill_assistant")]
@@ -332,6 +338,18 @@ struct TalkArgs {
     /// A last message of the assistant is the beginning of the answer, the default
     #[arg(long, overrides_with = "no_prefill_assistant", action = ArgAction::SetTrue)]
     prefill_assistant: bool,
+}
+
+impl HttpArgs {
+    /// Returns the first address that other machines can reach without a key.
+    fn open_host(&self) -> Option<String> {
+        let is_keyed = self.api_key.is_some() || self.api_key_file.is_some();
+        let is_open = |host: &String| !host.ends_with(".sock") && !is_loopback(host);
+        list(&self.host)
+            .into_iter()
+            .find(is_open)
+            .filter(|_| !is_keyed)
+    }
 }
 
 fn metrics_name(text: &str) -> Result<String, String> {
@@ -374,7 +392,11 @@ fn batch(text: &str) -> Result<usize, String> {
     number(text, 1, 1 << 20)
 }
 
-pub fn run(args: ServeArgs) -> Outcome {
+pub fn run(mut args: ServeArgs) -> Outcome {
+    args.name.apply(&mut args.model)?;
+    if args.requests.model_draft.is_some() || args.requests.embeddings {
+        args.model.share_memory();
+    }
     let stop = interrupt::token();
     let options = args.options()?;
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
@@ -393,6 +415,13 @@ pub fn run(args: ServeArgs) -> Outcome {
         }
         false => several(&args, &options, files)?,
     };
+    if let Some(host) = args.http.open_host() {
+        say(format_args!(
+            "warning: {}: other machines can use this server without a key; set --api-key or \
+             --api-key-file",
+            escaped(&host)
+        ));
+    }
     let hub = Arc::new(hub);
     let prefix = hub.prefix().to_owned();
     let scheme = if args.http.ssl_cert_file.is_some() {
@@ -435,7 +464,8 @@ fn several(args: &Arc<ServeArgs>, options: &ServeOptions, files: Vec<PathBuf>) -
     let mut models = Vec::new();
     let is_named = !args.model.is_embedded();
     if is_named && let Some(path) = args.model.file()? {
-        let source = ModelSource::new(args, args.model.clone(), options.clone());
+        let model = args.model.with_file(path.to_owned());
+        let source = ModelSource::new(args, model, options.clone());
         models.push(source.served_file(path));
     }
     let named = models.len() + args.models.also_model.len();
@@ -534,6 +564,7 @@ impl ServeArgs {
             cache_prompt: !self.requests.no_cache_prompt,
             reasoning: self.talk.reasoning_format,
             thinking,
+            reasoning_budget: usize::try_from(self.talk.reasoning_budget).ok(),
             template: template.or(stories),
             template_kwargs: kwargs,
             prefill: !self.talk.no_prefill_assistant,
@@ -572,7 +603,7 @@ impl ServeArgs {
         EngineOptions {
             slots,
             context: None,
-            kept: requests.keep.unwrap_or(slots * 2),
+            kept: requests.cached_prefixes.unwrap_or(slots * 2),
             queue: requests.queue,
             budget: requests.batch_size,
             swap_bytes: usize::try_from(requests.cache_ram).map_or(usize::MAX, |mib| mib << 20),

@@ -198,6 +198,34 @@ fn files_that_are_no_text_or_have_no_end_are_refused() {
 }
 
 #[test]
+fn a_full_context_leaves_the_oldest_questions_out_of_the_prompt() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("messages.json");
+    let flags = [
+        "--seed",
+        "1",
+        "--chat-template",
+        "chatml",
+        "-c",
+        "128",
+        "-n",
+        "8",
+    ];
+    let questions = "Once upon a time\n".repeat(12);
+    let input = format!("{questions}/save {}\n", file.display());
+    let (code, _, notes) = talk(&flags, &input);
+    assert_eq!(code, Some(0), "{notes}");
+    assert!(notes.contains("does not see the oldest "), "{notes}");
+    // The conversation is saved whole.
+    let saved = std::fs::read_to_string(file).unwrap();
+    assert_eq!(saved.matches("Once upon a time").count(), 12, "{saved}");
+    // A single question that does not fit is an error.
+    let (code, _, notes) = talk(&flags, &"Once ".repeat(100));
+    assert_eq!(code, Some(1), "{notes}");
+    assert!(notes.contains("do not fit: the context of 128"), "{notes}");
+}
+
+#[test]
 fn a_text_is_not_saved_over_a_conversation() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("talk");

@@ -1,6 +1,6 @@
 //! Plans need nothing but the header of a file.
 
-use crate::{limited, tiny, with_model};
+use crate::{limited, samite, tiny, with_model};
 use samite::DType;
 use samite::gguf::{TensorSpec, Writer};
 use samite::llm::SyntheticModel;
@@ -26,6 +26,45 @@ fn write_sparse(model: &SyntheticModel, path: &Path) -> u64 {
     // More than enough for the header and for gaps between tensors.
     file.set_len(bytes + (64 << 20)).unwrap();
     bytes
+}
+
+#[test]
+fn the_documents_machines_are_simulated() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let document = std::fs::read_to_string(root.join("docs/forecast.md")).unwrap();
+    let (_, file) = document.split_once("```toml\n").unwrap();
+    let (file, _) = file.split_once("```").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (machines, model) = (dir.path().join("m.toml"), dir.path().join("m.gguf"));
+    std::fs::write(&machines, file).unwrap();
+    let (machines, model) = (machines.to_str().unwrap(), model.to_str().unwrap());
+    samite([
+        "synth",
+        model,
+        "--shape",
+        "llama3-70b",
+        "--type",
+        "q4_0",
+        "--header",
+    ])
+    .ok();
+    for flags in [
+        "-p 512 -n 128",
+        "-ts 1,1,1,1,1,1,1,1 --copies 4 -ub 128",
+        "-sm tensor",
+    ] {
+        let line = format!("plan {model} -c 4096 --simulate {machines} {flags}");
+        samite(line.split(' ')).ok();
+    }
+}
+
+#[test]
+fn plans_report_devices_with_too_little_memory() {
+    let (_dir, model) = tiny();
+    let plan = with_model(&model, "plan -m M -c 2000000000").ok();
+    assert!(plan.contains("does not fit: cpu needs "), "{plan}");
+    let plan = with_model(&model, "plan M -c 64").ok();
+    assert!(!plan.contains("does not fit"), "{plan}");
 }
 
 #[test]

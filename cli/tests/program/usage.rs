@@ -53,7 +53,7 @@ fn values_out_of_range() {
         ("-n x", "--n-predict"),
         ("-n -2", "-2"),
         ("-n 1.5", "1.5"),
-        ("-c 0", "--ctx-size"),
+        ("-c x", "--ctx-size"),
         ("-c -5", "-5"),
         ("-c 1000000000000", "2147483647"),
         ("-c 99999999999999999999999", "2147483647"),
@@ -78,7 +78,11 @@ fn values_out_of_range() {
         ("--top-p 2", "top_p is 2"),
         ("--top-p -0.5", "top_p is -0.5"),
         ("--min-p 1.5", "min_p is 1.5"),
-        ("--top-k -5", "-5"),
+        ("--top-k x", "--top-k <K>': must be a whole number"),
+        (
+            "--min-keep -1",
+            "unexpected argument '-1' found (see --help)",
+        ),
         ("--repeat-penalty 0", "repeat_penalty is 0"),
         ("--repeat-penalty nan", "repeat_penalty is NaN"),
         ("--kv nonsense", "--kv: 'nonsense'"),
@@ -115,7 +119,7 @@ fn values_out_of_range() {
         ("-sys text", "--chat"),
         ("-md draft.gguf", "`samite serve` has draft models"),
         ("-fa on", "--no-flash"),
-        ("-f text -q again", "cannot be used with"),
+        ("-f text -q again", "the text to continue is given twice"),
     ] {
         with_model(&model, &format!("run -m M {flags}")).fails(2, &[part]);
     }

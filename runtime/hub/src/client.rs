@@ -102,6 +102,7 @@ impl Hub {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(MOST_REDIRECTS)
+            .timeout_resolve(Some(options.patience))
             .timeout_connect(Some(options.patience))
             .timeout_recv_response(Some(options.patience))
             .timeout_per_read(Some(options.patience))

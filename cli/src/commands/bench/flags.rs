@@ -3,18 +3,19 @@
 use super::work::Work;
 use crate::args::{ModelArgs, sequence_count, thread_count, token_count};
 use crate::cpu_args::PoolArgs;
+use crate::model_name::ModelName;
 use clap::Args;
 use std::path::PathBuf;
 
 /// Flags of `samite bench`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  samite bench -m model.gguf
+  samite bench model.gguf
   samite bench -m model.gguf -p 512,2048 -n 128 -t 1,2,4
   samite bench -m model.gguf --compare ~/llama.cpp/build/bin/llama-bench")]
 pub struct BenchArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
+    pub name: ModelName,
     /// Numbers of CPU threads to measure; by default as many as this process may use
     #[arg(short = 't', long, value_name = "LIST", value_delimiter = ',', value_parser = thread_count)]
     pub threads: Vec<usize>,
@@ -46,6 +47,9 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+
+    #[command(flatten)]
+    pub model: ModelArgs,
     #[command(flatten)]
     pub pool: PoolArgs,
 }

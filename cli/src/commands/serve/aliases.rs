@@ -12,7 +12,8 @@ const NAMES: &[(&str, &str)] = &[
     ("-rea", "--reasoning"),
     ("--webui", "--ui"),
     ("--embd-normalize", "--embd-normalize"),
-    ("--keep", "--n-keep"),
+    ("--gpu-layers", "--ngl"),
+    ("-lm", "--load-mode"),
     ("--n-parallel", "--parallel"),
     ("-md", "--model-draft"),
     ("--spec-draft-model", "--model-draft"),
@@ -37,6 +38,15 @@ const NEEDLESS: &[&str] = &[
     "--no-log-timestamps",
     "--perf",
     "--no-perf",
+    "--repack",
+    "--kv-offload",
+    "-kvo",
+    "--op-offload",
+    // There are no pictures.
+    "--mmproj-offload",
+    "--no-mmproj-offload",
+    "--spec-draft-backend-sampling",
+    "--no-spec-draft-backend-sampling",
     "--escape",
     "--no-escape",
     "-e",
@@ -76,6 +86,16 @@ const NEEDLESS_VALUES: &[&str] = &[
     "--spec-draft-p-split",
     "--ctx-size-draft",
     "-cd",
+    "--spec-type",
+    "--spec-draft-sampling",
+    "-cms",
+    "--checkpoint-min-step",
+    // What is not put elsewhere is on the first device.
+    "-mg",
+    "--main-gpu",
+    "--image-min-tokens",
+    "--image-max-tokens",
+    "--mtmd-batch-max-tokens",
     "--defrag-thold",
     "-dt",
 ];
@@ -152,6 +172,10 @@ pub fn translate(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsStr
         return Ok(arguments);
     }
     let rest = arguments.split_off(at + 2);
+    if rest.iter().any(|word| word == "--list-devices") {
+        arguments[at + 1] = "devices".into();
+        return Ok(arguments);
+    }
     let variables = variables(|name| std::env::var(name).ok());
     let rest = several_models(rest);
     arguments.extend(flags(variables.into_iter().chain(rest))?);
@@ -227,13 +251,6 @@ fn flags(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {
                     )));
                 }
             },
-            // 0 is the model's own context.
-            "-c" | "--ctx-size" => {
-                let size = value(&word)?;
-                if size != "0" {
-                    flags.extend([OsString::from("--ctx-size"), size.into()]);
-                }
-            }
             "--offline" => is_offline = true,
             known if NEEDLESS.contains(&known) => {}
             known if NEEDLESS_VALUES.contains(&known) => {
@@ -279,16 +296,16 @@ mod tests {
             line("-m x.gguf -np 2 -fa on --cont-batching --offline"),
             "-m x.gguf --parallel 2"
         );
+        assert_eq!(line("-fa off -to 30 --keep=3"), "--no-flash --keep=3");
         assert_eq!(
-            line("-fa off -c 0 -to 30 --keep=3"),
-            "--no-flash --n-keep=3"
+            line("--gpu-layers 9 --main-gpu 0 --repack --spec-type none -lm mmap"),
+            "--ngl 9 --load-mode mmap"
         );
         assert_eq!(line("--hf-repo a/b --offline"), "--hf-repo a/b --offline");
         assert_eq!(
             line("-md d.gguf --draft-min 2 --draft-n 8"),
             "--model-draft d.gguf --draft 8"
         );
-        assert_eq!(line("-c 512"), "--ctx-size 512");
         assert!(flags(["-fa", "maybe"].map(OsString::from).into_iter()).is_err());
         assert!(flags(["--timeout"].map(OsString::from).into_iter()).is_err());
     }
@@ -322,5 +339,10 @@ mod tests {
         let line = ["samite", "-v", "serve", "-np", "2"].map(OsString::from);
         let translated = translate(line.into_iter()).unwrap();
         assert!(words(&translated).ends_with("--parallel 2"));
+        let line = ["samite", "serve", "-m", "x.gguf", "--list-devices"].map(OsString::from);
+        assert_eq!(
+            words(&translate(line.into_iter()).unwrap()),
+            "samite devices"
+        );
     }
 }

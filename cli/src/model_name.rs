@@ -1,0 +1,135 @@
+//! Models named by a positional argument: `samite chat model.gguf`, `samite serve owner/name`.
+
+use crate::args::ModelArgs;
+use crate::failure::{Failure, Outcome};
+use clap::Args;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// A model as the only positional argument of a command.
+#[derive(Clone, Debug, Args)]
+pub struct ModelName {
+    /// Model: a GGUF file (as -m), or OWNER/NAME of a repository (as -hf)
+    #[arg(value_name = "MODEL")]
+    model_name: Option<String>,
+}
+
+impl ModelName {
+    /// Adds the model to the flags, unless there is none.
+    pub fn apply(&self, model: &mut ModelArgs) -> Outcome {
+        match &self.model_name {
+            Some(name) => model.set_name(name),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Meaning of a positional argument.
+pub enum Named {
+    /// A file, or what can only be meant as one.
+    File,
+    /// A repository of the hub.
+    #[cfg(feature = "hub")]
+    Repository(samite::hub::Reference),
+    /// Neither: a text, or a file that does not exist.
+    Other,
+}
+
+impl Named {
+    /// Tells what `text` means.
+    pub fn new(text: &str) -> Self {
+        let path = Path::new(text);
+        let has_ending = path
+            .extension()
+            .is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+        // A text of several words may end with the name of a file.
+        let is_word = !text.contains(char::is_whitespace);
+        if has_ending && (is_word || path.is_file()) || is_gguf(path) {
+            return Named::File;
+        }
+        #[cfg(feature = "hub")]
+        if let Ok(reference) = text.parse() {
+            return Named::Repository(reference);
+        }
+        Named::Other
+    }
+}
+
+/// Returns true for a file that begins as GGUF files do, whatever it is called.
+fn is_gguf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let mut read = || File::open(path)?.read_exact(&mut magic);
+    // A pipe would wait for its writer.
+    path.is_file() && read().is_ok() && &magic == b"GGUF"
+}
+
+/// Divides the positional arguments of `samite run` into a model and a text. A single one is a model
+/// if it looks like one.
+///
+/// # Errors
+/// If there are two, and the first one is no model.
+pub fn model_and_text(
+    first: Option<String>,
+    second: Option<String>,
+) -> Outcome<(Option<String>, Option<String>)> {
+    let Some(first) = first else {
+        return Ok((None, second));
+    };
+    match (Named::new(&first), second) {
+        (Named::Other, None) => Ok((None, Some(first))),
+        (Named::Other, Some(_)) => Err(Failure::usage(format_args!(
+            "'{}' is not a model: quote a text of several words, or give it with -p",
+            first.escape_debug()
+        ))),
+        (_, text) => Ok((Some(first), text)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn divided(first: &str, second: Option<&str>) -> (Option<String>, Option<String>) {
+        model_and_text(Some(first.into()), second.map(str::to_owned)).unwrap()
+    }
+
+    #[test]
+    fn models_are_told_from_texts() {
+        for text in [
+            "Once upon a time",
+            "Hello",
+            "1/2 of a cake",
+            "Explain model.gguf",
+            "Cargo.toml",
+            "",
+            "a.gguf\nb.gguf",
+        ] {
+            assert_eq!(divided(text, None), (None, Some(text.to_owned())), "{text}");
+        }
+        for model in ["missing.gguf", "./folder/Model.GGUF"] {
+            assert_eq!(
+                divided(model, None),
+                (Some(model.to_owned()), None),
+                "{model}"
+            );
+        }
+        assert_eq!(
+            divided("m.gguf", Some("and/or")),
+            (Some("m.gguf".to_owned()), Some("and/or".to_owned()))
+        );
+        assert!(model_and_text(Some("Once".into()), Some("upon".into())).is_err());
+    }
+
+    #[cfg(feature = "hub")]
+    #[test]
+    fn repositories_are_models() {
+        for model in ["owner/name", "owner/name-GGUF:Q4_K_M", "hf.co/owner/name"] {
+            assert_eq!(
+                divided(model, None),
+                (Some(model.to_owned()), None),
+                "{model}"
+            );
+        }
+    }
+}
