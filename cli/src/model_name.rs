@@ -64,8 +64,8 @@ fn is_gguf(path: &Path) -> bool {
     path.is_file() && read().is_ok() && &magic == b"GGUF"
 }
 
-/// Divides the positional arguments of `samite run` into a model and a text. A single one is a model
-/// if it looks like one.
+/// Divides the positional arguments of `samite run` into a model and a text. A single one is a
+/// model if it looks like one.
 ///
 /// # Errors
 /// If there are two, and the first one is no model.

@@ -43,8 +43,8 @@ pub fn count(what: &'static str, things: &str) -> Bar {
     )
 }
 
-/// Returns a callback that takes the decoded tokens of a prompt and all of them. It draws a bar until
-/// prefill is done.
+/// Returns a callback that takes the decoded tokens of a prompt and all of them. It draws a bar
+/// until prefill is done.
 pub fn prefill() -> impl FnMut(usize, usize) + Send + 'static {
     let mut shown: Option<Bar> = None;
     move |done, all| {

@@ -50,8 +50,8 @@ impl CancelToken {
         hooks.iter().for_each(|hook| hook());
     }
 
-    /// Calls `hook` each time that the token is cancelled, and at once if it is: for code that waits
-    /// without polling the token. A hook must not touch the token.
+    /// Calls `hook` each time that the token is cancelled, and at once if it is: for code that
+    /// waits without polling the token. A hook must not touch the token.
     pub fn on_cancel(&self, hook: impl Fn() + Send + 'static) {
         let mut hooks = self.0.hooks.lock().unwrap_or_else(PoisonError::into_inner);
         if self.0.is_on.load(Ordering::Acquire) {

@@ -419,9 +419,9 @@ impl Chat {
         Ok(())
     }
 
-    /// Takes the oldest questions with their answers out of a conversation that leaves no room for an
-    /// answer, until a quarter of the context is free, or only one question is left. Returns them
-    /// with their place.
+    /// Takes the oldest questions with their answers out of a conversation that leaves no room for
+    /// an answer, until a quarter of the context is free, or only one question is left. Returns
+    /// them with their place.
     fn make_room(&mut self) -> Outcome<(usize, Vec<Message>)> {
         let n_ctx = self.talk.context().n_ctx();
         let mut length = self.length()?;

@@ -35,7 +35,7 @@ pub struct InspectArgs {
 }
 
 pub fn run(args: InspectArgs) -> Outcome {
-    // Downloads that are not complete have a header, too.
+    // Incomplete downloads have a header.
     let file = GgufFile::open_header(&args.model, LoadMode::Read)?;
     let keys = || {
         file.metadata()

@@ -1,7 +1,7 @@
 //! The text of a shader: a preamble, one accessor for each operand, reductions where they are used, and the kernel.
 //!
-//! Accessors are templates: `$` stands for the operand's name. Other names in capitals are replaced by
-//! [`Shader::source`] with the values in [`Shader::text`].
+//! Accessors are templates: `$` stands for the operand's name. Other names in capitals are
+//! replaced by [`Shader::source`] with the values in [`Shader::text`].
 
 use crate::grids;
 use samite_core::DType;

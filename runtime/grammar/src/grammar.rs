@@ -71,8 +71,8 @@ impl Grammar {
         Grammar(Form::Parts(part))
     }
 
-    /// Returns a grammar for texts of this one and for texts of `part`. Returns `None` if this one was
-    /// not made from parts.
+    /// Returns a grammar for texts of this one and for texts of `part`. Returns `None` if this one
+    /// was not made from parts.
     pub fn or(self, part: Part) -> Option<Self> {
         match self.0 {
             Form::Parts(own) => Some(Self::parts(Part::OneOf(vec![own, part]))),

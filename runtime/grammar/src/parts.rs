@@ -38,7 +38,7 @@ impl Part {
         Part::Text(text.into())
     }
 
-    /// JSON that a schema describes, all of which is enforced.
+    /// JSON that a schema describes. The whole schema is enforced.
     ///
     /// # Errors
     /// As [`Grammar::json_schema`](crate::Grammar::json_schema).

@@ -192,8 +192,8 @@ impl Session {
         self.renew = Some(Renew(Box::new(renew)));
     }
 
-    /// Calls `progress` during prefill: with the tokens of the prompt that are decoded, and with all
-    /// that have to be. The last call has both equal, also if prefill fails. Prompts of one
+    /// Calls `progress` during prefill: with the tokens of the prompt that are decoded, and with
+    /// all that have to be. The last call has both equal, also if prefill fails. Prompts of one
     /// micro-batch have no progress.
     pub fn on_prefill(&mut self, progress: impl FnMut(usize, usize) + Send + 'static) {
         self.progress = Some(PrefillProgress(Box::new(progress)));
@@ -666,8 +666,8 @@ impl Session {
         self.decode_part(prompt, prompt.len(), &wanted)
     }
 
-    /// Decodes `prompt` up to `end`, from where the text so far ends. `wanted` is the range of prompt
-    /// tokens that were not cached.
+    /// Decodes `prompt` up to `end`, from where the text so far ends. `wanted` is the range of
+    /// prompt tokens that were not cached.
     fn decode_part(&mut self, prompt: &[u32], end: usize, wanted: &Range<usize>) -> Result<()> {
         let options = self.context.options();
         let mut size = options.n_batch;

@@ -18,8 +18,8 @@
 //! | `requests`, `serve`, `kv_events` | many requests in one context; a model over HTTP; what is in its cache, for routers |
 //! | [`train`] | gradients, optimizers, training |
 //!
-//! Each device is a feature. `blas`, `cpu`, `ggml`, `meta`, `ranks`, `reference` and `rpc` are on by
-//! default. `wgpu`, `remote`, `grammar`, `hub`, `serve`, `kv-events` and `async` are not.
+//! Each device is a feature. `blas`, `cpu`, `ggml`, `meta`, `ranks`, `reference` and `rpc` are on
+//! by default. `wgpu`, `remote`, `grammar`, `hub`, `serve`, `kv-events` and `async` are not.
 //! `default-features = false, features = ["cpu"]` links the CPU device alone.
 //!
 //! A graph on the best device of this machine:

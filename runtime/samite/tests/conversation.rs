@@ -294,7 +294,7 @@ fn a_model_that_must_call_a_tool_does_with_arguments_that_fit() {
             continue;
         };
         let arguments: serde_json::Value = serde_json::from_str(&call.arguments).unwrap();
-        // -0 is an integer, too, but not one of i64.
+        // -0 is an integer, but no i64.
         let fits = |name: &str| (-9.0..=9.0).contains(&arguments[name].as_f64().unwrap());
         assert!(call.name == "add" && fits("a") && fits("b"), "{call:?}");
         whole += 1;

@@ -36,7 +36,7 @@ impl Parsing {
 #[derive(Clone, Debug)]
 pub struct Job {
     pub requests: Vec<Request>,
-    /// How answers of a conversation are parsed.
+    /// Parser of answers of a conversation.
     pub parsing: Option<Parsing>,
     /// What llama-server calls the generation settings.
     pub settings: Arc<Value>,

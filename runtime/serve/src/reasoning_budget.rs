@@ -21,8 +21,8 @@ pub fn read(app: &App, fields: &Fields<'_>) -> Result<Option<usize>> {
     Ok(own.into_iter().chain(app.options.reasoning_budget).min())
 }
 
-/// A constraint that lets an answer have so many tokens of reasoning. Then it allows nothing but the
-/// mark that ends reasoning. Otherwise it allows what another constraint allows.
+/// A constraint that lets an answer have so many reasoning tokens. After them, it allows only the
+/// mark that ends reasoning. Otherwise it allows the tokens of another constraint.
 #[derive(Clone, Debug)]
 pub struct ReasoningBudget {
     inner: Option<Box<dyn Constraint>>,
@@ -44,13 +44,13 @@ struct Progress {
     text: Utf8Stream,
     /// Tokens of reasoning so far.
     used: usize,
-    /// What is left of the closing mark, the next token last.
+    /// The rest of the closing mark, the next token last.
     closing: Vec<u32>,
     is_ended: bool,
 }
 
 impl ReasoningBudget {
-    /// Limits an answer that `parser` reads from its beginning.
+    /// Limits an answer that `parser` reads from its first token on.
     pub fn new(
         inner: Option<Box<dyn Constraint>>,
         tokenizer: &Arc<Tokenizer>,

@@ -10,9 +10,10 @@ use crate::model::Model;
 const STEP: usize = 256;
 
 impl ContextOptions {
-    /// Returns the longest context of `model`, in cells: the trained length, or as many cells as fit
-    /// into free memory, but at least 4096 (or the trained length, if that is shorter). Returns
-    /// `None` if a device that the context needs does not report its free memory. Ignores `n_ctx`.
+    /// Returns the longest context of `model`, in cells: the trained length, or as many cells as
+    /// fit into free memory, but at least 4096 (or the trained length, if that is shorter).
+    /// Returns `None` if a device that the context needs does not report its free memory. Ignores
+    /// `n_ctx`.
     ///
     /// A context may take half of the host's free memory, which other programs need too, and all of
     /// the memory of other devices but `margin` bytes. Weights count if the model is

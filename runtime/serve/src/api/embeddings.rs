@@ -119,7 +119,7 @@ pub fn openai(app: &App, body: &Value) -> Result<Value> {
     openai_or_cut(app, body, false)
 }
 
-/// As [`openai`], but cuts texts that are too long if `cuts` is set.
+/// Computes [`openai`] embeddings. Cuts texts that are too long if `cuts` is set.
 pub fn openai_or_cut(app: &App, body: &Value, cuts: bool) -> Result<Value> {
     let fields = Fields::new(body)?;
     let embedder = embedder(app)?;
