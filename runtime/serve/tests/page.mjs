@@ -170,11 +170,15 @@ const tests = {
     await page.click("#send");
     await written(10);
     // What came is saved each second.
-    await page.waitForFunction(async () => {
+    const isSaved = () => page.evaluate(async () => {
       const { all } = await import(new URL("store.js", location));
       const found = await all();
-      return found.some(({ messages }) => messages[0].content === "And then" && messages.at(-1).content.length > 10);
+      return found.some(({ messages }) => messages[0].content === "And then" && messages.at(-1).content.length > 20);
     });
+    for (let tries = 0; !(await isSaved()); tries += 1) {
+      assert.ok(tries < 300, "nothing of the answer is saved");
+      await page.waitForTimeout(100);
+    }
     await page.reload();
     await page.click("#list .open");
     assert.match(await answers(page).innerText(), /^word1 word2 /);
