@@ -6,7 +6,8 @@
 use crate::buffer::{Buffer, BufferType, Usage};
 use crate::cancel::CancelToken;
 use crate::device::{
-    Capabilities, Compiled, Device, DeviceKind, Event, Keep, MemoryInfo, Selection, Stream,
+    Capabilities, Compiled, Device, DeviceKind, DeviceLimits, Event, Keep, MemoryInfo, Selection,
+    Stream,
 };
 use crate::error::Result;
 use crate::graph::{Graph, Node, TensorId};
@@ -100,6 +101,7 @@ delegate! {
     fn supports_each(&self, graph: &Graph, nodes: &[TensorId]) -> Vec<Support>;
     fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool;
     fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool;
+    fn limits(&self) -> Result<Option<DeviceLimits>>;
     fn wants_offload(&self, node: Node<'_>) -> bool;
     fn selection(&self) -> Selection;
     fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize>;
@@ -115,4 +117,26 @@ delegate! {
     ) -> Result<Option<Arc<dyn Compiled>>>;
     fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep>;
     fn create_event(&self) -> Result<Arc<dyn Event>>;
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_method_of_devices_is_forwarded() {
+        let devices = include_str!("device.rs");
+        let (_, device) = devices.split_once("pub trait Device:").unwrap();
+        let (device, _) = device.split_once("\n}\n").unwrap();
+        let methods = device.lines().filter_map(|line| {
+            let name = line.strip_prefix("    fn ")?;
+            name.split(['(', '<']).next()
+        });
+        let forwarded = include_str!("delegate.rs");
+        let (forwarded, _) = forwarded.split_once("mod tests").unwrap();
+        let mut count = 0;
+        for name in methods {
+            assert!(forwarded.contains(&format!("fn {name}(")), "{name}");
+            count += 1;
+        }
+        assert!(count > 20, "{count} methods");
+    }
 }
