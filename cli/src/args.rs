@@ -879,6 +879,7 @@ impl ModelArgs {
 
     /// Returns the flags with one of several files. Contexts without `-c` have at most 4096 tokens,
     /// so that the models have room beside each other.
+    #[cfg(feature = "serve")]
     pub fn with_file(&self, path: PathBuf) -> Self {
         let mut args = self.clone();
         args.model = Some(path);
@@ -889,6 +890,7 @@ impl ModelArgs {
     }
 
     /// Nine tenths of the bytes that are free now: of the host, and of devices with memory of their own.
+    #[cfg(feature = "serve")]
     pub fn free_memory(&self, cpu: &CpuArgs) -> Outcome<u64> {
         let devices = self.chosen_devices(cpu)?;
         let free = |device: &Arc<dyn Device>| device.memory().free.unwrap_or(0) as u64;

@@ -83,6 +83,7 @@ impl HubArgs {
     }
 
     /// Names none any more.
+    #[cfg(feature = "serve")]
     pub fn forget(&mut self) {
         self.hf_repo = None;
         self.found = OnceLock::new();

@@ -3,6 +3,7 @@
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::ops::Deref;
 use std::sync::LazyLock;
+#[cfg(feature = "hub")]
 use std::time::Duration;
 
 /// All bars, so that several at a time and lines between them do not garble each other.
@@ -59,6 +60,7 @@ pub fn prefill() -> impl FnMut(usize, usize) + Send + 'static {
 }
 
 /// A spinner for work of unknown length.
+#[cfg(feature = "hub")]
 pub fn waiting(what: &'static str) -> Bar {
     let bar = bar(what, "{spinner} {msg}");
     bar.enable_steady_tick(Duration::from_millis(100));
