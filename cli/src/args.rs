@@ -1146,8 +1146,7 @@ impl ModelArgs {
             return Ok(Some(trained));
         }
         let n_ctx = options.longest_context(model, self.margin())?;
-        // The library's default is the least that is chosen.
-        let least = trained.min(4096);
+        let least = trained.min(ContextOptions::DEFAULT_CONTEXT);
         let chosen = n_ctx.unwrap_or(least);
         if chosen < trained {
             say(format_args!(

@@ -107,17 +107,14 @@ impl HubArgs {
             found(&cache, &reference)?
         } else {
             let cached = cache.find(&reference, "main");
-            let hub = match cached {
-                Some(_) => self.access.impatient_hub(),
-                None => self.access.hub(),
-            };
+            let hub = self.access.hub();
             let listing = {
                 let _spinner = progress::waiting("asking the hub");
-                list(&hub, &reference, "main")
+                let impatient = cached.is_some().then(|| self.access.impatient_hub());
+                list(impatient.as_ref().unwrap_or(&hub), &reference, "main")
             };
             match listing {
                 Ok(listing) => {
-                    let hub = self.access.hub();
                     let mut paths = fetch(&hub, &cache, &listing, &listing.choose(&reference)?)?;
                     paths.swap_remove(0)
                 }

@@ -428,7 +428,6 @@ impl Chat {
         if length <= n_ctx / 8 * 7 {
             return Ok((0, Vec::new()));
         }
-        let before = self.talk.messages.clone();
         let (mut place, mut left_out) = (0, Vec::new());
         let mut count = 0;
         while length > n_ctx / 4 * 3 {
@@ -445,7 +444,7 @@ impl Chat {
         }
         if length > n_ctx {
             // The last question alone is too long.
-            self.talk.messages = before;
+            self.talk.messages.splice(place..place, left_out);
             return Ok((0, Vec::new()));
         }
         if count > self.left_out && !self.is_quiet {

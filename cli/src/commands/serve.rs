@@ -344,11 +344,8 @@ impl HttpArgs {
     /// Returns the first address that other machines can reach without a key.
     fn open_host(&self) -> Option<String> {
         let is_keyed = self.api_key.is_some() || self.api_key_file.is_some();
-        let is_open = |host: &String| !host.ends_with(".sock") && !is_loopback(host);
-        list(&self.host)
-            .into_iter()
-            .find(is_open)
-            .filter(|_| !is_keyed)
+        let mut hosts = list(&self.host).into_iter();
+        hosts.find(|host| !is_keyed && !is_loopback(host))
     }
 }
 
@@ -645,7 +642,8 @@ impl ServeArgs {
         if !is_unified {
             let share = (context.n_ctx() / slots).max(1);
             engine.context = Some(share);
-            if share < model.spec().n_ctx_train.min(4096) {
+            let usual = ContextOptions::DEFAULT_CONTEXT;
+            if share < model.spec().n_ctx_train.min(usual) {
                 tracing::warn!(
                     "a request may have {share} tokens: the context of {} is divided among --parallel {slots}; --ctx-size makes it larger, --kv-unified has requests share it",
                     context.n_ctx()

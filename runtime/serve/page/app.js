@@ -175,6 +175,13 @@ function takeTail(index) {
   return tail;
 }
 
+/** Puts the version at which a fork is behind the messages of its conversation. */
+function putTail(conversation, fork) {
+  const { messages, forks } = fork.tails[fork.at];
+  conversation.messages.push(...messages);
+  Object.assign(conversation.forks, forks);
+}
+
 /** Keeps the messages from `index` on as a version. Another one begins there. */
 function branch(index) {
   stop();
@@ -190,8 +197,7 @@ function show(index, at) {
   const fork = current.forks[index];
   fork.tails[fork.at] = takeTail(index);
   fork.at = at;
-  current.messages.push(...fork.tails[at].messages);
-  Object.assign(current.forks, fork.tails[at].forks);
+  putTail(current, fork);
   keep();
   showLog();
 }
@@ -371,8 +377,7 @@ async function respond() {
     // The version before comes back in the place of nothing.
     if (fork?.at) {
       fork.at -= 1;
-      conversation.messages.push(...fork.tails[fork.at].messages);
-      Object.assign(conversation.forks, fork.tails[fork.at].forks);
+      putTail(conversation, fork);
     }
   }
   if (!conversations.includes(conversation)) return;

@@ -300,16 +300,15 @@ pub fn job(app: &App, body: &Value) -> Result<Job> {
     let conversation = Conversation::read(app, &fields)?;
     let reasoning = reasoning_format(app, &fields)?;
     let (prompt, tokens) = conversation.tokens(app)?;
-    let tools = conversation.options.tools.clone();
+    let tools = &conversation.options.tools;
     let has_tools = !tools.is_empty();
     let format = app.template.format(has_tools);
     let options = AnswerOptions {
-        tools,
+        tools: tools.clone(),
         reasoning,
         seed: chance::number(),
     };
-    let tools = options.tools.clone();
-    let form = calls(&conversation, &tools, format)?;
+    let form = calls(&conversation, tools, format)?;
     let parser = AnswerParser::new(format, &options, &prompt.generation_prompt);
     let extras = ChatExtras {
         before_content: parser.before_content(),
@@ -322,11 +321,14 @@ pub fn job(app: &App, body: &Value) -> Result<Job> {
             generation_prompt: prompt.generation_prompt,
         }),
     };
-    let job = |extras| Job::new(app, &fields, vec![tokens.clone()], extras);
-    match job(extras.clone()) {
-        Err(error) if has_tools && error.is_about("tools") => {
-            let form = calls(&conversation, &enforceable(app, &tools)?, format)?;
-            job(ChatExtras { form, ..extras })
+    let job = |tokens, extras| Job::new(app, &fields, vec![tokens], extras);
+    if !has_tools {
+        return job(tokens, extras);
+    }
+    match job(tokens.clone(), extras.clone()) {
+        Err(error) if error.is_about("tools") => {
+            let form = calls(&conversation, &enforceable(app, tools)?, format)?;
+            job(tokens, ChatExtras { form, ..extras })
         }
         job => job,
     }

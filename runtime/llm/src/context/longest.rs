@@ -1,6 +1,6 @@
 //! Chooses the length of a context by the memory that is free.
 
-use super::options::{ContextOptions, DEFAULT_CONTEXT};
+use super::options::ContextOptions;
 use super::plan::context_bytes;
 use crate::error::Result;
 use crate::kv::KvPlan;
@@ -23,28 +23,24 @@ impl ContextOptions {
     /// If the shortest context cannot be placed.
     pub fn longest_context(&self, model: &Model, margin: usize) -> Result<Option<usize>> {
         let trained = model.spec().n_ctx_train;
-        let least = trained.min(DEFAULT_CONTEXT);
+        let least = trained.min(Self::DEFAULT_CONTEXT);
         if trained <= least {
             return Ok(Some(trained));
         }
         let room = room(model, margin);
-        let needs = self.needs(model, least)?;
-        if needs
-            .iter()
-            .zip(&room)
-            .any(|(&need, room)| need > 0 && room.is_none())
-        {
-            return Ok(None);
-        }
-        // A context that cannot be planned, such as one with too large a tensor, does not fit.
-        let fits = |n_ctx: usize| {
-            self.needs(model, n_ctx).is_ok_and(|needs| {
-                let mut each = needs.iter().zip(&room);
-                each.all(|(&need, &room)| need <= room.unwrap_or(0))
-            })
+        let fit = |needs: &[usize]| {
+            let mut each = needs.iter().zip(&room);
+            each.all(|(&need, &room)| need <= room.unwrap_or(0))
         };
+        // A context that cannot be planned, such as one with too large a tensor, does not fit.
+        let fits = |n_ctx: usize| self.needs(model, n_ctx).is_ok_and(|needs| fit(&needs));
+        // Mostly this is all: what fits has room on every device that it needs.
         if fits(trained) {
             return Ok(Some(trained));
+        }
+        let mut least_needs = self.needs(model, least)?.into_iter().zip(&room);
+        if least_needs.any(|(need, room)| need > 0 && room.is_none()) {
+            return Ok(None);
         }
         // `most` steps fit or are the least; `too_many` do not.
         let (mut most, mut too_many) = (least / STEP, trained.div_ceil(STEP));

@@ -8,9 +8,6 @@ use crate::graphs::GraphCache;
 use samite_core::{CancelToken, DType, Environment};
 use samite_sched::{Fallback, Options};
 
-/// Longest context of options without `n_ctx`, and least context that is chosen by free memory.
-pub(super) const DEFAULT_CONTEXT: usize = 4096;
-
 /// How a [`Context`](crate::Context) is set up.
 #[derive(Clone, Debug)]
 pub struct ContextOptions {
@@ -159,9 +156,14 @@ pub(crate) fn takes_means(output: Output, spec: &Spec) -> bool {
 }
 
 impl ContextOptions {
+    /// Longest context without `n_ctx`, and least one that is chosen by free memory.
+    pub const DEFAULT_CONTEXT: usize = 4096;
+
     /// Fills in what is not said, and limits what cannot occur.
     pub(crate) fn sizes(&self, spec: &Spec) -> Result<Sizes> {
-        let n_cells = self.n_ctx.unwrap_or(spec.n_ctx_train.min(DEFAULT_CONTEXT));
+        let n_cells = self
+            .n_ctx
+            .unwrap_or(spec.n_ctx_train.min(Self::DEFAULT_CONTEXT));
         for (name, value) in [
             ("n_ctx", n_cells),
             ("n_batch", self.n_batch),

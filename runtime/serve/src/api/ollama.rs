@@ -383,16 +383,6 @@ pub fn job(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
 fn read(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
     let fields = Fields::new(body)?;
     fields.text(&["model"])?;
-    let teller = |job: &Job| OllamaTeller {
-        model: body["model"]
-            .as_str()
-            .map_or_else(|| job.model.clone(), str::to_owned),
-        is_chat,
-        has_context: false,
-        started: std::time::Instant::now(),
-        call: None,
-        waiting: Vec::new(),
-    };
     let mut has_context = false;
     let mut request = Map::new();
     common(&fields, &mut request)?;
@@ -456,8 +446,14 @@ fn read(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
         }
     }
     let teller = OllamaTeller {
+        model: body["model"]
+            .as_str()
+            .map_or_else(|| job.model.clone(), str::to_owned),
+        is_chat,
         has_context,
-        ..teller(&job)
+        started: std::time::Instant::now(),
+        call: None,
+        waiting: Vec::new(),
     };
     Ok(Asked::Text(Box::new(job), teller))
 }
