@@ -64,6 +64,9 @@ pub struct Sampler {
     masked: Vec<f32>,
     /// Whether the constraint refused the last choice.
     was_refused: bool,
+    /// Whether that was a choice among the likeliest, so that the choice among what is allowed is
+    /// still to be made.
+    is_choice_due: bool,
 }
 
 /// What a [`Sampler`] knows beyond the text.
@@ -73,7 +76,8 @@ pub struct SamplerState {
     pub seed: u64,
     /// How many random numbers were drawn since.
     pub drawn: u64,
-    /// What mirostat or adaptive-p knows of the past: one number, or two.
+    /// What the chain knows of the past beyond the tokens: one number of mirostat or two of
+    /// adaptive-p, then how many numbers each XTC stage drew, if it has a generator of its own.
     pub draw: Vec<f64>,
 }
 
@@ -95,6 +99,7 @@ impl Sampler {
             changed: Vec::new(),
             masked: Vec::new(),
             was_refused: false,
+            is_choice_due: false,
             params,
         })
     }
@@ -150,15 +155,17 @@ impl Sampler {
     /// [`SamplerError::NothingAllowed`] if the constraint does, [`SamplerError::LogitBiasToken`],
     /// [`SamplerError::NeedsVocabulary`], [`SamplerError::Constraint`]. The sampler can be used on.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplerError> {
-        let token = self.choose(logits)?;
-        let Some(constraint) = &mut self.constraint else {
-            return Ok(token);
-        };
-        self.was_refused = !constraint.allows(token)?;
-        if !self.was_refused {
-            return Ok(token);
+        if !std::mem::take(&mut self.is_choice_due) {
+            let token = self.choose(logits)?;
+            if self.is_allowed(token)? {
+                return Ok(token);
+            }
         }
-        let mask = constraint.mask()?;
+        let mask = match &mut self.constraint {
+            Some(constraint) => constraint.mask()?,
+            // It was taken away after it refused a choice.
+            None => return self.choose(logits),
+        };
         let mut masked = std::mem::take(&mut self.masked);
         mask_logits(logits, mask, &mut masked);
         let token = self.choose(&masked);
@@ -169,10 +176,20 @@ impl Sampler {
         })
     }
 
+    /// Whether the constraint allows a choice.
+    fn is_allowed(&mut self, token: u32) -> Result<bool, SamplerError> {
+        let is_allowed = match &mut self.constraint {
+            Some(constraint) => constraint.allows(token)?,
+            None => true,
+        };
+        self.was_refused = !is_allowed;
+        Ok(is_allowed)
+    }
+
     /// How many of the likeliest tokens are enough to [choose from](Self::sample_likeliest), with the result of [`sample`](Self::sample); `None` if all
     /// logits are needed.
     pub fn enough(&mut self) -> Option<usize> {
-        if self.constraint.is_some() || !self.params.logit_bias.is_empty() {
+        if !self.params.logit_bias.is_empty() {
             return None;
         }
         let count = self.chain.likeliest()?;
@@ -181,7 +198,8 @@ impl Sampler {
     }
 
     /// As [`sample`](Self::sample), of a vocabulary of `count` tokens, if only the logits of the [`enough`](Self::enough) likeliest are known; of a single
-    /// one, it may be any number. `None` if that does not do: not all are numbers, and all logits are needed.
+    /// one, it may be any number. `None` if that does not do, and [`sample`](Self::sample) must follow with all logits: not all of these are numbers, or the
+    /// constraint refuses the choice.
     ///
     /// # Errors
     /// As [`sample`](Self::sample).
@@ -208,8 +226,8 @@ impl Sampler {
         let vocabulary = self.vocabulary.as_deref();
         let (candidates, rng) = (&mut self.candidates, &mut self.rng);
         let token = self.chain.choose(candidates, count, vocabulary, rng)?;
-        self.was_refused = false;
-        Ok(Some(token))
+        self.is_choice_due = !self.is_allowed(token)?;
+        Ok((!self.is_choice_due).then_some(token))
     }
 
     /// Whether it is worth while to [`prepare`](Self::prepare): the constraint refused the last choice, and likely refuses the next one, too.
@@ -324,15 +342,11 @@ impl Sampler {
         text: &[u32],
         constrained: usize,
     ) -> Result<(), SamplerError> {
-        // So many are drawn in less than a second.
-        const MOST_DRAWN: u64 = 1 << 28;
         let is_sound = state.draw.iter().all(|value| value.is_finite());
-        if state.drawn > MOST_DRAWN || !is_sound || constrained > text.len() {
+        if state.drawn > Rng::MOST_REPEATED || !is_sound || constrained > text.len() {
             return Err(SamplerError::State);
         }
-        self.reset()?;
-        self.seed = state.seed;
-        self.rng = Rng::of(self.params.generator, state.seed);
+        self.begin(state.seed)?;
         for _ in 0..state.drawn {
             self.rng.next_u64();
         }
@@ -348,10 +362,15 @@ impl Sampler {
     /// # Errors
     /// If the constraint cannot begin anew.
     pub fn reset(&mut self) -> Result<(), SamplerError> {
-        self.chain.reset();
+        self.begin(self.params.seed)
+    }
+
+    fn begin(&mut self, seed: u64) -> Result<(), SamplerError> {
+        self.chain.reset(seed);
         self.was_refused = false;
-        self.seed = self.params.seed;
-        self.rng = Rng::of(self.params.generator, self.seed);
+        self.is_choice_due = false;
+        self.seed = seed;
+        self.rng = Rng::of(self.params.generator, seed);
         match &mut self.constraint {
             Some(constraint) => Ok(constraint.reset()?),
             None => Ok(()),
@@ -389,6 +408,40 @@ mod tests {
     use super::Rng;
     use super::*;
     use proptest::prelude::*;
+
+    /// Allows the tokens whose bits are set.
+    #[derive(Debug, Clone)]
+    struct Only(Vec<u32>);
+
+    impl Constraint for Only {
+        fn allows(&mut self, token: u32) -> Result<bool, ConstraintError> {
+            Ok(self.0[token as usize / 32] >> (token % 32) & 1 == 1)
+        }
+
+        fn mask(&mut self) -> Result<&[u32], ConstraintError> {
+            Ok(&self.0)
+        }
+
+        fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
+            Ok(())
+        }
+
+        fn is_complete(&mut self) -> bool {
+            true
+        }
+
+        fn is_finished(&self) -> bool {
+            false
+        }
+
+        fn reset(&mut self) -> Result<(), ConstraintError> {
+            Ok(())
+        }
+
+        fn clone_box(&self) -> Box<dyn Constraint> {
+            Box::new(self.clone())
+        }
+    }
 
     #[test]
     fn defaults_are_valid() {
@@ -607,11 +660,14 @@ mod tests {
             temperature in prop_oneof![Just(0.0f32), 0.5..2.0f32],
             (top_k, top_p, min_p) in (1..20usize, 0.5..=1.0f32, 0.0..=0.2f32),
             suppressed in prop::collection::vec(0..8u32, 0..3),
+            allowed in prop::option::of(prop::collection::vec(any::<u32>(), 29)),
             seed: u64,
         ) {
             let params = SamplerParams { seed, temperature, top_k, top_p, min_p, ..Default::default() };
             let mut sampler = Sampler::new(params).unwrap();
             sampler.suppress(&suppressed);
+            let is_free = allowed.is_none();
+            sampler.set_constraint(allowed.map(|mask| Box::new(Only(mask)) as Box<dyn Constraint>));
             let enough = sampler.enough().unwrap();
             let most = if temperature == 0.0 { 1 } else { top_k };
             prop_assert_eq!(enough, most + suppressed.len());
@@ -625,10 +681,12 @@ mod tests {
             for _ in 0..4 {
                 let expected = sampler.sample(&logits);
                 let found = other.sample_likeliest(&order, logits.len());
-                if order.len() == enough {
-                    prop_assert_eq!(found, expected.map(Some));
-                } else {
-                    prop_assert_eq!(found, Ok(None));
+                match found {
+                    Ok(None) => {
+                        prop_assert!(!is_free || order.len() < enough);
+                        prop_assert_eq!(other.sample(&logits), expected);
+                    }
+                    found => prop_assert_eq!(found, expected.map(Some)),
                 }
             }
         }

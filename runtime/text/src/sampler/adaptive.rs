@@ -57,7 +57,7 @@ impl AdaptiveP {
                 candidate.logit = PEAK - SHARPNESS * distance * distance / (1.0 + distance);
             }
         }
-        let place = candidates.draw_place(rng)?;
+        let place = candidates.draw_place_of_several(rng)?;
         let token = candidates.as_slice()[place].id;
         self.drawn = Some((token, self.probabilities[place]));
         Ok(token)
@@ -74,14 +74,17 @@ impl AdaptiveP {
     }
 
     /// What the past counts.
-    pub(super) fn state(&self) -> Vec<f64> {
-        vec![self.sum.into(), self.weight.into()]
+    pub(super) fn state(&self) -> [f64; 2] {
+        [self.sum.into(), self.weight.into()]
     }
 
-    pub(super) fn set_state(&mut self, state: &[f64]) {
-        if let [sum, weight] = *state {
-            (self.sum, self.weight) = (sum as f32, weight as f32);
-        }
+    /// Takes its numbers from the front of `state`; gives the rest.
+    pub(super) fn set_state<'a>(&mut self, state: &'a [f64]) -> &'a [f64] {
+        let [sum, weight, rest @ ..] = state else {
+            return state;
+        };
+        (self.sum, self.weight) = (*sum as f32, *weight as f32);
+        rest
     }
 
     /// Back to the beginning.

@@ -294,13 +294,8 @@ impl Candidates {
     /// # Errors
     /// [`SamplerError::NoCandidate`] if there is none.
     pub fn draw(&mut self, rng: &mut Rng) -> Result<u32, SamplerError> {
-        Ok(self.draw_candidate(rng)?.id)
-    }
-
-    /// As [`draw`](Self::draw), with the token's probability.
-    pub(super) fn draw_candidate(&mut self, rng: &mut Rng) -> Result<Candidate, SamplerError> {
         let place = self.draw_place(rng)?;
-        Ok(self.items[place])
+        Ok(self.items[place].id)
     }
 
     /// As [`draw`](Self::draw), but gives the candidate's place in the [list](Self::as_slice).
@@ -329,6 +324,21 @@ impl Candidates {
         chosen.ok_or(SamplerError::NoCandidate {
             count: self.items.len(),
         })
+    }
+
+    /// As [`draw_place`](Self::draw_place), but takes no number from `rng` for a single candidate,
+    /// as C++'s `discrete_distribution` does.
+    ///
+    /// # Errors
+    /// [`SamplerError::NoCandidate`] if there is none.
+    pub(super) fn draw_place_of_several(&mut self, rng: &mut Rng) -> Result<usize, SamplerError> {
+        match self.items.len() {
+            1 => {
+                self.softmax()?;
+                Ok(0)
+            }
+            _ => self.draw_place(rng),
+        }
     }
 
     /// The candidates, to change their logits.

@@ -7,7 +7,7 @@ use super::error::SamplerError;
 use super::mirostat::Mirostat;
 use super::params::SamplerParams;
 use super::penalties::Penalties;
-use super::rng::Rng;
+use super::rng::{Generator, Rng};
 use super::stage::Stage;
 use crate::tokenizer::Tokenizer;
 
@@ -24,6 +24,8 @@ enum Step {
     Xtc {
         chance: f32,
         threshold: f32,
+        /// As llama.cpp's stage has; without one, the chain's generator draws for it.
+        own: Option<Rng>,
     },
     Temperature {
         value: f32,
@@ -60,6 +62,10 @@ impl Step {
             Stage::Xtc => Step::Xtc {
                 chance: params.xtc_probability,
                 threshold: params.xtc_threshold,
+                own: match params.generator {
+                    Generator::Xoshiro => None,
+                    Generator::Mersenne => Some(Rng::of(Generator::Mersenne, params.seed)),
+                },
             },
             Stage::Temperature => Step::Temperature {
                 value: params.temperature,
@@ -83,7 +89,9 @@ impl Step {
             Step::TopK(k) => k > 0,
             Step::TypicalP(p) | Step::TopP(p) => p < 1.0,
             Step::MinP(p) => p > 0.0,
-            Step::Xtc { chance, threshold } => chance > 0.0 && threshold <= 0.5,
+            Step::Xtc {
+                chance, threshold, ..
+            } => chance > 0.0 && threshold <= 0.5,
             Step::Temperature { value, range, .. } => value != 1.0 || range > 0.0,
             Step::Infill => true,
         };
@@ -121,7 +129,12 @@ impl Step {
             Step::TypicalP(p) => candidates.typical_p(*p, min_keep)?,
             Step::TopP(p) => candidates.top_p(*p, min_keep)?,
             Step::MinP(p) => candidates.min_p(*p, min_keep),
-            Step::Xtc { chance, threshold } => {
+            Step::Xtc {
+                chance,
+                threshold,
+                own,
+            } => {
+                let rng = own.as_mut().unwrap_or(rng);
                 candidates.xtc(*chance, *threshold, min_keep, rng)?
             }
             Step::Temperature {
@@ -291,30 +304,47 @@ impl Chain {
         }
     }
 
-    /// What the draw knows of the past, beyond the tokens.
+    /// What the chain knows of the past, beyond the tokens: the draw's numbers, then how many
+    /// numbers each generator of a step gave.
     pub fn state(&self) -> Vec<f64> {
-        match &self.draw {
+        let mut state = match &self.draw {
             Draw::ByProbability => Vec::new(),
-            Draw::Mirostat(mirostat) => mirostat.state(),
-            Draw::AdaptiveP(adaptive) => adaptive.state(),
-        }
+            Draw::Mirostat(mirostat) => mirostat.state().to_vec(),
+            Draw::AdaptiveP(adaptive) => adaptive.state().to_vec(),
+        };
+        state.extend(self.steps.iter().filter_map(|step| match step {
+            Step::Xtc { own: Some(rng), .. } => Some(rng.drawn() as f64),
+            _ => None,
+        }));
+        state
     }
 
-    /// Takes over what another draw of the same kind knew.
+    /// Goes on from the [state](Self::state) of another chain with the same stages. Numbers that
+    /// are missing stay as they are after [`reset`](Self::reset).
     pub fn set_state(&mut self, state: &[f64]) {
-        match &mut self.draw {
-            Draw::ByProbability => {}
+        let counts = match &mut self.draw {
+            Draw::ByProbability => state,
             Draw::Mirostat(mirostat) => mirostat.set_state(state),
             Draw::AdaptiveP(adaptive) => adaptive.set_state(state),
+        };
+        let generators = self.steps.iter_mut().filter_map(|step| match step {
+            Step::Xtc { own, .. } => own.as_mut(),
+            _ => None,
+        });
+        for (rng, &count) in generators.zip(counts) {
+            for _ in 0..(count as u64).min(Rng::MOST_REPEATED) {
+                rng.uniform_single();
+            }
         }
     }
 
-    /// Back to the beginning.
-    pub fn reset(&mut self) {
+    /// Back to the beginning, with the generators of steps at `seed`.
+    pub fn reset(&mut self, seed: u64) {
         for step in &mut self.steps {
             match step {
                 Step::Penalties(penalties) => penalties.reset(),
                 Step::Dry(dry) => dry.reset(),
+                Step::Xtc { own: Some(rng), .. } => *rng = Rng::of(Generator::Mersenne, seed),
                 _ => {}
             }
         }

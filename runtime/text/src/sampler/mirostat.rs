@@ -48,10 +48,12 @@ impl Mirostat {
         } else {
             let least = libm::exp2(-self.mu) as f32;
             candidates.retain_or_best(|candidate| candidate.probability >= least);
+            candidates.sort_first(candidates.as_slice().len());
         }
+        let place = candidates.draw_place_of_several(rng)?;
         let Candidate {
             id, probability, ..
-        } = candidates.draw_candidate(rng)?;
+        } = candidates.as_slice()[place];
         self.drawn = Some((id, -libm::log2(f64::from(probability))));
         Ok(id)
     }
@@ -90,14 +92,17 @@ impl Mirostat {
     }
 
     /// The greatest surprise allowed now.
-    pub(super) fn state(&self) -> Vec<f64> {
-        vec![self.mu]
+    pub(super) fn state(&self) -> [f64; 1] {
+        [self.mu]
     }
 
-    pub(super) fn set_state(&mut self, state: &[f64]) {
-        if let [mu] = *state {
-            self.mu = mu;
-        }
+    /// Takes its number from the front of `state`; gives the rest.
+    pub(super) fn set_state<'a>(&mut self, state: &'a [f64]) -> &'a [f64] {
+        let [mu, rest @ ..] = state else {
+            return state;
+        };
+        self.mu = *mu;
+        rest
     }
 
     /// Back to the beginning.

@@ -38,6 +38,9 @@ pub struct Rng {
 }
 
 impl Rng {
+    /// So many numbers are drawn anew to go on from a saved state, in less than a second.
+    pub(super) const MOST_REPEATED: u64 = 1 << 28;
+
     /// The generator for a seed.
     pub fn new(seed: u64) -> Self {
         Self::of(Generator::Xoshiro, seed)
@@ -85,6 +88,21 @@ impl Rng {
             return (bits as f64 / 2.0f64.powi(64)).min(BELOW_ONE);
         }
         (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+    }
+
+    /// A number from 0 up to, not including, 1, to compare with a probability. The Mersenne
+    /// twister takes 32 bits for it, as C++'s `generate_canonical<float>` does.
+    pub fn uniform_single(&mut self) -> f64 {
+        const BELOW_ONE: f32 = 1.0 - f32::EPSILON / 2.0;
+        match &mut self.state {
+            State::Xoshiro(_) => self.uniform(),
+            State::Mersenne(generator) => {
+                self.drawn += 1;
+                (generator.next_u32() as f32 / 2.0f32.powi(32))
+                    .min(BELOW_ONE)
+                    .into()
+            }
+        }
     }
 }
 

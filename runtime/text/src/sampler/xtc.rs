@@ -5,8 +5,9 @@ use super::error::SamplerError;
 use super::rng::Rng;
 
 impl Candidates {
-    /// With probability `chance`, drops all candidates with at least the probability `threshold` but the least likely of them, unless fewer than
-    /// `min_keep` would be left. Takes one number from `rng`, whatever the candidates are.
+    /// With probability `chance`, drops all candidates with at least the probability `threshold`
+    /// but the least likely of them, unless fewer than `min_keep` would be left. Takes one number
+    /// from `rng` if there are two candidates or more, and leaves the likeliest first if it acts.
     ///
     /// # Errors
     /// [`SamplerError::NoCandidate`] if there is none.
@@ -17,11 +18,12 @@ impl Candidates {
         min_keep: usize,
         rng: &mut Rng,
     ) -> Result<(), SamplerError> {
-        let drawn = rng.uniform();
-        if drawn >= f64::from(chance) || threshold > 0.5 || self.as_slice().len() < 2 {
+        let is_on = chance > 0.0 && threshold <= 0.5 && self.as_slice().len() >= 2;
+        if !is_on || rng.uniform_single() > f64::from(chance) {
             return Ok(());
         }
         self.softmax()?;
+        self.sort_first(self.as_slice().len());
         let likely = self
             .as_slice()
             .iter()
