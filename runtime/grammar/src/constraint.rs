@@ -1,5 +1,6 @@
 //! A grammar at work on a text.
 
+use crate::digits::Digits;
 use crate::vocabulary::{GrammarVocabulary, text_of};
 use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
@@ -19,6 +20,9 @@ pub struct GrammarConstraint {
     is_finished: bool,
     /// Whether the text ends where only white space could follow.
     ends_before_space: bool,
+    /// Where the text has JSON: how many digits stand at its end, before each token and behind the
+    /// last one.
+    digits: Option<Vec<Digits>>,
     accepted: usize,
 }
 
@@ -36,6 +40,7 @@ impl GrammarConstraint {
         vocabulary: &GrammarVocabulary,
         matcher: Matcher,
         ends_before_space: bool,
+        has_json: bool,
     ) -> Self {
         GrammarConstraint {
             vocabulary: vocabulary.clone(),
@@ -45,6 +50,7 @@ impl GrammarConstraint {
             is_masked: false,
             is_finished: false,
             ends_before_space,
+            digits: has_json.then(|| vec![Digits::default()]),
             accepted: 0,
         }
     }
@@ -69,6 +75,9 @@ impl GrammarConstraint {
         }
         self.matcher.rollback(count).map_err(engine_error)?;
         self.accepted -= count;
+        if let Some(digits) = &mut self.digits {
+            digits.truncate(self.accepted + 1);
+        }
         self.is_masked = false;
         self.is_finished = false;
         Ok(())
@@ -123,6 +132,27 @@ impl GrammarConstraint {
         (token as usize) < self.vocabulary.tokenizer().vocab_size()
     }
 
+    fn last_digits(&self) -> Option<Digits> {
+        self.digits.as_ref()?.last().copied()
+    }
+
+    /// Takes the tokens that make a number too long out of the mask, if others are left.
+    fn end_numbers(&mut self) {
+        let Some(last) = self.last_digits().filter(|last| last.may_overflow()) else {
+            return;
+        };
+        let mut mask = self.mask.clone();
+        for token in 0..self.vocabulary.tokenizer().vocab_size() as u32 {
+            let text = text_of(self.vocabulary.tokenizer(), token);
+            if mask.is_allowed(token) && last.overflow(text) {
+                mask.disallow_token(token);
+            }
+        }
+        if mask.as_slice().iter().any(|word| *word != 0) {
+            self.mask = mask;
+        }
+    }
+
     /// Whether all that may come next is white space.
     fn only_space_follows(&mut self) -> Result<bool, ConstraintError> {
         let tokenizer = Arc::clone(self.vocabulary.tokenizer());
@@ -151,6 +181,11 @@ impl Constraint for GrammarConstraint {
         if self.is_finished {
             return Ok(false);
         }
+        let text = text_of(self.vocabulary.tokenizer(), token);
+        if self.last_digits().is_some_and(|last| last.overflow(text)) {
+            let bits = self.mask()?.get(token as usize / 32).copied();
+            return Ok(bits.is_some_and(|bits| bits >> (token % 32) & 1 == 1));
+        }
         let token = self.canonical(token)?;
         self.is_valid(token)
     }
@@ -168,6 +203,7 @@ impl Constraint for GrammarConstraint {
                     self.mask.allow_token(token);
                 }
             }
+            self.end_numbers();
             self.is_masked = true;
         }
         Ok(self.mask.as_slice())
@@ -184,6 +220,10 @@ impl Constraint for GrammarConstraint {
         }
         self.accepted += 1;
         self.is_masked = false;
+        if let (Some(last), Some(digits)) = (self.last_digits(), &mut self.digits) {
+            let text = text_of(self.vocabulary.tokenizer(), token);
+            digits.push(last.behind(text));
+        }
         if self.is_end(token) {
             self.is_finished = true;
             return Ok(());
@@ -208,6 +248,9 @@ impl Constraint for GrammarConstraint {
     fn reset(&mut self) -> Result<(), ConstraintError> {
         self.matcher = self.beginning.clone();
         self.accepted = 0;
+        if let Some(digits) = &mut self.digits {
+            digits.truncate(1);
+        }
         self.is_masked = false;
         self.is_finished = false;
         Ok(())

@@ -109,7 +109,14 @@ impl Grammar {
     pub fn constraint(&self, vocabulary: &GrammarVocabulary) -> Result<GrammarConstraint> {
         let matcher = self.begin(&vocabulary.shared().factory, Some(vocabulary))?;
         let is_schema = matches!(self.0, Form::Schema(_));
-        Ok(GrammarConstraint::new(vocabulary, matcher, is_schema))
+        let has_json = match &self.0 {
+            Form::Schema(_) => true,
+            Form::Parts(part) => part.has_json(),
+            Form::Regex(_) | Form::Gbnf(_) => false,
+        };
+        Ok(GrammarConstraint::new(
+            vocabulary, matcher, is_schema, has_json,
+        ))
     }
 
     fn begin(

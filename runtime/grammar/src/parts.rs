@@ -46,6 +46,16 @@ impl Part {
         Ok(Part::Json(prepare(text)?))
     }
 
+    /// Whether JSON is in it.
+    pub(crate) fn has_json(&self) -> bool {
+        match self {
+            Part::Json(_) => true,
+            Part::Text(_) | Part::Regex(_) | Part::Through(_) => false,
+            Part::OneOf(parts) | Part::Sequence(parts) => parts.iter().any(Part::has_json),
+            Part::Repeat { part, .. } => part.has_json(),
+        }
+    }
+
     /// The part, or nothing.
     pub fn optional(part: Part) -> Self {
         Part::Repeat {

@@ -39,6 +39,52 @@ fn white_space_in_json_has_an_end_in_any_grammar() {
 }
 
 #[test]
+fn numbers_in_json_have_an_end_in_any_grammar() {
+    for (kind, begin) in [
+        (r#"{"type": "number"}"#, "-0."),
+        (r#"{"type": "number", "minimum": 0, "maximum": 1}"#, "0."),
+        (r#"{"type": "number"}"#, "1e"),
+        (r#"{"type": "number"}"#, "1"),
+        ("{}", "0."),
+    ] {
+        let schema = format!(r#"{{"type": "array", "items": {kind}}}"#);
+        let schema: serde_json::Value = serde_json::from_str(&schema).unwrap();
+        let whole = Grammar::json_schema(&schema.to_string()).unwrap();
+        let part = Part::Sequence(vec![Part::text("call: "), Part::Json(schema)]);
+        for (grammar, before) in [(whole, ""), (Grammar::parts(part), "call: ")] {
+            let mut constraint = over_bytes(&grammar);
+            for character in format!("{before}[{begin}").bytes() {
+                constraint.accept(byte(character)).unwrap();
+            }
+            let mut digits = 0;
+            while constraint.allows(byte(b'3')).unwrap() {
+                assert!(has(constraint.mask().unwrap(), byte(b'3')));
+                constraint.accept(byte(b'3')).unwrap();
+                digits += 1;
+                assert!(digits < 100, "{kind} {begin}");
+            }
+            assert!(digits > 30, "{kind} {begin}: {digits}");
+            assert!(!has(constraint.mask().unwrap(), byte(b'3')));
+            constraint.rollback(1).unwrap();
+            assert!(constraint.allows(byte(b'3')).unwrap());
+            for character in "3, 1]".bytes() {
+                constraint.accept(byte(character)).unwrap();
+            }
+            assert!(constraint.is_complete());
+            constraint.reset().unwrap();
+        }
+    }
+    // Digits of texts are no number.
+    let strings = Grammar::json_schema(r#"{"type": "string"}"#).unwrap();
+    assert!(takes(
+        &over_bytes(&strings),
+        &format!("\"{}\"", "3".repeat(200))
+    ));
+    let grammar = Grammar::gbnf("root ::= [0-9]+").unwrap();
+    assert!(takes(&over_bytes(&grammar), &"3".repeat(200)));
+}
+
+#[test]
 fn a_text_ends_only_where_it_is_complete() {
     let (mut constraint, _) = gbnf("root ::= \"ab\" \"c\"?", &["abc"]);
     assert!(!constraint.allows(END).unwrap());
