@@ -132,7 +132,9 @@ fn every_division_into_units_agrees_with_one_device() {
     }
 }
 
-/// Sums are made in another order, so that now and then the 8-bit code of an activation falls on the other side. Without that, nothing but rounding differs.
+/// Sums are made in another order. Without more, errors are some 1e-14. Now and then, the 8-bit code
+/// of an activation falls on the other side; then they are up to 4e-5. That happens in less than a
+/// fourth of the cases, and differs between instruction sets.
 #[test]
 fn quantized_models_agree_with_one_device() {
     let (mut near, mut all) = (0, 0);
@@ -151,12 +153,12 @@ fn quantized_models_agree_with_one_device() {
                     let error = nmse(&divided, &alone);
                     assert!(error <= 1e-3, "{name} {dtype} {kv} {shares:?}: {error:e}");
                     all += 1;
-                    near += usize::from(error <= 1e-5);
+                    near += usize::from(error <= 1e-9);
                 }
             }
         }
     }
-    assert!(near * 10 >= all * 9, "{near} of {all} within 1e-5");
+    assert!(near * 2 >= all, "{near} of {all} within 1e-9");
 }
 
 #[test]
