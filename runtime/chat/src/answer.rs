@@ -138,6 +138,20 @@ impl AnswerParser {
         self.run("", true)
     }
 
+    /// Nothing comes any more, because a limit cut the answer. What may be the beginning of a mark,
+    /// or of a call whose name is incomplete, is left out.
+    pub fn cut(&mut self) -> Vec<Event> {
+        let held = match &self.machine {
+            Kind::Plain(machine) => machine.held(),
+            Kind::Channels(machine) => machine.held(),
+        };
+        if held.trim().is_empty() {
+            return self.finish();
+        }
+        self.sink.end();
+        std::mem::take(&mut self.sink.events)
+    }
+
     /// What the model writes before it says something: the end of thoughts that the prompt began, or of the header of what is said. A grammar
     /// for what is said begins behind it.
     pub fn before_content(&self) -> Option<&'static str> {

@@ -16,7 +16,7 @@ use crate::chat::{
     Prompt, PromptOptions, ReasoningFormat,
 };
 use crate::llm::{
-    Context, ContextOptions, GenerateOptions, Generation, Model, ModelOptions, Session,
+    Context, ContextOptions, Finish, GenerateOptions, Generation, Model, ModelOptions, Session,
     sampler_params,
 };
 use crate::registry::Registry;
@@ -329,7 +329,13 @@ impl Conversation {
             .generate(&tokens, &mut sampler, &generate_options, |piece| {
                 take(parser.push(piece))
             });
-        let _ = take(parser.finish());
+        let is_cut = generation.as_ref().is_ok_and(|generation| {
+            matches!(generation.finish, Finish::MaxTokens | Finish::ContextFull)
+        });
+        let _ = take(match is_cut {
+            true => parser.cut(),
+            false => parser.finish(),
+        });
         let generation = match generation {
             Ok(generation) => Some(generation),
             Err(error) if error.is_cancelled() && answer != Answer::default() => None,

@@ -147,8 +147,12 @@ impl Choice {
                     updates.push(Update::Rest(finished.rest.clone()));
                 }
                 self.parse(&finished.rest, &mut updates);
+                let is_cut = self.is_cut();
                 if let Some(parser) = &mut self.parser {
-                    let events = parser.finish();
+                    let events = match is_cut {
+                        true => parser.cut(),
+                        false => parser.finish(),
+                    };
                     self.answer.add(events.clone());
                     updates.extend(events.into_iter().map(Update::Parsed));
                 }

@@ -93,6 +93,14 @@ impl ChannelMachine {
         self.inner = inner.map(|format| Machine::new(format, self.has_tools, ""));
     }
 
+    /// The text of which it is not known yet what it is.
+    pub(super) fn held(&self) -> &str {
+        match &self.inner {
+            Some(inner) if self.buffer.is_empty() => inner.held(),
+            _ => &self.buffer,
+        }
+    }
+
     pub(super) fn run(&mut self, text: &str, is_end: bool, sink: &mut Sink) {
         self.buffer.push_str(text);
         while self.step(is_end, sink) {}

@@ -117,6 +117,11 @@ impl Machine {
         }
     }
 
+    /// The text of which it is not known yet what it is.
+    pub(super) fn held(&self) -> &str {
+        &self.buffer
+    }
+
     /// The mark that ends the thoughts that it is within.
     pub(super) fn thought_end(&self) -> Option<&'static str> {
         match self.state {

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub, missing_docs)] // Helpers of tests are tests, and none uses all of them.
 
-use samite_core::{CancelToken, Environment};
+pub mod parrot;
+
+use samite_core::{CancelToken, Device, Environment};
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_gguf::GgufFile;
 use samite_llm::{Context, ContextOptions, Model, ModelOptions};
@@ -21,11 +23,12 @@ pub fn model() -> &'static Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     MODEL.get_or_init(|| {
         let file = GgufFile::from_static("stories", samite_stories::MODEL).unwrap();
-        let mut options = CpuOptions::default();
-        options.threads = Some(1);
-        let device = CpuDevice::new(options);
-        Model::from_gguf(&file, &ModelOptions::new(vec![device])).unwrap()
+        Model::from_gguf(&file, &ModelOptions::new(vec![cpu()])).unwrap()
     })
+}
+
+fn cpu() -> Arc<dyn Device> {
+    CpuDevice::new(CpuOptions::default().with_threads(1))
 }
 
 /// An engine of a model.
