@@ -26,8 +26,8 @@ const PARTS: TextItems = TextItems {
     members: &["text", "refusal"],
 };
 
-/// The items of an input as messages.
-fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
+/// The items of an input as messages, each with the field that it came from.
+fn messages(fields: &Fields<'_>) -> Result<(Vec<Value>, Vec<String>)> {
     let Some((name, input)) = fields.get(&["input"]) else {
         return Err(ApiError::field("input", "is missing"));
     };
@@ -36,9 +36,11 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
         system.push(instructions.to_owned());
     }
     let mut messages: Vec<Value> = Vec::new();
+    let mut places = Vec::new();
     let items = match input {
         Value::String(text) => {
             messages.push(json!({"role": "user", "content": text}));
+            places.push("input".to_owned());
             &[][..]
         }
         Value::Array(items) => items,
@@ -105,15 +107,17 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
             // Clients send back all items, those of OpenAI's own services included.
             other => tracing::warn!("{place}: items of type {other:?} are left out"),
         }
+        places.resize(messages.len(), place);
     }
     if !system.is_empty() {
         messages.insert(0, json!({"role": "system", "content": system.join("\n\n")}));
+        places.insert(0, "instructions".to_owned());
     }
-    Ok(messages)
+    Ok((messages, places))
 }
 
-/// A request as one of chat completions.
-fn translated(body: &Value) -> Result<Value> {
+/// A request as one of chat completions, with the field that each message came from.
+fn translated(body: &Value) -> Result<(Value, Vec<String>)> {
     let fields = Fields::new(body)?;
     for name in ["previous_response_id", "conversation"] {
         if fields.has(name) {
@@ -141,7 +145,8 @@ fn translated(body: &Value) -> Result<Value> {
     ] {
         request.remove(name);
     }
-    request.insert("messages".to_owned(), messages(&fields)?.into());
+    let (messages, places) = messages(&fields)?;
+    request.insert("messages".to_owned(), messages.into());
     if let Some(limit) = fields.count(&["max_output_tokens"], i32::MAX as usize)? {
         request.insert("max_tokens".to_owned(), limit.into());
     }
@@ -180,12 +185,33 @@ fn translated(body: &Value) -> Result<Value> {
     } else {
         request.insert("tools".to_owned(), functions.into());
     }
-    Ok(request.into())
+    Ok((request.into(), places))
+}
+
+/// An error about a message as one about what it came from.
+fn placed(error: ApiError, places: &[String]) -> ApiError {
+    let param = error.more.get("param").and_then(Value::as_str);
+    let Some(param) = param.map(str::to_owned) else {
+        return error;
+    };
+    let behind = param.strip_prefix("messages[");
+    let parts = behind.and_then(|behind| behind.split_once(']'));
+    let place = parts.and_then(|(number, rest)| {
+        let place = places.get(number.parse::<usize>().ok()?)?;
+        Some(format!("{place}{rest}"))
+    });
+    match place {
+        Some(place) => error.renamed(&param, &place),
+        None => error
+            .renamed("messages", "input")
+            .renamed("max_tokens", "max_output_tokens")
+            .renamed("reasoning_effort", "reasoning.effort"),
+    }
 }
 
 pub fn job(app: &App, body: &Value) -> Result<(Job, ResponseTeller)> {
-    let job = chat::job(app, &translated(body)?);
-    let job = job.map_err(|error| error.renamed("messages", "input"))?;
+    let (request, places) = translated(body)?;
+    let job = chat::job(app, &request).map_err(|error| placed(error, &places))?;
     let teller = ResponseTeller {
         id: chance::id("resp_"),
         message: chance::id("msg_"),
@@ -203,7 +229,9 @@ pub fn job(app: &App, body: &Value) -> Result<(Job, ResponseTeller)> {
 }
 
 pub fn count(app: &App, body: &Value) -> Result<Value> {
-    let mut counted = tokens::count(app, &translated(body)?)?;
+    let (request, places) = translated(body)?;
+    let counted = tokens::count(app, &request);
+    let mut counted = counted.map_err(|error| placed(error, &places))?;
     counted["object"] = "response.input_tokens".into();
     Ok(counted)
 }

@@ -4,7 +4,7 @@ use crate::common::Server;
 use serde_json::{Value, json};
 
 /// Names and data of the events of a stream.
-fn events(server: &Server, path: &str, body: &Value) -> Vec<(String, Value)> {
+pub fn events(server: &Server, path: &str, body: &Value) -> Vec<(String, Value)> {
     let mut body = body.clone();
     body["stream"] = true.into();
     let (status, _, text) = server.ask("POST", path, "", &body.to_string());
@@ -279,6 +279,51 @@ fn items_of_other_services_are_left_out_of_a_conversation() {
         answer["usage"]["input_tokens"].clone()
     };
     assert_eq!(count(json!([other, ask])), count(json!([ask])));
+}
+
+#[test]
+fn errors_name_the_field_of_the_interface_that_was_asked() {
+    let server = Server::simple();
+    let message = |role: &str, text: &str| json!({"role": role, "content": text});
+    let say = |role: &str| message(role, "Once");
+    let thoughts = json!({"type": "reasoning", "content": []});
+    let call = json!({"type": "function_call", "name": "f", "call_id": "1", "arguments": "{"});
+    for (body, param) in [
+        (
+            json!({"input": [say("user"), thoughts, say("no role!")]}),
+            "input[2].role",
+        ),
+        (
+            json!({"input": [say("system"), say("user"), say("no role!")]}),
+            "input[2].role",
+        ),
+        (
+            json!({"instructions": "x", "input": [say("no role!")]}),
+            "input[0].role",
+        ),
+        (json!({"input": [say("user"), call]}), "input[1]"),
+        (json!({"input": []}), "input"),
+        (
+            json!({"input": "x", "max_output_tokens": -5}),
+            "max_output_tokens",
+        ),
+    ] {
+        for path in ["/v1/responses", "/v1/responses/input_tokens"] {
+            let (status, answer) = server.post(path, &body);
+            if path.ends_with("tokens") && param == "max_output_tokens" {
+                continue;
+            }
+            assert_eq!(status, 400, "{path} {body}: {answer}");
+            let error = &answer["error"];
+            let found = error["param"].as_str().unwrap();
+            assert!(found.starts_with(param), "{path} {body}: {answer}");
+            let text = error["message"].as_str().unwrap();
+            assert!(
+                text.contains(param) && !text.contains("messages"),
+                "{answer}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -9,5 +9,6 @@ mod hostile;
 mod http;
 mod loops;
 mod models;
+mod parrot;
 mod templates;
 mod tls;
