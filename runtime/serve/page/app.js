@@ -2,7 +2,7 @@
 
 import * as store from "./store.js";
 import { answer, get, ofModel } from "./client.js";
-import { blocks } from "./markdown.js";
+import { Growing, blocks } from "./markdown.js";
 import { open as openMachine } from "./machine.js";
 
 const find = (id) => document.getElementById(id);
@@ -309,6 +309,7 @@ async function respond() {
   setRunning();
   log.append(article);
   const tell = (text) => conversation === current && say(text);
+  const growing = new Growing(body);
   let details = null;
   let last = {};
   let isDrawn = true;
@@ -322,13 +323,13 @@ async function respond() {
       details.lastChild.textContent = message.reasoning;
       if (message.content) details.open = false;
     }
-    body.replaceChildren(...blocks(message.content));
+    growing.show(message.content);
     if (isBelow) log.scrollTop = log.scrollHeight;
     drawing = performance.now() - start;
   };
   draw();
   log.scrollTop = log.scrollHeight;
-  tell("The model reads …");
+  tell("Prefill …");
   let first = 0;
   let count = 0;
   await keep();

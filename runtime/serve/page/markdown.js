@@ -1,156 +1,180 @@
-// Markdown as elements of the page. Text of a model never becomes HTML: only text nodes and the elements below are made.
+// Markdown as elements of the page: markdown-it parses it, Temml sets formulas, highlight.js colours
+// code. What a model writes never becomes HTML of its own.
 
-function element(name, children = [], attributes = {}) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
+const { markdownit, temml, hljs } = globalThis;
 
-const INLINE = /(?<!`)(`+)(?!`)([\s\S]*?[^`])\1(?!`)|\*\*(?=\S)([\s\S]*?\S)\*\*|__(?=\S)([\s\S]*?\S)__(?!\w)|~~(?=\S)([\s\S]*?\S)~~|\*(?=[^\s*])([\s\S]*?[^\s*])\*(?!\*)|(?<!\w)_(?=[^\s_])([\s\S]*?[^\s_])_(?!\w)|!?\[([^\]]*)\]\(\s*(<[^>]*>|[^\s()]*(?:\([^\s()]*\)[^\s()]*)*)(?:\s+"[^"]*")?\s*\)|(https?:\/\/[^\s<>"')\]]*[^\s<>"')\].,;:!?*_~])|\\\(([\s\S]+?)\\\)|\\\[([\s\S]+?)\\\]|\$\$([\s\S]+?)\$\$|\\([!-/:-@[-`{-~])| *\n/;
+/** Longer code keeps one colour. */
+const MOST_COLOURED = 100_000;
+/** A formula that does not end within so many characters is text. */
+const LONGEST_FORMULA = 5_000;
 
-/** What stands within a line, or a few. */
-export function inline(text, depth = 0) {
-  const parts = [];
-  while (text) {
-    // The work grows with the square of the length: a paragraph of a book is shorter.
-    const found = depth < 8 && text.length < 8000 ? INLINE.exec(text) : null;
-    if (!found) {
-      parts.push(text);
-      break;
-    }
-    if (found.index) parts.push(text.slice(0, found.index));
-    const [all, , code, strong, strong2, gone, em, em2, label, target, bare, small, large, display, escaped] = found;
-    const formula = small ?? large ?? display;
-    const inside = (name, body) => element(name, inline(body, depth + 1));
-    if (code !== undefined) parts.push(element("code", [code.replace(/\n/g, " ")]));
-    else if (strong ?? strong2) parts.push(inside("strong", strong ?? strong2));
-    else if (gone) parts.push(inside("del", gone));
-    else if (em ?? em2) parts.push(inside("em", em ?? em2));
-    else if (label !== undefined) parts.push(link(label, target.replace(/^<|>$/g, ""), depth));
-    else if (bare) parts.push(link(bare, bare, 8));
-    // Formulas stay as they were written.
-    else if (formula !== undefined) parts.push(element("code", [formula.trim()], { "data-language": "latex" }));
-    else if (escaped) parts.push(escaped);
-    else parts.push(element("br"));
-    text = text.slice(found.index + all.length);
+const parser = markdownit({ breaks: true, linkify: true });
+parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+// Nothing but the web: no scripts, no data, no paths of this server.
+parser.validateLink = (target) => /^(https?:\/\/|mailto:)/i.test(target);
+const escape = parser.utils.escapeHtml;
+
+/** What begins a formula, what ends it, and whether it stands on lines of its own. */
+const MARKS = [["$$", "$$", true], ["\\[", "\\]", true], ["\\(", "\\)", false], ["$", "$", false]];
+
+/** Where the formula from `start` on ends, or -1. A price is no formula: "$5 and $6". */
+function formulaEnd(text, start, end) {
+  if (end.length > 1) return text.indexOf(end, start);
+  if (/\s/.test(text[start] ?? " ")) return -1;
+  for (let at = text.indexOf(end, start); at >= 0; at = text.indexOf(end, at + 1)) {
+    const isInside = text[at - 1] === "\\";
+    if (!isInside) return /\s/.test(text[at - 1]) || /\d/.test(text[at + 1] ?? "") ? -1 : at;
   }
-  return parts;
+  return -1;
 }
 
-function link(label, target, depth) {
-  const inside = inline(label, depth + 1);
-  // Nothing but the web: no scripts, no data.
-  if (!/^(https?:\/\/|mailto:)/i.test(target)) return element("span", inside);
-  return element("a", inside, { href: target, target: "_blank", rel: "noopener noreferrer nofollow" });
-}
-
-const FENCE = /^( {0,3})(`{3,}|~{3,})\s*([^`\n]*)$/;
-const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
-const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
-const ROW = /^ *\|?.*\|.*$/;
-const DASHES = /^ *\|? *:?-+:? *(\| *:?-+:? *)*\|? *$/;
-
-/**
- * The blocks of a text.
- * @param {string} text
- * @returns {Node[]}
- */
-export function blocks(text, depth = 0) {
-  const lines = text.replace(/\r\n?/g, "\n").split("\n");
-  const made = [];
-  let at = 0;
-  const begins = (line, next) =>
-    FENCE.test(line) || /^ {0,3}(#{1,6} |>)/.test(line) || ITEM.test(line) || RULE.test(line) ||
-    (ROW.test(line) && DASHES.test(next ?? "") && next.includes("-"));
-  while (at < lines.length) {
-    const line = lines[at];
-    const fence = FENCE.exec(line);
-    const heading = /^ {0,3}(#{1,6}) +(.*?)(?: +#+)? *$/.exec(line);
-    if (!line.trim()) {
-      at += 1;
-    } else if (fence) {
-      const end = new RegExp(`^ {0,3}${fence[2][0]}{${fence[2].length},} *$`);
-      let last = at + 1;
-      while (last < lines.length && !end.test(lines[last])) last += 1;
-      made.push(code(lines.slice(at + 1, last).join("\n"), fence[3].trim()));
-      at = last + 1;
-    } else if (heading) {
-      // The page has a heading of its own above.
-      made.push(element(`h${Math.min(6, heading[1].length + 1)}`, inline(heading[2])));
-      at += 1;
-    } else if (RULE.test(line)) {
-      made.push(element("hr"));
-      at += 1;
-    } else if (/^ {0,3}>/.test(line)) {
-      const quoted = [];
-      while (at < lines.length && /^ {0,3}>/.test(lines[at])) quoted.push(lines[at++].replace(/^ {0,3}> ?/, ""));
-      made.push(element("blockquote", depth < 8 ? blocks(quoted.join("\n"), depth + 1) : [quoted.join("\n")]));
-    } else if (ITEM.test(line)) {
-      let list;
-      [list, at] = items(lines, at, depth);
-      made.push(list);
-    } else if (ROW.test(line) && DASHES.test(lines[at + 1] ?? "") && lines[at + 1].includes("-")) {
-      const rows = [];
-      const head = cells(line);
-      at += 2;
-      while (at < lines.length && lines[at].trim() && ROW.test(lines[at])) rows.push(cells(lines[at++]));
-      const row = (name, texts) => element("tr", texts.map((text) => element(name, inline(text))));
-      const body = rows.map((texts) => row("td", head.map((_, i) => texts[i] ?? "")));
-      made.push(element("table", [element("thead", [row("th", head)]), element("tbody", body)]));
-    } else {
-      const paragraph = [line];
-      at += 1;
-      while (at < lines.length && lines[at].trim() && !begins(lines[at], lines[at + 1])) paragraph.push(lines[at++]);
-      made.push(element("p", inline(paragraph.join("\n"))));
-    }
+/** A rule of markdown-it: a formula within a line. */
+function formula(state, silent) {
+  const { src, pos, posMax } = state;
+  const mark = MARKS.find(([begin]) => src.startsWith(begin, pos));
+  if (!mark) return false;
+  const [begin, end, isDisplay] = mark;
+  const within = src.slice(pos + begin.length, Math.min(posMax, pos + LONGEST_FORMULA));
+  const length = formulaEnd(within, 0, end);
+  if (length <= 0) return false;
+  if (!silent) {
+    const token = state.push("formula", "math", 0);
+    token.content = within.slice(0, length);
+    token.meta = { isDisplay };
   }
-  return made;
+  state.pos = pos + begin.length + length + end.length;
+  return true;
 }
 
-function cells(line) {
-  const inner = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
-  return inner.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
-}
-
-/** A list from line `at` on, and the line behind it. */
-function items(lines, at, depth) {
-  const [, indent, mark] = ITEM.exec(lines[at]);
-  const isOrdered = /\d/.test(mark);
-  const list = element(isOrdered ? "ol" : "ul");
-  if (isOrdered && parseInt(mark, 10) !== 1) list.setAttribute("start", parseInt(mark, 10));
-  while (at < lines.length) {
-    const item = ITEM.exec(lines[at]);
-    if (!item || item[1].length < indent.length || /\d/.test(item[2]) !== isOrdered || RULE.test(lines[at])) break;
-    const width = item[1].length + item[2].length + Math.max(1, Math.min(item[3].length, 4));
-    const inner = [lines[at].slice(item[0].length)];
-    at += 1;
-    while (at < lines.length) {
-      const line = lines[at];
-      const isDeeper = line.length - line.trimStart().length >= Math.min(width, indent.length + 2);
-      const isBlank = !line.trim();
-      const goesOn = isBlank && /^ {2,}/.test(lines[at + 1] ?? "");
-      if (isBlank ? !goesOn : !isDeeper && (ITEM.test(line) || !inner.at(-1).trim() || FENCE.test(line))) break;
-      inner.push(line.slice(Math.min(width, line.length - line.trimStart().length)));
-      at += 1;
+/** A rule of markdown-it: a formula on lines of its own, which may be blank or look like lists. */
+function formulaBlock(state, first, last, silent) {
+  const start = state.bMarks[first] + state.tShift[first];
+  if (state.sCount[first] - state.blkIndent >= 4) return false;
+  const mark = MARKS.find(([begin, , isDisplay]) => isDisplay && state.src.startsWith(begin, start));
+  if (!mark) return false;
+  const [begin, end] = mark;
+  const lines = [];
+  let size = 0;
+  let line = first;
+  const take = (content) => {
+    const token = state.push("formula", "math", 0);
+    token.block = true;
+    token.content = content;
+    token.meta = { isDisplay: true };
+    token.map = [first, line];
+    state.line = line;
+    return true;
+  };
+  for (; line < last && size < LONGEST_FORMULA; line += 1) {
+    if (line > first && !state.isEmpty(line) && state.sCount[line] < state.blkIndent) return false;
+    const from = line === first ? start + begin.length : state.bMarks[line] + state.tShift[line];
+    const text = state.src.slice(from, state.eMarks[line]);
+    size += text.length + 1;
+    const at = text.indexOf(end);
+    if (at < 0) {
+      lines.push(text);
+      continue;
     }
-    const made = depth < 8 ? blocks(inner.join("\n"), depth + 1) : [inner.join("\n")];
-    // A paragraph alone needs no space around it.
-    const only = made.length && made[0].nodeName === "P" ? [...made[0].childNodes, ...made.slice(1)] : made;
-    list.append(element("li", only));
-    const next = at;
-    while (at < lines.length && !lines[at].trim()) at += 1;
-    if (at < lines.length && !ITEM.test(lines[at])) {
-      at = next;
-      break;
+    if (text.slice(at + end.length).trim()) return false;
+    if (silent) return true;
+    line += 1;
+    return take([...lines, text.slice(0, at)].join("\n"));
+  }
+  // The end of a text that grows may still come.
+  const isOpen = state.env.isGrowing && line === state.lineMax;
+  return isOpen && (silent || take(lines.join("\n")));
+}
+
+parser.inline.ruler.before("escape", "formula", formula);
+parser.block.ruler.before("fence", "formula", formulaBlock, { alt: ["paragraph", "reference", "blockquote", "list"] });
+
+const { rules } = parser.renderer;
+rules.formula = (tokens, at) => {
+  const { content, meta, block } = tokens[at];
+  const name = block ? "p" : "span";
+  return `<${name} class="formula" ${meta.isDisplay ? "data-display" : ""}>${escape(content)}</${name}>`;
+};
+rules.fence = rules.code_block = (tokens, at) => {
+  const language = tokens[at].info.trim().split(/\s+/)[0];
+  const text = tokens[at].content.replace(/\n$/, "");
+  const named = language ? ` data-language="${escape(language)}"` : "";
+  const isKnown = text.length < MOST_COLOURED && hljs.getLanguage(language);
+  const coloured = isKnown ? hljs.highlight(text, { language, ignoreIllegals: true }).value : escape(text);
+  return `<div class="code"><button type="button" data-copy aria-label="Copy the code">Copy</button><pre tabindex="0"><code${named}>${coloured}</code></pre></div>`;
+};
+// A picture would be fetched from where the model says.
+rules.image = (tokens, at) => {
+  const target = tokens[at].attrGet("src");
+  return `<a href="${escape(target)}" target="_blank" rel="noopener noreferrer nofollow">${escape(tokens[at].content || target)}</a>`;
+};
+rules.link_open = (tokens, at, options, _, renderer) => {
+  tokens[at].attrSet("target", "_blank");
+  tokens[at].attrSet("rel", "noopener noreferrer nofollow");
+  return renderer.renderToken(tokens, at, options);
+};
+// The page has a heading of its own above.
+rules.heading_open = (tokens, at) => `<h${Math.min(6, Number(tokens[at].tag[1]) + 1)}>`;
+rules.heading_close = (tokens, at) => `</h${Math.min(6, Number(tokens[at].tag[1]) + 1)}>`;
+// The page allows no styles in HTML.
+rules.th_open = rules.td_open = (tokens, at) => {
+  const side = /text-align:(\w+)/.exec(tokens[at].attrGet("style") ?? "");
+  return side ? `<${tokens[at].tag} class="${side[1]}">` : `<${tokens[at].tag}>`;
+};
+
+/** Elements for tokens of the parser. */
+function elements(tokens, env) {
+  const template = document.createElement("template");
+  template.innerHTML = parser.renderer.render(tokens, parser.options, env);
+  for (const place of template.content.querySelectorAll(".formula")) {
+    const source = place.textContent.trim();
+    try {
+      temml.render(source, place, { displayMode: "display" in place.dataset, throwOnError: true, maxSize: [25, 100], maxExpand: 200 });
+    } catch {
+      // What is no formula, or not yet, stays as it was written.
+      const code = document.createElement("code");
+      code.textContent = source;
+      place.replaceChildren(code);
     }
   }
-  return [list, at];
+  return template.content;
 }
 
-function code(text, language) {
-  const inside = element("code", [text], language ? { "data-language": language } : {});
-  const copy = element("button", ["Copy"], { type: "button", "data-copy": "", "aria-label": "Copy the code" });
-  const box = element("pre", [inside], { tabindex: "0" });
-  return element("div", [copy, box], { class: "code" });
+/** The elements of a text. */
+export function blocks(text) {
+  const env = {};
+  return [...elements(parser.parse(text, env), env).childNodes];
+}
+
+/** Shows a text that grows in a box. Of what is there already, only the last block is made anew. */
+export class Growing {
+  #box;
+  #env = { isGrowing: true };
+  /** Characters of blocks that cannot change any more, and their elements. */
+  #finished = 0;
+  #kept = 0;
+
+  constructor(box) {
+    this.#box = box;
+  }
+
+  /** Shows `text`, which begins with what was shown before. */
+  show(text) {
+    const rest = text.slice(this.#finished);
+    const tokens = parser.parse(rest, this.#env);
+    const last = tokens.findLastIndex((token) => token.level === 0 && token.nesting >= 0);
+    while (this.#box.childNodes.length > this.#kept) this.#box.lastChild.remove();
+    if (last > 0) {
+      this.#box.append(elements(tokens.slice(0, last), this.#env));
+      this.#kept = this.#box.childNodes.length;
+      this.#finished += lineStart(rest, tokens[last].map[0]);
+    }
+    this.#box.append(elements(tokens.slice(Math.max(0, last)), this.#env));
+  }
+}
+
+/** Where a line begins, counted from 0. */
+function lineStart(text, line) {
+  const ends = /\r\n?|\n/g;
+  for (let left = line; left > 0 && ends.exec(text); left -= 1);
+  return ends.lastIndex;
 }

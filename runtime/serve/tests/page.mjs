@@ -241,30 +241,68 @@ const tests = {
       const { blocks } = await import(new URL("markdown.js", location));
       const box = document.createElement("div");
       box.append(...blocks(text));
-      return box.innerHTML.replaceAll(/ (class|tabindex|type|data-copy|aria-label|target|rel)="[^"]*"/g, "").replaceAll("<button>Copy</button>", "");
+      return box.innerHTML
+        .replaceAll(/ (class|tabindex|type|data-copy|aria-label|target|rel|style|data-display)="[^"]*"/g, "")
+        .replaceAll("<button>Copy</button>", "")
+        .replaceAll(/(?<=>)\n|\n(?=<)/g, "");
     }, text);
     for (const [text, expected] of [
       ["Hello *you* and **all** of `it`", "<p>Hello <em>you</em> and <strong>all</strong> of <code>it</code></p>"],
       ["# A\n## B #\ntext", "<h2>A</h2><h3>B</h3><p>text</p>"],
       ["- a\n- b\n  - c\n- d", "<ul><li>a</li><li>b<ul><li>c</li></ul></li><li>d</li></ul>"],
       ["3. a\n4. b\n\nc", '<ol start="3"><li>a</li><li>b</li></ol><p>c</p>'],
-      ["```js\na < b && `c`\n```\nd", '<div><pre><code data-language="js">a &lt; b &amp;&amp; `c`</code></pre></div><p>d</p>'],
+      ["```js\na < b && `c`\n```\nd", '<div><pre><code data-language="js">a &lt; b &amp;&amp; <span>`c`</span></code></pre></div><p>d</p>'],
+      ["```nope\n<b>\n```", '<div><pre><code data-language="nope">&lt;b&gt;</code></pre></div>'],
       ["~~~\nnot ended", "<div><pre><code>not ended</code></pre></div>"],
       ["| a | b |\n|---|:-:|\n| 1 | x\\|y |", "<table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td><td>x|y</td></tr></tbody></table>"],
       ["> a\n> - b\n\nc", "<blockquote><p>a</p><ul><li>b</li></ul></blockquote><p>c</p>"],
       ["a\n\n---\n\nb", "<p>a</p><hr><p>b</p>"],
-      ["[x](https://a.b/c_(d)) [y](javascript:alert(1)) https://e.f", '<p><a href="https://a.b/c_(d)">x</a> <span>y</span> <a href="https://e.f">https://e.f</a></p>'],
+      ["[x](https://a.b/c_(d)) [y](javascript:alert(1)) https://e.f", '<p><a href="https://a.b/c_(d)">x</a> [y](javascript:alert(1)) <a href="https://e.f">https://e.f</a></p>'],
       ["<img src=x onerror=alert(1)> <script>1</script>", "<p>&lt;img src=x onerror=alert(1)&gt; &lt;script&gt;1&lt;/script&gt;</p>"],
       ["snake_case_name 2 * 3 * 4 \\*no\\*", "<p>snake_case_name 2 * 3 * 4 *no*</p>"],
-      ["~~gone~~ a  \nb", "<p><del>gone</del> a<br>b</p>"],
+      ["![alt](https://a.b/c.png) ![](data:image/png;base64,AA)", '<p><a href="https://a.b/c.png">alt</a> ![](data:image/png;base64,AA)</p>'],
+      ["~~gone~~ a  \nb", "<p><s>gone</s> a<br>b</p>"],
       ["one\ntwo", "<p>one<br>two</p>"],
       ["see https://a.b/c. Or https://d.e!", '<p>see <a href="https://a.b/c">https://a.b/c</a>. Or <a href="https://d.e">https://d.e</a>!</p>'],
-      ["\\(a_1 + b_2\\) and \\[\\frac{1}{2}\\] and $$x*y*z$$", '<p><code data-language="latex">a_1 + b_2</code> and <code data-language="latex">\\frac{1}{2}</code> and <code data-language="latex">x*y*z</code></p>'],
+      ["\\(a_1\\) costs $5 or $6, $x$", "<p><span><math><msub><mi>a</mi><mn>1</mn></msub></math></span> costs $5 or $6, <span><math><mi>x</mi></math></span></p>"],
+      ["\\[\\frac{1}{2}\\]", '<p><math display="block"><mfrac><mn>1</mn><mn>2</mn></mfrac></math></p>'],
+      ["$$\na\n\n= b\n$$\nrest", '<p><math display="block"><mrow><mi>a</mi><mo>=</mo><mi>b</mi></mrow></math></p><p>rest</p>'],
+      ["\\(\\nope{\\) `$a$`", "<p><span><code>\\nope{</code></span> <code>$a$</code></p>"],
     ]) {
       assert.equal(await html(text), expected, text);
     }
-    // Text that could make an expression go round in circles.
-    for (const text of ["*".repeat(20000), "**a".repeat(5000), "[".repeat(20000), "`".repeat(9999) + "a", "x" + "`".repeat(2000) + "a".repeat(5000), "> ".repeat(3000), "- ".repeat(3000), "_a".repeat(9000)]) {
+    // What is shown piece by piece is the same as the whole.
+    const differing = await page.evaluate(async (texts) => {
+      const { blocks, Growing } = await import(new URL("markdown.js", location));
+      return texts.filter((text) => {
+        const [grown, whole] = [document.createElement("div"), document.createElement("div")];
+        const growing = new Growing(grown);
+        for (let end = 0; end <= text.length; end += 1) growing.show(text.slice(0, end));
+        whole.append(...blocks(text));
+        return grown.innerHTML.replaceAll("\n", "") !== whole.innerHTML.replaceAll("\n", "");
+      });
+    }, [
+      "# A\n\none\ntwo\n\n- a\n- b\n\n  c\n\n```js\n\nx\n\n```\n\n$$\na\n\n= b\n$$\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> q\n\nend",
+      "one\r\n\r\ntwo\r\n\r\n1. a\r\n2. b\r\n\r\nend",
+    ]);
+    assert.deepEqual(differing, []);
+    // Of a text that grows, what is finished stays.
+    const isKept = await page.evaluate(async () => {
+      const { Growing } = await import(new URL("markdown.js", location));
+      const box = document.createElement("div");
+      const growing = new Growing(box);
+      growing.show("one\n\ntwo\n\nthree");
+      const first = box.firstChild;
+      growing.show("one\n\ntwo\n\nthree and four");
+      return first === box.firstChild && box.lastElementChild.textContent === "three and four";
+    });
+    assert.ok(isKept);
+    // Text that could make a parser go round in circles.
+    for (const text of [
+      "*".repeat(20000), "**a".repeat(5000), "[".repeat(20000), "`".repeat(9999) + "a", "x" + "`".repeat(2000) + "a".repeat(5000), "> ".repeat(3000),
+      "- ".repeat(3000), "_a".repeat(9000), "#" + " ".repeat(2500) + "\u2028", "$a ".repeat(8000), "\\(".repeat(10000), "\\[\n".repeat(5000),
+      "|a".repeat(9000) + "\n" + "|-".repeat(9000), "\\(" + "{".repeat(4000) + "\\)",
+    ]) {
       const start = Date.now();
       await html(text);
       assert.ok(Date.now() - start < 3000, `${text.slice(0, 10)}: ${Date.now() - start} ms`);
