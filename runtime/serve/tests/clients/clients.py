@@ -1,10 +1,11 @@
 """Real clients talk to `samite serve` with the model that is part of the program.
 
-Usage: clients.py PROGRAM [FOLDER]. Needs the packages openai, anthropic, ollama, langchain-openai llm, pyzmq and msgspec. FOLDER has node_modules with Node's openai, which is
-tried, too.
+Usage: clients.py PROGRAM [FOLDER]. Needs the packages openai, anthropic, ollama, langchain-openai,
+llm, pyzmq and msgspec. FOLDER has node_modules with the clients of Node, which are tried, too.
 """
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -70,6 +71,12 @@ def with_openai(base):
     called = client.chat.completions.create(model="x", messages=ASK, max_tokens=256, tools=tools, tool_choice="required", parallel_tool_calls=False)
     call = called.choices[0].message.tool_calls[0]
     assert called.choices[0].finish_reason == "tool_calls" and 1 <= json.loads(call.function.arguments)["n"] <= 9
+    stream = client.chat.completions.create(
+        model="x", messages=ASK, max_tokens=256, tools=tools, tool_choice="required", parallel_tool_calls=False, stream=True
+    )
+    parts = [part for chunk in stream for part in chunk.choices[0].delta.tool_calls or []]
+    assert "".join(part.function.name or "" for part in parts) == "pick"
+    assert 1 <= json.loads("".join(part.function.arguments or "" for part in parts))["n"] <= 9
     again = ASK + [called.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "7"}]
     assert client.chat.completions.create(model="x", messages=again, max_tokens=4, tools=tools).choices
     response = client.responses.create(model="x", input="Once upon a time", max_output_tokens=12, temperature=0)
@@ -104,6 +111,9 @@ def with_anthropic(base, text):
         assert "".join(stream.text_stream) == text
         assert stream.get_final_message().usage.output_tokens == 12
     assert client.messages.count_tokens(model="x", messages=ASK).input_tokens > 3
+    events = client.messages.create(model="x", max_tokens=12, messages=ASK, extra_body={"temperature": 0}, stream=True)
+    deltas = [event.delta for event in events if event.type == "content_block_delta"]
+    assert "".join(delta.text for delta in deltas if delta.type == "text_delta") == text
     tool = {"name": TOOL["name"], "description": TOOL["description"], "input_schema": TOOL["parameters"]}
     with client.messages.stream(model="x", max_tokens=256, messages=ASK, tools=[tool], tool_choice={"type": "any", "disable_parallel_tool_use": True}) as stream:
         called = stream.get_final_message()
@@ -133,6 +143,14 @@ def with_ollama(base, text):
     assert client.generate(model=name, prompt="Once upon a time", options=options).response == text
     shaped = client.chat(model=name, messages=ASK, format=SCHEMA, options={"num_predict": 64})
     assert json.loads(shaped.message.content)["mood"] in ("good", "bad")
+    # Whether it calls is the model's decision.
+    tools = [{"type": "function", "function": TOOL}]
+    calls = [{"function": {"name": "pick", "arguments": {"n": 7}}}]
+    after = ASK + [{"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "tool_name": "pick", "content": "7"}]
+    for asked in (ASK, after):
+        assert client.chat(model=name, messages=asked, tools=tools, options=options).done
+        parts = list(client.chat(model=name, messages=asked, tools=tools, options=options, stream=True))
+        assert parts[-1].done and parts[-1].eval_count <= 12
     assert len(client.embed(model=name, input=["a", "b"]).embeddings) == 2
     assert len(client.embed(model=name, input="a long text " * 5000).embeddings) == 1
     try:
@@ -167,6 +185,9 @@ def with_langchain(base, text):
     assert "".join(part.content for part in parts) == text and usage[-1]["output_tokens"] == 12
     long = model.model_copy(update={"max_tokens": 256})
     called = long.bind_tools([{"type": "function", "function": TOOL}], tool_choice="pick", parallel_tool_calls=False).invoke(ask)
+    parts = long.bind_tools([{"type": "function", "function": TOOL}], tool_choice="pick", parallel_tool_calls=False).stream(ask)
+    joined = functools.reduce(lambda whole, part: whole + part, parts)
+    assert 1 <= joined.tool_calls[0]["args"]["n"] <= 9, joined
     call = called.tool_calls[0]
     assert call["name"] == "pick" and 1 <= call["args"]["n"] <= 9, called
     after = model.bind_tools([{"type": "function", "function": TOOL}]).invoke([*ask, called, ToolMessage("7", tool_call_id=call["id"])])
