@@ -28,12 +28,13 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(
     after_help = "A line that ends with \\ goes on in the next one; \"\"\" begins and ends a text of several lines. Type /help for commands. \
-Ctrl-C stops an answer, Ctrl-D ends the conversation.
+Ctrl-C stops an answer, Ctrl-D ends the conversation. What comes through a pipe is one message, behind the one of -p.
 
 Examples:
   samite chat model.gguf
   samite chat -m model.gguf --system \"Answer in one sentence.\" --temp 0.3
-  echo \"What is a llama?\" | samite chat -m model.gguf -q"
+  echo \"What is a llama?\" | samite chat -m model.gguf -q
+  samite chat model.gguf -p \"Summarize this text:\" < README.md"
 )]
 pub struct ChatArgs {
     #[command(flatten)]
@@ -62,6 +63,10 @@ pub struct ChatArgs {
     /// Print only answers
     #[arg(short, long)]
     quiet: bool,
+
+    /// Take each line of a pipe as a message or command, not the whole input as one message
+    #[arg(long)]
+    lines: bool,
 
     #[command(flatten)]
     model: ModelArgs,
@@ -173,6 +178,9 @@ fn on_or_off(word: &str) -> Result<bool, String> {
     }
 }
 
+/// The longest message from a pipe, and the longest saved conversation.
+const MOST_BYTES: u64 = 64 << 20;
+
 /// The model of the program writes on; it knows no roles.
 pub(super) const STORIES: &str = "{{ messages[-1].content }}";
 
@@ -229,19 +237,14 @@ pub fn run(mut args: ChatArgs) -> Outcome {
             );
         }
     }
-    let mut input = Input::new(is_terminal)?;
-    if let Some(prompt) = args.prompt {
-        chat.ask(&prompt)?;
-    }
-    while let Some(line) = input.next()? {
-        match line.strip_prefix('/') {
-            Some(command) => {
-                if !chat.command(command)? {
-                    break;
-                }
-            }
-            None if line.trim().is_empty() => {}
-            None => chat.ask(&line)?,
+    if args.lines || std::io::stdin().is_terminal() {
+        chat.talk_by_lines(args.prompt, Input::new(is_terminal)?)?;
+    } else {
+        let piped = Source::stdin().read_all(MOST_BYTES)?;
+        let parts = args.prompt.into_iter().chain([piped.trim_end().to_owned()]);
+        let parts: Vec<_> = parts.filter(|part| !part.is_empty()).collect();
+        if !parts.is_empty() {
+            chat.ask(&parts.join("\n\n"))?;
         }
     }
     if let Some(path) = args.session {
@@ -279,6 +282,26 @@ struct Chat {
 }
 
 impl Chat {
+    /// Answers the first message, if there is one, then each line, until the input or a command
+    /// ends the conversation.
+    fn talk_by_lines(&mut self, first: Option<String>, mut input: Input) -> Outcome {
+        if let Some(first) = first {
+            self.ask(&first)?;
+        }
+        while let Some(line) = input.next()? {
+            match line.strip_prefix('/') {
+                Some(command) => {
+                    if !self.command(command)? {
+                        break;
+                    }
+                }
+                None if line.trim().is_empty() => {}
+                None => self.ask(&line)?,
+            }
+        }
+        Ok(())
+    }
+
     fn command(&mut self, line: &str) -> Outcome<bool> {
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let rest = rest.trim();
@@ -477,7 +500,7 @@ impl Chat {
     }
 
     fn answer_shown(&mut self) -> Outcome<bool> {
-        let mut printer = Printer::new(self.is_terminal);
+        let mut printer = Printer::new(self.is_terminal.then(terminal_width));
         let mut broken = None;
         let mut out = std::io::stdout().lock();
         let reply = self
@@ -546,8 +569,12 @@ impl Chat {
     }
 }
 
+/// Columns of the terminal at the moment.
+fn terminal_width() -> usize {
+    console::Term::stdout().size().1.into()
+}
+
 fn load(path: &Path) -> Outcome<Vec<Message>> {
-    const MOST_BYTES: u64 = 64 << 20;
     #[derive(serde::Deserialize)]
     struct Saved {
         messages: Vec<Message>,

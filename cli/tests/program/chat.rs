@@ -6,8 +6,13 @@ use samite_testing::HANG_GUARD;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
-/// Runs a conversation and gives its answers and notes.
+/// Runs a conversation whose messages and commands are lines, and gives its answers and notes.
 fn talk(arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
+    piped_in(&[&["--lines"], arguments].concat(), input)
+}
+
+/// Runs a conversation with this input, and gives its answers and notes.
+fn piped_in(arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
     let mut child = piped(&mut command(["chat"].iter().chain(arguments)));
     child
         .stdin
@@ -56,6 +61,38 @@ fn a_conversation_remembers_is_regenerated_and_taken_back() {
         notes.contains("0 messages") && notes.contains("there is nothing to answer yet"),
         "{notes}"
     );
+}
+
+#[test]
+fn a_pipe_is_one_message_behind_the_prompt() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("talk");
+    let asked = |flags: &[&str], input: &str| {
+        let session = ["--session", file.to_str().unwrap()];
+        let _ = std::fs::remove_file(&file);
+        let (code, answers, notes) = piped_in(&[&STORY[..], &session, flags].concat(), input);
+        assert_eq!(code, Some(0), "{notes}");
+        let saved = folder.path().join("saved.json");
+        let save = format!("/save {}\n", saved.display());
+        let (code, _, notes) = talk(&session, &save);
+        assert_eq!(code, Some(0), "{notes}");
+        let saved = std::fs::read_to_string(saved).unwrap();
+        let saved: serde_json::Value = serde_json::from_str(&saved).unwrap();
+        let messages = saved["messages"].as_array().unwrap().iter();
+        let questions = messages.filter(|message| message["role"] == "user");
+        let texts = questions.map(|message| message["content"].as_str().unwrap().to_owned());
+        (texts.collect::<Vec<_>>(), answers)
+    };
+    let (questions, answers) = asked(&[], "One day,\n\n/set a\nTom\n");
+    assert_eq!(questions, ["One day,\n\n/set a\nTom"]);
+    assert!(!answers.is_empty());
+    assert_eq!(
+        asked(&["-p", "Go on:"], "One day\n").0,
+        ["Go on:\n\nOne day"]
+    );
+    assert_eq!(asked(&["-p", "Go on:"], "").0, ["Go on:"]);
+    let (questions, answers) = asked(&[], "\n");
+    assert_eq!((questions.len(), &*answers), (0, ""));
 }
 
 #[test]
@@ -255,7 +292,7 @@ fn a_single_message_is_answered() {
 #[cfg(unix)]
 #[test]
 fn an_interrupt_stops_the_answer_and_not_the_program() {
-    let flags = ["chat", "--temp", "2", "--seed", "3"];
+    let flags = ["chat", "--lines", "--temp", "2", "--seed", "3"];
     let mut child = piped(command(flags).args(ENDLESS));
     let mut input = child.stdin.take().unwrap();
     let mut answers = BufReader::new(child.stdout.take().unwrap());

@@ -193,9 +193,11 @@ fn a_conversation_outlives_its_server() {
     let flags = on(&address, token.to_str().unwrap());
     let talk = |flags: &[&str], between: &mut dyn FnMut()| {
         let mut child = command(
-            ["chat", "-t", "1", "-n", "12", "-q", "--seed", "1"]
-                .iter()
-                .chain(flags),
+            [
+                "chat", "--lines", "-t", "1", "-n", "12", "-q", "--seed", "1",
+            ]
+            .iter()
+            .chain(flags),
         )
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

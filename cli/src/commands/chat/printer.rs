@@ -4,17 +4,19 @@ use crate::shown::escaped;
 use samite::chat::Event;
 use std::io::Write;
 
-/// Writes an answer as it comes: thoughts dimmed on a terminal, and nowhere else.
+/// Writes an answer as it comes. On a terminal, thoughts are dimmed, and lines break between words.
 pub(super) struct Printer {
-    is_terminal: bool,
+    /// `None` if the output is not a terminal.
+    wrap: Option<Wrap>,
     is_dim: bool,
     is_begun: bool,
 }
 
 impl Printer {
-    pub fn new(is_terminal: bool) -> Self {
+    /// A printer for a terminal of so many columns, or for something else.
+    pub fn new(columns: Option<usize>) -> Self {
         Printer {
-            is_terminal,
+            wrap: columns.map(Wrap::new),
             is_dim: false,
             is_begun: false,
         }
@@ -22,21 +24,25 @@ impl Printer {
 
     pub fn print(&mut self, event: &Event, out: &mut impl Write) -> std::io::Result<()> {
         match event {
-            Event::Reasoning(text) if self.is_terminal => {
+            Event::Reasoning(text) => {
+                let Some(wrap) = &mut self.wrap else {
+                    return Ok(());
+                };
                 if !std::mem::replace(&mut self.is_dim, true) {
                     write!(out, "\x1b[2m")?;
                 }
-                write!(out, "{}", on_terminal(text))?;
+                write!(out, "{}", wrap.wrapped(&on_terminal(text)))?;
             }
             Event::Content(text) => {
-                if std::mem::take(&mut self.is_dim) {
-                    write!(out, "\x1b[0m\n\n")?;
-                }
-                if self.is_terminal {
-                    write!(out, "{}", on_terminal(text))?;
-                } else {
+                let Some(wrap) = &mut self.wrap else {
                     write!(out, "{text}")?;
+                    self.is_begun = true;
+                    return out.flush();
+                };
+                if std::mem::take(&mut self.is_dim) {
+                    write!(out, "\x1b[0m{}", wrap.wrapped("\n\n"))?;
                 }
+                write!(out, "{}", wrap.wrapped(&on_terminal(text)))?;
             }
             _ => return Ok(()),
         }
@@ -53,6 +59,71 @@ impl Printer {
             writeln!(out)?;
         }
         out.flush()
+    }
+}
+
+/// Breaks lines between words as text comes in pieces. A word that reaches the edge is taken back
+/// and begins the next line.
+struct Wrap {
+    columns: usize,
+    column: usize,
+    /// The begun word, which stands at the end of the line.
+    word: String,
+}
+
+impl Wrap {
+    fn new(columns: usize) -> Self {
+        Wrap {
+            // Behind a character in the last column, terminals differ in where the cursor is.
+            columns: columns.saturating_sub(1).max(2),
+            column: 0,
+            word: String::new(),
+        }
+    }
+
+    /// What the terminal gets for the next piece of the text.
+    fn wrapped(&mut self, piece: &str) -> String {
+        const TAB: usize = 8;
+        let mut shown = String::with_capacity(piece.len());
+        for character in piece.chars() {
+            let width = match character {
+                '\n' => 0,
+                '\t' => TAB - self.column % TAB,
+                _ => console::measure_text_width(character.encode_utf8(&mut [0; 4])),
+            };
+            let is_space = matches!(character, ' ' | '\n' | '\t');
+            // Scripts of wide characters have no spaces between words.
+            if is_space || width > 1 {
+                self.word.clear();
+            }
+            if self.column + width > self.columns {
+                self.begin_line(&mut shown);
+                if is_space {
+                    continue;
+                }
+            }
+            shown.push(character);
+            self.column += width;
+            match character {
+                '\n' => self.column = 0,
+                _ if is_space || width > 1 => {}
+                _ => self.word.push(character),
+            }
+        }
+        shown
+    }
+
+    /// Begins a line, with the begun word if it fits there.
+    fn begin_line(&mut self, shown: &mut String) {
+        let width = console::measure_text_width(&self.word);
+        if width == 0 || width == self.column {
+            self.word.clear();
+            shown.push('\n');
+            self.column = 0;
+        } else {
+            *shown += &format!("\x1b[{width}D\x1b[K\n{}", self.word);
+            self.column = width;
+        }
     }
 }
 
@@ -73,8 +144,8 @@ mod tests {
 
     #[test]
     fn thoughts_are_dimmed_on_a_terminal_and_nowhere_else() {
-        let shown = |is_terminal| {
-            let mut printer = Printer::new(is_terminal);
+        let shown = |columns| {
+            let mut printer = Printer::new(columns);
             let mut out = Vec::new();
             for event in [
                 Event::Reasoning("a".into()),
@@ -86,8 +157,45 @@ mod tests {
             printer.end(&mut out, true).unwrap();
             String::from_utf8(out).unwrap()
         };
-        assert_eq!(shown(true), "\x1b[2mab\x1b[0m\n\nc\n");
-        assert_eq!(shown(false), "c\n");
+        assert_eq!(shown(Some(80)), "\x1b[2mab\x1b[0m\n\nc\n");
+        assert_eq!(shown(None), "c\n");
+    }
+
+    /// What stands on a terminal of `columns` columns after `pieces`.
+    fn screen(columns: usize, pieces: &[&str]) -> String {
+        let mut wrap = Wrap::new(columns);
+        let sent: String = pieces.iter().map(|piece| wrap.wrapped(piece)).collect();
+        let mut lines = vec![String::new()];
+        let mut rest = &*sent;
+        while let Some(character) = rest.chars().next() {
+            let last = lines.last_mut().unwrap();
+            if let Some(back) = rest.strip_prefix("\x1b[") {
+                let (count, behind) = back.split_once("D\x1b[K").unwrap();
+                let kept = last.chars().count() - count.parse::<usize>().unwrap();
+                *last = last.chars().take(kept).collect();
+                rest = behind;
+                continue;
+            }
+            match character {
+                '\n' => lines.push(String::new()),
+                _ => last.push(character),
+            }
+            assert!(console::measure_text_width(lines.last().unwrap()) < columns.max(3));
+            rest = &rest[character.len_utf8()..];
+        }
+        lines.join("|")
+    }
+
+    #[test]
+    fn lines_break_between_words() {
+        let pieces = ["The quick", " bro", "wn fox", " jumps over"];
+        assert_eq!(screen(12, &pieces), "The quick |brown fox |jumps over");
+        assert_eq!(screen(11, &["0123456789 a\nb c"]), "0123456789|a|b c");
+        // A word that is longer than a line breaks where the line ends.
+        assert_eq!(screen(6, &["ab abcdefghijkl"]), "ab |abcde|fghij|kl");
+        assert_eq!(screen(6, &["漢字漢字"]), "漢字|漢字");
+        assert_eq!(screen(1, &["abc"]), "ab|c");
+        assert_eq!(screen(80, &["a\n\n", "\tb"]), "a||\tb");
     }
 
     #[test]
