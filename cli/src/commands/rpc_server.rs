@@ -7,7 +7,7 @@ use crate::shown::say;
 use clap::Args;
 use samite::registry::{Server, ServerOptions};
 use std::io::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::time::Duration;
 
 /// Flags of `samite rpc-server`.
@@ -66,12 +66,11 @@ pub(super) fn place(host: &str, port: u16) -> String {
     }
 }
 
-/// Returns true for an address that only programs of this machine reach.
+/// Returns true for a host whose addresses are all reached by programs of this machine only. The
+/// system reads it as it does to listen there: `127.1` and `LOCALHOST` are such hosts, too.
 pub(super) fn is_loopback(host: &str) -> bool {
-    match host.trim_matches(['[', ']']).parse::<IpAddr>() {
-        Ok(address) => address.is_loopback(),
-        Err(_) => host == "localhost",
-    }
+    let addresses = (host.trim_matches(['[', ']']), 0).to_socket_addrs();
+    addresses.is_ok_and(|mut all| all.all(|address| address.ip().to_canonical().is_loopback()))
 }
 
 pub fn run(args: RpcServerArgs) -> Outcome {

@@ -2,6 +2,7 @@
 
 use crate::options::ServeOptions;
 use axum::http::{HeaderMap, HeaderValue, header};
+use std::net::IpAddr;
 
 /// Whether the headers have one of the keys. The time it takes does not depend on how much of a key is right.
 pub fn has_key(options: &ServeOptions, headers: &HeaderMap) -> bool {
@@ -27,14 +28,12 @@ pub fn has_key(options: &ServeOptions, headers: &HeaderMap) -> bool {
 }
 
 /// Whether the request is for a name of this server. Without keys, a page elsewhere could have its own name lead here, and read answers as if they were its
-/// own (DNS rebinding). Numeric addresses cannot be made to do so.
-pub fn is_own_host(options: &ServeOptions, headers: &HeaderMap) -> bool {
+/// own (DNS rebinding). Numeric addresses cannot be made to do so. A server that other machines reach, too, may have any name.
+pub fn is_own_host(options: &ServeOptions, is_local: bool, headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST) else {
         return true;
     };
-    let is_local = |name: &str| matches!(name, "localhost" | "127.0.0.1" | "::1");
-    let only_local = options.hosts.iter().all(|name| is_local(name.trim()));
-    if !options.api_keys.is_empty() || !only_local {
+    if !options.api_keys.is_empty() || !is_local {
         return true;
     }
     let Ok(host) = host.to_str() else {
@@ -45,11 +44,20 @@ pub fn is_own_host(options: &ServeOptions, headers: &HeaderMap) -> bool {
         Some((name, port)) if is_port(port) => name,
         _ => host,
     };
-    let name = name.trim_start_matches('[').trim_end_matches(']');
-    name.is_empty()
-        || name.eq_ignore_ascii_case("localhost")
-        || name.to_ascii_lowercase().ends_with(".localhost")
-        || name.parse::<std::net::IpAddr>().is_ok()
+    name.is_empty() || is_local_name(name) || unbracketed(name).parse::<IpAddr>().is_ok()
+}
+
+/// Whether a name or address in a URL leads to this machine.
+fn is_local_name(name: &str) -> bool {
+    let lower = name.to_ascii_lowercase();
+    let address = unbracketed(name).parse::<IpAddr>();
+    lower == "localhost"
+        || lower.ends_with(".localhost")
+        || address.is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+fn unbracketed(name: &str) -> &str {
+    name.trim_start_matches('[').trim_end_matches(']')
 }
 
 /// Whether a page elsewhere asks that nobody allowed. Browsers say where a page is from when it sends something. Programs that show pages of their own have
@@ -85,7 +93,7 @@ fn is_allowed(options: &ServeOptions, origin: &str) -> bool {
             Some((host, port)) if port.chars().all(|c| c.is_ascii_digit()) => host,
             _ => rest,
         };
-        ["localhost", "127.0.0.1", "[::1]"].contains(&host)
+        is_local_name(host)
     };
     match list.is_empty() {
         true => !options.api_keys.is_empty() || is_local(),

@@ -74,6 +74,8 @@ pub struct Hub {
     pub(crate) options: ServeOptions,
     pub(crate) bodies: Bodies,
     pub(crate) is_draining: AtomicBool,
+    /// Whether only programs of this machine reach the server.
+    pub(crate) is_local: AtomicBool,
     /// Seconds since 1970.
     pub(crate) started: u64,
     entries: Vec<Entry>,
@@ -171,6 +173,7 @@ impl Hub {
         Hub {
             bodies: Bodies::new(options.body_limit),
             is_draining: AtomicBool::new(false),
+            is_local: AtomicBool::new(true),
             started: crate::chance::seconds(),
             options,
             entries,

@@ -94,7 +94,8 @@ async fn respond(hub: Arc<Hub>, request: hyper::Request<Incoming>) -> Response {
         return response;
     }
     let refused = |message: &str| dialect.response(&ApiError::new(403, message));
-    if !access::is_own_host(options, &parts.headers) {
+    let is_local = hub.is_local.load(Ordering::SeqCst);
+    if !access::is_own_host(options, is_local, &parts.headers) {
         return refused(
             "this server answers under its own name only: name others with --host, or set keys",
         );

@@ -13,6 +13,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use samite_core::CancelToken;
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,10 +76,18 @@ async fn run(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
             io::Error::new(error.kind(), format!("cannot listen at {place}: {error}"))
         })?);
     }
-    let addresses = listeners
-        .iter()
-        .map(|listener| Ok(listener.local_addr()?.to_string()));
-    ready(&addresses.collect::<io::Result<Vec<_>>>()?);
+    let addresses = listeners.iter().map(TcpListener::local_addr);
+    let addresses = addresses.collect::<io::Result<Vec<_>>>()?;
+    // Of the host as it was given, a name or `127.1`, only the system says what it means.
+    let is_local = |address: &SocketAddr| address.ip().to_canonical().is_loopback();
+    hub.is_local
+        .store(addresses.iter().all(is_local), Ordering::SeqCst);
+    ready(
+        &addresses
+            .iter()
+            .map(SocketAddr::to_string)
+            .collect::<Vec<_>>(),
+    );
     let (sender, stopped) = watch::channel(false);
     let shared = Arc::new(Shared {
         hub: Arc::clone(&hub),

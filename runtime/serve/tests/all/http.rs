@@ -1,6 +1,6 @@
 //! The server as clients see it: a small model on the CPU, and requests over a socket.
 
-use crate::common::{CONTEXT, Server};
+use crate::common::{CONTEXT, ENDLESS, Server};
 use samite_requests::EngineOptions;
 use samite_serve::ServeOptions;
 use samite_testing::{HANG_GUARD, wait_until};
@@ -318,6 +318,7 @@ fn other_origins_read_nothing_unless_they_may() {
 fn whoever_leaves_frees_the_slot() {
     let engine = EngineOptions {
         slots: 1,
+        context: Some(ENDLESS),
         ..EngineOptions::default()
     };
     let server = Server::start(ServeOptions::default(), engine);
@@ -577,6 +578,45 @@ fn a_completion_begins_with_its_prompt_where_that_is_wanted() {
     assert_eq!(status, 400);
 }
 
+/// A page elsewhere can have its own name lead to this machine.
+#[test]
+fn a_server_of_this_machine_answers_under_local_names_only() {
+    for host in ["127.0.0.1", "127.0.0.2", "127.1", "LOCALHOST"] {
+        let options = ServeOptions {
+            hosts: vec![host.to_owned()],
+            ..ServeOptions::default()
+        };
+        let server = Server::start(options, EngineOptions::default());
+        let status = |name: &str| {
+            let mut stream = TcpStream::connect(&server.address).unwrap();
+            stream.set_read_timeout(Some(HANG_GUARD)).unwrap();
+            let request =
+                format!("GET /props HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            text.split(' ').nth(1).unwrap().to_owned()
+        };
+        for name in [
+            "evil.com",
+            "evil.com:8080",
+            "localhost.evil.com",
+            "127.0.0.1.evil.com",
+        ] {
+            assert_eq!(status(name), "403", "{name} at {host}");
+        }
+        for name in [
+            "localhost",
+            "LocalHost:8080",
+            "a.localhost",
+            "127.0.0.2:80",
+            "[::1]:80",
+        ] {
+            assert_eq!(status(name), "200", "{name} at {host}");
+        }
+    }
+}
+
 #[test]
 fn a_page_elsewhere_cannot_have_the_model_work() {
     let server = Server::simple();
@@ -648,7 +688,11 @@ fn streams_say_that_the_server_ends_them() {
         drain_seconds: 0,
         ..ServeOptions::default()
     };
-    let server = Server::start(options, EngineOptions::default());
+    let engine = EngineOptions {
+        context: Some(ENDLESS),
+        ..EngineOptions::default()
+    };
+    let server = Server::start(options, engine);
     let endless = json!({"ignore_eos": true, "stream": true, "max_tokens": 1_000_000});
     let mut streams: Vec<_> = [
         (

@@ -31,14 +31,18 @@ fn cpu() -> Arc<dyn Device> {
     CpuDevice::new(CpuOptions::default().with_threads(1))
 }
 
-/// An engine of a model.
+/// A context that takes much longer to fill than a stopped request may go on.
+pub const ENDLESS: usize = 1 << 16;
+
+/// An engine of a model, with a context of [`CONTEXT`] unless the options have another one.
 pub fn engine(model: &Arc<Model>, options: EngineOptions, environment: Environment) -> Engine {
+    let length = options.context.unwrap_or(CONTEXT);
     let options = EngineOptions {
-        context: Some(CONTEXT),
+        context: Some(length),
         ..options
     };
     let context = ContextOptions {
-        n_ctx: Some(CONTEXT * options.slots),
+        n_ctx: Some(length * options.slots),
         n_seq: options.n_seq(),
         environment,
         ..ContextOptions::default()
