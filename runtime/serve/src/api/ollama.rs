@@ -131,6 +131,9 @@ impl Stay {
     }
 }
 
+/// What stays longer stays always: the time at which it leaves could not be told.
+const A_CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Reads `keep_alive`: seconds, or a text such as "10m" or "1h30m"; below zero for as long as there is room.
 pub fn keep_alive(body: &Value) -> Result<Option<Stay>> {
     let seconds = match &body["keep_alive"] {
@@ -144,6 +147,7 @@ pub fn keep_alive(body: &Value) -> Result<Option<Stay>> {
         Some(0.0) => Ok(Some(Stay::Leaves)),
         Some(seconds) if seconds.is_finite() => {
             let time = Duration::try_from_secs_f64(seconds).ok();
+            let time = time.filter(|time| *time < A_CENTURY);
             Ok(Some(time.map_or(Stay::Always, Stay::For)))
         }
         _ => Err(ApiError::field(
@@ -668,6 +672,11 @@ mod tests {
         assert_eq!(read(json!("1h30m")), seconds(5400.0));
         assert_eq!(read(json!("300ms")), seconds(0.3));
         assert_eq!(read(json!(1e300)), Ok(Some(Stay::Always)));
+        assert_eq!(
+            read(json!(18_446_744_073_709_549_568u64)),
+            Ok(Some(Stay::Always))
+        );
+        assert_eq!(read(json!("99999999h")), Ok(Some(Stay::Always)));
         for value in [
             json!("soon"),
             json!(""),
