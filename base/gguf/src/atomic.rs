@@ -44,12 +44,25 @@ pub struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Creates the temporary file.
+    /// Creates the temporary file. As for any new file, what others may do with it is left to the
+    /// process's mask.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] if `target` exists but is no regular file; [`crate::ErrorKind::Io`].
     pub fn create(target: impl AsRef<Path>) -> Result<Self> {
-        let target = target.as_ref();
+        Self::with_mode(target.as_ref(), 0o666)
+    }
+
+    /// Creates the temporary file of one that nobody but its owner may read, where the system has
+    /// owners.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn private(target: impl AsRef<Path>) -> Result<Self> {
+        Self::with_mode(target.as_ref(), 0o600)
+    }
+
+    fn with_mode(target: &Path, mode: u32) -> Result<Self> {
         let not_a_file = || {
             Error::invalid("", "is not a name for a regular file: name another target")
                 .in_file(target)
@@ -66,9 +79,10 @@ impl AtomicFile {
         };
         let mut builder = tempfile::Builder::new();
         builder.prefix(&prefix).suffix(".tmp");
-        // As for any new file, what others may do with it is left to the process's mask.
         #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(mode));
+        #[cfg(not(unix))]
+        let _ = mode;
         // Under the lock, so that no file is made while all are removed.
         let mut unfinished = unfinished();
         let file = builder.tempfile_in(folder).map_err(|error| {
@@ -217,6 +231,21 @@ impl Drop for AtomicFile {
 mod tests {
     use super::*;
     use crate::ErrorKind;
+
+    #[cfg(unix)]
+    #[test]
+    fn private_files_are_read_by_their_owner_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a");
+        // Also in the place of one that everybody could read.
+        std::fs::write(&target, "old").unwrap();
+        let mut file = AtomicFile::private(&target).unwrap();
+        file.write_all(b"new").unwrap();
+        file.commit().unwrap();
+        let mode = std::fs::metadata(&target).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
 
     #[test]
     fn appears_complete_or_not_at_all() {

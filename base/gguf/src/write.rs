@@ -216,15 +216,34 @@ impl Writer<AtomicFile> {
         metadata: &Metadata,
         tensors: Vec<TensorSpec>,
     ) -> Result<Self> {
-        let path = path.as_ref();
+        Self::create_by(path.as_ref(), metadata, tensors, |path| {
+            AtomicFile::create(path)
+        })
+    }
+
+    /// As [`create`](Self::create), but the file is [private](AtomicFile::private).
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_private(
+        path: impl AsRef<Path>,
+        metadata: &Metadata,
+        tensors: Vec<TensorSpec>,
+    ) -> Result<Self> {
+        Self::create_by(path.as_ref(), metadata, tensors, |path| {
+            AtomicFile::private(path)
+        })
+    }
+
+    fn create_by(
+        path: &Path,
+        metadata: &Metadata,
+        tensors: Vec<TensorSpec>,
+        create: impl FnOnce(&Path) -> Result<AtomicFile>,
+    ) -> Result<Self> {
         // The header is made before the file: what cannot be written touches no disk.
         let encoded = encode_header(metadata, &tensors).map_err(|error| error.in_file(path))?;
-        Self::with_header(
-            AtomicFile::create(path)?,
-            Some(path.into()),
-            encoded,
-            tensors,
-        )
+        Self::with_header(create(path)?, Some(path.into()), encoded, tensors)
     }
 
     /// Has `fill` write the data of the tensor that comes next, in pieces in any order, from as many threads as it likes.

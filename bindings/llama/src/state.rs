@@ -170,7 +170,12 @@ unsafe fn save(
         head.extend(word.to_le_bytes());
     }
     head.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
-    let mut file = std::fs::File::create(path)?;
+    let mut options = std::fs::File::options();
+    options.write(true).create(true).truncate(true);
+    // It has texts of users.
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(path)?;
     file.write_all(&head)?;
     file.write_all(bytes)?;
     Ok(head.len() + bytes.len())

@@ -17,6 +17,7 @@ use clap::Args;
 use input::Input;
 use printer::Printer;
 use samite::chat::{ChatTemplate, Guard, Message, PromptOptions, ReasoningFormat, Role};
+use samite::gguf::AtomicFile;
 use samite::llm::{Error, Finish, Generation, Model, sampler_params};
 use samite::text::{Sampler, SamplerParams};
 use samite::{CancelToken, Conversation, ConversationError};
@@ -427,10 +428,7 @@ impl Chat {
     fn save(&self, path: &Path) -> Outcome {
         let value = serde_json::json!({"messages": self.talk.messages});
         let text = serde_json::to_string_pretty(&value).map_err(Failure::error)? + "\n";
-        match files::create(&Some(path))? {
-            Some(file) => files::finish(file, &text),
-            None => Ok(()),
-        }
+        files::finish(AtomicFile::private(path)?, &text)
     }
 
     /// What cannot be answered is taken back.

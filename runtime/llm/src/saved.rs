@@ -277,13 +277,14 @@ impl SavedSequence {
         sum.finalize()
     }
 
-    /// Writes it to a file: complete, or not at all.
+    /// Writes it to a file, complete, or not at all. Only its owner may read it: it has texts of
+    /// users.
     ///
     /// # Errors
     /// If the file cannot be written; then the one before is still there.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let (metadata, specs) = self.header()?;
-        let mut writer = Writer::create(path, &metadata, specs)?;
+        let mut writer = Writer::create_private(path, &metadata, specs)?;
         self.append_to(&mut writer)?;
         Ok(writer.commit()?)
     }
