@@ -29,6 +29,17 @@ fn is_unseen(c: char) -> bool {
         )
 }
 
+/// A text that does nothing to the terminal but move on in it.
+pub fn on_terminal(text: &str) -> String {
+    let parts =
+        text.split_inclusive(['\n', '\t'])
+            .map(|part| match part.strip_suffix(['\n', '\t']) {
+                Some(begin) => format!("{}{}", escaped(begin), &part[begin.len()..]),
+                None => escaped(part).into_owned(),
+            });
+    parts.collect()
+}
+
 /// `text` with escapes for characters that are not to be seen.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(is_unseen) {

@@ -8,7 +8,7 @@ use crate::files::Source;
 use crate::model_name::model_and_text;
 use crate::renewal::{self, Renewal};
 use crate::sampling::SamplingArgs;
-use crate::shown::{counted, say};
+use crate::shown::{counted, on_terminal, say};
 use crate::trace_file::TraceFile;
 use crate::watch::{Trouble, WatchArgs};
 use crate::{files, interrupt, progress, ranks};
@@ -17,7 +17,7 @@ use clap::builder::NonEmptyStringValueParser;
 use samite::llm::{Context, Finish, GenerateOptions, Generation, Session, sampler_params};
 use samite::text::{Sampler, SamplerParams};
 use serde_json::{Value, json};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -317,9 +317,14 @@ pub fn run(mut args: RunArgs) -> Outcome {
         true => Box::new(std::io::stdout().lock()),
         false => Box::new(std::io::sink()),
     };
+    let is_terminal = std::io::stdout().is_terminal();
+    let shown = |text: &str| match is_terminal {
+        true => on_terminal(text),
+        false => text.to_owned(),
+    };
     let mut is_begun = !args.no_display_prompt && !args.chat && !args.json;
     if is_begun {
-        write!(out, "{prompt}")?;
+        write!(out, "{}", shown(&prompt))?;
         out.flush()?;
     }
     let options = GenerateOptions {
@@ -340,7 +345,7 @@ pub fn run(mut args: RunArgs) -> Outcome {
             }
             false => {
                 is_begun = true;
-                write!(out, "{piece}").and_then(|()| out.flush())
+                write!(out, "{}", shown(piece)).and_then(|()| out.flush())
             }
         };
         let written = written.map_err(Failure::from).and_then(|()| {

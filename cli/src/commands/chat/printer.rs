@@ -1,6 +1,6 @@
 //! Answers on a terminal.
 
-use crate::shown::escaped;
+use crate::shown::on_terminal;
 use samite::chat::Event;
 use std::io::Write;
 
@@ -127,17 +127,6 @@ impl Wrap {
     }
 }
 
-/// A text that does nothing to the terminal but move on in it.
-fn on_terminal(text: &str) -> String {
-    let parts =
-        text.split_inclusive(['\n', '\t'])
-            .map(|part| match part.strip_suffix(['\n', '\t']) {
-                Some(begin) => format!("{}{}", escaped(begin), &part[begin.len()..]),
-                None => escaped(part).into_owned(),
-            });
-    parts.collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,7 +189,10 @@ mod tests {
 
     #[test]
     fn answers_do_nothing_to_the_terminal() {
-        assert_eq!(on_terminal("a\tb\n\nc"), "a\tb\n\nc");
-        assert_eq!(on_terminal("\x1b[2Ja\n\r"), "\\u{1b}[2Ja\n\\r");
+        let mut printer = Printer::new(Some(80));
+        let mut out = Vec::new();
+        let event = Event::Content("\x1b[2Ja".into());
+        printer.print(&event, &mut out).unwrap();
+        assert_eq!(out, b"\\u{1b}[2Ja");
     }
 }
