@@ -384,7 +384,8 @@ mod tests {
         assert_eq!(range("-2"), Ok("0-2".into()));
         assert_eq!(range("1000-"), Ok("1000-1023".into()));
         for wrong in ["", "-", "4", "5-4", "0-1024", "a-b", "1-2-3"] {
-            assert!(range(wrong).is_err(), "{wrong}");
+            let message = range(wrong).unwrap_err();
+            assert!(message.contains("from 0 to 1023"), "{wrong}: {message}");
         }
         let both = CpuSet::parse_mask("1").unwrap();
         let both = both.with(&CpuSet::parse_range("2-3").unwrap());

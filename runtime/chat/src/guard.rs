@@ -192,6 +192,25 @@ mod tests {
     }
 
     #[test]
+    fn marks_cut_a_text_into_pieces_that_have_text() {
+        let [begin, end] = MARKS;
+        let cut = |text: &str| {
+            let pieces = pieces(text).into_iter();
+            let pieces = pieces.map(|piece| (piece.text, piece.parse_special));
+            pieces.collect::<Vec<_>>()
+        };
+        let piece = |text: &str, is_special| (text.to_owned(), is_special);
+        assert_eq!(cut(""), []);
+        assert_eq!(cut(&format!("{begin}{end}")), []);
+        let text = format!("a{begin}b{end}{begin}c{end}d");
+        assert_eq!(
+            cut(&text),
+            [piece("a", true), piece("bc", false), piece("d", true)]
+        );
+        assert_eq!(cut(&format!("{begin}{end}a")), [piece("a", true)]);
+    }
+
+    #[test]
     fn special_texts_are_marked_with_their_halves_at_both_ends() {
         for (text, expected) in [
             ("hello", "hello"),
