@@ -53,8 +53,7 @@ impl AtomicFile {
         Self::with_mode(target.as_ref(), 0o666)
     }
 
-    /// Creates the temporary file of one that nobody but its owner may read, where the system has
-    /// owners.
+    /// Creates the temporary file. On Unix, only the owner may read it and the target.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -238,7 +237,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a");
-        // Also in the place of one that everybody could read.
+        // It also replaces a file that everybody could read.
         std::fs::write(&target, "old").unwrap();
         let mut file = AtomicFile::private(&target).unwrap();
         file.write_all(b"new").unwrap();

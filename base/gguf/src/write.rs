@@ -221,7 +221,7 @@ impl Writer<AtomicFile> {
         })
     }
 
-    /// As [`create`](Self::create), but the file is [private](AtomicFile::private).
+    /// Begins a [private](AtomicFile::private) file, otherwise as [`create`](Self::create).
     ///
     /// # Errors
     /// As [`create`](Self::create).

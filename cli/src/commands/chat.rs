@@ -29,7 +29,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(
     after_help = "A line that ends with \\ goes on in the next one; \"\"\" begins and ends a text of several lines. Type /help for commands. \
-Ctrl-C stops an answer, Ctrl-D ends the conversation. What comes through a pipe is one message, behind the one of -p.
+Ctrl-C stops an answer, Ctrl-D ends the conversation. Input from a pipe is one message, after
+that of -p.
 
 Examples:
   samite chat model.gguf
@@ -179,8 +180,8 @@ fn on_or_off(word: &str) -> Result<bool, String> {
     }
 }
 
-/// The longest message from a pipe, and the longest saved conversation.
-const MOST_BYTES: u64 = 64 << 20;
+/// Maximum size of a message from a pipe, and of a saved conversation.
+const MAX_BYTES: u64 = 64 << 20;
 
 /// The model of the program writes on; it knows no roles.
 pub(super) const STORIES: &str = "{{ messages[-1].content }}";
@@ -241,7 +242,7 @@ pub fn run(mut args: ChatArgs) -> Outcome {
     if args.lines || std::io::stdin().is_terminal() {
         chat.talk_by_lines(args.prompt, Input::new(is_terminal)?)?;
     } else {
-        let piped = Source::stdin().read_all(MOST_BYTES)?;
+        let piped = Source::stdin().read_all(MAX_BYTES)?;
         let parts = args.prompt.into_iter().chain([piped.trim_end().to_owned()]);
         let parts: Vec<_> = parts.filter(|part| !part.is_empty()).collect();
         if !parts.is_empty() {
@@ -577,7 +578,7 @@ fn load(path: &Path) -> Outcome<Vec<Message>> {
     struct Saved {
         messages: Vec<Message>,
     }
-    let text = Source::file(path)?.read_all(MOST_BYTES)?;
+    let text = Source::file(path)?.read_all(MAX_BYTES)?;
     serde_json::from_str::<Saved>(&text)
         .map(|saved| saved.messages)
         .map_err(|error| Failure::error(format_args!("{}: {error}", path.display())))

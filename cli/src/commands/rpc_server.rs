@@ -66,8 +66,8 @@ pub(super) fn place(host: &str, port: u16) -> String {
     }
 }
 
-/// Returns true for a host whose addresses are all reached by programs of this machine only. The
-/// system reads it as it does to listen there: `127.1` and `LOCALHOST` are such hosts, too.
+/// Returns true for a host whose addresses only programs of this machine reach. The system parses
+/// it, as for listening: `127.1` and `LOCALHOST` are such hosts.
 pub(super) fn is_loopback(host: &str) -> bool {
     let addresses = (host.trim_matches(['[', ']']), 0).to_socket_addrs();
     addresses.is_ok_and(|mut all| all.all(|address| address.ip().to_canonical().is_loopback()))

@@ -138,8 +138,8 @@ impl AnswerParser {
         self.run("", true)
     }
 
-    /// Nothing comes any more, because a limit cut the answer. What may be the beginning of a mark,
-    /// or of a call whose name is incomplete, is left out.
+    /// Ends an answer that a limit cut. An incomplete mark and an incomplete call without its name
+    /// are left out.
     pub fn cut(&mut self) -> Vec<Event> {
         let held = match &self.machine {
             Kind::Plain(machine) => machine.held(),

@@ -20,8 +20,7 @@ pub struct GrammarConstraint {
     is_finished: bool,
     /// Whether the text ends where only white space could follow.
     ends_before_space: bool,
-    /// Where the text has JSON: how many digits stand at its end, before each token and behind the
-    /// last one.
+    /// For text with JSON: the state before each token and after the last one.
     digits: Option<Vec<Digits>>,
     accepted: usize,
 }
@@ -136,7 +135,7 @@ impl GrammarConstraint {
         self.digits.as_ref()?.last().copied()
     }
 
-    /// Takes the tokens that make a number too long out of the mask, if others are left.
+    /// Removes the tokens that make a number too long from the mask, unless no other is in it.
     fn end_numbers(&mut self) {
         let Some(last) = self.last_digits().filter(|last| last.may_overflow()) else {
             return;

@@ -1,15 +1,15 @@
-//! An end to the digits of JSON's numbers, for which the engine has no bound.
+//! Bounds the digits of numbers in JSON. The engine has no bound for fractions and exponents.
 
-/// Most digits in a row outside of strings. An F64 has 17 digits that matter, and zeros may stand
-/// before them.
-const MOST_DIGITS: u32 = 40;
-/// Tokens with more digits than this are not expected: a shorter run needs no look at all tokens.
-const MOST_IN_TOKEN: u32 = 16;
+/// Maximum digits in a row outside of strings. An F64 has 17 significant digits; zeros may precede
+/// them.
+const MAX_DIGITS: u32 = 40;
+/// Maximum digits of a token. A run that is shorter by as much needs no check of all tokens.
+const MAX_TOKEN_DIGITS: u32 = 16;
 
-/// What the end of a text means in JSON.
+/// State of a scanner of JSON that counts digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Digits {
-    /// Digits at the end of the text, outside of strings.
+    /// Number of digits at the end of the text, outside of strings.
     count: u32,
     is_string: bool,
     is_escaped: bool,
@@ -27,23 +27,23 @@ impl Digits {
         self.count = if is_digit { self.count + 1 } else { 0 };
     }
 
-    /// The state behind a further text.
+    /// Returns the state after `text`.
     pub fn behind(mut self, text: &[u8]) -> Self {
         text.iter().for_each(|byte| self.push(*byte));
         self
     }
 
-    /// Whether a further text makes a number too long.
+    /// Returns true if a number is too long after `text`.
     pub fn overflow(mut self, text: &[u8]) -> bool {
         text.iter().any(|byte| {
             self.push(*byte);
-            self.count > MOST_DIGITS
+            self.count > MAX_DIGITS
         })
     }
 
-    /// Whether a further token may make a number too long.
+    /// Returns true if a number may be too long after the next token.
     pub fn may_overflow(self) -> bool {
-        self.count + MOST_IN_TOKEN > MOST_DIGITS
+        self.count + MAX_TOKEN_DIGITS > MAX_DIGITS
     }
 }
 

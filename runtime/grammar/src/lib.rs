@@ -33,7 +33,7 @@
 //! | `parts.rs` | [`Part`]: grammars that a program puts together of texts and schemas |
 //! | `vocabulary.rs` | [`GrammarVocabulary`]: the trie of all tokens, made once |
 //! | `constraint.rs` | [`GrammarConstraint`]: a text on its way |
-//! | `digits.rs` | an end to the digits of JSON's numbers |
+//! | `digits.rs` | bounds the digits of numbers in JSON |
 //! | `lazy.rs` | [`Lazy`]: a constraint that begins at a trigger |
 //!
 //! The engine is llguidance. A grammar that comes from outside is limited in size, depth and in the time that it takes; nothing here panics on one.

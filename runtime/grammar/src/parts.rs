@@ -46,7 +46,7 @@ impl Part {
         Ok(Part::Json(prepare(text)?))
     }
 
-    /// Whether JSON is in it.
+    /// Returns true if a part is JSON.
     pub(crate) fn has_json(&self) -> bool {
         match self {
             Part::Json(_) => true,

@@ -28,7 +28,8 @@ pub fn has_key(options: &ServeOptions, headers: &HeaderMap) -> bool {
 }
 
 /// Whether the request is for a name of this server. Without keys, a page elsewhere could have its own name lead here, and read answers as if they were its
-/// own (DNS rebinding). Numeric addresses cannot be made to do so. A server that other machines reach, too, may have any name.
+/// own (DNS rebinding). Numeric addresses cannot be made to do so. A server that other machines also
+/// reach may have any name.
 pub fn is_own_host(options: &ServeOptions, is_local: bool, headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST) else {
         return true;
@@ -47,7 +48,7 @@ pub fn is_own_host(options: &ServeOptions, is_local: bool, headers: &HeaderMap) 
     name.is_empty() || is_local_name(name) || unbracketed(name).parse::<IpAddr>().is_ok()
 }
 
-/// Whether a name or address in a URL leads to this machine.
+/// Returns true if a name or address in a URL leads to this machine.
 fn is_local_name(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     let address = unbracketed(name).parse::<IpAddr>();

@@ -74,7 +74,7 @@ pub struct Hub {
     pub(crate) options: ServeOptions,
     pub(crate) bodies: Bodies,
     pub(crate) is_draining: AtomicBool,
-    /// Whether only programs of this machine reach the server.
+    /// True if only programs of this machine reach the server.
     pub(crate) is_local: AtomicBool,
     /// Seconds since 1970.
     pub(crate) started: u64,

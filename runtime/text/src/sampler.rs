@@ -64,8 +64,7 @@ pub struct Sampler {
     masked: Vec<f32>,
     /// Whether the constraint refused the last choice.
     was_refused: bool,
-    /// Whether that was a choice among the likeliest, so that the choice among what is allowed is
-    /// still to be made.
+    /// True if that was a choice from top-k logits, so that the masked choice must follow.
     is_choice_due: bool,
 }
 
@@ -76,8 +75,8 @@ pub struct SamplerState {
     pub seed: u64,
     /// How many random numbers were drawn since.
     pub drawn: u64,
-    /// What the chain knows of the past beyond the tokens: one number of mirostat or two of
-    /// adaptive-p, then how many numbers each XTC stage drew, if it has a generator of its own.
+    /// State of mirostat (one number) or adaptive-p (two), then the count of numbers drawn by each
+    /// XTC stage with its own generator.
     pub draw: Vec<f64>,
 }
 
@@ -176,7 +175,7 @@ impl Sampler {
         })
     }
 
-    /// Whether the constraint allows a choice.
+    /// Returns true if the constraint allows `token`.
     fn is_allowed(&mut self, token: u32) -> Result<bool, SamplerError> {
         let is_allowed = match &mut self.constraint {
             Some(constraint) => constraint.allows(token)?,
@@ -198,8 +197,8 @@ impl Sampler {
     }
 
     /// As [`sample`](Self::sample), of a vocabulary of `count` tokens, if only the logits of the [`enough`](Self::enough) likeliest are known; of a single
-    /// one, it may be any number. `None` if that does not do, and [`sample`](Self::sample) must follow with all logits: not all of these are numbers, or the
-    /// constraint refuses the choice.
+    /// one, it may be any number. `None` if not all of these are numbers, or the constraint refuses the
+    /// choice; then [`sample`](Self::sample) must follow with all logits.
     ///
     /// # Errors
     /// As [`sample`](Self::sample).
@@ -343,7 +342,7 @@ impl Sampler {
         constrained: usize,
     ) -> Result<(), SamplerError> {
         let is_sound = state.draw.iter().all(|value| value.is_finite());
-        if state.drawn > Rng::MOST_REPEATED || !is_sound || constrained > text.len() {
+        if state.drawn > Rng::MAX_REPLAYED || !is_sound || constrained > text.len() {
             return Err(SamplerError::State);
         }
         self.begin(state.seed)?;

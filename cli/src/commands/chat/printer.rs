@@ -81,7 +81,7 @@ impl Wrap {
         }
     }
 
-    /// What the terminal gets for the next piece of the text.
+    /// Returns what to write for the next piece of the text.
     fn wrapped(&mut self, piece: &str) -> String {
         const TAB: usize = 8;
         let mut shown = String::with_capacity(piece.len());
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(shown(None), "c\n");
     }
 
-    /// What stands on a terminal of `columns` columns after `pieces`.
+    /// Returns the lines on a terminal of `columns` columns after `pieces`.
     fn screen(columns: usize, pieces: &[&str]) -> String {
         let mut wrap = Wrap::new(columns);
         let sent: String = pieces.iter().map(|piece| wrap.wrapped(piece)).collect();

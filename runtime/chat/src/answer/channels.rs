@@ -93,7 +93,7 @@ impl ChannelMachine {
         self.inner = inner.map(|format| Machine::new(format, self.has_tools, ""));
     }
 
-    /// The text of which it is not known yet what it is.
+    /// Returns the text that may be a part of a mark or call.
     pub(super) fn held(&self) -> &str {
         match &self.inner {
             Some(inner) if self.buffer.is_empty() => inner.held(),

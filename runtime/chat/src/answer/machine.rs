@@ -117,7 +117,7 @@ impl Machine {
         }
     }
 
-    /// The text of which it is not known yet what it is.
+    /// Returns the text that may be a part of a mark or call.
     pub(super) fn held(&self) -> &str {
         &self.buffer
     }

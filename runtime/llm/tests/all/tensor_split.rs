@@ -132,9 +132,9 @@ fn every_division_into_units_agrees_with_one_device() {
     }
 }
 
-/// Sums are made in another order. Without more, errors are some 1e-14. Now and then, the 8-bit code
-/// of an activation falls on the other side; then they are up to 4e-5. That happens in less than a
-/// fourth of the cases, and differs between instruction sets.
+/// The order of sums differs, which costs an error of some 1e-14. In less than a fourth of the
+/// cases, the 8-bit code of an activation is another one, and the error up to 4e-5. Which cases
+/// those are differs between instruction sets.
 #[test]
 fn quantized_models_agree_with_one_device() {
     let (mut near, mut all) = (0, 0);

@@ -131,7 +131,7 @@ impl Stay {
     }
 }
 
-/// What stays longer stays always: the time at which it leaves could not be told.
+/// Limit of `keep_alive`. A model stays loaded for longer times, whose end no date can express.
 const A_CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Reads `keep_alive`: seconds, or a text such as "10m" or "1h30m"; below zero for as long as there is room.

@@ -12,7 +12,7 @@ const THOUGHTS: &str = "Which number do they like?";
 const CONTENT: &str = "I pick one for you.";
 const CALL: &str = r#"{"name": "pick", "arguments": {"n": 7, "why": "a \"lucky\" one"}}"#;
 
-/// What a client hears of an answer.
+/// An answer as a client collects it.
 #[derive(Debug, Default, PartialEq)]
 struct Heard {
     thoughts: String,
@@ -165,7 +165,7 @@ fn messages(server: &Server, most: Option<usize>, is_streamed: bool) -> Heard {
                 match serde_json::from_str(&input) {
                     Ok(input) => block(&block_now, input),
                     Err(_) if block_now["type"] != "tool_use" => block(&block_now, Value::Null),
-                    // As with Anthropic, the beginning of a call that was cut.
+                    // A cut call, as from Anthropic: its input is incomplete.
                     Err(_) => {}
                 }
             }

@@ -326,8 +326,8 @@ impl Candidates {
         })
     }
 
-    /// As [`draw_place`](Self::draw_place), but takes no number from `rng` for a single candidate,
-    /// as C++'s `discrete_distribution` does.
+    /// Draws like [`draw_place`](Self::draw_place). For a single candidate it takes no number from
+    /// `rng`, as C++'s `discrete_distribution`.
     ///
     /// # Errors
     /// [`SamplerError::NoCandidate`] if there is none.

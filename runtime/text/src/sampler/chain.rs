@@ -24,7 +24,7 @@ enum Step {
     Xtc {
         chance: f32,
         threshold: f32,
-        /// As llama.cpp's stage has; without one, the chain's generator draws for it.
+        /// The generator of this stage, as in llama.cpp. `None` to use the chain's.
         own: Option<Rng>,
     },
     Temperature {
@@ -304,8 +304,8 @@ impl Chain {
         }
     }
 
-    /// What the chain knows of the past, beyond the tokens: the draw's numbers, then how many
-    /// numbers each generator of a step gave.
+    /// Returns the state that does not follow from the tokens: the draw's numbers, then the count
+    /// of numbers drawn from each generator of a step.
     pub fn state(&self) -> Vec<f64> {
         let mut state = match &self.draw {
             Draw::ByProbability => Vec::new(),
@@ -332,13 +332,13 @@ impl Chain {
             _ => None,
         });
         for (rng, &count) in generators.zip(counts) {
-            for _ in 0..(count as u64).min(Rng::MOST_REPEATED) {
+            for _ in 0..(count as u64).min(Rng::MAX_REPLAYED) {
                 rng.uniform_single();
             }
         }
     }
 
-    /// Back to the beginning, with the generators of steps at `seed`.
+    /// Resets all steps and the draw. Generators of steps start at `seed`.
     pub fn reset(&mut self, seed: u64) {
         for step in &mut self.steps {
             match step {

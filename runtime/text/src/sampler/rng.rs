@@ -38,8 +38,8 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// So many numbers are drawn anew to go on from a saved state, in less than a second.
-    pub(super) const MOST_REPEATED: u64 = 1 << 28;
+    /// Maximum count of numbers drawn again to resume a saved state; they take less than a second.
+    pub(super) const MAX_REPLAYED: u64 = 1 << 28;
 
     /// The generator for a seed.
     pub fn new(seed: u64) -> Self {

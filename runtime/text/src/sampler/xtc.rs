@@ -7,7 +7,7 @@ use super::rng::Rng;
 impl Candidates {
     /// With probability `chance`, drops all candidates with at least the probability `threshold`
     /// but the least likely of them, unless fewer than `min_keep` would be left. Takes one number
-    /// from `rng` if there are two candidates or more, and leaves the likeliest first if it acts.
+    /// from `rng` for two candidates or more. If it acts, the likeliest is first afterwards.
     ///
     /// # Errors
     /// [`SamplerError::NoCandidate`] if there is none.

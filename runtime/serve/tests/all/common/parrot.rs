@@ -11,8 +11,8 @@ const SPECIAL: [&str; 3] = ["<unk>", "<s>", "</s>"];
 const END: usize = 2;
 const PIECES: usize = SPECIAL.len() + 256;
 
-/// Cuts a text into pieces of three characters and more, none of which comes twice. Shorter ones
-/// could be merged from a prompt's characters.
+/// Cuts a text into distinct pieces of at least three characters. The tokenizer could merge shorter
+/// ones from the characters of a prompt.
 fn pieces(text: &str) -> Vec<String> {
     let mut pieces: Vec<String> = Vec::new();
     let mut piece = String::new();
