@@ -2,7 +2,7 @@
 
 use ring::{digest, hmac};
 use std::fmt;
-use std::io::{Error, ErrorKind, Result, Write};
+use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::path::{Path, PathBuf};
 
 /// The port of servers whose address has none.
@@ -235,14 +235,20 @@ pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>> {
     if !about.is_file() || about.len() > 1 << 16 {
         return Err(invalid(path, "it is no small file"));
     }
+    let mut file = std::fs::File::open(path).map_err(named)?;
     #[cfg(unix)]
-    if std::os::unix::fs::PermissionsExt::mode(&about.permissions()) & 0o077 != 0 {
-        return Err(invalid(
-            path,
-            &format!("others can read it: chmod 600 {}", path.display()),
-        ));
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // Of the file that is read: another one may have the name by now.
+        let about = file.metadata().map_err(named)?;
+        if about.permissions().mode() & 0o077 != 0 {
+            let advice = format!("others can read it: chmod 600 {}", path.display());
+            return Err(invalid(path, &advice));
+        }
     }
-    std::fs::read(path).map_err(named)
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(named)?;
+    Ok(bytes)
 }
 
 /// Makes a file that only its owner can read. Somebody else's, made meanwhile, stays.
@@ -251,16 +257,16 @@ pub(crate) fn write_secret(path: &Path, bytes: &[u8]) -> Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(named)?;
     }
-    // Complete or not at all: another server may begin at the same time.
-    let name = format!("{}.{}.new", path.display(), std::process::id());
+    // Complete or not at all: another server may begin at the same time. Nobody knows the name
+    // before, so that nobody else has the file open, or a link there.
+    let name = format!("{}.{}.new", path.display(), hex(&random::<8>()?));
     let mut options = std::fs::OpenOptions::new();
-    options.write(true).create(true).truncate(true);
+    options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let mut file = options.open(&name).map_err(named)?;
-    file.write_all(bytes).map_err(named)?;
-    file.sync_all().map_err(named)?;
-    let linked = std::fs::hard_link(&name, path);
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    let linked = written.and_then(|()| std::fs::hard_link(&name, path));
     let _ = std::fs::remove_file(&name);
     match linked {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(named(error)),

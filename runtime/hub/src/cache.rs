@@ -207,9 +207,12 @@ impl Cache {
             let path = self.path_of(&listing, file);
             let content = path.canonicalize().map_err(Error::io(&path))?;
             fs::remove_file(&path).map_err(Error::io(&path))?;
-            // Another snapshot may have the same content.
+            // Another snapshot may have the same content, and a link of the user's own may lead
+            // out of the cache.
             let snapshots = folder.join("snapshots");
-            if content != path && !is_linked(&snapshots, &content, DEEPEST) {
+            let blobs = folder.join("blobs").canonicalize();
+            let is_blob = blobs.is_ok_and(|blobs| content.starts_with(blobs));
+            if is_blob && !is_linked(&snapshots, &content, DEEPEST) {
                 fs::remove_file(&content).map_err(Error::io(&content))?;
                 freed += file.size;
             }

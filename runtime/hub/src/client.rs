@@ -142,7 +142,7 @@ impl Hub {
             let Some(url) = next else { break };
             let (entries, headers): (Vec<Entry>, _) = self.json(&url)?;
             files.extend(entries.into_iter().filter_map(Entry::into_file));
-            next = next_page(&headers).filter(|url| url.starts_with(&self.options.endpoint));
+            next = next_page(&headers).filter(|url| is_within(&self.options.endpoint, url));
         }
         files.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(Listing {
@@ -277,6 +277,13 @@ fn encoded(path: &str) -> String {
     encoded
 }
 
+/// Returns true if a URL is one of the hub's own, which gets the token. `https://hub.co.evil.com` and
+/// `https://hub.co@evil.com` also begin with `https://hub.co`.
+fn is_within(endpoint: &str, url: &str) -> bool {
+    let rest = url.strip_prefix(endpoint.trim_end_matches('/'));
+    rest.is_some_and(|rest| rest.starts_with('/'))
+}
+
 /// The address of the next page of a list, as the header `Link` says it (RFC 8288).
 fn next_page(headers: &HeaderMap) -> Option<String> {
     let links = headers.get(header::LINK)?.to_str().ok()?;
@@ -285,4 +292,26 @@ fn next_page(headers: &HeaderMap) -> Option<String> {
         .find(|link| link.contains("rel=\"next\""))?;
     let (_, rest) = next.split_once('<')?;
     Some(rest.split_once('>')?.0.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_hosts_are_not_the_hub() {
+        for endpoint in ["https://hub.co", "https://hub.co/"] {
+            assert!(is_within(endpoint, "https://hub.co/api/models?cursor=2"));
+            for other in [
+                "https://hub.co.evil.com/api",
+                "https://hub.co@evil.com/api",
+                "https://hub.co:80/api",
+                "http://hub.co/api",
+                "https://evil.com/https://hub.co/",
+                "https://hub.co",
+            ] {
+                assert!(!is_within(endpoint, other), "{other}");
+            }
+        }
+    }
 }

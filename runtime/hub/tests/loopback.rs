@@ -287,6 +287,26 @@ fn a_model_comes_whole_and_only_once() {
     place.cache.remove(&reference()).unwrap_err();
 }
 
+#[cfg(unix)]
+#[test]
+fn a_model_outside_of_the_cache_outlives_its_link() {
+    let bytes = content(1000);
+    let file = bytes.clone();
+    let server = one_model(&bytes, move |request, stream, _| {
+        send_file(request, stream, &file, usize::MAX);
+    });
+    let place = place();
+    let path = fetch(&server.hub(), &place.cache).unwrap();
+    let own = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(own.path(), &bytes).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink(own.path(), &path).unwrap();
+    let wanted = "owner/name:q4_k_m".parse().unwrap();
+    assert_eq!(place.cache.remove(&wanted).unwrap(), 0);
+    assert!(path.symlink_metadata().is_err());
+    assert_eq!(std::fs::read(own.path()).unwrap(), bytes);
+}
+
 #[test]
 fn a_broken_download_goes_on_where_it_ended() {
     let bytes = content(900_000);
