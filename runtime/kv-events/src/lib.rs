@@ -15,5 +15,6 @@
 
 mod message;
 mod publisher;
+mod zmtp;
 
 pub use publisher::{PublishError, Publisher, PublisherOptions};

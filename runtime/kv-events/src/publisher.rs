@@ -1,16 +1,21 @@
 //! The sockets, and the thread that has them.
 
 use crate::message::batch;
+use crate::zmtp::{self, Received};
 use samite_requests::{BlockEvent, BlockObserver};
 use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use zeromq::{
-    PubSocket, RouterRecvHalf, RouterSendHalf, RouterSocket, Socket, SocketRecv, SocketSend,
-    ZmqError, ZmqMessage,
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{
+    Receiver, Sender, UnboundedReceiver, UnboundedSender, channel, unbounded_channel,
 };
+use tokio::time::timeout;
 
 /// Where events are told, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,21 +41,34 @@ pub enum PublishError {
         /// The address.
         endpoint: String,
         /// What is wrong with it.
-        error: ZmqError,
+        error: io::Error,
     },
     /// The system gives no thread.
     #[error("no thread: {0}")]
     Thread(#[from] std::io::Error),
 }
 
+/// Connections of a socket. Others are closed.
+const MAX_PEERS: usize = 256;
+/// Topics that one peer may ask for.
+const MAX_TOPICS: usize = 64;
+/// Messages that wait for a subscriber that does not read; it misses further ones.
+const MAX_WAITING: usize = 1000;
+/// Time limit of a peer for its handshake, and for reading a message.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Time that the last messages have to leave.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+/// Pause after a connection could not be accepted, for lack of file handles.
+const PAUSE: Duration = Duration::from_millis(50);
+
 /// Messages that were sent last, with their numbers.
 struct History {
-    messages: VecDeque<(i64, Vec<u8>)>,
+    messages: VecDeque<(i64, Arc<[u8]>)>,
     kept: usize,
 }
 
 impl History {
-    fn push(&mut self, number: i64, message: Vec<u8>) {
+    fn push(&mut self, number: i64, message: Arc<[u8]>) {
         if self.messages.len() >= self.kept {
             self.messages.pop_front();
         }
@@ -59,13 +77,43 @@ impl History {
         }
     }
 
-    /// Those that are kept, from this number on.
-    fn since(&self, first: i64) -> Vec<(i64, Vec<u8>)> {
+    /// The messages that are kept, from this number on.
+    fn since(&self, first: i64) -> Vec<(i64, Arc<[u8]>)> {
         let messages = self.messages.iter();
         let asked = messages.filter(|(number, _)| *number >= first);
         asked.cloned().collect()
     }
 }
+
+/// A connected subscriber.
+struct Subscriber {
+    /// Prefixes of topics that it subscribed to.
+    topics: Mutex<Vec<Vec<u8>>>,
+    messages: Sender<Arc<[u8]>>,
+}
+
+impl Subscriber {
+    /// Handles a message of the peer: a subscription or its end.
+    fn take(&self, message: &[u8]) {
+        let mut topics = lock(&self.topics);
+        match message.split_first() {
+            Some((1, topic)) if topics.len() < MAX_TOPICS => topics.push(topic.to_vec()),
+            Some((0, topic)) => {
+                if let Some(at) = topics.iter().position(|known| known == topic) {
+                    topics.swap_remove(at);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn wants(&self, topic: &[u8]) -> bool {
+        let topics = lock(&self.topics);
+        topics.iter().any(|beginning| topic.starts_with(beginning))
+    }
+}
+
+type Subscribers = Arc<Mutex<Vec<Arc<Subscriber>>>>;
 
 /// Tells what changes in a cache. When it and its observers are dropped, what was told until then is sent, and the sockets are closed.
 #[derive(Debug)]
@@ -87,10 +135,10 @@ impl Publisher {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let (publisher, endpoint) = runtime.block_on(bind::<PubSocket>(&options.endpoint))?;
+        let (publisher, endpoint) = runtime.block_on(bind(&options.endpoint))?;
         let replayer = match &options.replay {
             None => None,
-            Some(replay) => Some(runtime.block_on(bind::<RouterSocket>(replay))?),
+            Some(replay) => Some(runtime.block_on(bind(replay))?),
         };
         let (replayer, replay) = replayer.unzip();
         let (events, receiver) = unbounded_channel();
@@ -99,8 +147,8 @@ impl Publisher {
             .name("kv-events".to_owned())
             .spawn(move || {
                 runtime.block_on(publish(publisher, replayer, receiver, &options));
-                // A router that is slow to read does not hold up the end of the program for longer.
-                runtime.shutdown_timeout(Duration::from_millis(200));
+                // A router that is slow to read does not hold up the end of the program.
+                runtime.shutdown_background();
             })?;
         Ok(Publisher {
             events: Some(events),
@@ -148,20 +196,32 @@ impl Drop for Publisher {
 }
 
 /// Opens a socket, and says where it listens.
-async fn bind<S: Socket>(endpoint: &str) -> Result<(S, String), PublishError> {
-    let mut socket = S::new();
-    let address = endpoint.replace("://*:", "://0.0.0.0:");
-    let bound = socket.bind(&address).await;
-    let bound = bound.map_err(|error| PublishError::Endpoint {
+async fn bind(endpoint: &str) -> Result<(TcpListener, String), PublishError> {
+    let named = |error| PublishError::Endpoint {
         endpoint: endpoint.to_owned(),
         error,
-    })?;
-    Ok((socket, bound.to_string()))
+    };
+    let wrong = || {
+        named(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "is no endpoint",
+        ))
+    };
+    let place = endpoint.strip_prefix("tcp://").ok_or_else(wrong)?;
+    let (host, port) = place.rsplit_once(':').ok_or_else(wrong)?;
+    let port: u16 = port.parse().map_err(|_| wrong())?;
+    let host = match host.trim_start_matches('[').trim_end_matches(']') {
+        "*" => "0.0.0.0",
+        host => host,
+    };
+    let listener = TcpListener::bind((host, port)).await.map_err(named)?;
+    let address: SocketAddr = listener.local_addr().map_err(named)?;
+    Ok((listener, format!("tcp://{address}")))
 }
 
 async fn publish(
-    mut publisher: PubSocket,
-    replayer: Option<RouterSocket>,
+    publisher: TcpListener,
+    replayer: Option<TcpListener>,
     mut events: UnboundedReceiver<Vec<BlockEvent>>,
     options: &PublisherOptions,
 ) {
@@ -169,81 +229,140 @@ async fn publish(
         messages: VecDeque::new(),
         kept: options.kept,
     }));
+    let subscribers = Subscribers::default();
+    let heard = Arc::clone(&subscribers);
+    tokio::spawn(accept(publisher, move |stream| {
+        subscription(stream, Arc::clone(&heard))
+    }));
     if let Some(replayer) = replayer {
-        tokio::spawn(replay(replayer, Arc::clone(&history)));
+        let history = Arc::clone(&history);
+        tokio::spawn(accept(replayer, move |stream| {
+            replay(stream, Arc::clone(&history))
+        }));
     }
+    let topic = options.topic.as_bytes();
     let mut number = 0i64;
     while let Some(events) = events.recv().await {
         let time = SystemTime::now().duration_since(UNIX_EPOCH);
         let time = time.map_or(0.0, |time| time.as_secs_f64());
-        let message = match batch(time, options.block_size.max(1), &events) {
-            Ok(message) => message,
+        let message: Arc<[u8]> = match batch(time, options.block_size.max(1), &events) {
+            Ok(message) => message.into(),
             Err(error) => {
                 tracing::error!(%error, "events of the cache cannot be written");
                 continue;
             }
         };
-        let parts = [
-            options.topic.clone().into_bytes(),
-            number.to_be_bytes().to_vec(),
-            message.clone(),
-        ];
+        let sent: Arc<[u8]> = zmtp::message(&[topic, &number.to_be_bytes(), &message]).into();
         lock(&history).push(number, message);
         number += 1;
-        if let Err(error) = publisher.send(parts_of(parts)).await {
-            tracing::warn!(%error, "events of the cache cannot be told");
+        for subscriber in &*lock(&subscribers) {
+            if subscriber.wants(topic) {
+                // One that does not keep up misses it.
+                let _ = subscriber.messages.try_send(Arc::clone(&sent));
+            }
         }
     }
     // What was sent last is on its way to subscribers.
     tokio::time::sleep(LAST_WORDS).await;
 }
 
-/// How long the last messages may take to leave.
-const LAST_WORDS: Duration = Duration::from_millis(100);
-
-/// How long one who asks may take to read a message.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-fn lock(history: &Mutex<History>) -> std::sync::MutexGuard<'_, History> {
-    history.lock().unwrap_or_else(PoisonError::into_inner)
+/// Serves the connections of a socket, [`MAX_PEERS`] at a time.
+async fn accept<T>(listener: TcpListener, serve: impl Fn(TcpStream) -> T)
+where
+    T: Future<Output = io::Result<()>> + Send + 'static,
+{
+    let peers = Arc::new(AtomicUsize::new(0));
+    loop {
+        let Ok((stream, address)) = listener.accept().await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        if peers.fetch_add(1, Ordering::SeqCst) >= MAX_PEERS {
+            peers.fetch_sub(1, Ordering::SeqCst);
+            tracing::debug!(%address, "too many connections for events of the cache");
+            continue;
+        }
+        let served = serve(stream);
+        let peers = Arc::clone(&peers);
+        tokio::spawn(async move {
+            if let Err(error) = served.await {
+                tracing::debug!(%address, %error, "a connection for events of the cache ends");
+            }
+            peers.fetch_sub(1, Ordering::SeqCst);
+        });
+    }
 }
 
-fn parts_of(parts: impl IntoIterator<Item = Vec<u8>>) -> ZmqMessage {
-    let mut parts = parts.into_iter();
-    let mut message = ZmqMessage::from(parts.next().unwrap_or_default());
-    parts.for_each(|part| message.push_back(part.into()));
-    message
+async fn within_patience<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout(PATIENCE, work).await.map_err(io::Error::from)?
 }
 
-/// Answers those who missed messages, one after the other.
-async fn replay(socket: RouterSocket, history: Arc<Mutex<History>>) {
-    let (mut answers, mut questions): (RouterSendHalf, RouterRecvHalf) = socket.split();
-    while let Ok(question) = questions.recv().await {
-        let parts = question.into_vec();
-        // Who asks, an empty part, and a number.
-        let [asker, empty, first] = &parts[..] else {
+/// Sends messages to a subscriber until it leaves.
+async fn subscription(mut stream: TcpStream, subscribers: Subscribers) -> io::Result<()> {
+    within_patience(zmtp::handshake(&mut stream, "PUB", &["SUB", "XSUB"])).await?;
+    let (messages, waiting) = channel(MAX_WAITING);
+    let subscriber = Arc::new(Subscriber {
+        topics: Mutex::default(),
+        messages,
+    });
+    lock(&subscribers).push(Arc::clone(&subscriber));
+    let (reading, writing) = stream.split();
+    let ended = tokio::select! {
+        ended = subscriptions(reading, &subscriber) => ended,
+        ended = send(writing, waiting) => ended,
+    };
+    lock(&subscribers).retain(|other| !Arc::ptr_eq(other, &subscriber));
+    ended
+}
+
+async fn subscriptions(
+    mut stream: impl AsyncRead + Unpin,
+    subscriber: &Subscriber,
+) -> io::Result<()> {
+    loop {
+        if let Received::Message(parts) = zmtp::receive(&mut stream).await? {
+            parts.iter().for_each(|part| subscriber.take(part));
+        }
+    }
+}
+
+async fn send(
+    mut stream: impl AsyncWrite + Unpin,
+    mut messages: Receiver<Arc<[u8]>>,
+) -> io::Result<()> {
+    while let Some(message) = messages.recv().await {
+        within_patience(stream.write_all(&message)).await?;
+    }
+    Ok(())
+}
+
+fn lock<T>(of_all: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    of_all.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Answers the questions of one who missed messages, one after the other.
+async fn replay(mut stream: TcpStream, history: Arc<Mutex<History>>) -> io::Result<()> {
+    let peers = ["REQ", "DEALER", "ROUTER"];
+    within_patience(zmtp::handshake(&mut stream, "ROUTER", &peers)).await?;
+    loop {
+        let Received::Message(parts) = zmtp::receive(&mut stream).await? else {
+            continue;
+        };
+        // An empty part, and a number.
+        let [empty, first] = &parts[..] else {
             continue;
         };
         let Ok(first) = <[u8; 8]>::try_from(&first[..]) else {
-            tracing::debug!("who asks for events of the cache sends 8 bytes of a number");
+            tracing::debug!("a question for events of the cache is no number of 8 bytes");
             continue;
         };
-        let first = i64::from_be_bytes(first);
         if !empty.is_empty() {
             continue;
         }
-        let asked = lock(&history).since(first);
-        for (number, message) in asked.into_iter().chain([(-1, Vec::new())]) {
-            let parts = [
-                asker.to_vec(),
-                Vec::new(),
-                number.to_be_bytes().to_vec(),
-                message,
-            ];
-            let sent = tokio::time::timeout(PATIENCE, answers.send(parts_of(parts))).await;
-            if !matches!(sent, Ok(Ok(()))) {
-                break;
-            }
+        let asked = lock(&history).since(i64::from_be_bytes(first));
+        for (number, message) in asked.into_iter().chain([(-1, Arc::default())]) {
+            let parts: [&[u8]; 3] = [b"", &number.to_be_bytes(), &message];
+            within_patience(stream.write_all(&zmtp::message(&parts))).await?;
         }
     }
 }
@@ -251,7 +370,8 @@ async fn replay(socket: RouterSocket, history: Arc<Mutex<History>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeromq::{DealerSocket, SubSocket};
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
 
     fn options() -> PublisherOptions {
         PublisherOptions {
@@ -275,53 +395,146 @@ mod tests {
         i64::from_be_bytes(part.try_into().unwrap())
     }
 
+    fn connected(endpoint: &str) -> TcpStream {
+        let stream = TcpStream::connect(endpoint.strip_prefix("tcp://").unwrap()).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(300)))
+            .unwrap();
+        stream
+    }
+
+    /// A peer whose handshake is done.
+    fn peer(endpoint: &str, socket_type: &str) -> TcpStream {
+        let mut stream = connected(endpoint);
+        stream.write_all(&zmtp::greeting()).unwrap();
+        stream.write_all(&zmtp::ready(socket_type)).unwrap();
+        stream.read_exact(&mut [0; 64]).unwrap();
+        let mut head = [0; 2];
+        stream.read_exact(&mut head).unwrap();
+        stream.read_exact(&mut vec![0; head[1].into()]).unwrap();
+        stream
+    }
+
+    /// The parts of the next message.
+    fn heard(stream: &mut TcpStream) -> io::Result<Vec<Vec<u8>>> {
+        let mut parts = Vec::new();
+        loop {
+            let mut head = [0; 2];
+            stream.read_exact(&mut head)?;
+            assert_eq!(head[0] & !1, 0, "a short frame of a message");
+            let mut part = vec![0; head[1].into()];
+            stream.read_exact(&mut part)?;
+            parts.push(part);
+            if head[0] == 0 {
+                return Ok(parts);
+            }
+        }
+    }
+
     #[test]
     fn what_is_told_is_heard_and_what_was_missed_is_told_again() {
         let publisher = Arc::new(Publisher::start(options()).unwrap());
         let mut observer = publisher.observer();
         (0..5).for_each(|hash| observer(stored(hash)));
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let mut asker = DealerSocket::new();
-            asker.connect(publisher.replay().unwrap()).await.unwrap();
-            // Nonsense is passed over.
-            asker.send(parts_of([b"x".to_vec()])).await.unwrap();
+        let mut asker = peer(publisher.replay().unwrap(), "DEALER");
+        // Nonsense is passed over.
+        asker.write_all(&zmtp::message(&[b"x"])).unwrap();
+        asker.write_all(&zmtp::message(&[b"", b"x"])).unwrap();
+        asker.write_all(&zmtp::message(&[b"x", &[0; 8]])).unwrap();
+        // The thread may not have told all yet.
+        while {
             asker
-                .send(parts_of([Vec::new(), b"x".to_vec()]))
-                .await
+                .write_all(&zmtp::message(&[b"", &4i64.to_be_bytes()]))
                 .unwrap();
-            for (first, expected) in [(0i64, vec![2, 3, 4, -1]), (4, vec![4, -1]), (9, vec![-1])] {
-                let question = [Vec::new(), first.to_be_bytes().to_vec()];
-                asker.send(parts_of(question)).await.unwrap();
-                let mut numbers = Vec::new();
-                while numbers.last() != Some(&-1) {
-                    let parts = asker.recv().await.unwrap().into_vec();
-                    numbers.push(number_of(&parts[1]));
-                    assert_eq!(parts[2].is_empty(), numbers.last() == Some(&-1));
-                }
-                assert_eq!(numbers, expected);
+            number_of(&heard(&mut asker).unwrap()[1]) != 4
+        } {}
+        assert_eq!(number_of(&heard(&mut asker).unwrap()[1]), -1);
+        for (first, expected) in [(0i64, vec![2, 3, 4, -1]), (4, vec![4, -1]), (9, vec![-1])] {
+            asker
+                .write_all(&zmtp::message(&[b"", &first.to_be_bytes()]))
+                .unwrap();
+            let mut numbers = Vec::new();
+            while numbers.last() != Some(&-1) {
+                let parts = heard(&mut asker).unwrap();
+                numbers.push(number_of(&parts[1]));
+                assert_eq!(parts[0], b"");
+                assert_eq!(parts[2].is_empty(), numbers.last() == Some(&-1));
             }
-            let mut subscriber = SubSocket::new();
-            subscriber.connect(publisher.endpoint()).await.unwrap();
-            subscriber.subscribe("kv@pod").await.unwrap();
-            let mut tries = 0;
-            // A subscription takes a while to arrive.
-            let parts = loop {
-                observer(stored(100));
-                tries += 1;
-                let heard = tokio::time::timeout(Duration::from_millis(20), subscriber.recv());
-                if let Ok(heard) = heard.await {
-                    break heard.unwrap().into_vec();
-                }
-                assert!(tries < 30_000, "nothing is heard");
+            assert_eq!(numbers, expected);
+        }
+        let mut subscriber = peer(publisher.endpoint(), "SUB");
+        // The last subscription that is left decides.
+        for subscription in [&b"\x01other"[..], b"\x01kv@pod", b"\x01kv", b"\0kv"] {
+            subscriber
+                .write_all(&zmtp::message(&[subscription]))
+                .unwrap();
+        }
+        subscriber
+            .set_read_timeout(Some(Duration::from_millis(20)))
+            .unwrap();
+        // A subscription takes a while to arrive.
+        let parts = loop {
+            observer(stored(100));
+            let mut first = [0];
+            if subscriber.peek(&mut first).is_ok() {
+                subscriber.set_read_timeout(None).unwrap();
+                break heard(&mut subscriber).unwrap();
+            }
+        };
+        assert_eq!(parts[0], b"kv@pod@model");
+        assert!(number_of(&parts[1]) >= 5);
+        assert_eq!(parts[2][0], 0x93);
+        // Its end is seen, and what was told before arrives.
+        drop(observer);
+        drop(publisher);
+        while heard(&mut subscriber).is_ok() {}
+    }
+
+    #[test]
+    fn subscribers_hear_what_they_asked_for() {
+        let (messages, _receiver) = channel(1);
+        let subscriber = Subscriber {
+            topics: Mutex::default(),
+            messages,
+        };
+        assert!(!subscriber.wants(b"kv@a"));
+        subscriber.take(b"\x01kv@");
+        subscriber.take(b"\x01kv@");
+        subscriber.take(b"\x02");
+        subscriber.take(b"");
+        assert!(subscriber.wants(b"kv@a") && !subscriber.wants(b"kv"));
+        subscriber.take(b"\0kv@");
+        assert!(subscriber.wants(b"kv@a"), "asked for twice");
+        subscriber.take(b"\0kv@");
+        assert!(!subscriber.wants(b"kv@a"));
+        (0..=MAX_TOPICS).for_each(|number| subscriber.take(format!("\x01{number}").as_bytes()));
+        assert_eq!(lock(&subscriber.topics).len(), MAX_TOPICS);
+        subscriber.take(b"\x01");
+        assert!(!subscriber.wants(b"x"), "there are too many topics");
+    }
+
+    /// Allocating the length that a peer claims would end the process.
+    #[test]
+    fn a_claim_of_a_huge_frame_ends_only_its_connection() {
+        let publisher = Publisher::start(options()).unwrap();
+        for endpoint in [publisher.endpoint(), publisher.replay().unwrap()] {
+            for length in [1u64 << 40, i64::MAX as u64 - (1 << 20), u64::MAX] {
+                let mut hostile = connected(endpoint);
+                hostile.write_all(&zmtp::greeting()).unwrap();
+                hostile.write_all(&[6]).unwrap();
+                hostile.write_all(&length.to_be_bytes()).unwrap();
+                let mut rest = Vec::new();
+                // It may be reset, as what it sent is not read to its end.
+                let _ = hostile.read_to_end(&mut rest);
+                assert!(rest.len() <= 64 + 32, "{}", rest.len());
+            }
+            let kind = if endpoint == publisher.endpoint() {
+                "SUB"
+            } else {
+                "REQ"
             };
-            assert_eq!(&parts[0][..], b"kv@pod@model");
-            assert!(number_of(&parts[1]) >= 5);
-            assert_eq!(parts[2][0], 0x93);
-        });
+            drop(peer(endpoint, kind));
+        }
     }
 
     #[test]
@@ -338,6 +551,14 @@ mod tests {
             };
             let error = Publisher::start(options).unwrap_err().to_string();
             assert!(error.starts_with(endpoint), "{error}");
+        }
+        for endpoint in ["tcp://*:0", "tcp://localhost:0"] {
+            let options = PublisherOptions {
+                endpoint: endpoint.to_owned(),
+                ..options()
+            };
+            let publisher = Publisher::start(options).unwrap();
+            assert!(publisher.endpoint().starts_with("tcp://"));
         }
     }
 }
