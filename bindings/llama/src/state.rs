@@ -176,6 +176,12 @@ unsafe fn save(
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let mut file = options.open(path)?;
+    #[cfg(unix)]
+    {
+        // One that was there before keeps its mode otherwise.
+        use std::os::unix::fs::PermissionsExt;
+        file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+    }
     file.write_all(&head)?;
     file.write_all(bytes)?;
     Ok(head.len() + bytes.len())

@@ -29,8 +29,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(
     after_help = "A line that ends with \\ goes on in the next one; \"\"\" begins and ends a text of several lines. Type /help for commands. \
-Ctrl-C stops an answer, Ctrl-D ends the conversation. Input from a pipe is one message, after
-that of -p.
+Ctrl-C stops an answer, Ctrl-D ends the conversation. The text of -p and the input from a pipe are one message.
 
 Examples:
   samite chat model.gguf
@@ -42,7 +41,7 @@ pub struct ChatArgs {
     #[command(flatten)]
     name: ModelName,
 
-    /// The first message
+    /// The first message; input from a pipe continues it
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
 
@@ -499,7 +498,7 @@ impl Chat {
     }
 
     fn answer_shown(&mut self) -> Outcome<bool> {
-        let mut printer = Printer::new(self.is_terminal.then(terminal_width));
+        let mut printer = Printer::new(std::io::stdout().is_terminal().then(terminal_width));
         let mut broken = None;
         let mut out = std::io::stdout().lock();
         let reply = self

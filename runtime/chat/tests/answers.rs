@@ -212,7 +212,6 @@ fn every_split_gives_the_same() {
     }
 }
 
-/// Parts of answers, put together anew, with a word in them that no format knows: it must not be lost.
 #[test]
 fn an_answer_that_is_cut_has_nothing_of_its_marks() {
     let options = options();
@@ -248,6 +247,7 @@ fn an_answer_that_is_cut_has_nothing_of_its_marks() {
     }
 }
 
+/// Parts of answers, put together anew, with a word in them that no format knows: it must not be lost.
 #[test]
 fn broken_answers_give_no_panic_and_lose_nothing() {
     let cases = cases();

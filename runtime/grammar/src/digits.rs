@@ -3,7 +3,8 @@
 /// Maximum digits in a row outside of strings. An F64 has 17 significant digits; zeros may precede
 /// them.
 const MAX_DIGITS: u32 = 40;
-/// Maximum digits of a token. A run that is shorter by as much needs no check of all tokens.
+/// Assumed maximum digits of a token: a run that is shorter by as much needs no check of all tokens.
+/// A longer token may exceed the bound once.
 const MAX_TOKEN_DIGITS: u32 = 16;
 
 /// State of a scanner of JSON that counts digits.

@@ -111,7 +111,7 @@ impl Grammar {
         let is_schema = matches!(self.0, Form::Schema(_));
         let has_json = match &self.0 {
             Form::Schema(_) => true,
-            Form::Parts(part) => part.has_json(),
+            Form::Parts(part) => part.is_json(),
             Form::Regex(_) | Form::Gbnf(_) => false,
         };
         Ok(GrammarConstraint::new(

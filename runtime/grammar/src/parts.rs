@@ -46,14 +46,23 @@ impl Part {
         Ok(Part::Json(prepare(text)?))
     }
 
-    /// Returns true if a part is JSON.
-    pub(crate) fn has_json(&self) -> bool {
-        match self {
-            Part::Json(_) => true,
-            Part::Text(_) | Part::Regex(_) | Part::Through(_) => false,
-            Part::OneOf(parts) | Part::Sequence(parts) => parts.iter().any(Part::has_json),
-            Part::Repeat { part, .. } => part.has_json(),
-        }
+    /// Returns true if all of the text but literals and expressions is JSON. Free text would confuse
+    /// a scanner of JSON's strings.
+    pub(crate) fn is_json(&self) -> bool {
+        self.any(&|part| matches!(part, Part::Json(_)))
+            && !self.any(&|part| matches!(part, Part::Through(_)))
+    }
+
+    /// Returns true if this part, or one within it, is such a part.
+    fn any(&self, is_such: &impl Fn(&Part) -> bool) -> bool {
+        is_such(self)
+            || match self {
+                Part::Text(_) | Part::Regex(_) | Part::Json(_) | Part::Through(_) => false,
+                Part::OneOf(parts) | Part::Sequence(parts) => {
+                    parts.iter().any(|part| part.any(is_such))
+                }
+                Part::Repeat { part, .. } => part.any(is_such),
+            }
     }
 
     /// The part, or nothing.

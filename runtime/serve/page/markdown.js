@@ -102,9 +102,11 @@ rules.fence = rules.code_block = (tokens, at) => {
   const coloured = isKnown ? hljs.highlight(text, { language, ignoreIllegals: true }).value : escape(text);
   return `<div class="code"><button type="button" data-copy aria-label="Copy the code">Copy</button><pre tabindex="0"><code${named}>${coloured}</code></pre></div>`;
 };
-// A picture would be fetched from where the model says.
+// A picture would be fetched from where the model says. Within a link, only its text is left.
 rules.image = (tokens, at) => {
   const target = tokens[at].attrGet("src");
+  const before = tokens.slice(0, at).findLast(({ type }) => type.startsWith("link_"));
+  if (before?.type === "link_open") return escape(tokens[at].content || target);
   return `<a href="${escape(target)}" target="_blank" rel="noopener noreferrer nofollow">${escape(tokens[at].content || target)}</a>`;
 };
 rules.link_open = (tokens, at, options, _, renderer) => {
@@ -129,6 +131,9 @@ function elements(tokens, env) {
     const source = place.textContent.trim();
     try {
       temml.render(source, place, { displayMode: "display" in place.dataset, throwOnError: true, maxSize: [25, 100], maxExpand: 200 });
+      // Labels of formulas would be ids of the page, and references links within it.
+      for (const labelled of place.querySelectorAll("[id]")) labelled.removeAttribute("id");
+      for (const link of place.querySelectorAll("a")) link.replaceWith(...link.childNodes);
     } catch {
       // What is no formula, or not yet, stays as it was written.
       const code = document.createElement("code");

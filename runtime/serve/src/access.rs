@@ -45,7 +45,12 @@ pub fn is_own_host(options: &ServeOptions, is_local: bool, headers: &HeaderMap) 
         Some((name, port)) if is_port(port) => name,
         _ => host,
     };
-    name.is_empty() || is_local_name(name) || unbracketed(name).parse::<IpAddr>().is_ok()
+    let name = unbracketed(name);
+    let is_given = |host: &String| unbracketed(host.trim()).eq_ignore_ascii_case(name);
+    name.is_empty()
+        || is_local_name(name)
+        || name.parse::<IpAddr>().is_ok()
+        || options.hosts.iter().any(is_given)
 }
 
 /// Returns true if a name or address in a URL leads to this machine.

@@ -40,8 +40,8 @@ pub fn is_file(path: &str) -> bool {
 pub fn file(path: &str) -> Option<Response> {
     let (_, kind, text) = FILES.iter().find(|(known, ..)| *known == path)?;
     let mut response = Body::from(*text).into_response();
-    // The name of a library has its version.
-    let kept = match path.starts_with("/vendor/") {
+    // Names of libraries have their versions.
+    let kept = match path.ends_with(".min.js") {
         true => "max-age=31536000, immutable",
         false => "no-cache",
     };

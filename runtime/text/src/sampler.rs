@@ -64,7 +64,8 @@ pub struct Sampler {
     masked: Vec<f32>,
     /// Whether the constraint refused the last choice.
     was_refused: bool,
-    /// True if that was a choice from top-k logits, so that the masked choice must follow.
+    /// True if the constraint refused a choice from top-k logits. The next
+    /// [`sample`](Self::sample) then chooses among the allowed tokens only.
     is_choice_due: bool,
 }
 
@@ -352,8 +353,7 @@ impl Sampler {
         let (prompt, rest) = text.split_at(text.len() - constrained);
         self.accept_prompt(prompt);
         rest.iter().try_for_each(|&token| self.accept(token))?;
-        self.chain.set_state(&state.draw);
-        Ok(())
+        self.chain.set_state(&state.draw)
     }
 
     /// Back to the beginning: no token seen, the generator at its seed.

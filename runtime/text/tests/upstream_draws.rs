@@ -30,6 +30,7 @@ fn params(stages: &str) -> SamplerParams {
 }
 
 fn check(params: SamplerParams, expected: &[u32]) {
+    let has_counts = params.stages.contains(&Stage::Xtc);
     let mut sampler = Sampler::new(params).unwrap();
     let mut seen = Vec::new();
     for step in 0..expected.len() as u32 {
@@ -39,6 +40,11 @@ fn check(params: SamplerParams, expected: &[u32]) {
         if step == 9 {
             // What is saved in between is enough to go on.
             let state = sampler.state();
+            for wrong in [-1.0, 0.5, 1e12].into_iter().filter(|_| has_counts) {
+                let mut state = state.clone();
+                *state.draw.last_mut().unwrap() = wrong;
+                sampler.resume(&state, &seen, seen.len()).unwrap_err();
+            }
             sampler.resume(&state, &seen, seen.len()).unwrap();
         }
     }

@@ -67,6 +67,8 @@ impl Printer {
 struct Wrap {
     columns: usize,
     column: usize,
+    /// Whether the line was begun in the place of a space.
+    is_broken: bool,
     /// The begun word, which stands at the end of the line.
     word: String,
 }
@@ -77,6 +79,7 @@ impl Wrap {
             // Behind a character in the last column, terminals differ in where the cursor is.
             columns: columns.saturating_sub(1).max(2),
             column: 0,
+            is_broken: false,
             word: String::new(),
         }
     }
@@ -92,6 +95,12 @@ impl Wrap {
                 _ => console::measure_text_width(character.encode_utf8(&mut [0; 4])),
             };
             let is_space = matches!(character, ' ' | '\n' | '\t');
+            if self.is_broken && is_space {
+                // The text's own end of the line is here already.
+                self.is_broken = character != '\n';
+                continue;
+            }
+            self.is_broken = false;
             // Scripts of wide characters have no spaces between words.
             if is_space || width > 1 {
                 self.word.clear();
@@ -99,6 +108,7 @@ impl Wrap {
             if self.column + width > self.columns {
                 self.begin_line(&mut shown);
                 if is_space {
+                    self.is_broken = true;
                     continue;
                 }
             }
@@ -180,6 +190,9 @@ mod tests {
         let pieces = ["The quick", " bro", "wn fox", " jumps over"];
         assert_eq!(screen(12, &pieces), "The quick |brown fox |jumps over");
         assert_eq!(screen(11, &["0123456789 a\nb c"]), "0123456789|a|b c");
+        assert_eq!(screen(11, &["0123456789   a"]), "0123456789|a");
+        assert_eq!(screen(11, &["0123456789 ", "\nb"]), "0123456789|b");
+        assert_eq!(screen(11, &["0123456789 \n\nb"]), "0123456789||b");
         // A word that is longer than a line breaks where the line ends.
         assert_eq!(screen(6, &["ab abcdefghijkl"]), "ab |abcde|fghij|kl");
         assert_eq!(screen(6, &["漢字漢字"]), "漢字|漢字");

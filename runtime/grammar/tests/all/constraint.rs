@@ -80,6 +80,13 @@ fn numbers_in_json_have_an_end_in_any_grammar() {
         &over_bytes(&strings),
         &format!("\"{}\"", "3".repeat(200))
     ));
+    // Nor are those of a tool's free text, whose quotes are not JSON's.
+    let part = Part::Sequence(vec![
+        Part::Through("</p>".to_owned()),
+        Part::Json(serde_json::json!({"type": "number"})),
+    ]);
+    let text = format!("5\" pipe {}</p>0.5", "3".repeat(200));
+    assert!(takes(&over_bytes(&Grammar::parts(part)), &text));
     let grammar = Grammar::gbnf("root ::= [0-9]+").unwrap();
     assert!(takes(&over_bytes(&grammar), &"3".repeat(200)));
 }

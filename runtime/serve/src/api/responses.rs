@@ -116,8 +116,16 @@ fn messages(fields: &Fields<'_>) -> Result<(Vec<Value>, Vec<String>)> {
     Ok((messages, places))
 }
 
-/// A request as one of chat completions, with the field that each message came from.
-fn translated(body: &Value) -> Result<(Value, Vec<String>)> {
+/// A request as one of chat completions.
+struct Translated {
+    request: Value,
+    /// The field that each message came from.
+    places: Vec<String>,
+    /// The number of each tool in the list of the client, which has others, too.
+    tools: Vec<usize>,
+}
+
+fn translated(body: &Value) -> Result<Translated> {
     let fields = Fields::new(body)?;
     for name in ["previous_response_id", "conversation"] {
         if fields.has(name) {
@@ -164,6 +172,7 @@ fn translated(body: &Value) -> Result<(Value, Vec<String>)> {
         );
     }
     let mut functions = Vec::new();
+    let mut tools = Vec::new();
     for (i, tool) in fields.list("tools")?.unwrap_or_default().iter().enumerate() {
         let tool = Fields::of(&format!("tools[{i}]"), tool)?;
         // Others are services of OpenAI's own; clients send them anyway.
@@ -179,39 +188,66 @@ fn translated(body: &Value) -> Result<(Value, Vec<String>)> {
             );
         }
         functions.push(json!({"type": "function", "function": function}));
+        tools.push(i);
     }
     if functions.is_empty() {
         request.remove("tool_choice");
     } else {
         request.insert("tools".to_owned(), functions.into());
     }
-    Ok((request.into(), places))
+    Ok(Translated {
+        request: request.into(),
+        places,
+        tools,
+    })
 }
 
-/// An error about a message as one about what it came from.
-fn placed(error: ApiError, places: &[String]) -> ApiError {
-    let param = error.more.get("param").and_then(Value::as_str);
-    let Some(param) = param.map(str::to_owned) else {
-        return error;
-    };
-    let behind = param.strip_prefix("messages[");
-    let parts = behind.and_then(|behind| behind.split_once(']'));
-    let place = parts.and_then(|(number, rest)| {
-        let place = places.get(number.parse::<usize>().ok()?)?;
-        Some(format!("{place}{rest}"))
-    });
-    match place {
-        Some(place) => error.renamed(&param, &place),
-        None => error
-            .renamed("messages", "input")
-            .renamed("max_tokens", "max_output_tokens")
-            .renamed("reasoning_effort", "reasoning.effort"),
+impl Translated {
+    /// An error about a field of the request as one about what it came from.
+    fn placed(&self, error: ApiError) -> ApiError {
+        let param = error.more.get("param").and_then(Value::as_str);
+        match param.and_then(|param| Some((param.to_owned(), self.origin(param)?))) {
+            Some((param, origin)) => error.renamed(&param, &origin),
+            None => error,
+        }
+    }
+
+    /// Returns the client's name of a field of the request, if it is another one.
+    fn origin(&self, param: &str) -> Option<String> {
+        let element = |list: &str| {
+            let (number, rest) = param.strip_prefix(list)?.split_once(']')?;
+            Some((number.parse::<usize>().ok()?, rest))
+        };
+        if let Some((number, rest)) = element("messages[") {
+            let place = self.places.get(number)?;
+            // Calls of several items are in one message.
+            let rest = if rest.starts_with(".tool_calls") {
+                ""
+            } else {
+                rest
+            };
+            return Some(format!("{place}{rest}"));
+        }
+        if let Some((number, rest)) = element("tools[") {
+            let rest = rest.replacen(".function", "", 1);
+            return Some(format!("tools[{}]{rest}", self.tools.get(number)?));
+        }
+        if let Some(rest) = param.strip_prefix("response_format") {
+            return Some(format!("text.format{rest}"));
+        }
+        let known = match param {
+            "messages" => "input",
+            "max_tokens" => "max_output_tokens",
+            "reasoning_effort" => "reasoning.effort",
+            _ => return None,
+        };
+        Some(known.to_owned())
     }
 }
 
 pub fn job(app: &App, body: &Value) -> Result<(Job, ResponseTeller)> {
-    let (request, places) = translated(body)?;
-    let job = chat::job(app, &request).map_err(|error| placed(error, &places))?;
+    let translated = translated(body)?;
+    let job = chat::job(app, &translated.request).map_err(|error| translated.placed(error))?;
     let teller = ResponseTeller {
         id: chance::id("resp_"),
         message: chance::id("msg_"),
@@ -229,9 +265,9 @@ pub fn job(app: &App, body: &Value) -> Result<(Job, ResponseTeller)> {
 }
 
 pub fn count(app: &App, body: &Value) -> Result<Value> {
-    let (request, places) = translated(body)?;
-    let counted = tokens::count(app, &request);
-    let mut counted = counted.map_err(|error| placed(error, &places))?;
+    let translated = translated(body)?;
+    let counted = tokens::count(app, &translated.request);
+    let mut counted = counted.map_err(|error| translated.placed(error))?;
     counted["object"] = "response.input_tokens".into();
     Ok(counted)
 }

@@ -22,6 +22,12 @@ struct Heard {
     end: String,
 }
 
+/// Whether this is a beginning of the arguments as the model writes them.
+fn cut_of_arguments(text: &str) -> bool {
+    let (_, written) = CALL.split_once("\"arguments\": ").unwrap();
+    written.starts_with(text)
+}
+
 fn arguments() -> Value {
     let call: Value = serde_json::from_str(CALL).unwrap();
     call["arguments"].clone()
@@ -53,6 +59,14 @@ impl Calls {
             .resize(self.0.len().max(index + 1), Default::default());
         add(&mut self.0[index].0, name);
         add(&mut self.0[index].1, arguments);
+    }
+
+    /// Checks a call that was cut: it says nothing that the model does not.
+    fn check_cut(self) {
+        for (name, arguments) in self.0 {
+            assert_eq!(name, "pick");
+            assert!(cut_of_arguments(&arguments), "{arguments}");
+        }
     }
 
     fn whole(self) -> Vec<(String, Value)> {
@@ -116,8 +130,9 @@ fn chat_completions(server: &Server, most: Option<usize>, is_streamed: bool) -> 
         add(&mut heard.end, &choice["finish_reason"]);
     }
     // Of a cut call, OpenAI's clients see what there is, and `length`.
-    if heard.end != "length" {
-        heard.calls = calls.whole();
+    match &*heard.end {
+        "length" => calls.check_cut(),
+        _ => heard.calls = calls.whole(),
     }
     heard
 }
@@ -166,7 +181,10 @@ fn messages(server: &Server, most: Option<usize>, is_streamed: bool) -> Heard {
                     Ok(input) => block(&block_now, input),
                     Err(_) if block_now["type"] != "tool_use" => block(&block_now, Value::Null),
                     // A cut call, as from Anthropic: its input is incomplete.
-                    Err(_) => {}
+                    Err(_) => {
+                        assert_eq!(block_now["name"], "pick");
+                        assert!(cut_of_arguments(&input), "{input}");
+                    }
                 }
             }
             "message_delta" => add(&mut end, &delta["stop_reason"]),

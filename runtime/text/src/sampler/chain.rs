@@ -321,7 +321,10 @@ impl Chain {
 
     /// Goes on from the [state](Self::state) of another chain with the same stages. Numbers that
     /// are missing stay as they are after [`reset`](Self::reset).
-    pub fn set_state(&mut self, state: &[f64]) {
+    ///
+    /// # Errors
+    /// [`SamplerError::State`] for a count that is not a whole number, or too large.
+    pub fn set_state(&mut self, state: &[f64]) -> Result<(), SamplerError> {
         let counts = match &mut self.draw {
             Draw::ByProbability => state,
             Draw::Mirostat(mirostat) => mirostat.set_state(state),
@@ -332,10 +335,14 @@ impl Chain {
             _ => None,
         });
         for (rng, &count) in generators.zip(counts) {
-            for _ in 0..(count as u64).min(Rng::MAX_REPLAYED) {
+            if count.fract() != 0.0 || !(0.0..=Rng::MAX_REPLAYED as f64).contains(&count) {
+                return Err(SamplerError::State);
+            }
+            for _ in 0..count as u64 {
                 rng.uniform_single();
             }
         }
+        Ok(())
     }
 
     /// Resets all steps and the draw. Generators of steps start at `seed`.
