@@ -198,3 +198,29 @@ fn broken_templates_are_errors() {
     // Most are broken, and some must not be.
     assert!(rendered > 200, "{rendered}");
 }
+
+/// Memory that the process had at most, in bytes.
+#[cfg(target_os = "linux")]
+fn peak() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    let number = line.unwrap().split_whitespace().nth(1).unwrap();
+    number.parse::<usize>().unwrap() << 10
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn json_is_charged_for_while_it_is_written() {
+    let limits = Limits {
+        steps: 100_000,
+        ..Limits::default()
+    };
+    let source = "{% set x = 'a' * 1000000 %}{{ ([x] * 500) | tojson | length }}";
+    let template = Template::with_limits(source, limits).unwrap();
+    let before = peak();
+    let result = template.render(&Value::Null, now());
+    assert!(matches!(result, Err(TemplateError::Limit(_))), "{result:?}");
+    // Whole, it would have 500 MB; 100,000 steps pay for 6.4.
+    let grown = peak() - before;
+    assert!(grown < 100 << 20, "{grown} bytes");
+}

@@ -363,6 +363,7 @@ fn to_json(state: &State, value: &Value, options: Kwargs) -> Result<String, Erro
     let mut writer = Json {
         state,
         text: String::new(),
+        charged: 0,
         item,
         key,
         indent,
@@ -376,9 +377,14 @@ fn to_json(state: &State, value: &Value, options: Kwargs) -> Result<String, Erro
     Ok(writer.text)
 }
 
+/// So many bytes of a text cost a step, as in the engine.
+const BYTES_PER_STEP: usize = 64;
+
 struct Json<'a, 'b, 'c> {
     state: &'a State<'b, 'c>,
     text: String,
+    /// Length of the text that is paid for.
+    charged: usize,
     item: String,
     key: String,
     indent: Option<String>,
@@ -394,7 +400,11 @@ impl Json<'_, '_, '_> {
                 format!("a value nests deeper than {DEEPEST} levels"),
             ));
         }
-        self.state.consume_fuel(1)?;
+        // The engine charges for a text when it is complete, which may be too late.
+        let grown = self.text.len() - self.charged;
+        self.charged = self.text.len();
+        self.state
+            .consume_fuel(1 + (grown / BYTES_PER_STEP) as u64)?;
         match value.kind() {
             ValueKind::None => self.text.push_str("null"),
             ValueKind::Bool => self
