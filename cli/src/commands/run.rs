@@ -17,6 +17,7 @@ use clap::builder::NonEmptyStringValueParser;
 use samite::llm::{Context, Finish, GenerateOptions, Generation, Session, sampler_params};
 use samite::text::{Sampler, SamplerParams};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -299,6 +300,15 @@ impl RunArgs {
     }
 }
 
+/// Returns a text as it is printed.
+fn shown(text: &str, is_terminal: bool) -> Cow<'_, str> {
+    if is_terminal {
+        on_terminal(text).into()
+    } else {
+        text.into()
+    }
+}
+
 pub fn run(mut args: RunArgs) -> Outcome {
     args.settle_names()?;
     args.model.ranks()?;
@@ -318,13 +328,9 @@ pub fn run(mut args: RunArgs) -> Outcome {
         false => Box::new(std::io::sink()),
     };
     let is_terminal = std::io::stdout().is_terminal();
-    let shown = |text: &str| match is_terminal {
-        true => on_terminal(text),
-        false => text.to_owned(),
-    };
     let mut is_begun = !args.no_display_prompt && !args.chat && !args.json;
     if is_begun {
-        write!(out, "{}", shown(&prompt))?;
+        write!(out, "{}", shown(&prompt, is_terminal))?;
         out.flush()?;
     }
     let options = GenerateOptions {
@@ -345,7 +351,7 @@ pub fn run(mut args: RunArgs) -> Outcome {
             }
             false => {
                 is_begun = true;
-                write!(out, "{}", shown(piece)).and_then(|()| out.flush())
+                write!(out, "{}", shown(piece, is_terminal)).and_then(|()| out.flush())
             }
         };
         let written = written.map_err(Failure::from).and_then(|()| {

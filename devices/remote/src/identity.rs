@@ -257,8 +257,8 @@ pub(crate) fn write_secret(path: &Path, bytes: &[u8]) -> Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(named)?;
     }
-    // Complete or not at all: another server may begin at the same time. Nobody knows the name
-    // before, so that nobody else has the file open, or a link there.
+    // Complete or not at all: another server may start at the same time. The name is random, so that
+    // no other program has the file open or a link in its place.
     let name = format!("{}.{}.new", path.display(), hex(&random::<8>()?));
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true);

@@ -180,10 +180,11 @@ impl Constraint for GrammarConstraint {
         if self.is_finished {
             return Ok(false);
         }
-        let text = text_of(self.vocabulary.tokenizer(), token);
-        if self.last_digits().is_some_and(|last| last.overflow(text)) {
-            let bits = self.mask()?.get(token as usize / 32).copied();
-            return Ok(bits.is_some_and(|bits| bits >> (token % 32) & 1 == 1));
+        if let Some(last) = self.last_digits().filter(|last| last.may_overflow())
+            && last.overflow(text_of(self.vocabulary.tokenizer(), token))
+        {
+            self.mask()?;
+            return Ok(self.mask.is_allowed(token));
         }
         let token = self.canonical(token)?;
         self.is_valid(token)

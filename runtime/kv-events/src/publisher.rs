@@ -6,12 +6,12 @@ use samite_requests::{BlockEvent, BlockObserver};
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{
     Receiver, Sender, UnboundedReceiver, UnboundedSender, channel, unbounded_channel,
 };
@@ -271,24 +271,22 @@ async fn accept<T>(listener: TcpListener, serve: impl Fn(TcpStream) -> T)
 where
     T: Future<Output = io::Result<()>> + Send + 'static,
 {
-    let peers = Arc::new(AtomicUsize::new(0));
+    let seats = Arc::new(Semaphore::new(MAX_PEERS));
     loop {
         let Ok((stream, address)) = listener.accept().await else {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        if peers.fetch_add(1, Ordering::SeqCst) >= MAX_PEERS {
-            peers.fetch_sub(1, Ordering::SeqCst);
+        let Ok(seat) = Arc::clone(&seats).try_acquire_owned() else {
             tracing::debug!(%address, "too many connections for events of the cache");
             continue;
-        }
+        };
         let served = serve(stream);
-        let peers = Arc::clone(&peers);
         tokio::spawn(async move {
+            let _seat = seat;
             if let Err(error) = served.await {
                 tracing::debug!(%address, %error, "a connection for events of the cache ends");
             }
-            peers.fetch_sub(1, Ordering::SeqCst);
         });
     }
 }

@@ -18,7 +18,7 @@ pub const MAX_FRAME: u64 = 4096;
 /// Maximum frames of a message that a peer sends.
 const MAX_PARTS: usize = 8;
 
-/// What a peer sends.
+/// A command or message of a peer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
     /// A command: its name's length, its name, and data.
@@ -106,10 +106,10 @@ where
     };
     let theirs = command.strip_prefix(b"\x05READY").and_then(socket_type);
     let theirs = theirs.ok_or_else(|| wrong("READY has no socket type"))?;
-    match peers.iter().any(|peer| theirs == peer.as_bytes()) {
-        true => Ok(()),
-        false => Err(wrong("the peer's socket type does not fit")),
+    if !peers.iter().any(|peer| theirs == peer.as_bytes()) {
+        return Err(wrong("the peer's socket type does not fit"));
     }
+    Ok(())
 }
 
 /// The greeting of version 3.0 and the NULL mechanism.

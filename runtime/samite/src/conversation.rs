@@ -332,9 +332,10 @@ impl Conversation {
         let is_cut = generation.as_ref().is_ok_and(|generation| {
             matches!(generation.finish, Finish::MaxTokens | Finish::ContextFull)
         });
-        let _ = take(match is_cut {
-            true => parser.cut(),
-            false => parser.finish(),
+        let _ = take(if is_cut {
+            parser.cut()
+        } else {
+            parser.finish()
         });
         let generation = match generation {
             Ok(generation) => Some(generation),

@@ -17,11 +17,11 @@ const escape = parser.utils.escapeHtml;
 /** What begins a formula, what ends it, and whether it stands on lines of its own. */
 const MARKS = [["$$", "$$", true], ["\\[", "\\]", true], ["\\(", "\\)", false], ["$", "$", false]];
 
-/** Where the formula from `start` on ends, or -1. A price is no formula: "$5 and $6". */
-function formulaEnd(text, start, end) {
-  if (end.length > 1) return text.indexOf(end, start);
-  if (/\s/.test(text[start] ?? " ")) return -1;
-  for (let at = text.indexOf(end, start); at >= 0; at = text.indexOf(end, at + 1)) {
+/** Where the formula that begins a text ends, or -1. A price is no formula: "$5 and $6". */
+function formulaEnd(text, end) {
+  if (end.length > 1) return text.indexOf(end);
+  if (/\s/.test(text[0] ?? " ")) return -1;
+  for (let at = text.indexOf(end); at >= 0; at = text.indexOf(end, at + 1)) {
     const isInside = text[at - 1] === "\\";
     if (!isInside) return /\s/.test(text[at - 1]) || /\d/.test(text[at + 1] ?? "") ? -1 : at;
   }
@@ -35,7 +35,7 @@ function formula(state, silent) {
   if (!mark) return false;
   const [begin, end, isDisplay] = mark;
   const within = src.slice(pos + begin.length, Math.min(posMax, pos + LONGEST_FORMULA));
-  const length = formulaEnd(within, 0, end);
+  const length = formulaEnd(within, end);
   if (length <= 0) return false;
   if (!silent) {
     const token = state.push("formula", "math", 0);

@@ -149,9 +149,10 @@ impl Choice {
                 self.parse(&finished.rest, &mut updates);
                 let is_cut = self.is_cut();
                 if let Some(parser) = &mut self.parser {
-                    let events = match is_cut {
-                        true => parser.cut(),
-                        false => parser.finish(),
+                    let events = if is_cut {
+                        parser.cut()
+                    } else {
+                        parser.finish()
                     };
                     self.answer.add(events.clone());
                     updates.extend(events.into_iter().map(Update::Parsed));

@@ -4,7 +4,7 @@ use crate::shown::on_terminal;
 use samite::chat::Event;
 use std::io::Write;
 
-/// Writes an answer as it comes. On a terminal, thoughts are dimmed, and lines break between words.
+/// Writes an answer as it arrives. On a terminal, reasoning is dimmed and lines break between words.
 pub(super) struct Printer {
     /// `None` if the output is not a terminal.
     wrap: Option<Wrap>,
@@ -23,22 +23,15 @@ impl Printer {
     }
 
     pub fn print(&mut self, event: &Event, out: &mut impl Write) -> std::io::Result<()> {
-        match event {
-            Event::Reasoning(text) => {
-                let Some(wrap) = &mut self.wrap else {
-                    return Ok(());
-                };
+        match (event, &mut self.wrap) {
+            (Event::Reasoning(text), Some(wrap)) => {
                 if !std::mem::replace(&mut self.is_dim, true) {
                     write!(out, "\x1b[2m")?;
                 }
                 write!(out, "{}", wrap.wrapped(&on_terminal(text)))?;
             }
-            Event::Content(text) => {
-                let Some(wrap) = &mut self.wrap else {
-                    write!(out, "{text}")?;
-                    self.is_begun = true;
-                    return out.flush();
-                };
+            (Event::Content(text), None) => write!(out, "{text}")?,
+            (Event::Content(text), Some(wrap)) => {
                 if std::mem::take(&mut self.is_dim) {
                     write!(out, "\x1b[0m{}", wrap.wrapped("\n\n"))?;
                 }
@@ -67,7 +60,7 @@ impl Printer {
 struct Wrap {
     columns: usize,
     column: usize,
-    /// Whether the line was begun in the place of a space.
+    /// True if a line break replaced the last space.
     is_broken: bool,
     /// The begun word, which stands at the end of the line.
     word: String,
@@ -102,7 +95,8 @@ impl Wrap {
             }
             self.is_broken = false;
             // Scripts of wide characters have no spaces between words.
-            if is_space || width > 1 {
+            let ends_word = is_space || width > 1;
+            if ends_word {
                 self.word.clear();
             }
             if self.column + width > self.columns {
@@ -114,10 +108,11 @@ impl Wrap {
             }
             shown.push(character);
             self.column += width;
-            match character {
-                '\n' => self.column = 0,
-                _ if is_space || width > 1 => {}
-                _ => self.word.push(character),
+            if character == '\n' {
+                self.column = 0;
+            }
+            if !ends_word {
+                self.word.push(character);
             }
         }
         shown

@@ -377,7 +377,7 @@ fn to_json(state: &State, value: &Value, options: Kwargs) -> Result<String, Erro
     Ok(writer.text)
 }
 
-/// So many bytes of a text cost a step, as in the engine.
+/// Bytes of a text that cost one step, as in the engine.
 const BYTES_PER_STEP: usize = 64;
 
 struct Json<'a, 'b, 'c> {

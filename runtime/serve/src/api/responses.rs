@@ -121,7 +121,7 @@ struct Translated {
     request: Value,
     /// The field that each message came from.
     places: Vec<String>,
-    /// The number of each tool in the list of the client, which has others, too.
+    /// The index of each function in the client's list, which also has other tools.
     tools: Vec<usize>,
 }
 

@@ -22,7 +22,7 @@ struct Heard {
     end: String,
 }
 
-/// Whether this is a beginning of the arguments as the model writes them.
+/// Returns true for a prefix of the arguments as the model writes them.
 fn cut_of_arguments(text: &str) -> bool {
     let (_, written) = CALL.split_once("\"arguments\": ").unwrap();
     written.starts_with(text)
