@@ -28,7 +28,7 @@ use samite::llm::{Context, ContextOptions, Model, Normalization, fit_to};
 use samite::requests::{Drafter, Engine, EngineOptions, Handle, drive, drive_sleeping};
 use samite::serve::{Embedder, Hub, HubLimits, ServeOptions, TlsFiles, serve};
 use samite::text::{Sampler, SamplerParams};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -135,6 +135,26 @@ struct HttpArgs {
     /// The same from a file, a key a line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Keys that may also load and unload models, set adapters, and read metrics and all slots;
+    /// several separated by `,`. Without any, a single key may
+    #[arg(long, value_name = "KEYS")]
+    admin_key: Option<String>,
+    /// The same from a file, a key a line
+    #[arg(long, value_name = "FILE")]
+    admin_key_file: Option<PathBuf>,
+    /// Share cached prefixes among keys, which then see from the speed of an answer whether another
+    /// one sent the same prompt
+    #[arg(long)]
+    share_prefixes: bool,
+    /// Names of this server, separated by `,`: without keys, requests must be for one of them, a private
+    /// name such as gpu.local, or an address
+    #[arg(
+        long,
+        value_name = "NAMES",
+        default_value = "",
+        hide_default_value = true
+    )]
+    allowed_hosts: String,
     /// Encrypt connections (TLS): a certificate, and those that vouch for it, as PEM
     #[arg(long, value_name = "FILE", requires = "ssl_key_file")]
     ssl_cert_file: Option<PathBuf>,
@@ -196,6 +216,22 @@ struct HttpArgs {
     /// Seconds that the headers of a request may take to come, once they began to
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
     header_timeout: u32,
+    /// Connections at a time; of more, those that wait are closed [default: what the limit of open
+    /// files allows, at most 4096]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    connections: Option<u32>,
+    /// Seconds after which a connection ends whose client does not read its answer
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "60",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    write_timeout: u32,
+    /// MiB of memory that requests may hold together, beside the context; one request may hold half of
+    /// it [default: a quarter of the free memory, at most 4096]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
+    request_memory: Option<u32>,
     /// Seconds between comments in a quiet stream; -1 for none
     #[arg(
         long,
@@ -343,7 +379,10 @@ struct TalkArgs {
 impl HttpArgs {
     /// Returns the first address that other machines can reach without a key.
     fn open_host(&self) -> Option<String> {
-        let is_keyed = self.api_key.is_some() || self.api_key_file.is_some();
+        let is_keyed = self.api_key.is_some()
+            || self.api_key_file.is_some()
+            || self.admin_key.is_some()
+            || self.admin_key_file.is_some();
         let mut hosts = list(&self.host).into_iter();
         hosts.find(|host| !is_keyed && !is_loopback(host))
     }
@@ -403,7 +442,8 @@ pub fn run(mut args: ServeArgs) -> Outcome {
         true => {
             let source = ModelSource::new(&args, args.model.clone(), options);
             let loaded = source.loaded(&stop)?;
-            let options = loaded.app.options().clone();
+            let mut options = loaded.app.options().clone();
+            options.request_memory = args.request_memory(loaded.app.free_memory());
             let models = vec![source.served(loaded.app.model_id())];
             let hub = Hub::new(options, models, HubLimits::default(), true);
             let hub = hub.map_err(Failure::usage)?;
@@ -470,6 +510,12 @@ fn several(args: &Arc<ServeArgs>, options: &ServeOptions, files: Vec<PathBuf>) -
         let model = args.model.with_file(path.clone());
         models.push(ModelSource::new(args, model, options.clone()).served_file(&path));
     }
+    let first = args.model.with_file(models[0].path.clone());
+    let free = first.free_memory(&args.cpu)?;
+    let options = ServeOptions {
+        request_memory: args.request_memory(free),
+        ..options.clone()
+    };
     let limits = HubLimits {
         models: match args.models.models_max {
             0 => usize::MAX,
@@ -477,14 +523,11 @@ fn several(args: &Arc<ServeArgs>, options: &ServeOptions, files: Vec<PathBuf>) -
         },
         bytes: match args.models.models_memory {
             Some(mib) => mib << 20,
-            None => args
-                .model
-                .with_file(models[0].path.clone())
-                .free_memory(&args.cpu)?,
+            None => free,
         },
         loads: !args.models.no_models_autoload,
     };
-    let hub = Hub::new(options.clone(), models, limits, false).map_err(Failure::usage)?;
+    let hub = Hub::new(options, models, limits, false).map_err(Failure::usage)?;
     hub.check(named).map_err(Failure::error)?;
     Ok(hub)
 }
@@ -492,15 +535,19 @@ fn several(args: &Arc<ServeArgs>, options: &ServeOptions, files: Vec<PathBuf>) -
 impl ServeArgs {
     /// What the flags say before a model is loaded.
     fn options(&self) -> Outcome<ServeOptions> {
-        let mut api_keys = list(self.http.api_key.as_deref().unwrap_or_default());
-        if let Some(path) = &self.http.api_key_file {
-            let text = files::read_flag(path, "--api-key-file")?;
-            api_keys.extend(text.lines().map(|line| line.trim().to_owned()));
-        }
-        api_keys.retain(|key| !key.is_empty());
-        let is_keyed = self.http.api_key.is_some() || self.http.api_key_file.is_some();
-        if is_keyed && api_keys.is_empty() {
-            return Err(Failure::usage("--api-key, --api-key-file: there is no key"));
+        let http = &self.http;
+        let api_keys = keys("api", http.api_key.as_deref(), http.api_key_file.as_deref())?;
+        let admin_keys = keys(
+            "admin",
+            http.admin_key.as_deref(),
+            http.admin_key_file.as_deref(),
+        )?;
+        let is_apart = api_keys.len() + admin_keys.len() > 1 && !http.share_prefixes;
+        if is_apart && self.requests.cache_disk.is_some() {
+            say(format_args!(
+                "warning: --cache-disk keeps nothing for several keys; set --share-prefixes if they \
+                 may share what is cached"
+            ));
         }
         let mut aliases = list(&self.http.alias);
         let mut tags = list(&self.http.tags);
@@ -543,6 +590,9 @@ impl ServeArgs {
             hosts: list(&self.http.host),
             port: self.http.port,
             api_keys,
+            admin_keys,
+            shares_prefixes: self.http.share_prefixes,
+            allowed_hosts: list(&self.http.allowed_hosts),
             aliases,
             tags,
             cors_origins: list(&self.http.cors_origins),
@@ -578,11 +628,22 @@ impl ServeArgs {
             },
             body_limit: (self.http.body_limit as usize) << 20,
             head_seconds: u64::from(self.http.header_timeout),
+            connections: self.http.connections.map(|count| count as usize),
+            write_seconds: u64::from(self.http.write_timeout),
             ping_seconds: u64::try_from(self.http.sse_ping_interval).unwrap_or(0),
             drain_seconds: u64::from(self.http.drain),
             predict_path: predict_path(),
             ..ServeOptions::default()
         })
+    }
+
+    /// Returns the bytes that requests may hold, where so many bytes of memory are free.
+    fn request_memory(&self, free: u64) -> usize {
+        let bytes = match self.http.request_memory {
+            Some(mib) => u64::from(mib) << 20,
+            None => (free / 4).clamp(16 << 20, 4 << 30),
+        };
+        usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
     /// Options of contexts. Signals do not stop them in the middle: what is there is answered.
@@ -762,6 +823,22 @@ fn draft_context(beside: &ContextOptions, cells: usize, engine: &EngineOptions) 
 
 fn draft_failure(error: Failure) -> Failure {
     Failure::error(format_args!("--model-draft: {}", error.text()))
+}
+
+/// Returns the keys of `--api-key` and `--api-key-file`, or of the flags for another kind of key.
+fn keys(kind: &str, flag: Option<&str>, file: Option<&Path>) -> Outcome<Vec<String>> {
+    let mut keys = list(flag.unwrap_or_default());
+    if let Some(path) = file {
+        let text = files::read_flag(path, &format!("--{kind}-key-file"))?;
+        keys.extend(text.lines().map(|line| line.trim().to_owned()));
+    }
+    keys.retain(|key| !key.is_empty());
+    if keys.is_empty() && (flag.is_some() || file.is_some()) {
+        return Err(Failure::usage(format_args!(
+            "--{kind}-key, --{kind}-key-file: there is no key"
+        )));
+    }
+    Ok(keys)
 }
 
 /// The parts between commas.

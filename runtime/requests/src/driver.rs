@@ -8,6 +8,7 @@ use crate::view::{Totals, View};
 use samite_core::environment::Clock;
 use samite_llm::Result;
 use samite_text::Tokenizer;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -20,8 +21,8 @@ enum Command {
 #[derive(Default)]
 struct Inbox {
     commands: Vec<Command>,
-    /// Requests among the commands, and those that wait in the engine.
-    waiting: usize,
+    /// By owner: requests among the commands, and those that wait in the engine.
+    waiting: BTreeMap<u64, usize>,
     /// A reader made room or is gone.
     is_rung: bool,
     is_closing: bool,
@@ -33,12 +34,14 @@ struct Inbox {
 }
 
 impl Inbox {
-    /// Requests that the engine has not seen yet.
-    fn submitted(&self) -> usize {
-        let commands = self.commands.iter();
-        commands
-            .filter(|command| matches!(command, Command::Submit(_)))
-            .count()
+    /// Counts the requests that wait: those in the engine, and those that it has not seen yet.
+    fn count_waiting(&mut self, queued: BTreeMap<u64, usize>) {
+        self.waiting = queued;
+        for command in &self.commands {
+            if let Command::Submit(submitted) = command {
+                *self.waiting.entry(submitted.0.request.owner).or_default() += 1;
+            }
+        }
     }
 }
 
@@ -162,7 +165,7 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
                 return;
             }
             let mut inbox = shared.lock();
-            inbox.waiting = inbox.submitted();
+            inbox.count_waiting(BTreeMap::new());
             drop(inbox);
             wait(shared, (is_closing, must_end), None, &*clock);
             continue;
@@ -197,9 +200,7 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
         }
         let view = engine.view();
         totals = view.totals;
-        let mut inbox = shared.lock();
-        inbox.waiting = view.queued + inbox.submitted();
-        drop(inbox);
+        shared.lock().count_waiting(view.queued.clone());
         shared.show(view);
         let Step::Idle(until) = step else {
             busy_at = clock.now();
@@ -269,10 +270,11 @@ impl Handle {
         if inbox.is_closing || inbox.is_over {
             return Err(Refusal::Closing);
         }
-        if inbox.waiting >= self.0.limits.queue {
-            return Err(Refusal::QueueFull(inbox.waiting));
+        let waiting = inbox.waiting.entry(prepared.request.owner).or_default();
+        if *waiting >= self.0.limits.queue {
+            return Err(Refusal::QueueFull(*waiting));
         }
-        inbox.waiting += 1;
+        *waiting += 1;
         inbox
             .commands
             .push(Command::Submit(Box::new((prepared, outbox))));

@@ -18,7 +18,7 @@ use crate::view::{SlotView, Totals, View};
 use samite_core::environment::Clock;
 use samite_llm::{Batch, Context, Error, Result, SavedSequence, ScaledAdapter};
 use samite_text::Tokenizer;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Texts of earlier requests that are kept.
     pub kept: usize,
-    /// Requests that wait for a slot.
+    /// Requests of one owner that wait for a slot.
     pub queue: usize,
     /// Most tokens of one step: of those that are written first, then of prompts in fair turns. It becomes what one graph computes, if that is less.
     pub budget: usize,
@@ -148,8 +148,10 @@ pub struct Engine {
     /// A device is gone, with all that lived on it.
     is_lost: bool,
     swapped_bytes: usize,
-    /// By slot: the tag of the last request.
-    tags: Vec<u64>,
+    /// By owner: when it got a slot last, as a count.
+    served: BTreeMap<u64, u64>,
+    /// By slot: the owner and the tag of the last request.
+    last: Vec<(u64, u64)>,
     totals: Totals,
 }
 
@@ -217,7 +219,8 @@ impl Engine {
             is_closing: false,
             is_lost: false,
             swapped_bytes: 0,
-            tags: vec![0; options.slots],
+            served: BTreeMap::new(),
+            last: vec![(0, 0); options.slots],
             totals: Totals::default(),
             context,
             options,
@@ -344,8 +347,11 @@ impl Engine {
         if self.is_closing {
             return Err(Refusal::Closing);
         }
-        if self.queue.len() >= self.options.queue {
-            return Err(Refusal::QueueFull(self.queue.len()));
+        let owner = prepared.request.owner;
+        let waiting = self.queue.iter();
+        let waiting = waiting.filter(|one| one.request.owner == owner).count();
+        if waiting >= self.options.queue {
+            return Err(Refusal::QueueFull(waiting));
         }
         let adapters = match &prepared.request.adapters {
             None => self.default_adapters,
@@ -630,7 +636,8 @@ impl Engine {
     /// What can be seen from outside.
     pub fn view(&self) -> View {
         let mut slots = vec![SlotView::default(); self.options.slots];
-        for (slot, &tag) in slots.iter_mut().zip(&self.tags) {
+        for (slot, &(owner, tag)) in slots.iter_mut().zip(&self.last) {
+            slot.owner = owner;
             slot.tag = tag;
         }
         for text in self.kept.iter() {
@@ -642,6 +649,7 @@ impl Engine {
             let counts = &active.running.counts;
             slots[active.slot] = SlotView {
                 request: Some(active.running.id),
+                owner: active.running.request.owner,
                 tag: active.running.request.tag,
                 prompt: counts.prompt,
                 cached: counts.cached,
@@ -652,9 +660,13 @@ impl Engine {
         }
         let cells = self.context.cells();
         let at_work = self.active.iter().map(|active| active.running.key.0);
+        let mut queued = BTreeMap::new();
+        for waiting in &self.queue {
+            *queued.entry(waiting.request.owner).or_default() += 1;
+        }
         View {
             slots,
-            queued: self.queue.len(),
+            queued,
             adapters: [
                 self.files_of_sets(at_work),
                 self.files_of_sets(self.queue.iter().map(|waiting| waiting.key.0)),
@@ -686,9 +698,10 @@ impl Engine {
         all.into_iter().for_each(|sequence| self.free(sequence));
     }
 
-    /// The text that a slot has left: the one used last.
-    fn left_by(&self, slot: usize) -> Option<&Kept> {
-        let texts = self.kept.iter().filter(|text| text.slot == slot);
+    /// Returns the text with this salt that a slot has left and that was used last.
+    fn left_by(&self, slot: usize, salt: u64) -> Option<&Kept> {
+        let is_left = |text: &&Kept| text.slot == slot && text.key.1 == salt;
+        let texts = self.kept.iter().filter(is_left);
         texts.max_by_key(|text| text.used)
     }
 
@@ -697,13 +710,14 @@ impl Engine {
         self.active.iter().any(|active| active.slot == slot)
     }
 
-    /// What the last request of a slot has left, to be written to a file; `None` if there is nothing.
+    /// Returns what the last request of a slot with this [salt](crate::CacheWish::salt) has left, for
+    /// a file; `None` if it has left nothing.
     ///
     /// # Errors
     /// If a device fails.
-    pub fn save_slot(&mut self, slot: usize) -> Result<Option<SavedSequence>> {
-        let Some((sequence, tokens)) = self.left_by(slot).map(|t| (t.sequence, t.tokens.clone()))
-        else {
+    pub fn save_slot(&mut self, slot: usize, salt: u64) -> Result<Option<SavedSequence>> {
+        let left = self.left_by(slot, salt);
+        let Some((sequence, tokens)) = left.map(|text| (text.sequence, text.tokens.clone())) else {
             return Ok(None);
         };
         let mut saved = self.context.save(sequence)?;
@@ -711,11 +725,11 @@ impl Engine {
         Ok(Some(saved))
     }
 
-    /// Keeps a text that was saved, as if the slot had left it.
+    /// Keeps a text that was saved, as if a request with this salt had left it in the slot.
     ///
     /// # Errors
     /// If it is of another model, of adapters that no request asked for, contradicts itself, or does not fit. Nothing is lost then, but texts that made room.
-    pub fn restore_slot(&mut self, slot: usize, saved: &SavedSequence) -> Result<usize> {
+    pub fn restore_slot(&mut self, slot: usize, salt: u64, saved: &SavedSequence) -> Result<usize> {
         let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
         if !is_text
             || saved
@@ -741,7 +755,7 @@ impl Engine {
             return Err(error);
         }
         let can_cut = self.context.can_take_back();
-        let key = (set, 0);
+        let key = (set, salt);
         let freed = self
             .kept
             .add(sequence, saved.tokens.clone(), key, slot, can_cut);
@@ -749,10 +763,12 @@ impl Engine {
         Ok(saved.len())
     }
 
-    /// Forgets what the requests of a slot have left, and says how many tokens the last one was.
-    pub fn erase_slot(&mut self, slot: usize) -> usize {
-        let count = self.left_by(slot).map_or(0, |text| text.tokens.len());
-        let gone = self.kept.remove_if(|text| text.slot == slot);
+    /// Forgets what the requests of a slot with this salt have left, and returns the number of tokens
+    /// of the last one.
+    pub fn erase_slot(&mut self, slot: usize, salt: u64) -> usize {
+        let count = self.left_by(slot, salt).map_or(0, |text| text.tokens.len());
+        let is_left = |text: &Kept| text.slot == slot && text.key.1 == salt;
+        let gone = self.kept.remove_if(is_left);
         gone.into_iter().for_each(|sequence| self.free(sequence));
         count
     }

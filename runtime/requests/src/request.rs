@@ -42,6 +42,9 @@ pub struct Request {
     pub tells_progress: bool,
     /// Events that may wait for their reader. A request whose reader is so far behind is paused; no other is.
     pub outbox: usize,
+    /// Owner of the request. Owners get slots in turns, and each may have
+    /// [`queue`](crate::EngineOptions::queue) requests waiting.
+    pub owner: u64,
     /// Whatever the caller knows it by; [`SlotView`](crate::SlotView) has it.
     pub tag: u64,
 }
@@ -106,6 +109,7 @@ impl Request {
             slot: None,
             tells_progress: false,
             outbox: 256,
+            owner: 0,
             tag: 0,
         }
     }
@@ -118,7 +122,7 @@ pub struct Limits {
     pub context: usize,
     /// Slots: requests that are computed at the same time.
     pub slots: usize,
-    /// Requests that wait for a slot.
+    /// Requests of one owner that wait for a slot.
     pub queue: usize,
     /// Tokens of the vocabulary.
     pub vocabulary: usize,
@@ -147,7 +151,7 @@ pub enum Refusal {
         /// Tokens that there is room for.
         context: usize,
     },
-    /// Too many wait already.
+    /// Too many of this owner wait already.
     #[error("{0} requests wait already: try again later")]
     QueueFull(usize),
     /// No further requests are taken.

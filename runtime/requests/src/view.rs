@@ -1,5 +1,6 @@
 //! What can be seen of an engine from outside.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +9,8 @@ use std::time::Duration;
 pub struct SlotView {
     /// Its request, if it has one.
     pub request: Option<u64>,
+    /// The owner of the request, or of the last one that it had.
+    pub owner: u64,
     /// What the caller knows the request by: also of the last one that it had.
     pub tag: u64,
     /// Tokens of the prompt.
@@ -66,8 +69,8 @@ pub struct Totals {
 pub struct View {
     /// All slots.
     pub slots: Vec<SlotView>,
-    /// Requests that wait for a slot.
-    pub queued: usize,
+    /// By owner: requests that wait for a slot.
+    pub queued: BTreeMap<u64, usize>,
     /// Files of the adapters of requests that have a slot, and of those that wait for one, each once.
     pub adapters: [Vec<PathBuf>; 2],
     /// Cells of the cache.

@@ -548,23 +548,102 @@ fn what_cannot_be_is_refused_at_once() {
     );
 }
 
+/// A request of an owner.
+fn owned(owner: u64) -> Request {
+    Request {
+        owner,
+        ..request([5, 6, 7], 2)
+    }
+}
+
+#[test]
+fn a_full_queue_of_one_owner_keeps_no_other_out() {
+    let mut engine = engine(2);
+    let mut readers = Vec::new();
+    for _ in 0..8 {
+        readers.push(submit(&mut engine, owned(1)));
+    }
+    let full = engine.submit(owned(1), Arc::new(|| {})).unwrap_err();
+    assert_eq!(full, Refusal::QueueFull(8));
+    readers.push(submit(&mut engine, owned(2)));
+    assert_eq!(engine.view().queued, BTreeMap::from([(1, 8), (2, 1)]));
+    run(&mut engine);
+    for reader in &mut readers {
+        assert!(matches!(events(reader).last(), Some(Event::Finished(_))));
+    }
+}
+
+#[test]
+fn owners_get_slots_in_turns() {
+    let mut engine = engine(2);
+    let mut order = Vec::new();
+    let mut readers: Vec<_> = [1, 1, 1, 1, 1, 2, 3]
+        .map(|owner| (owner, submit(&mut engine, owned(owner))))
+        .into();
+    // One that matters more comes before all.
+    let urgent = Request {
+        priority: 1,
+        ..owned(1)
+    };
+    readers.push((10, submit(&mut engine, urgent)));
+    while !readers.is_empty() {
+        engine.step();
+        readers.retain_mut(|(owner, reader)| {
+            let has_started = matches!(reader.try_next(), Some(Event::Started(_)));
+            if has_started {
+                order.push(*owner);
+            }
+            !has_started
+        });
+    }
+    // The first two start together: while the urgent one is at work, its owner has a slot already.
+    assert_eq!(order, [2, 10, 1, 3, 1, 1, 1, 1]);
+}
+
+#[test]
+fn slots_of_other_salts_do_not_show() {
+    let mut engine = engine(2);
+    let salted = |salt, prompt: std::ops::Range<u32>| Request {
+        cache: CacheWish {
+            salt,
+            ..CacheWish::default()
+        },
+        ..request(prompt, 2)
+    };
+    // Another salt has the same text in the second slot.
+    let pinned = Request {
+        slot: Some(1),
+        ..salted(1, 10..30)
+    };
+    answer(&mut engine, pinned);
+    let (started, _) = answer(&mut engine, salted(2, 10..30));
+    assert_eq!((started.slot, started.cached), (0, 0));
+    let (started, _) = answer(&mut engine, salted(1, 10..30));
+    assert_eq!((started.slot, started.cached), (1, 19));
+    assert!(engine.save_slot(1, 2).unwrap().is_none());
+    assert_eq!(engine.erase_slot(1, 2), 0);
+    let saved = engine.save_slot(1, 1).unwrap().unwrap();
+    assert_eq!(engine.restore_slot(1, 2, &saved).unwrap(), saved.len());
+    assert_eq!(engine.erase_slot(1, 2), saved.len());
+}
+
 #[test]
 fn slots_are_saved_and_restored() {
     let mut engine = engine(2);
-    assert!(engine.save_slot(1).unwrap().is_none());
+    assert!(engine.save_slot(1, 0).unwrap().is_none());
     let slotted = |slot| Request {
         slot: Some(slot),
         ..request(10..30, 4)
     };
     answer(&mut engine, slotted(1));
-    let saved = engine.save_slot(1).unwrap().unwrap();
+    let saved = engine.save_slot(1, 0).unwrap().unwrap();
     assert_eq!(saved.tokens.len(), 23);
-    assert_eq!(engine.erase_slot(1), 23);
+    assert_eq!(engine.erase_slot(1, 0), 23);
     assert_eq!(answer(&mut engine, slotted(1)).0.cached, 0);
     // What another slot has left does not count.
     assert_eq!(answer(&mut engine, slotted(0)).0.cached, 0);
     engine.forget_kept();
-    assert_eq!(engine.restore_slot(0, &saved).unwrap(), 23);
+    assert_eq!(engine.restore_slot(0, 0, &saved).unwrap(), 23);
     assert_eq!(answer(&mut engine, slotted(0)).0.cached, 19);
 }
 
@@ -875,7 +954,7 @@ fn slots_and_texts_on_disk_belong_to_their_adapters() {
     let mut reader = submit(&mut engine, asked(&[(0, 1.0)]));
     run(&mut engine);
     let expected = ids(&events(&mut reader));
-    let saved = engine.save_slot(0).unwrap().unwrap();
+    let saved = engine.save_slot(0, 0).unwrap().unwrap();
     drop(engine);
     let mut engine = on_disk(folder.path(), u64::MAX);
     for other in [&[][..], &[(0, 0.5)], &[(1, 1.0)]] {
@@ -888,7 +967,7 @@ fn slots_and_texts_on_disk_belong_to_their_adapters() {
     assert_eq!(ids(&found), expected);
     // A saved slot comes back with the adapters that it had, and to nobody else.
     engine.forget_kept();
-    assert_eq!(engine.restore_slot(2, &saved).unwrap(), 155);
+    assert_eq!(engine.restore_slot(2, 0, &saved).unwrap(), 155);
     let slotted = |shares| Request {
         slot: Some(2),
         ..asked(shares)
@@ -897,7 +976,7 @@ fn slots_and_texts_on_disk_belong_to_their_adapters() {
     assert_eq!(answer(&mut engine, slotted(&[(1, 1.0)])).0.cached, 0);
     // Of adapters that nobody asked for yet, it cannot.
     let mut engine = on_disk(&folder.path().join("other"), 0);
-    let error = engine.restore_slot(2, &saved).unwrap_err().to_string();
+    let error = engine.restore_slot(2, 0, &saved).unwrap_err().to_string();
     assert!(error.contains("other adapters"), "{error}");
 }
 

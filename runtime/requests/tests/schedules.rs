@@ -217,10 +217,11 @@ fn request(rng: &mut Rng, adapters: &[Arc<Adapter>; 2]) -> Request {
         cache: CacheWish {
             reuse: !rng.one_in(6),
             keep: !rng.one_in(6),
-            salt: rng.below(2) as u64 / 2 * 7,
+            salt: u64::from(rng.one_in(8)) * 7,
         },
         priority: rng.below(6) as i32 / 5,
         outbox: 1 + rng.below(6),
+        owner: rng.below(3) as u64,
         ..Request::new(prompt(rng))
     }
 }

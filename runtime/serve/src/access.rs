@@ -1,13 +1,31 @@
-//! Who may ask: keys, and pages of other origins.
+//! Access: keys, which are owners, and pages of other origins.
 
 use crate::options::ServeOptions;
 use axum::http::{HeaderMap, HeaderValue, header};
 use std::net::IpAddr;
 
-/// Whether the headers have one of the keys. The time it takes does not depend on how much of a key is right.
-pub fn has_key(options: &ServeOptions, headers: &HeaderMap) -> bool {
-    if options.api_keys.is_empty() {
-        return true;
+/// The caller of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// A number of the key: what belongs to another number is not shown to it. 0 where there is at
+    /// most one key.
+    pub owner: u64,
+    /// True if it may load and unload models, change what all requests share, and see what other
+    /// keys do.
+    pub is_admin: bool,
+}
+
+/// Returns who has a key of the server in the headers. Without any key, everybody is one caller.
+/// The time that it takes does not depend on how much of a key is right.
+pub fn caller(options: &ServeOptions, headers: &HeaderMap) -> Option<Caller> {
+    let keys = || options.api_keys.iter().chain(&options.admin_keys);
+    let count = keys().count();
+    let everybody = Caller {
+        owner: 0,
+        is_admin: true,
+    };
+    if count == 0 {
+        return Some(everybody);
     }
     let text = |name: header::HeaderName| headers.get(name)?.to_str().ok();
     // The name of a scheme is the same in capitals (RFC 9110, 11.1).
@@ -16,25 +34,44 @@ pub fn has_key(options: &ServeOptions, headers: &HeaderMap) -> bool {
         scheme.eq_ignore_ascii_case("bearer").then_some(key)
     });
     let given = bearer.or_else(|| text(header::HeaderName::from_static("x-api-key")));
-    let Some(given) = given else {
-        return false;
-    };
-    let given = blake3::hash(given.trim().as_bytes());
-    let known = options.api_keys.iter();
+    let given = blake3::hash(given?.trim().as_bytes());
     // All are compared, and hashes in constant time.
-    known.fold(false, |found, key| {
-        found | (blake3::hash(key.as_bytes()) == given)
+    let is_one = |keys: &[String]| {
+        keys.iter().fold(false, |found, key| {
+            found | (blake3::hash(key.as_bytes()) == given)
+        })
+    };
+    let (is_admin, is_user) = (is_one(&options.admin_keys), is_one(&options.api_keys));
+    if !is_admin && !is_user {
+        return None;
+    }
+    if count == 1 {
+        return Some(everybody);
+    }
+    // What is kept for a key is found again after a restart, and does not tell the key.
+    let owner = blake3::derive_key("samite owner of requests", given.as_bytes());
+    let owner = owner
+        .first_chunk()
+        .map_or(1, |bytes| u64::from_le_bytes(*bytes));
+    Some(Caller {
+        owner: owner.max(1),
+        is_admin,
     })
 }
 
-/// Whether the request is for a name of this server. Without keys, a page elsewhere could have its own name lead here, and read answers as if they were its
-/// own (DNS rebinding). Numeric addresses cannot be made to do so. A server that other machines also
-/// reach may have any name.
-pub fn is_own_host(options: &ServeOptions, is_local: bool, headers: &HeaderMap) -> bool {
+/// Returns true if requests need a key.
+fn has_keys(options: &ServeOptions) -> bool {
+    !options.api_keys.is_empty() || !options.admin_keys.is_empty()
+}
+
+/// Returns true if a request is for a name of this server. Without keys, a page elsewhere could
+/// have its own name lead here, and read answers as if they were its own (DNS rebinding). Numeric
+/// addresses cannot be made to do so, nor names that no public zone has.
+pub fn is_own_host(options: &ServeOptions, headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST) else {
         return true;
     };
-    if !options.api_keys.is_empty() || !is_local {
+    if has_keys(options) {
         return true;
     }
     let Ok(host) = host.to_str() else {
@@ -48,9 +85,23 @@ pub fn is_own_host(options: &ServeOptions, is_local: bool, headers: &HeaderMap) 
     let name = unbracketed(name);
     let is_given = |host: &String| unbracketed(host.trim()).eq_ignore_ascii_case(name);
     name.is_empty()
-        || is_local_name(name)
+        || is_private_name(name)
         || name.parse::<IpAddr>().is_ok()
         || options.hosts.iter().any(is_given)
+        || options.allowed_hosts.iter().any(is_given)
+}
+
+/// Returns true if a name cannot be one of the public domain name system: one without a dot, or of
+/// a zone that is reserved for private use (RFC 6761, 6762, 8375; ICANN's `internal`) or that home
+/// routers use.
+fn is_private_name(name: &str) -> bool {
+    const ZONES: [&str; 6] = ["localhost", "local", "internal", "home.arpa", "lan", "test"];
+    let lower = name.to_ascii_lowercase();
+    let is_in = |zone: &str| {
+        let rest = lower.strip_suffix(zone);
+        rest.is_some_and(|rest| rest.ends_with('.'))
+    };
+    !lower.contains('.') || ZONES.iter().any(|zone| is_in(zone))
 }
 
 /// Returns true if a name or address in a URL leads to this machine.
@@ -72,7 +123,7 @@ pub fn is_foreign(options: &ServeOptions, headers: &HeaderMap) -> bool {
     let Some(origin) = headers.get(header::ORIGIN) else {
         return false;
     };
-    if !options.api_keys.is_empty() {
+    if has_keys(options) {
         return false;
     }
     let Ok(origin) = origin.to_str() else {
@@ -102,7 +153,7 @@ fn is_allowed(options: &ServeOptions, origin: &str) -> bool {
         is_local_name(host)
     };
     match list.is_empty() {
-        true => !options.api_keys.is_empty() || is_local(),
+        true => has_keys(options) || is_local(),
         false => list.iter().any(|allowed| match allowed.as_str() {
             "*" => true,
             "localhost" => is_local(),

@@ -1,12 +1,13 @@
 //! The answer to one request as it comes: the engine's events become text, thoughts and calls.
 
-use crate::app::App;
+use crate::account::Account;
+use crate::context::RequestContext;
 use crate::error::ApiError;
 use crate::job::{Job, Parsing};
 use crate::latency::Latencies;
 use samite_chat::{Answer, AnswerCall, AnswerParser, Event as Parsed};
 use samite_requests::{
-    CacheMiss, Counts, Event, MissCause, Probabilities, PromptProgress, Reason, Started,
+    CacheMiss, Counts, Event, MissCause, Probabilities, PromptProgress, Reason, Started, Token,
 };
 use samite_text::Tokenizer;
 use serde_json::{Value, json};
@@ -61,6 +62,9 @@ pub struct Choice {
     /// The part of the text that came with the end.
     rest: String,
     latencies: Arc<Latencies>,
+    account: Arc<Account>,
+    /// True if the answer is sent as a whole, so that all of it is JSON at its end.
+    is_whole: bool,
     asked: Instant,
     started: Option<Instant>,
     first_token: Option<Instant>,
@@ -73,12 +77,12 @@ fn now() -> Instant {
 }
 
 impl Choice {
-    pub fn new(index: usize, prompt: Vec<u32>, job: &Job, app: &App) -> Self {
+    pub fn new(index: usize, prompt: Vec<u32>, job: &Job, context: &RequestContext) -> Self {
         let parser = job.parsing.as_ref().map(Parsing::parser);
         Choice {
             index,
             parser,
-            tokenizer: Arc::clone(&app.tokenizer),
+            tokenizer: Arc::clone(&context.tokenizer),
             counts: Counts {
                 prompt: prompt.len(),
                 ..Counts::default()
@@ -93,7 +97,9 @@ impl Choice {
             reason: None,
             error: None,
             rest: String::new(),
-            latencies: Arc::clone(&app.latencies),
+            latencies: Arc::clone(&context.latencies),
+            account: Arc::clone(&context.account),
+            is_whole: !job.is_stream,
             asked: now(),
             started: None,
             first_token: None,
@@ -114,6 +120,10 @@ impl Choice {
             }
             Event::Progress(progress) => updates.push(Update::Progress(progress)),
             Event::Token(token) => {
+                let size = self.size_of(&token);
+                if let Err(error) = self.account.charge("max_tokens", size) {
+                    return vec![self.fail(error)];
+                }
                 let time = now();
                 match self.last_token.replace(time) {
                     Some(last) => self.latencies.next_token.observe(time - last),
@@ -166,6 +176,23 @@ impl Choice {
             }
         }
         updates
+    }
+
+    /// Returns the bytes that a token takes in an answer, at most.
+    fn size_of(&self, token: &Token) -> usize {
+        /// A token with its number and its text, twice.
+        const TOKEN: usize = 64;
+        /// A probability.
+        const PROBABILITY: usize = 16;
+        /// A probability as JSON: an object with a text, its bytes and a number.
+        const OBJECT: usize = 1200;
+        let top = token.probabilities.as_ref().map(|all| all.top.len() + 1);
+        let each = if self.is_whole {
+            PROBABILITY + OBJECT
+        } else {
+            PROBABILITY
+        };
+        TOKEN + 4 * token.text.len() + top.unwrap_or(0) * each
     }
 
     /// Ends with an error.

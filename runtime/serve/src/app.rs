@@ -4,7 +4,9 @@ use crate::embedder::Embedder;
 use crate::error::{ApiError, Result};
 use crate::latency::Latencies;
 use crate::options::ServeOptions;
+use crate::turns::Turns;
 use samite_chat::{ChatTemplate, Guard};
+use samite_core::DeviceKind;
 use samite_grammar::GrammarVocabulary;
 use samite_llm::{Model, ScaledAdapter};
 use samite_requests::{Handle, Totals};
@@ -13,7 +15,6 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use tokio::sync::Semaphore;
 
 /// A server's state.
 pub struct App {
@@ -34,10 +35,9 @@ pub struct App {
     scraped: Mutex<Totals>,
     next_tag: AtomicU64,
     pub(crate) latencies: Arc<Latencies>,
-    pub(crate) compiling: Turns,
-    /// Requests for embeddings are computed one after the other, and so many may wait.
-    pub(crate) embedding_turn: Semaphore,
-    pub(crate) embedding_queue: Semaphore,
+    pub(crate) compiling: Compiling,
+    /// Requests for embeddings are computed one after the other.
+    pub(crate) embedding: Arc<Turns>,
     /// Seconds since 1970.
     pub(crate) started: u64,
 }
@@ -50,21 +50,21 @@ struct Words {
 
 /// What takes long, such as the compilation of a grammar, is done for two requests at a time, so that others need not wait for a thread.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct Compiling {
     /// How many are at work, and how many wait.
     counts: Mutex<(usize, usize)>,
     ended: Condvar,
 }
 
 /// One of them. It ends when it is dropped.
-pub(crate) struct Turn<'t>(&'t Turns);
+pub(crate) struct CompilingTurn<'t>(&'t Compiling);
 
-impl Turns {
+impl Compiling {
     const AT_WORK: usize = 2;
     const WAITING: usize = 16;
 
     /// Waits for a turn.
-    pub fn begin(&self) -> Result<Turn<'_>> {
+    pub fn begin(&self) -> Result<CompilingTurn<'_>> {
         let mut counts = lock(&self.counts);
         if counts.0 >= Self::AT_WORK {
             if counts.1 >= Self::WAITING {
@@ -81,11 +81,11 @@ impl Turns {
             counts.1 -= 1;
         }
         counts.0 += 1;
-        Ok(Turn(self))
+        Ok(CompilingTurn(self))
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for CompilingTurn<'_> {
     fn drop(&mut self) {
         lock(&self.0.counts).0 -= 1;
         self.0.ended.notify_one();
@@ -139,9 +139,8 @@ impl App {
             scraped: Mutex::default(),
             next_tag: AtomicU64::new(1),
             latencies: Arc::default(),
-            compiling: Turns::default(),
-            embedding_turn: Semaphore::new(1),
-            embedding_queue: Semaphore::new(1024),
+            compiling: Compiling::default(),
+            embedding: Turns::new("embeddings", 1, 1024),
             started: crate::chance::seconds(),
             options,
         })
@@ -176,6 +175,14 @@ impl App {
         });
         made.as_ref()
             .map_err(|error| ApiError::new(500, error.clone()))
+    }
+
+    /// Returns the bytes of memory of the host that are free, as far as a device says.
+    pub fn free_memory(&self) -> u64 {
+        let devices = self.model.devices().iter();
+        let hosts = devices.filter(|device| device.kind() == DeviceKind::Cpu);
+        let free = hosts.filter_map(|device| device.memory().free).max();
+        free.map_or(u64::MAX, |bytes| bytes as u64)
     }
 
     /// The model's id.

@@ -1,63 +1,79 @@
 //! Reads the body of a request as JSON, within limits.
 
+use crate::account::{Account, Ledger};
+use crate::connections::{Connection, Receiving};
 use crate::error::{ApiError, Result};
 use crate::fields::Extent;
+use crate::turns::Turns;
 use axum::body::Body;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_stream::StreamExt;
 
 /// Deepest nesting.
 const DEEPEST: usize = 64;
-/// Most values, each of which takes some 72 bytes once it is read.
-const MOST_VALUES: usize = 1 << 21;
-/// Most objects, each of which takes some hundred bytes more.
-const MOST_OBJECTS: usize = 1 << 17;
+/// Most values.
+const MAX_VALUES: usize = 1 << 21;
+/// Most objects.
+const MAX_OBJECTS: usize = 1 << 17;
+/// Bytes of memory that a value takes once it is read, and an object beside its values.
+const VALUE: usize = 72;
+const OBJECT: usize = 100;
+/// Copies of a body in memory: its bytes, its JSON, and messages for a template.
+const COPIES: usize = 3;
 /// How long a body may take to come.
 const TIME: Duration = Duration::from_secs(60);
-/// Of each body, so many bytes come whatever others send.
-const SMALL: usize = 1 << 20;
+/// Longest wait of a body, at a time, for others to make room.
+const ROOM_TIME: Duration = Duration::from_secs(1);
+/// Larger requests take turns.
+pub const LARGE: usize = 1 << 20;
 
 /// How bodies are read.
 #[derive(Debug)]
 pub struct Bodies {
     /// Most bytes of one.
     limit: usize,
-    /// MiB that all may have that are coming, beside what is small.
-    room: Semaphore,
+    /// Bytes of bodies that are coming. Requests whose bodies are complete have another ledger, so
+    /// that bodies that never end keep out no request.
+    coming: Arc<Ledger>,
     /// So many large ones are parsed at a time.
-    parsing: Semaphore,
+    parsing: Arc<Turns>,
 }
 
 impl Bodies {
-    pub fn new(limit: usize) -> Self {
+    /// Creates a reader of bodies of at most `limit` bytes, which together hold at most `memory`.
+    pub fn new(limit: usize, memory: usize) -> Self {
         Bodies {
             limit,
-            room: Semaphore::new((limit / SMALL + 1) * 4),
-            parsing: Semaphore::new(2),
+            coming: Arc::new(Ledger::new(memory)),
+            parsing: Turns::new("large bodies", 2, 1024),
         }
     }
 
-    /// The bytes of a body. What is sent slowly takes no room before it is there.
-    async fn bytes<'s>(
-        &'s self,
-        body: Body,
-        room: &mut Vec<SemaphorePermit<'s>>,
-    ) -> Result<Vec<u8>> {
+    /// Reads the bytes of a body. If there is no room for them, the body that has not gone on for
+    /// the longest time makes room.
+    async fn bytes(&self, body: Body, account: &Account, peer: &Connection) -> Result<Vec<u8>> {
+        let receiving = Receiving::new(peer);
         let mut stream = body.into_data_stream();
         let mut bytes = Vec::new();
         while let Some(part) = stream.next().await {
             let part = part
                 .map_err(|error| ApiError::invalid(format!("the body cannot be read: {error}")))?;
+            receiving.has_come();
             if bytes.len() + part.len() > self.limit {
                 return Err(self.too_large());
             }
-            bytes.extend_from_slice(&part);
-            while bytes.len() > SMALL * (room.len() + 1) {
-                let gone = |_| ApiError::new(503, "the server is about to end");
-                room.push(self.room.acquire().await.map_err(gone)?);
+            loop {
+                let released = account.released();
+                match account.charge("body", part.len()) {
+                    Err(error) if error.status == 503 && receiving.make_room() => {
+                        let _ = tokio::time::timeout(ROOM_TIME, released).await;
+                    }
+                    charged => break charged?,
+                }
             }
+            bytes.extend_from_slice(&part);
         }
         Ok(bytes)
     }
@@ -66,34 +82,48 @@ impl Bodies {
         ApiError::new(413, format!("the body has more than {} bytes", self.limit))
     }
 
-    /// The body as JSON; without one, an empty object.
-    pub async fn json(&self, body: Body, length: Option<u64>) -> Result<Value> {
+    /// Reads the body of a request of `owner` as JSON, which is charged to its account; without a
+    /// body, an empty object.
+    pub async fn json(
+        &self,
+        body: Body,
+        length: Option<u64>,
+        account: &Arc<Account>,
+        owner: u64,
+        peer: &Connection,
+    ) -> Result<Value> {
         if length.is_some_and(|length| length > self.limit as u64) {
             return Err(self.too_large());
         }
-        let mut room = Vec::new();
-        let bytes = tokio::time::timeout(TIME, self.bytes(body, &mut room))
+        let coming = Account::new(&self.coming);
+        let bytes = tokio::time::timeout(TIME, self.bytes(body, &coming, peer))
             .await
             .map_err(|_| ApiError::new(408, "the body did not come in time"))??;
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return Ok(json!({}));
         }
-        let _turn = match room.is_empty() {
-            true => None,
-            false => self.parsing.acquire().await.ok(),
+        let turn = if bytes.len() > LARGE {
+            Some(self.parsing.begin(owner).await?)
+        } else {
+            None
         };
+        let account = Arc::clone(account);
         // A large one takes a while, and other connections go on.
-        tokio::task::spawn_blocking(move || parse(&bytes))
-            .await
-            .map_err(|error| ApiError::new(500, error.to_string()))?
+        tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            let _coming = coming;
+            parse(&bytes, &account)
+        })
+        .await
+        .map_err(|error| ApiError::new(500, error.to_string()))?
     }
 }
 
-fn parse(bytes: &[u8]) -> Result<Value> {
+fn parse(bytes: &[u8], account: &Account) -> Result<Value> {
     let extent = Extent::of(bytes);
     let limits = [
-        (extent.values > MOST_VALUES, MOST_VALUES, "values"),
-        (extent.objects > MOST_OBJECTS, MOST_OBJECTS, "objects"),
+        (extent.values > MAX_VALUES, MAX_VALUES, "values"),
+        (extent.objects > MAX_OBJECTS, MAX_OBJECTS, "objects"),
     ];
     if extent.depth > DEEPEST {
         let message = format!("the body is nested more than {DEEPEST} deep");
@@ -105,6 +135,8 @@ fn parse(bytes: &[u8]) -> Result<Value> {
             return Err(ApiError::new(413, message));
         }
     }
+    let size = bytes.len() * COPIES + extent.values * VALUE + extent.objects * OBJECT;
+    account.charge("body", size)?;
     serde_json::from_slice(bytes)
         .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))
 }
@@ -117,15 +149,16 @@ mod tests {
     fn many_small_things_are_refused_before_they_are_read() {
         let many =
             |part: &str, count: usize| format!("[{}{part}]", format!("{part},").repeat(count - 1));
+        let account = Account::new(&Arc::new(Ledger::new(1 << 30)));
         let status = |text: String| {
-            parse(text.as_bytes())
+            parse(text.as_bytes(), &account)
                 .map(|_| 200)
                 .unwrap_or_else(|e| e.status)
         };
         assert_eq!(status(many("1", 1 << 20)), 200);
-        assert_eq!(status(many("1", MOST_VALUES)), 413);
-        assert_eq!(status(many("{}", MOST_OBJECTS)), 200);
-        assert_eq!(status(many("{}", MOST_OBJECTS + 1)), 413);
+        assert_eq!(status(many("1", MAX_VALUES)), 413);
+        assert_eq!(status(many("{}", MAX_OBJECTS)), 200);
+        assert_eq!(status(many("{}", MAX_OBJECTS + 1)), 413);
         assert_eq!(status("[".repeat(DEEPEST + 1)), 400);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::app::App;
 use crate::chance;
+use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
 use crate::form::Form;
@@ -241,10 +242,13 @@ impl Conversation {
     }
 
     /// The tokens of the prompt.
-    pub fn tokens(&self, app: &App) -> Result<(Prompt, Vec<u32>)> {
-        let prompt = self.prompt(app)?;
-        app.check_length("messages", &prompt.text())?;
-        let tokens = prompt.tokens(&app.tokenizer)?;
+    pub fn tokens(&self, context: &RequestContext) -> Result<(Prompt, Vec<u32>)> {
+        let prompt = self.prompt(context)?;
+        let text = prompt.text();
+        context.check_length("messages", &text)?;
+        let tokens = context.tokens("messages", text.len(), || {
+            Ok(prompt.tokens(&context.tokenizer)?)
+        })?;
         Ok((prompt, tokens))
     }
 }
@@ -294,15 +298,15 @@ pub fn no_echo(fields: &Fields<'_>) -> Result<()> {
 }
 
 /// The job of a conversation in OpenAI's words.
-pub fn job(app: &App, body: &Value) -> Result<Job> {
+pub fn job(context: &RequestContext, body: &Value) -> Result<Job> {
     let fields = Fields::new(body)?;
     no_echo(&fields)?;
-    let conversation = Conversation::read(app, &fields)?;
-    let reasoning = reasoning_format(app, &fields)?;
-    let (prompt, tokens) = conversation.tokens(app)?;
+    let conversation = Conversation::read(context, &fields)?;
+    let reasoning = reasoning_format(context, &fields)?;
+    let (prompt, tokens) = conversation.tokens(context)?;
     let tools = &conversation.options.tools;
     let has_tools = !tools.is_empty();
-    let format = app.template.format(has_tools);
+    let format = context.template.format(has_tools);
     let options = AnswerOptions {
         tools: tools.clone(),
         reasoning,
@@ -312,22 +316,22 @@ pub fn job(app: &App, body: &Value) -> Result<Job> {
     let parser = AnswerParser::new(format, &options, &prompt.generation_prompt);
     let extras = ChatExtras {
         before_content: parser.before_content(),
-        shown: app.shown(has_tools).to_vec(),
+        shown: context.shown(has_tools).to_vec(),
         form,
-        reasoning_budget: reasoning_budget::read(app, &fields)?,
+        reasoning_budget: reasoning_budget::read(context, &fields)?,
         parsing: Some(Parsing {
             format,
             options,
             generation_prompt: prompt.generation_prompt,
         }),
     };
-    let job = |tokens, extras| Job::new(app, &fields, vec![tokens], extras);
+    let job = |tokens, extras| Job::new(context, &fields, vec![tokens], extras);
     if !has_tools {
         return job(tokens, extras);
     }
     match job(tokens.clone(), extras.clone()) {
         Err(error) if error.is_about("tools") => {
-            let form = calls(&conversation, &enforceable(app, tools)?, format)?;
+            let form = calls(&conversation, &enforceable(context, tools)?, format)?;
             job(tokens, ChatExtras { form, ..extras })
         }
         job => job,

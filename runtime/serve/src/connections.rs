@@ -1,35 +1,64 @@
-//! The open connections: those that wait for a request make room when there are too many.
+//! The open connections: those that wait for their clients make room when there are too many.
 
 use crate::app::lock;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 
 /// Files that are open for other things than connections.
 const OTHER_FILES: usize = 64;
 
+/// Most connections if no other number is set: each may hold the head of a request.
+const LIMIT: usize = 4096;
+
 /// The connections of a server.
 #[derive(Debug)]
 pub struct Connections {
-    most: usize,
+    limit: usize,
     list: Mutex<List>,
 }
 
 #[derive(Debug, Default)]
 struct List {
     next: u64,
-    /// By the time that they were last at work, which is a count: how each is told to end.
-    idle: BTreeMap<u64, Arc<Notify>>,
-    open: usize,
+    /// By the time since when they wait, which is a count.
+    waiting: BTreeMap<u64, Waiting>,
+    /// By address: how many are open.
+    open: BTreeMap<IpAddr, usize>,
+}
+
+/// The next step of a client that a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wait {
+    /// Send a request.
+    Request,
+    /// Send the rest of a body.
+    Body,
+    /// Read an answer.
+    Read,
+}
+
+/// A connection that waits.
+#[derive(Debug)]
+struct Waiting {
+    wait: Wait,
+    address: IpAddr,
+    /// Tells it to make room.
+    told: Arc<Notify>,
 }
 
 /// One of them. It is not counted any more when it is dropped.
 #[derive(Debug)]
 pub struct Connection {
     all: Arc<Connections>,
-    /// Told when it is to make room.
+    address: IpAddr,
+    /// Told when it is to end once it is not at work.
     pub leave: Arc<Notify>,
-    place: Mutex<Option<u64>>,
+    /// Told when it is to end at once.
+    pub cut: Arc<Notify>,
+    place: Mutex<Option<(u64, Wait)>>,
 }
 
 /// A request of a connection, until its answer was given to whoever writes it.
@@ -45,78 +74,133 @@ impl AtWork {
 
 impl Drop for AtWork {
     fn drop(&mut self) {
-        self.0.rest();
+        self.0.wait_for(Wait::Request);
+    }
+}
+
+/// A body that is coming, until it is there.
+#[derive(Debug)]
+pub struct Receiving<'c>(&'c Connection);
+
+impl<'c> Receiving<'c> {
+    pub fn new(connection: &'c Connection) -> Self {
+        connection.wait_for(Wait::Body);
+        Receiving(connection)
+    }
+
+    /// Takes note that a part has come.
+    pub fn has_come(&self) {
+        self.0.wait_for(Wait::Body);
+    }
+
+    /// Cuts the connection whose body did not go on for the longest time, if there is another one.
+    pub fn make_room(&self) -> bool {
+        let own = self.0.waits().map(|(place, _)| place);
+        let mut list = lock(&self.0.all.list);
+        list.dismiss(|place, wait| wait == Wait::Body && Some(place) != own)
+    }
+}
+
+impl Drop for Receiving<'_> {
+    fn drop(&mut self) {
+        self.0.work();
     }
 }
 
 impl Connections {
-    pub fn new(most: usize) -> Self {
+    pub fn new(limit: usize) -> Self {
         Connections {
-            most,
+            limit,
             list: Mutex::default(),
         }
     }
 
-    /// As many as the system allows open files, which is first asked to be as many as it may be.
-    pub fn allowed() -> Self {
-        Connections::new(open_files().saturating_sub(OTHER_FILES).max(16))
+    /// Allows `wanted` connections, but no more than the system allows open files, which is first
+    /// asked to be as many as it may be.
+    pub fn allowed(wanted: Option<usize>) -> Self {
+        let files = open_files().saturating_sub(OTHER_FILES).max(16);
+        Connections::new(wanted.unwrap_or(LIMIT).min(files))
     }
 
-    /// A new connection. If there are too many, those make room that have waited longest for a request.
-    pub fn add(self: &Arc<Self>) -> Connection {
+    /// Adds a connection from `address`. If there are too many, one that waits makes room.
+    pub fn add(self: &Arc<Self>, address: IpAddr) -> Connection {
         let mut list = lock(&self.list);
-        list.open += 1;
-        let excess = list.open.saturating_sub(self.most);
-        list.dismiss(excess);
+        *list.open.entry(address).or_default() += 1;
+        if list.open.values().sum::<usize>() > self.limit {
+            list.dismiss(|_, _| true);
+        }
         drop(list);
         let connection = Connection {
             all: Arc::clone(self),
+            address,
             leave: Arc::default(),
+            cut: Arc::default(),
             place: Mutex::default(),
         };
-        connection.rest();
+        connection.wait_for(Wait::Request);
         connection
     }
 
-    /// Has some that wait for a request make room.
+    /// Has some that wait make room.
     pub fn make_room(&self) {
-        lock(&self.list).dismiss(8);
+        let mut list = lock(&self.list);
+        for _ in 0..8 {
+            list.dismiss(|_, _| true);
+        }
     }
 }
 
 impl List {
-    fn dismiss(&mut self, count: usize) {
-        for _ in 0..count {
-            let Some((_, leave)) = self.idle.pop_first() else {
-                return;
-            };
-            leave.notify_one();
+    /// Tells a connection to make room: one of the address with the most connections. Of these, one
+    /// that waits for a request comes first, then the one that waits for the longest time.
+    fn dismiss(&mut self, may_leave: impl Fn(u64, Wait) -> bool) -> bool {
+        let waiting = self.waiting.iter();
+        let waiting = waiting.filter(|(place, one)| may_leave(**place, one.wait));
+        let rank = |(place, one): &(&u64, &Waiting)| {
+            let open = self.open.get(&one.address).copied().unwrap_or(0);
+            (Reverse(open), one.wait != Wait::Request, **place)
+        };
+        let Some((&place, _)) = waiting.min_by_key(rank) else {
+            return false;
+        };
+        if let Some(one) = self.waiting.remove(&place) {
+            one.told.notify_one();
         }
+        true
     }
 }
 
 impl Connection {
-    /// While it waits for a request: a number that no other wait of any connection has.
-    pub fn wait(&self) -> Option<u64> {
+    /// Returns what it waits for, with a number that no other wait of any connection has.
+    pub fn waits(&self) -> Option<(u64, Wait)> {
         *lock(&self.place)
     }
 
-    /// It has a request.
-    fn work(&self) {
-        if let Some(place) = lock(&self.place).take() {
-            lock(&self.all.list).idle.remove(&place);
+    /// Waits for nothing any more.
+    pub fn work(&self) {
+        if let Some((place, _)) = lock(&self.place).take() {
+            lock(&self.all.list).waiting.remove(&place);
         }
     }
 
-    /// It waits for a request.
-    fn rest(&self) {
+    /// Begins to wait, as one that waits for the shortest time.
+    pub fn wait_for(&self, wait: Wait) {
+        let told = match wait {
+            Wait::Request => &self.leave,
+            Wait::Body | Wait::Read => &self.cut,
+        };
         let mut list = lock(&self.all.list);
-        let place = list.next;
+        let number = list.next;
         list.next += 1;
-        list.idle.insert(place, Arc::clone(&self.leave));
+        let waiting = Waiting {
+            wait,
+            address: self.address,
+            told: Arc::clone(told),
+        };
+        list.waiting.insert(number, waiting);
         drop(list);
-        if let Some(before) = lock(&self.place).replace(place) {
-            lock(&self.all.list).idle.remove(&before);
+        if let Some((before, _)) = lock(&self.place).replace((number, wait)) {
+            lock(&self.all.list).waiting.remove(&before);
         }
     }
 }
@@ -124,7 +208,13 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.work();
-        lock(&self.all.list).open -= 1;
+        let mut list = lock(&self.all.list);
+        if let Some(count) = list.open.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                list.open.remove(&self.address);
+            }
+        }
     }
 }
 
@@ -154,8 +244,11 @@ fn open_files() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv4Addr;
 
-    /// Whether it was told to leave.
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    /// Returns true if the connection was told to leave, or cut.
     fn leaves(connection: &Connection) -> bool {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -163,29 +256,72 @@ mod tests {
             .unwrap();
         runtime.block_on(async {
             let time = std::time::Duration::from_millis(5);
-            tokio::time::timeout(time, connection.leave.notified())
-                .await
-                .is_ok()
+            let told = async {
+                tokio::select! {
+                    () = connection.leave.notified() => {}
+                    () = connection.cut.notified() => {}
+                }
+            };
+            tokio::time::timeout(time, told).await.is_ok()
         })
+    }
+
+    fn leaving(list: &[Connection]) -> Vec<bool> {
+        list.iter().map(leaves).collect()
     }
 
     #[test]
     fn those_that_waited_longest_make_room() {
         let all = Arc::new(Connections::new(3));
-        let list: Vec<Connection> = (0..3).map(|_| all.add()).collect();
+        let list: Vec<Connection> = (0..3).map(|_| all.add(HERE)).collect();
         list[0].work();
         list[1].work();
-        list[1].rest();
+        list[1].wait_for(Wait::Request);
         // The first is at work, the second was a moment ago.
-        let fourth = all.add();
-        assert_eq!(
-            list.iter().map(leaves).collect::<Vec<_>>(),
-            [false, false, true]
-        );
+        let fourth = all.add(HERE);
+        assert_eq!(leaving(&list), [false, false, true]);
         drop(fourth);
         drop(list);
-        let list: Vec<Connection> = (0..3).map(|_| all.add()).collect();
+        let list: Vec<Connection> = (0..3).map(|_| all.add(HERE)).collect();
         assert!(!list.iter().any(leaves));
-        assert_eq!(lock(&all.list).idle.len(), 3);
+        assert_eq!(lock(&all.list).waiting.len(), 3);
+    }
+
+    #[test]
+    fn clients_that_do_not_read_make_room_if_no_other_waits() {
+        let all = Arc::new(Connections::new(2));
+        let list: Vec<Connection> = (0..2).map(|_| all.add(HERE)).collect();
+        list[0].wait_for(Wait::Read);
+        let third = all.add(HERE);
+        assert_eq!(leaving(&list), [false, true]);
+        third.work();
+        list[1].work();
+        let _fourth = all.add(HERE);
+        assert_eq!(leaving(&list), [true, false]);
+    }
+
+    #[test]
+    fn the_address_with_the_most_connections_makes_room() {
+        let all = Arc::new(Connections::new(3));
+        let other = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+        let first = all.add(other);
+        let list: Vec<Connection> = (0..2).map(|_| all.add(HERE)).collect();
+        let _third = all.add(HERE);
+        assert!(!leaves(&first));
+        assert_eq!(leaving(&list), [true, false]);
+    }
+
+    #[test]
+    fn the_slowest_body_makes_room_for_another() {
+        let all = Arc::new(Connections::new(9));
+        let list: Vec<Connection> = (0..3).map(|_| all.add(HERE)).collect();
+        let bodies: Vec<Receiving<'_>> = list.iter().map(Receiving::new).collect();
+        bodies[0].has_come();
+        assert!(bodies[2].make_room());
+        assert_eq!(leaving(&list), [false, true, false]);
+        drop(bodies);
+        // Alone, it can make no room.
+        assert!(!Receiving::new(&list[0]).make_room());
+        assert!(list[0].waits().is_none());
     }
 }

@@ -12,6 +12,8 @@ pub struct Embedder {
     pub(crate) is_of_tokens: bool,
     /// Whether scores are computed instead.
     pub(crate) is_rank: bool,
+    /// Numbers of an embedding.
+    pub(crate) width: usize,
     /// Most tokens of one text.
     pub(crate) longest: usize,
     pub(crate) normalization: Normalization,
@@ -41,6 +43,7 @@ impl Embedder {
         Embedder {
             is_of_tokens: output == Output::Embeddings(Pooling::None),
             is_rank: output == Output::Embeddings(Pooling::Rank),
+            width: context.model().spec().n_embd,
             longest,
             normalization,
             context: Mutex::new(context),
@@ -49,13 +52,21 @@ impl Embedder {
         }
     }
 
-    /// The embeddings of each text: one, or one of each token.
-    pub(crate) fn embed(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>, Error> {
+    /// Computes the embeddings of each text: one, or one of each token. Ends between two batches once
+    /// `is_cancelled`.
+    pub(crate) fn embed(
+        &self,
+        texts: &[Vec<u32>],
+        is_cancelled: impl Fn() -> bool,
+    ) -> Result<Vec<Vec<Vec<f32>>>, Error> {
         let mut found = vec![Vec::new(); texts.len()];
         let mut context = lock(&self.context);
         embed::<Error>(&mut context, texts, |text, embedding| {
             if let Some(list) = found.get_mut(text) {
                 list.push(embedding.to_vec());
+            }
+            if is_cancelled() {
+                return Err(Error::InvalidArgument("the client left".into()));
             }
             Ok(())
         })?;

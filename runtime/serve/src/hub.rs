@@ -3,11 +3,13 @@
 //! A model is loaded when a request names it. What it takes is planned before anything is loaded. If it does not fit beside the others, those make room that were
 //! not used for the longest time and are not at work; while one waits for that, requests for all models wait in order behind it, so that nobody waits for ever.
 
+use crate::account::Ledger;
 use crate::app::{App, lock};
 use crate::body::Bodies;
 use crate::entry::{Entry, State, Status};
 use crate::error::{ApiError, Result};
 use crate::options::ServeOptions;
+use crate::turns::Turns;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -73,9 +75,11 @@ impl Default for HubLimits {
 pub struct Hub {
     pub(crate) options: ServeOptions,
     pub(crate) bodies: Bodies,
+    /// The memory of requests.
+    pub(crate) ledger: Arc<Ledger>,
+    /// Turns of requests that take long before they are submitted.
+    pub(crate) large: Arc<Turns>,
     pub(crate) is_draining: AtomicBool,
-    /// True if only programs of this machine reach the server.
-    pub(crate) is_local: AtomicBool,
     /// Seconds since 1970.
     pub(crate) started: u64,
     entries: Vec<Entry>,
@@ -171,9 +175,10 @@ impl Hub {
         is_single: bool,
     ) -> Self {
         Hub {
-            bodies: Bodies::new(options.body_limit),
+            bodies: Bodies::new(options.body_limit, options.request_memory / 2),
+            ledger: Arc::new(Ledger::new(options.request_memory)),
+            large: Turns::new("large bodies", 2, 1024),
             is_draining: AtomicBool::new(false),
-            is_local: AtomicBool::new(true),
             started: crate::chance::seconds(),
             options,
             entries,

@@ -2,6 +2,7 @@
 
 use crate::api::native::MOST_TEXTS;
 use crate::app::App;
+use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::form::{Form, calls_or_schema, constraint, form};
@@ -118,15 +119,30 @@ pub fn shares(app: &App, name: &str, value: &Value) -> Result<Vec<f32>> {
     Ok(shares)
 }
 
+/// Returns the bytes that each text of a job takes beside its tokens.
+fn size_of_request(request: &Request, form: &Form) -> usize {
+    /// The request, its queue of events, its sampler, and what HTTP has for it.
+    const CONSTANT: usize = 16 << 10;
+    let sampling = &request.sampling;
+    let texts = request.stop.iter().chain(&sampling.dry_breakers);
+    let texts = texts.map(|text| text.len() + size_of::<String>());
+    let form = match form {
+        Form::Gbnf(text) => text.len(),
+        _ => 0,
+    };
+    // Stop strings and biases are in the request, the sampler, and the settings that slots show.
+    CONSTANT + form + 3 * texts.sum::<usize>() + 64 * sampling.logit_bias.len()
+}
+
 impl Job {
     /// A job with these prompts.
     pub fn new(
-        app: &App,
+        context: &RequestContext,
         fields: &Fields<'_>,
         prompts: Vec<Vec<u32>>,
         extras: ChatExtras,
     ) -> Result<Self> {
-        let limits = app.handle()?.limits();
+        let limits = context.handle()?.limits();
         let most = i64::from(i32::MAX);
         let wanted = fields.integer(
             &["n_predict", "max_completion_tokens", "max_tokens"],
@@ -134,7 +150,7 @@ impl Job {
             most,
         )?;
         let max_tokens = match wanted {
-            None => app.options.max_tokens,
+            None => context.options.max_tokens,
             Some(count) => usize::try_from(count).ok(),
         };
         refuse_unknown_shapes(fields)?;
@@ -153,7 +169,7 @@ impl Job {
         }
         let keep = fields.integer(&["n_keep"], -1, most)?;
         let discard = fields.count(&["n_discard"], most as usize)?;
-        let shift = app.options.shift.map(|keep| Shift {
+        let shift = context.options.shift.map(|keep| Shift {
             keep,
             discard: discard.filter(|&count| count > 0),
         });
@@ -166,7 +182,7 @@ impl Job {
                 form
             }
             (Form::Schema(schema), Some(Form::Calls { grammar, triggers })) => {
-                let form = calls_or_schema(app, name, schema, grammar, triggers)?;
+                let form = calls_or_schema(context, name, schema, grammar, triggers)?;
                 name = "tools";
                 form
             }
@@ -178,20 +194,20 @@ impl Job {
             }
             (_, None) => own_form,
         };
-        let mut constraint = constraint(app, name, &form, extras.before_content)?;
+        let mut constraint = constraint(context, name, &form, extras.before_content)?;
         if let (Some(budget), Some(parsing)) = (extras.reasoning_budget, &extras.parsing) {
             let shown = extras.shown.clone();
             let limit = ReasoningBudget::new(
                 constraint.take(),
-                &app.tokenizer,
+                &context.tokenizer,
                 shown,
                 parsing.parser(),
                 budget,
             )?;
             constraint = Some(Box::new(limit));
         }
-        let params = sampling(app, fields)?;
-        let shares = lora(app, fields)?;
+        let params = sampling(context, fields)?;
+        let shares = lora(context, fields)?;
         let slot = fields.integer(&["id_slot"], -1, most)?;
         let slot = slot.and_then(|slot| usize::try_from(slot).ok());
         let deadline = |name: &str| -> Result<Option<Duration>> {
@@ -217,9 +233,10 @@ impl Job {
                 (Some(count), false) => Some(Wanted::Model(count)),
                 (Some(count), true) => Some(Wanted::Drawn(count)),
             },
-            adapters: Some(app.adapters(&shares.unwrap_or_else(|| app.shares()))),
+            adapters: Some(context.adapters(&shares.unwrap_or_else(|| context.shares()))),
             cache: CacheWish {
-                reuse: fields.boolean(&["cache_prompt"], app.options.cache_prompt)?,
+                reuse: fields.boolean(&["cache_prompt"], context.options.cache_prompt)?,
+                salt: context.salt(),
                 ..CacheWish::default()
             },
             deadline: deadline("t_max_total_ms")?,
@@ -231,7 +248,7 @@ impl Job {
             ..Request::new(Vec::new())
         };
         let settings = settings(
-            app,
+            context,
             fields,
             &request,
             &form,
@@ -240,11 +257,21 @@ impl Job {
             post_sampling,
         )?;
         let settings = Arc::new(settings);
-        request.tag = app.tag(&settings);
+        request.tag = context.tag(&settings);
+        request.owner = context.caller.owner;
         let count = prompts.len().saturating_mul(choices);
         if count > MOST_TEXTS {
             let message = format!("{MOST_TEXTS} texts at once are allowed");
             return Err(ApiError::field("prompt", message));
+        }
+        let each = size_of_request(&request, &form);
+        context
+            .account
+            .charge("prompt", each.saturating_mul(count))?;
+        for prompt in &prompts {
+            // The engine has the tokens, the cache may keep them, and the answer tells them.
+            let bytes = size_of_val(prompt.as_slice()).saturating_mul(3 * choices);
+            context.account.charge("prompt", bytes)?;
         }
         let mut requests = Vec::with_capacity(count);
         for prompt in prompts {
@@ -271,19 +298,21 @@ impl Job {
             include_usage,
             timings_per_token: fields.boolean(&["timings_per_token"], false)?,
             return_tokens: fields.boolean(&["return_tokens"], false)?,
-            verbose: fields.boolean(&["verbose"], app.options.verbose)?,
+            verbose: fields.boolean(&["verbose"], context.options.verbose)?,
             post_sampling,
             n_probs: n_probs.unwrap_or(0),
             response_fields: fields.texts("response_fields", 256)?,
             stops,
             echo: Vec::new(),
             ping_seconds: match ping {
-                None => app.options.ping_seconds,
+                None => context.options.ping_seconds,
                 Some(seconds) => u64::try_from(seconds).unwrap_or(0),
             },
-            model: match adapter_as_model(app, fields).and_then(|number| app.adapter_name(number)) {
+            model: match adapter_as_model(context, fields)
+                .and_then(|number| context.adapter_name(number))
+            {
                 Some(name) => name.to_owned(),
-                None => app.model_id(),
+                None => context.model_id(),
             },
         })
     }

@@ -8,6 +8,8 @@
 //! - Every answer has a status, and an error its object. What a model writes is never an error.
 //! - What a request asks for is limited: bytes and depth of its body, prompt, number of texts, queue. Names of files are plain names in one folder; nothing is
 //!   fetched from anywhere.
+//! - What a request makes of its body is charged to its account before memory is taken; the accounts of all requests have a limit together.
+//! - Keys are owners: without [`ServeOptions::shares_prefixes`], nothing that one sees depends on what another one asks, but for load.
 //! - Where keys are set, everything but health and the page wants one. Pages of other origins read answers only if they are named, or if a key is needed anyway.
 //!
 //! # Files
@@ -16,7 +18,8 @@
 //! |---|---|
 //! | `options.rs`, `app.rs` | how a server is set up; what the requests of a model share |
 //! | `hub.rs`, `entry.rs` | several models: which are in memory, and which make room |
-//! | `server.rs`, `connections.rs`, `head.rs`, `tls.rs` | listens, and drains at the end; connections that make room; requests that begin to come; encryption |
+//! | `server.rs`, `connections.rs`, `timed.rs`, `tls.rs` | listens, and drains at the end; connections that make room; clients that are late; encryption |
+//! | `account.rs`, `context.rs`, `turns.rs` | the memory of a request; its view of a model; turns at what takes long |
 //! | `paths.rs`, `route.rs`, `body.rs` | leads each request to its interface; reads bodies within limits |
 //! | `access.rs`, `page.rs` | keys and origins; files of the page |
 //! | `fields.rs`, `error.rs` | reads fields; errors with their objects |
@@ -31,6 +34,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod account;
 mod answer;
 mod api;
 mod app;
@@ -38,12 +42,12 @@ mod body;
 mod chance;
 mod chat;
 mod connections;
+mod context;
 mod embedder;
 mod entry;
 mod error;
 mod fields;
 mod form;
-mod head;
 mod hub;
 mod job;
 mod latency;
@@ -56,7 +60,9 @@ mod sampling;
 mod server;
 mod settings;
 mod stream;
+mod timed;
 mod tls;
+mod turns;
 
 pub use api::plan::plan;
 pub use app::App;

@@ -23,8 +23,19 @@ pub struct ServeOptions {
     pub hosts: Vec<String>,
     /// The port; 0 for a free one.
     pub port: u16,
-    /// Keys, one of which each request must have; none for no check.
+    /// Keys, one of which each request must have; none for no check. Of several keys, none sees what
+    /// another one asks.
     pub api_keys: Vec<String>,
+    /// Keys that may also load and unload models, change what all requests share, and see all slots.
+    /// Without any, a single key may.
+    pub admin_keys: Vec<String>,
+    /// True if requests of different keys share cached prefixes.
+    pub shares_prefixes: bool,
+    /// Names of the server in requests, besides [`hosts`](Self::hosts) and private names. With keys,
+    /// any name will do.
+    pub allowed_hosts: Vec<String>,
+    /// Most bytes that requests hold together, beside the KV cache. One of them holds at most half.
+    pub request_memory: usize,
     /// Names of the model; the first one is its id. Without any, that of its file.
     pub aliases: Vec<String>,
     /// Words about the model, which `/v1/models` has.
@@ -83,6 +94,10 @@ pub struct ServeOptions {
     pub body_limit: usize,
     /// Seconds that the head of a request may take to come once it began; a connection is closed then.
     pub head_seconds: u64,
+    /// Most connections at a time; `None` for as many as open files allow, up to 4096.
+    pub connections: Option<usize>,
+    /// Seconds after which a connection is closed whose client does not read.
+    pub write_seconds: u64,
     /// Seconds between comments in a quiet stream; 0 for none.
     pub ping_seconds: u64,
     /// Whether `/v1/embeddings` answers.
@@ -111,6 +126,10 @@ impl Default for ServeOptions {
             hosts: vec!["127.0.0.1".to_owned()],
             port: 8080,
             api_keys: Vec::new(),
+            admin_keys: Vec::new(),
+            shares_prefixes: false,
+            allowed_hosts: Vec::new(),
+            request_memory: 1 << 30,
             aliases: Vec::new(),
             tags: Vec::new(),
             cors_origins: Vec::new(),
@@ -140,6 +159,8 @@ impl Default for ServeOptions {
             prefix: String::new(),
             body_limit: 64 << 20,
             head_seconds: 10,
+            connections: None,
+            write_seconds: 60,
             ping_seconds: 15,
             embeddings: false,
             reranking: false,

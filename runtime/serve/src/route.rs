@@ -1,12 +1,16 @@
 //! Leads each request to its interface.
 
-use crate::access;
+use crate::access::{self, Caller};
+use crate::account::Account;
 use crate::api::{
     anthropic, embeddings, metrics, models, native, ollama, openai_chat, openai_completions, props,
     responses, slots, tokens,
 };
 use crate::app::App;
+use crate::body::LARGE;
 use crate::chat;
+use crate::connections::Connection;
+use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::hub::Hub;
@@ -60,17 +64,21 @@ impl Dialect {
 }
 
 /// Answers a request, and logs it once its answer begins.
-pub async fn handle(hub: Arc<Hub>, request: hyper::Request<Incoming>) -> Response {
+pub async fn handle(
+    hub: Arc<Hub>,
+    peer: &Connection,
+    request: hyper::Request<Incoming>,
+) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let start = Instant::now();
-    let response = respond(hub, request).await;
+    let response = respond(hub, peer, request).await;
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
     let status = response.status().as_u16();
     tracing::info!("{method} {path}: {status} after {milliseconds:.1} ms");
     response
 }
 
-async fn respond(hub: Arc<Hub>, request: hyper::Request<Incoming>) -> Response {
+async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incoming>) -> Response {
     let (parts, body) = request.into_parts();
     let options = &hub.options;
     let whole = parts.uri.path();
@@ -94,10 +102,9 @@ async fn respond(hub: Arc<Hub>, request: hyper::Request<Incoming>) -> Response {
         return response;
     }
     let refused = |message: &str| dialect.response(&ApiError::new(403, message));
-    let is_local = hub.is_local.load(Ordering::SeqCst);
-    if !access::is_own_host(options, is_local, &parts.headers) {
+    if !access::is_own_host(options, &parts.headers) {
         return refused(
-            "this server answers under its own name only: name others with --host, or set keys",
+            "without keys, this server answers under private names and addresses only: name others with --allowed-hosts, or set --api-key",
         );
     }
     let changes = ![Method::GET, Method::HEAD].contains(&parts.method);
@@ -107,13 +114,18 @@ async fn respond(hub: Arc<Hub>, request: hyper::Request<Incoming>) -> Response {
     let is_public = methods.is_some_and(|methods| {
         matches!(methods.get, Some(Get::Health | Get::Ready | Get::File)) && methods.post.is_none()
     });
-    let result = if !is_public && !access::has_key(options, &parts.headers) {
-        Err(ApiError::new(
+    let account = Arc::new(Account::new(&hub.ledger));
+    let stranger = Caller {
+        owner: 0,
+        is_admin: false,
+    };
+    let caller = access::caller(options, &parts.headers).or(is_public.then_some(stranger));
+    let result = match caller {
+        None => Err(ApiError::new(
             401,
             "Invalid API Key: send one that this server knows, as \"Authorization: Bearer KEY\" or \"X-Api-Key: KEY\"",
-        ))
-    } else {
-        match methods {
+        )),
+        Some(caller) => match methods {
             None => Err(ApiError::new(
                 404,
                 format!("File Not Found: there is no {} {path}", parts.method),
@@ -124,6 +136,8 @@ async fn respond(hub: Arc<Hub>, request: hyper::Request<Incoming>) -> Response {
                     hub: &hub,
                     path: &path,
                     query,
+                    caller,
+                    account: Arc::clone(&account),
                 };
                 let is_get = [Method::GET, Method::HEAD].contains(&parts.method);
                 match (methods.get, methods.post) {
@@ -131,8 +145,9 @@ async fn respond(hub: Arc<Hub>, request: hyper::Request<Incoming>) -> Response {
                     (_, Some(post)) if parts.method == Method::POST => {
                         let length = parts.headers.get(header::CONTENT_LENGTH);
                         let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
-                        let body = hub.bodies.json(Body::new(body), length).await;
-                        match body {
+                        let (body, account) = (Body::new(body), &asked.account);
+                        let body = hub.bodies.json(body, length, account, caller.owner, peer);
+                        match body.await {
                             Ok(body) => asked.post(post, body).await,
                             Err(error) => Err(error),
                         }
@@ -144,9 +159,11 @@ async fn respond(hub: Arc<Hub>, request: hyper::Request<Incoming>) -> Response {
                     )),
                 }
             }
-        }
+        },
     };
     let mut response = result.unwrap_or_else(|error| dialect.response(&error));
+    // What the request holds is charged until its answer is written.
+    response.extensions_mut().insert(account);
     access::add_cors(options, &parts.headers, response.headers_mut(), false);
     let name = HeaderName::from_static("x-request-id");
     if let Some(id) = parts.headers.get(&name) {
@@ -155,60 +172,66 @@ async fn respond(hub: Arc<Hub>, request: hyper::Request<Incoming>) -> Response {
     response
 }
 
-/// Does what may take a while where it holds up no other request.
+/// Does what may take a while where it holds up no other request. Large requests take turns.
 async fn blocking<T: Send + 'static>(
-    app: &Arc<App>,
-    act: impl FnOnce(&App) -> Result<T> + Send + 'static,
+    context: &Arc<RequestContext>,
+    act: impl FnOnce(&RequestContext) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let app = Arc::clone(app);
-    tokio::task::spawn_blocking(move || act(&app))
-        .await
-        .map_err(|error| ApiError::new(500, format!("the request could not be handled: {error}")))?
+    let turn = if context.account.held() > LARGE {
+        Some(context.large.begin(context.caller.owner).await?)
+    } else {
+        None
+    };
+    let context = Arc::clone(context);
+    tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        act(&context)
+    })
+    .await
+    .map_err(|error| ApiError::new(500, format!("the request could not be handled: {error}")))?
 }
 
 /// An answer of JSON that needs nothing but the body.
 async fn simple(
-    app: &Arc<App>,
+    context: &Arc<RequestContext>,
     body: Value,
-    act: impl FnOnce(&App, &Value) -> Result<Value> + Send + 'static,
+    act: impl FnOnce(&RequestContext, &Value) -> Result<Value> + Send + 'static,
 ) -> Result<Response> {
-    let value = blocking(app, move |app| act(app, &body)).await?;
+    let value = blocking(context, move |context| act(context, &body)).await?;
     Ok(json_response(200, &value))
 }
 
 /// As [`simple`], but in turn: there is one context for embeddings.
 async fn embedding(
-    app: &Arc<App>,
+    context: &Arc<RequestContext>,
     body: Value,
-    act: impl FnOnce(&App, &Value) -> Result<Value> + Send + 'static,
+    act: impl FnOnce(&RequestContext, &Value) -> Result<Value> + Send + 'static,
 ) -> Result<Response> {
-    let full = |_| {
-        ApiError::new(
-            503,
-            "too many requests for embeddings wait: try again later",
-        )
-    };
-    let _place = app.embedding_queue.try_acquire().map_err(full)?;
-    let gone = |_| ApiError::new(503, "the server is about to end");
-    let _turn = app.embedding_turn.acquire().await.map_err(gone)?;
-    let value = blocking(app, move |app| act(app, &body)).await?;
+    // The turn ends with the work, also if the client leaves before.
+    let turn = context.embedding.begin(context.caller.owner).await?;
+    let _leaves = context.cancelled_when_dropped();
+    let value = blocking(context, move |context| {
+        let _turn = turn;
+        act(context, &body)
+    })
+    .await?;
     Ok(json_response(200, &value))
 }
 
-async fn chat_completion(app: &Arc<App>, body: Value) -> Result<Response> {
-    let job = blocking(app, move |app| chat::job(app, &body)).await?;
+async fn chat_completion(context: &Arc<RequestContext>, body: Value) -> Result<Response> {
+    let job = blocking(context, move |context| chat::job(context, &body)).await?;
     let teller = openai_chat::ChatTeller::new(&job);
-    answer(Arc::clone(app), job, teller).await
+    answer(Arc::clone(context), job, teller).await
 }
 
 async fn native_completion(
-    app: &Arc<App>,
+    context: &Arc<RequestContext>,
     body: Value,
-    read: fn(&App, &Value) -> Result<(Job, bool)>,
+    read: fn(&RequestContext, &Value) -> Result<(Job, bool)>,
 ) -> Result<Response> {
-    let (job, is_list) = blocking(app, move |app| {
+    let (job, is_list) = blocking(context, move |context| {
         chat::no_echo(&Fields::new(&body)?)?;
-        read(app, &body)
+        read(context, &body)
     })
     .await?;
     let kept = Job {
@@ -216,7 +239,7 @@ async fn native_completion(
         ..job.clone()
     };
     answer(
-        Arc::clone(app),
+        Arc::clone(context),
         job,
         native::NativeTeller { job: kept, is_list },
     )
@@ -274,15 +297,21 @@ fn told_metrics(app: &App) -> Result<Response> {
     Ok(response)
 }
 
-async fn predict(app: &Arc<App>, body: Value) -> Result<Response> {
-    let instances = body.get("instances").and_then(Value::as_array).cloned();
+async fn predict(context: &Arc<RequestContext>, mut body: Value) -> Result<Response> {
+    let instances = match body.get_mut("instances").map(Value::take) {
+        Some(Value::Array(list)) => Some(list),
+        _ => None,
+    };
     let instances = instances.ok_or_else(|| ApiError::field("instances", "must be a list"))?;
     let mut running = Vec::new();
     for instance in instances {
-        let job = blocking(app, move |app| chat::job(app, &instance)).await?;
+        let job = blocking(context, move |context| chat::job(context, &instance)).await?;
         let mut teller = openai_chat::ChatTeller::new(&job);
         let mut job = job;
-        let submitted = blocking(app, move |app| stream::Running::submit(app, &mut job)).await?;
+        let submitted = blocking(context, move |context| {
+            stream::Running::submit(context, &mut job)
+        })
+        .await?;
         running.push(async move {
             let choices = submitted.all().await?;
             Ok::<_, ApiError>(stream::Teller::whole(&mut teller, &choices))
@@ -300,9 +329,28 @@ struct Asked<'r> {
     hub: &'r Arc<Hub>,
     path: &'r str,
     query: &'r str,
+    caller: Caller,
+    account: Arc<Account>,
 }
 
 impl Asked<'_> {
+    /// Refuses a key that may not do `what`.
+    fn check_admin(&self, what: &str) -> Result<()> {
+        if self.caller.is_admin {
+            return Ok(());
+        }
+        Err(ApiError::new(
+            403,
+            format!("{what} needs an administrator's key: the server names them with --admin-key"),
+        ))
+    }
+
+    fn context(&self, app: Arc<App>) -> Arc<RequestContext> {
+        let large = Arc::clone(&self.hub.large);
+        let account = Arc::clone(&self.account);
+        Arc::new(RequestContext::new(app, self.caller, account, large))
+    }
+
     /// The model that the query names, if it is there.
     fn look(&self) -> Result<Arc<App>> {
         self.hub.look(query_value(self.query, "model").as_deref())
@@ -313,7 +361,10 @@ impl Asked<'_> {
         let value = match get {
             Get::Health => json!({"status": "ok"}),
             Get::Ready => return ready(hub),
-            Get::Metrics => return told_metrics(&*self.look()?),
+            Get::Metrics => {
+                self.check_admin("reading metrics")?;
+                return told_metrics(&*self.look()?);
+            }
             Get::File => {
                 let none = || ApiError::new(404, "there is no such file");
                 return page::file(self.path).ok_or_else(none);
@@ -331,7 +382,7 @@ impl Asked<'_> {
             Get::Props => props::props(&*self.look()?)?,
             Get::Plan => self.look()?.options.plan.clone(),
             Get::Slots => match hub.options.slots {
-                true => slots::list(&*self.look()?)?,
+                true => slots::list(&*self.look()?, self.caller)?,
                 false => {
                     return Err(ApiError::not_supported(
                         "this server does not tell about slots: start it without --no-slots",
@@ -385,6 +436,7 @@ impl Asked<'_> {
                 ));
             }
             Post::Unload => {
+                self.check_admin("unloading a model")?;
                 hub.unload(self.named(&body, false)?).await?;
                 return Ok(json_response(200, &json!({"success": true})));
             }
@@ -401,10 +453,14 @@ impl Asked<'_> {
                 | Post::OllamaEmbeddings
                 | Post::OllamaShow
         );
+        if post == Post::Load {
+            self.check_admin("loading a model")?;
+        }
         let at = self.named(&body, of_ollama)?;
         let autoload = query_value(self.query, "autoload");
         let loads = match (post, autoload.as_deref()) {
-            (Post::Load, _) | (_, Some("true" | "1")) => Some(true),
+            (Post::Load, _) => Some(true),
+            (_, Some("true" | "1")) if self.caller.is_admin => Some(true),
             (_, Some("false" | "0")) => Some(false),
             _ => None,
         };
@@ -415,6 +471,7 @@ impl Asked<'_> {
             if let ollama::Stay::Leaves = stay
                 && ollama::is_empty(&body, post == Post::OllamaChat)
             {
+                self.check_admin("unloading a model")?;
                 // Nothing but to give it up.
                 let value = ollama::unloaded(&hub.entries()[at], post == Post::OllamaChat);
                 if hub.entries()[at].is_loaded() {
@@ -423,62 +480,80 @@ impl Asked<'_> {
                 return Ok(json_response(200, &value));
             }
             let app = hub.acquire(at, loads).await?;
-            hub.set_stay(at, stay.time());
-            return self.on_model(&app, post, body).await;
+            // Clients send this with every request. It is ignored if the key may not set it.
+            if self.caller.is_admin {
+                hub.set_stay(at, stay.time());
+            }
+            return self.on_model(app, post, body).await;
         }
         let app = hub.acquire(at, loads).await?;
-        self.on_model(&app, post, body).await
+        self.on_model(app, post, body).await
     }
 
-    async fn on_model(&self, app: &Arc<App>, post: Post, body: Value) -> Result<Response> {
+    async fn on_model(&self, app: Arc<App>, post: Post, body: Value) -> Result<Response> {
         if let Some(handle) = &app.handle {
             handle.wake();
         }
+        let context = &self.context(app);
         match post {
             Post::Load => Ok(json_response(200, &json!({"success": true}))),
             Post::Slot => {
                 let slot = self.path.trim_start_matches("/slots/");
                 let action = query_value(self.query, "action").unwrap_or_default();
-                let value = slots::act(app, slot, &action, &body).await?;
+                let value = slots::act(context, slot, &action, &body).await?;
                 Ok(json_response(200, &value))
             }
-            Post::Adapters => simple(app, body, props::set_adapters).await,
-            Post::Tokenize => simple(app, body, tokens::tokenize).await,
-            Post::Detokenize => simple(app, body, tokens::detokenize).await,
-            Post::ApplyTemplate => simple(app, body, tokens::apply_template).await,
-            Post::CountChat => simple(app, body, tokens::count).await,
-            Post::CountResponse => simple(app, body, responses::count).await,
-            Post::CountMessage => simple(app, body, anthropic::count).await,
-            Post::Native => native_completion(app, body, native::job).await,
-            Post::Infill => native_completion(app, body, native::infill).await,
-            Post::Completion => {
-                let job = blocking(app, move |app| native::openai_job(app, &body)).await?;
-                let teller = openai_completions::CompletionTeller::new(&job);
-                answer(Arc::clone(app), job, teller).await
+            Post::Adapters => {
+                self.check_admin("setting adapters")?;
+                simple(context, body, |context, body| {
+                    props::set_adapters(context, body)
+                })
+                .await
             }
-            Post::Chat => chat_completion(app, body).await,
+            Post::Tokenize => simple(context, body, tokens::tokenize).await,
+            Post::Detokenize => simple(context, body, tokens::detokenize).await,
+            Post::ApplyTemplate => simple(context, body, tokens::apply_template).await,
+            Post::CountChat => simple(context, body, tokens::count).await,
+            Post::CountResponse => simple(context, body, responses::count).await,
+            Post::CountMessage => simple(context, body, anthropic::count).await,
+            Post::Native => native_completion(context, body, native::job).await,
+            Post::Infill => native_completion(context, body, native::infill).await,
+            Post::Completion => {
+                let job = blocking(context, move |context| native::openai_job(context, &body));
+                let job = job.await?;
+                let teller = openai_completions::CompletionTeller::new(&job);
+                answer(Arc::clone(context), job, teller).await
+            }
+            Post::Chat => chat_completion(context, body).await,
             Post::Response => {
-                let (job, teller) = blocking(app, move |app| responses::job(app, &body)).await?;
-                answer(Arc::clone(app), job, teller).await
+                let read = move |context: &RequestContext| responses::job(context, &body);
+                let (job, teller) = blocking(context, read).await?;
+                answer(Arc::clone(context), job, teller).await
             }
             Post::Message => {
-                let (job, teller) = blocking(app, move |app| anthropic::job(app, &body)).await?;
-                answer(Arc::clone(app), job, teller).await
+                let read = move |context: &RequestContext| anthropic::job(context, &body);
+                let (job, teller) = blocking(context, read).await?;
+                answer(Arc::clone(context), job, teller).await
             }
-            Post::Embeddings => embedding(app, body, embeddings::openai).await,
-            Post::NativeEmbeddings => embedding(app, body, embeddings::native).await,
-            Post::Rerank => embedding(app, body, embeddings::rerank).await,
-            Post::OllamaShow => simple(app, body, ollama::show).await,
-            Post::OllamaEmbed => embedding(app, body, ollama::embed).await,
-            Post::OllamaEmbeddings => embedding(app, body, ollama::embeddings).await,
+            Post::Embeddings => embedding(context, body, embeddings::openai).await,
+            Post::NativeEmbeddings => embedding(context, body, embeddings::native).await,
+            Post::Rerank => embedding(context, body, embeddings::rerank).await,
+            Post::OllamaShow => {
+                simple(context, body, |context, body| ollama::show(context, body)).await
+            }
+            Post::OllamaEmbed => embedding(context, body, ollama::embed).await,
+            Post::OllamaEmbeddings => embedding(context, body, ollama::embeddings).await,
             Post::OllamaChat | Post::OllamaGenerate => {
                 let is_chat = post == Post::OllamaChat;
-                match blocking(app, move |app| ollama::job(app, &body, is_chat)).await? {
+                let read = move |context: &RequestContext| ollama::job(context, &body, is_chat);
+                match blocking(context, read).await? {
                     ollama::Asked::Nothing(value) => Ok(json_response(200, &value)),
-                    ollama::Asked::Text(job, teller) => answer(Arc::clone(app), *job, teller).await,
+                    ollama::Asked::Text(job, teller) => {
+                        answer(Arc::clone(context), *job, teller).await
+                    }
                 }
             }
-            Post::Predict => predict(app, body).await,
+            Post::Predict => predict(context, body).await,
             Post::Props | Post::Unload | Post::OllamaOther => {
                 Err(ApiError::new(500, "this is answered elsewhere"))
             }

@@ -1,16 +1,22 @@
 //! How tokens are chosen, as requests say it.
 
-use crate::app::App;
 use crate::chance;
+use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use samite_text::{SamplerParams, Stage};
 use serde_json::Value;
 
+/// Most samplers of a chain: each sees the whole vocabulary with every token.
+const MAX_SAMPLERS: usize = 32;
+
+/// Most entries of `logit_bias`, and most tokens that their texts may be.
+const MAX_BIASES: usize = 4096;
+
 /// How tokens are chosen.
-pub fn sampling(app: &App, fields: &Fields<'_>) -> Result<SamplerParams> {
+pub fn sampling(context: &RequestContext, fields: &Fields<'_>) -> Result<SamplerParams> {
     const ANY: f64 = f32::MAX as f64;
-    let defaults = &app.options.sampling;
+    let defaults = &context.options.sampling;
     let float = |names: &[&str], least: f64, most: f64, default: f32| {
         let value = fields.number(names, least, most)?;
         Ok::<f32, ApiError>(value.map_or(default, |value| value as f32))
@@ -61,7 +67,7 @@ pub fn sampling(app: &App, fields: &Fields<'_>) -> Result<SamplerParams> {
         adaptive_target: float(&["adaptive_target"], -ANY, 1.0, defaults.adaptive_target)?,
         adaptive_decay: float(&["adaptive_decay"], 0.0, 0.99, defaults.adaptive_decay)?,
         seed: match fields.seed("seed")? {
-            None => app.options.seed.unwrap_or_else(chance::seed),
+            None => context.options.seed.unwrap_or_else(chance::seed),
             // -1 is any seed, also as 32 bits.
             Some(u64::MAX | 0xffff_ffff) => chance::seed(),
             Some(seed) => seed,
@@ -85,18 +91,22 @@ pub fn sampling(app: &App, fields: &Fields<'_>) -> Result<SamplerParams> {
     match fields.get(&["samplers"]) {
         None => {}
         Some((_, Value::String(letters))) => {
+            if letters.len() > MAX_SAMPLERS {
+                let message = format!("{MAX_SAMPLERS} samplers are allowed");
+                return Err(ApiError::field("samplers", message));
+            }
             params.stages = Stage::parse_letters(letters)
                 .map_err(|error| ApiError::field("samplers", error))?;
         }
         Some(_) => {
-            let names = fields.texts("samplers", 32)?;
+            let names = fields.texts("samplers", MAX_SAMPLERS)?;
             params.stages = Stage::parse_list(&names.join(";"))
                 .map_err(|error| ApiError::field("samplers", error))?;
         }
     }
-    bias(app, fields, &mut params)?;
+    bias(context, fields, &mut params)?;
     if fields.boolean(&["ignore_eos"], false)? {
-        let ends = app.tokenizer.eog_tokens().iter();
+        let ends = context.tokenizer.eog_tokens().iter();
         let ends = ends.map(|&token| (token, f32::NEG_INFINITY));
         params.logit_bias.extend(ends);
     }
@@ -104,7 +114,7 @@ pub fn sampling(app: &App, fields: &Fields<'_>) -> Result<SamplerParams> {
 }
 
 /// What is added to logits: `[[token or text, number or false]]`, or `{token or text: number}`.
-fn bias(app: &App, fields: &Fields<'_>, params: &mut SamplerParams) -> Result<()> {
+fn bias(context: &RequestContext, fields: &Fields<'_>, params: &mut SamplerParams) -> Result<()> {
     let Some((name, value)) = fields.get(&["logit_bias"]) else {
         return Ok(());
     };
@@ -128,8 +138,9 @@ fn bias(app: &App, fields: &Fields<'_>, params: &mut SamplerParams) -> Result<()
         }
         _ => return Err(wrong("must be a list of pairs, or an object")),
     }
-    if pairs.len() > 4096 {
-        return Err(wrong("4096 entries are allowed"));
+    let too_many = || wrong(&format!("{MAX_BIASES} entries and tokens are allowed"));
+    if pairs.len() > MAX_BIASES {
+        return Err(too_many());
     }
     for (token, bias) in pairs {
         let bias = match bias {
@@ -141,15 +152,16 @@ fn bias(app: &App, fields: &Fields<'_>, params: &mut SamplerParams) -> Result<()
         };
         match token {
             Value::String(text) => {
-                app.check_length(name, &text)?;
-                let tokens = app.tokenizer.tokenize(&text, false, false)?;
-                params
-                    .logit_bias
-                    .extend(tokens.into_iter().map(|token| (token, bias)));
+                let tokens = context.tokenize(name, &text, false, false)?;
+                if params.logit_bias.len() + tokens.len() > MAX_BIASES {
+                    return Err(too_many());
+                }
+                let biases = tokens.into_iter().map(|token| (token, bias));
+                params.logit_bias.extend(biases);
             }
             other => {
                 let id = other.as_u64().and_then(|id| u32::try_from(id).ok());
-                let id = id.filter(|&id| (id as usize) < app.tokenizer.vocab_size());
+                let id = id.filter(|&id| (id as usize) < context.tokenizer.vocab_size());
                 let id = id.ok_or_else(|| wrong(&format!("there is no token {other}")))?;
                 params.logit_bias.push((id, bias));
             }

@@ -1,9 +1,10 @@
 //! Listens, takes connections, and drains at the end.
 
-use crate::connections::{AtWork, Connections};
-use crate::head::Timed;
+use crate::account::Account;
+use crate::connections::{AtWork, Connection, Connections};
 use crate::hub::Hub;
 use crate::route::handle;
+use crate::timed::{Timed, Times};
 use crate::tls::Tls;
 use axum::body::{Body, Bytes};
 use hyper::body::{Frame, SizeHint};
@@ -23,6 +24,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
+
+/// Most bytes of a head, and of what is read at a time.
+const HEAD_BYTES: usize = 64 << 10;
 
 /// How long a connection may wait for its next request.
 const WAITING_TIME: Duration = Duration::from_secs(75);
@@ -78,10 +82,6 @@ async fn run(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
     }
     let addresses = listeners.iter().map(TcpListener::local_addr);
     let addresses = addresses.collect::<io::Result<Vec<_>>>()?;
-    // Of the host as it was given, a name or `127.1`, only the system says what it means.
-    let is_local = |address: &SocketAddr| address.ip().to_canonical().is_loopback();
-    hub.is_local
-        .store(addresses.iter().all(is_local), Ordering::SeqCst);
     ready(
         &addresses
             .iter()
@@ -91,7 +91,7 @@ async fn run(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
     let (sender, stopped) = watch::channel(false);
     let shared = Arc::new(Shared {
         hub: Arc::clone(&hub),
-        connections: Arc::new(Connections::allowed()),
+        connections: Arc::new(Connections::allowed(options.connections)),
         tls,
         stopped,
     });
@@ -150,13 +150,16 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     while !(is_late && tasks.is_empty()) {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
+                Ok((stream, peer)) => {
                     let _ = stream.set_nodelay(true);
                     let shared = Arc::clone(&shared);
-                    match is_late {
-                        false => drop(tasks.spawn(taken(stream, shared, false))),
-                        // Nobody waits for these.
-                        true => drop(tokio::spawn(taken(stream, shared, true))),
+                    let place = Arc::new(shared.connections.add(peer.ip()));
+                    let taken = taken(stream, place, shared, is_late);
+                    // Those that come after the end are not waited for.
+                    if is_late {
+                        tokio::spawn(taken);
+                    } else {
+                        tasks.spawn(taken);
                     }
                 }
                 // Too many files are open, for example: connections that wait for a request make room.
@@ -177,6 +180,8 @@ struct Answer {
     body: Body,
     #[expect(dead_code, reason = "it is there to be dropped")]
     at_work: AtWork,
+    #[expect(dead_code, reason = "it is there to be dropped")]
+    account: Option<Arc<Account>>,
 }
 
 impl hyper::body::Body for Answer {
@@ -199,44 +204,72 @@ impl hyper::body::Body for Answer {
     }
 }
 
-/// Answers what comes over a connection, encrypted if that is wanted.
-async fn taken(stream: TcpStream, shared: Arc<Shared>, is_late: bool) {
-    match &shared.tls {
-        None => connection(stream, &shared, is_late).await,
-        Some(tls) => match tls.accept(stream).await {
-            Ok(stream) => connection(stream, &shared, is_late).await,
-            Err(error) => tracing::debug!(%error, "a connection was not encrypted as it should be"),
-        },
+/// Answers what comes over a connection, encrypted if that is wanted, until it has to make room.
+async fn taken(stream: TcpStream, place: Arc<Connection>, shared: Arc<Shared>, is_late: bool) {
+    let answered = async {
+        let Some(tls) = &shared.tls else {
+            return connection(stream, &place, &shared, is_late).await;
+        };
+        let time = Duration::from_secs(shared.hub.options.head_seconds);
+        let encrypted = async {
+            tokio::select! {
+                encrypted = tls.accept(stream) => Some(encrypted),
+                () = tokio::time::sleep(time) => None,
+                () = place.leave.notified() => None,
+            }
+        };
+        match encrypted.await {
+            Some(Ok(stream)) => connection(stream, &place, &shared, is_late).await,
+            Some(Err(error)) => {
+                tracing::debug!(%error, "a connection was not encrypted as it should be");
+            }
+            None => tracing::debug!("a connection was not encrypted in time"),
+        }
+    };
+    tokio::select! {
+        () = answered => {}
+        () = place.cut.notified() => tracing::debug!("a client that is late makes room"),
     }
 }
 
 /// Answers what comes over a connection.
 async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin,
+    place: &Arc<Connection>,
     shared: &Arc<Shared>,
     is_late: bool,
 ) {
-    let place = Arc::new(shared.connections.add());
     let hub = Arc::clone(&shared.hub);
-    let working = Arc::clone(&place);
+    let working = Arc::clone(place);
     let had_request = Arc::new(AtomicBool::new(false));
     let has_request = Arc::clone(&had_request);
     let service = service_fn(move |request| {
         has_request.store(true, Ordering::Relaxed);
         let hub = Arc::clone(&hub);
+        let peer = Arc::clone(&working);
         let at_work = AtWork::new(&working);
         async move {
-            let response = handle(hub, request).await;
-            Ok::<_, Infallible>(response.map(|body| Answer { body, at_work }))
+            let mut response = handle(hub, &peer, request).await;
+            let account = response.extensions_mut().remove();
+            Ok::<_, Infallible>(response.map(|body| Answer {
+                body,
+                at_work,
+                account,
+            }))
         }
     });
-    let head_time = Duration::from_secs(shared.hub.options.head_seconds);
-    let stream = Timed::new(stream, Arc::clone(&place), head_time);
+    let options = &shared.hub.options;
+    let times = Times {
+        head: Duration::from_secs(options.head_seconds),
+        read: Duration::from_secs(options.write_seconds),
+    };
+    let stream = Timed::new(stream, Arc::clone(place), times);
     let mut builder = http1::Builder::new();
     // Headers as clients of llama-server know them.
     builder.title_case_headers(true);
     builder
         .timer(TokioTimer::new())
+        .max_buf_size(HEAD_BYTES)
         .header_read_timeout(WAITING_TIME)
         .keep_alive(!is_late);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));

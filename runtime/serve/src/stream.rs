@@ -1,7 +1,7 @@
 //! From a job to an answer: at once, or as a stream that its reader may leave.
 
 use crate::answer::{Choice, Update};
-use crate::app::App;
+use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::job::Job;
 use axum::body::{Body, Bytes};
@@ -81,12 +81,12 @@ pub struct Running {
 
 impl Running {
     /// Submits all requests of a job; if one is refused, none is answered.
-    pub fn submit(app: &App, job: &mut Job) -> Result<Self> {
-        let handle = app.handle()?;
+    pub fn submit(context: &RequestContext, job: &mut Job) -> Result<Self> {
+        let handle = context.handle()?;
         let mut readers = Vec::with_capacity(job.requests.len());
         let mut choices = Vec::with_capacity(job.requests.len());
         for (index, request) in std::mem::take(&mut job.requests).into_iter().enumerate() {
-            choices.push(Choice::new(index, request.prompt.clone(), job, app));
+            choices.push(Choice::new(index, request.prompt.clone(), job, context));
             readers.push(Some(handle.submit(request)?));
         }
         Ok(Running {
@@ -162,9 +162,13 @@ fn gone() -> Event {
 }
 
 /// Answers a job as its interface tells it.
-pub async fn answer(app: Arc<App>, mut job: Job, mut teller: impl Teller) -> Result<Response> {
+pub async fn answer(
+    context: Arc<RequestContext>,
+    mut job: Job,
+    mut teller: impl Teller,
+) -> Result<Response> {
     let is_stream = job.is_stream;
-    let submitting = Arc::clone(&app);
+    let submitting = Arc::clone(&context);
     let (running, job) = tokio::task::spawn_blocking(move || {
         let running = Running::submit(&submitting, &mut job)?;
         Ok::<_, ApiError>((running, job))
@@ -175,12 +179,12 @@ pub async fn answer(app: Arc<App>, mut job: Job, mut teller: impl Teller) -> Res
         let choices = running.all().await?;
         return Ok(json_response(200, &teller.whole(&choices)));
     }
-    Ok(streamed(app, running, job.ping_seconds, teller))
+    Ok(streamed(context, running, job.ping_seconds, teller))
 }
 
 /// A stream of an answer. Its headers are sent at once.
 fn streamed(
-    app: Arc<App>,
+    context: Arc<RequestContext>,
     mut running: Running,
     ping_seconds: u64,
     mut teller: impl Teller,
@@ -188,8 +192,8 @@ fn streamed(
     let is_lines = teller.is_lines();
     let (sender, receiver) = mpsc::channel::<Bytes>(16);
     tokio::spawn(async move {
-        // The model stays in memory while it writes.
-        let _app = app;
+        // The model stays in memory while it writes, and what the request holds is charged.
+        let _context = context;
         let mut out = Frames::default();
         let ping = Duration::from_secs(if ping_seconds == 0 {
             3600

@@ -71,6 +71,7 @@ impl Wish {
             },
             priority: i32::from(rng.one_in(6)),
             outbox: 1 + rng.below(6),
+            owner: prompt.len() as u64 % 3,
             ..Request::new(prompt)
         };
         Wish { request, adapters }

@@ -3,9 +3,11 @@
 use super::{Active, Engine};
 use crate::disk::DiskTexts;
 use crate::event::{CacheMiss, FailureKind, MissCause, Started};
-use crate::kept::{Found, Place, common};
+use crate::kept::{Found, Kept, Place, common};
 use crate::running::Running;
 use samite_llm::Result;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 impl Engine {
@@ -15,25 +17,49 @@ impl Engine {
     /// Gives slots to requests that wait.
     pub(super) fn admit(&mut self, now: Instant) {
         self.make_slots(now);
-        let mut at = 0;
-        while at < self.queue.len() {
-            // Whoever could not go on anyway holds up nobody.
-            let slot = self.slot_for(&self.queue[at]);
-            let Some(slot) = slot.filter(|_| !self.queue[at].outbox.is_full()) else {
-                at += 1;
-                continue;
-            };
-            if !self.fits(&self.queue[at]) {
-                // What comes later does not overtake it.
-                return;
-            }
-            if self.is_computed_by_another(&self.queue[at]) {
-                at += 1;
-                continue;
-            }
+        while let Some((at, slot)) = self.next_to_admit() {
             let running = self.queue.remove(at);
             self.start(running, slot, now);
         }
+    }
+
+    /// Returns the place in the queue of the request that gets a slot next, and the slot.
+    fn next_to_admit(&self) -> Option<(usize, usize)> {
+        if self.active.len() >= self.options.slots {
+            return None;
+        }
+        for at in self.turns() {
+            let running = &self.queue[at];
+            // Whoever could not go on anyway holds up nobody.
+            let slot = self.slot_for(running).filter(|_| !running.outbox.is_full());
+            let Some(slot) = slot else { continue };
+            if !self.fits(running) {
+                // What comes later does not overtake it.
+                return None;
+            }
+            if !self.is_computed_by_another(running) {
+                return Some((at, slot));
+            }
+        }
+        None
+    }
+
+    /// Returns the places of the queue in the order in which they get slots: of the same priority, a request whose owner has fewer slots comes first, then one whose owner got a slot
+    /// less recently.
+    fn turns(&self) -> Vec<usize> {
+        let mut slots: BTreeMap<u64, usize> = BTreeMap::new();
+        for active in &self.active {
+            *slots.entry(active.running.request.owner).or_default() += 1;
+        }
+        let mut turns: Vec<usize> = (0..self.queue.len()).collect();
+        // The queue is sorted by priority and age, and equal ones stay in its order.
+        turns.sort_by_key(|&at| {
+            let request = &self.queue[at].request;
+            let slots = slots.get(&request.owner).copied().unwrap_or(0);
+            let served = self.served.get(&request.owner).copied().unwrap_or(0);
+            (Reverse(request.priority), slots, served)
+        });
+        turns
     }
 
     /// If somebody waits for a slot, or for what those have who are at work, those leave theirs whose readers are behind for long.
@@ -70,12 +96,14 @@ impl Engine {
             return Some(slot).filter(free);
         }
         let likeness = |slot: &usize| {
-            let left = self.kept.iter().filter(|text| text.slot == *slot);
+            // A text of another salt must not show, not even by the number of the slot.
+            let is_left = |text: &&Kept| text.slot == *slot && text.key == running.key;
+            let left = self.kept.iter().filter(is_left);
             let alike = left.map(|text| common(&text.tokens, &running.tokens));
             alike.max().unwrap_or(0)
         };
         let slots = (0..self.options.slots).filter(free);
-        slots.max_by_key(|slot| (likeness(slot), std::cmp::Reverse(*slot)))
+        slots.max_by_key(|slot| (likeness(slot), Reverse(*slot)))
     }
 
     /// Whether there are cells for all its tokens, beside those of requests at work.
@@ -108,6 +136,19 @@ impl Engine {
         })
     }
 
+    /// Takes note that an owner got a slot.
+    fn note_served(&mut self, owner: u64) {
+        /// Limit of owners that are remembered; the one served least recently is forgotten first.
+        const OWNERS: usize = 4096;
+        let count = self.served.values().max().map_or(1, |last| last + 1);
+        self.served.insert(owner, count);
+        if self.served.len() > OWNERS
+            && let Some((&oldest, _)) = self.served.iter().min_by_key(|(_, count)| **count)
+        {
+            self.served.remove(&oldest);
+        }
+    }
+
     fn start(&mut self, mut running: Running, slot: usize, now: Instant) {
         match self.place(&mut running, slot) {
             Ok((sequence, decoded, miss)) => {
@@ -125,7 +166,8 @@ impl Engine {
                     self.totals.asked_tokens += running.n_prompt as u64;
                     self.totals.cached_tokens += decoded as u64;
                 }
-                self.tags[slot] = running.request.tag;
+                self.note_served(running.request.owner);
+                self.last[slot] = (running.request.owner, running.request.tag);
                 self.active.push(Active {
                     running,
                     slot,

@@ -1,9 +1,9 @@
 //! Anthropic's messages.
 
 use crate::answer::{Choice, Update};
-use crate::app::App;
 use crate::chance;
 use crate::chat;
+use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, TextItems};
 use crate::job::Job;
@@ -230,8 +230,8 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
 }
 
 /// The job of a message.
-pub fn job(app: &App, body: &Value) -> Result<(Job, MessageTeller)> {
-    let job = chat::job(app, &translated(body, true)?)?;
+pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, MessageTeller)> {
+    let job = chat::job(context, &translated(body, true)?)?;
     let teller = MessageTeller {
         id: chance::id("msg_"),
         model: job.model.clone(),
@@ -243,8 +243,8 @@ pub fn job(app: &App, body: &Value) -> Result<(Job, MessageTeller)> {
 }
 
 /// How many tokens a conversation is.
-pub fn count(app: &App, body: &Value) -> Result<Value> {
-    crate::api::tokens::count(app, &translated(body, false)?)
+pub fn count(context: &RequestContext, body: &Value) -> Result<Value> {
+    crate::api::tokens::count(context, &translated(body, false)?)
 }
 
 /// A block of content that is being told.

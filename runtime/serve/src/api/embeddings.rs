@@ -2,6 +2,7 @@
 
 use crate::api::native;
 use crate::app::App;
+use crate::context::RequestContext;
 use crate::embedder::Embedder;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
@@ -21,17 +22,17 @@ fn embedder(app: &App) -> Result<&Embedder> {
 const MOST_INPUTS: usize = 2048;
 
 /// The texts of a request, each as tokens.
-fn inputs(app: &App, fields: &Fields<'_>) -> Result<Vec<Vec<u32>>> {
+fn inputs(context: &RequestContext, fields: &Fields<'_>) -> Result<Vec<Vec<u32>>> {
     let Some((name, value)) = fields.get(&["input", "content", "prompt"]) else {
         return Err(ApiError::field("input", "is missing"));
     };
     let of = |place: &str, value: &Value| {
         let tokens = match value {
             Value::String(text) => {
-                app.check_length(place, text)?;
-                app.tokenizer.tokenize(text, true, true)?
+                context.check_length(place, text)?;
+                context.tokenize(place, text, true, true)?
             }
-            other => native::prompt(app, place, other)?,
+            other => native::prompt(context, place, other)?,
         };
         match tokens.is_empty() {
             true => Err(ApiError::field(
@@ -82,9 +83,24 @@ fn check_lengths(embedder: &Embedder, texts: &[Vec<u32>]) -> Result<()> {
     }
 }
 
-fn compute(embedder: &Embedder, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>> {
+fn compute(
+    context: &RequestContext,
+    embedder: &Embedder,
+    texts: &[Vec<u32>],
+) -> Result<Vec<Vec<Vec<f32>>>> {
+    /// Bytes of a number: as it is, and as JSON with its text.
+    const NUMBER: usize = 4 + 32 + 2 * 16;
     check_lengths(embedder, texts)?;
-    let found = embedder.embed(texts);
+    let count = if embedder.is_of_tokens {
+        texts.iter().map(Vec::len).sum()
+    } else {
+        texts.len()
+    };
+    let numbers = count.saturating_mul(embedder.width);
+    context
+        .account
+        .charge("input", numbers.saturating_mul(NUMBER))?;
+    let found = embedder.embed(texts, || context.is_cancelled());
     found.map_err(|error| ApiError::new(500, error.to_string()))
 }
 
@@ -115,14 +131,14 @@ fn cut(app: &App, embedder: &Embedder, texts: &mut [Vec<u32>]) {
 }
 
 /// OpenAI's embeddings.
-pub fn openai(app: &App, body: &Value) -> Result<Value> {
-    openai_or_cut(app, body, false)
+pub fn openai(context: &RequestContext, body: &Value) -> Result<Value> {
+    openai_or_cut(context, body, false)
 }
 
 /// Computes [`openai`] embeddings. Cuts texts that are too long if `cuts` is set.
-pub fn openai_or_cut(app: &App, body: &Value, cuts: bool) -> Result<Value> {
+pub fn openai_or_cut(context: &RequestContext, body: &Value, cuts: bool) -> Result<Value> {
     let fields = Fields::new(body)?;
-    let embedder = embedder(app)?;
+    let embedder = embedder(context)?;
     if embedder.is_of_tokens {
         return Err(ApiError::invalid(
             "pooling type \"none\" gives an embedding of each token, which this interface cannot tell: start the server with another --pooling, or use /embeddings",
@@ -137,11 +153,11 @@ pub fn openai_or_cut(app: &App, body: &Value, cuts: bool) -> Result<Value> {
     }
     let dimensions = fields.integer(&["dimensions"], 1, i64::from(i32::MAX))?;
     let normalization = normalization(embedder, &fields)?;
-    let mut texts = inputs(app, &fields)?;
+    let mut texts = inputs(context, &fields)?;
     if cuts {
-        cut(app, embedder, &mut texts);
+        cut(context, embedder, &mut texts);
     }
-    let found = compute(embedder, &texts)?;
+    let found = compute(context, embedder, &texts)?;
     let width = found.iter().filter_map(|list| list.last()).map(Vec::len);
     if let (Some(count), Some(width)) = (dimensions, width.min())
         && usize::try_from(count).is_ok_and(|count| count > width)
@@ -174,7 +190,7 @@ pub fn openai_or_cut(app: &App, body: &Value, cuts: bool) -> Result<Value> {
     let data: Vec<Value> = data.collect();
     let tokens: usize = texts.iter().map(Vec::len).sum();
     Ok(json!({
-        "model": app.model_id(),
+        "model": context.model_id(),
         "object": "list",
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         "data": data,
@@ -182,12 +198,12 @@ pub fn openai_or_cut(app: &App, body: &Value, cuts: bool) -> Result<Value> {
 }
 
 /// llama-server's embeddings.
-pub fn native(app: &App, body: &Value) -> Result<Value> {
+pub fn native(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
-    let embedder = embedder(app)?;
+    let embedder = embedder(context)?;
     let normalization = normalization(embedder, &fields)?;
-    let texts = inputs(app, &fields)?;
-    let found = compute(embedder, &texts)?;
+    let texts = inputs(context, &fields)?;
+    let found = compute(context, embedder, &texts)?;
     let entries = found.into_iter().enumerate().map(|(index, mut list)| {
         // One of each token stays as it is.
         if !embedder.is_of_tokens {
@@ -200,9 +216,12 @@ pub fn native(app: &App, body: &Value) -> Result<Value> {
 }
 
 /// How well documents go with a question.
-pub fn rerank(app: &App, body: &Value) -> Result<Value> {
+pub fn rerank(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
-    let embedder = app.embedder.as_ref().filter(|embedder| embedder.is_rank);
+    let embedder = context
+        .embedder
+        .as_ref()
+        .filter(|embedder| embedder.is_rank);
     let embedder = embedder.ok_or_else(|| {
         ApiError::not_supported("this server does not rank: start it with --reranking")
     })?;
@@ -224,9 +243,11 @@ pub fn rerank(app: &App, body: &Value) -> Result<Value> {
         .count(&["top_n"], usize::MAX)?
         .unwrap_or(documents.len());
     let returns_text = fields.boolean(&["return_text"], false)?;
-    let texts = documents.iter().map(|document| pair(app, query, document));
+    let texts = documents
+        .iter()
+        .map(|document| pair(context, query, document));
     let texts: Vec<Vec<u32>> = texts.collect::<Result<_>>()?;
-    let found = compute(embedder, &texts)?;
+    let found = compute(context, embedder, &texts)?;
     let score = |list: &Vec<Vec<f32>>| list.last().and_then(|scores| scores.first()).copied();
     let mut scores: Vec<(usize, f32)> = found
         .iter()
@@ -250,7 +271,7 @@ pub fn rerank(app: &App, body: &Value) -> Result<Value> {
         .iter()
         .map(|&(index, score)| json!({"index": index, "relevance_score": score}));
     Ok(json!({
-        "model": app.model_id(),
+        "model": context.model_id(),
         "object": "list",
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         "results": results.collect::<Vec<_>>(),
@@ -258,10 +279,10 @@ pub fn rerank(app: &App, body: &Value) -> Result<Value> {
 }
 
 /// The tokens of a question with a document: as the model's file says, or with what its vocabulary has between two texts.
-fn pair(app: &App, query: &str, document: &str) -> Result<Vec<u32>> {
-    let tokenizer = &app.tokenizer;
+fn pair(context: &RequestContext, query: &str, document: &str) -> Result<Vec<u32>> {
+    let tokenizer = &context.tokenizer;
     let key = "tokenizer.chat_template.rerank";
-    let template = app.model.metadata().get::<&str>(key).ok().flatten();
+    let template = context.model.metadata().get::<&str>(key).ok().flatten();
     let added = [
         tokenizer.eos().filter(|_| tokenizer.adds_eos()),
         tokenizer.sep().filter(|_| tokenizer.adds_sep()),
@@ -269,9 +290,12 @@ fn pair(app: &App, query: &str, document: &str) -> Result<Vec<u32>> {
     let between: Vec<u32> = added.into_iter().flatten().collect();
     let template = match template {
         Some(template) => template.to_owned(),
-        None => format!("{{query}}{}{{document}}", app.text_of(&between)),
+        None => format!("{{query}}{}{{document}}", context.text_of(&between)),
     };
-    let tokens = tokenizer.tokenize_parts(filled(&template, query, document), true)?;
+    let length = query.len() + document.len() + template.len();
+    let tokens = context.tokens("documents", length, || {
+        Ok(tokenizer.tokenize_parts(filled(&template, query, document), true)?)
+    })?;
     match tokens.is_empty() {
         true => Err(ApiError::field(
             "documents",

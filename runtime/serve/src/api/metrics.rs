@@ -180,10 +180,11 @@ pub fn text(app: &App) -> String {
         "Requests that have a slot.",
         busy,
     );
+    let queued = view.queued.values().sum::<usize>() as f64;
     told.gauge(
         "llamacpp:requests_deferred",
         "Requests that wait for a slot.",
-        view.queued as f64,
+        queued,
     );
     let per_step = part(totals.busy_slots as f64, totals.steps as f64);
     told.gauge(
@@ -196,7 +197,7 @@ pub fn text(app: &App) -> String {
     told.gauge(
         "num_requests_waiting",
         "Requests that wait for a slot.",
-        view.queued as f64,
+        queued,
     );
     let used = part(view.used_cells as f64, view.cells as f64);
     told.gauge(

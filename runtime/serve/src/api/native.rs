@@ -2,6 +2,7 @@
 
 use crate::answer::{Choice, Update, timings};
 use crate::app::App;
+use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
 use crate::job::{ChatExtras, Job};
@@ -35,7 +36,7 @@ pub fn progress_timings(progress: &PromptProgress) -> Value {
 pub const MOST_TEXTS: usize = 256;
 
 /// The prompts of a request: a text, tokens, both mixed, or a list of those.
-pub fn prompts(app: &App, fields: &Fields<'_>) -> Result<(Vec<Vec<u32>>, bool)> {
+pub fn prompts(context: &RequestContext, fields: &Fields<'_>) -> Result<(Vec<Vec<u32>>, bool)> {
     let Some((name, value)) = fields.get(&["prompt"]) else {
         return Err(ApiError::field("prompt", "is missing"));
     };
@@ -43,7 +44,7 @@ pub fn prompts(app: &App, fields: &Fields<'_>) -> Result<(Vec<Vec<u32>>, bool)> 
     match value {
         Value::Array(list) if list.is_empty() => Err(ApiError::field(name, "is empty")),
         Value::Array(list) if list.iter().any(Value::is_number) && list.iter().all(is_scalar) => {
-            Ok((vec![mixed(app, name, list)?], false))
+            Ok((vec![mixed(context, name, list)?], false))
         }
         Value::Array(list) if list.len() > MOST_TEXTS => Err(ApiError::field(
             name,
@@ -51,23 +52,24 @@ pub fn prompts(app: &App, fields: &Fields<'_>) -> Result<(Vec<Vec<u32>>, bool)> 
         )),
         Value::Array(list) => {
             let each = list.iter().enumerate();
-            let prompts = each.map(|(i, value)| prompt(app, &format!("{name}[{i}]"), value));
+            let prompts = each.map(|(i, value)| prompt(context, &format!("{name}[{i}]"), value));
             let prompts: Vec<_> = prompts.collect::<Result<_>>()?;
             let is_list = prompts.len() > 1;
             Ok((prompts, is_list))
         }
-        other => Ok((vec![prompt(app, name, other)?], false)),
+        other => Ok((vec![prompt(context, name, other)?], false)),
     }
 }
 
 /// The tokens of one prompt.
-pub fn prompt(app: &App, name: &str, value: &Value) -> Result<Vec<u32>> {
+pub fn prompt(context: &RequestContext, name: &str, value: &Value) -> Result<Vec<u32>> {
     match value {
         Value::String(text) => {
-            app.check_length(name, text)?;
-            Ok(with_begin(app, app.tokenizer.tokenize(text, true, true)?))
+            context.check_length(name, text)?;
+            let tokens = context.tokenize(name, text, true, true)?;
+            Ok(with_begin(context, tokens))
         }
-        Value::Array(list) => mixed(app, name, list),
+        Value::Array(list) => mixed(context, name, list),
         Value::Object(_) => {
             let fields = Fields::of(name, value)?;
             if fields.has("multimodal_data") {
@@ -77,7 +79,7 @@ pub fn prompt(app: &App, name: &str, value: &Value) -> Result<Vec<u32>> {
                 ));
             }
             match fields.get(&["prompt_string"]) {
-                Some((_, text @ Value::String(_))) => prompt(app, name, text),
+                Some((_, text @ Value::String(_))) => prompt(context, name, text),
                 _ => Err(ApiError::field(
                     name,
                     "an object needs \"prompt_string\", a string",
@@ -103,16 +105,20 @@ fn with_begin(app: &App, mut tokens: Vec<u32>) -> Vec<u32> {
 }
 
 /// Tokens and texts in one prompt.
-fn mixed(app: &App, name: &str, list: &[Value]) -> Result<Vec<u32>> {
+fn mixed(context: &RequestContext, name: &str, list: &[Value]) -> Result<Vec<u32>> {
     let mut tokens = Vec::new();
     for (i, value) in list.iter().enumerate() {
         match value {
             Value::String(text) => {
-                app.check_length(name, text)?;
-                let more = app.tokenizer.tokenize(text, i == 0, true)?;
-                tokens.extend(if i == 0 { with_begin(app, more) } else { more });
+                context.check_length(name, text)?;
+                let more = context.tokenize(name, text, i == 0, true)?;
+                tokens.extend(if i == 0 {
+                    with_begin(context, more)
+                } else {
+                    more
+                });
             }
-            other => tokens.push(token(app, &format!("{name}[{i}]"), other)?),
+            other => tokens.push(token(context, &format!("{name}[{i}]"), other)?),
         }
     }
     Ok(tokens)
@@ -131,17 +137,17 @@ pub fn token(app: &App, name: &str, value: &Value) -> Result<u32> {
 }
 
 /// The job of a completion.
-pub fn job(app: &App, body: &Value) -> Result<(Job, bool)> {
+pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, bool)> {
     let fields = Fields::new(body)?;
-    let (prompts, is_list) = prompts(app, &fields)?;
-    let job = Job::new(app, &fields, prompts, ChatExtras::default())?;
+    let (prompts, is_list) = prompts(context, &fields)?;
+    let job = Job::new(context, &fields, prompts, ChatExtras::default())?;
     let is_list = is_list || job.requests.len() > 1;
     Ok((job, is_list))
 }
 
 /// The job of OpenAI's completions, which may begin with their prompts.
-pub fn openai_job(app: &App, body: &Value) -> Result<Job> {
-    let (mut job, _) = job(app, body)?;
+pub fn openai_job(context: &RequestContext, body: &Value) -> Result<Job> {
+    let (mut job, _) = job(context, body)?;
     let fields = Fields::new(body)?;
     if !fields.boolean(&["echo"], false)? {
         return Ok(job);
@@ -169,7 +175,7 @@ pub fn openai_job(app: &App, body: &Value) -> Result<Job> {
         true => {
             let prompts = job.requests.iter();
             prompts
-                .map(|request| app.text_of(&request.prompt))
+                .map(|request| context.text_of(&request.prompt))
                 .collect()
         }
     };
@@ -177,9 +183,9 @@ pub fn openai_job(app: &App, body: &Value) -> Result<Job> {
 }
 
 /// The job of an infill.
-pub fn infill(app: &App, body: &Value) -> Result<(Job, bool)> {
+pub fn infill(context: &RequestContext, body: &Value) -> Result<(Job, bool)> {
     let fields = Fields::new(body)?;
-    let [Some(prefix), Some(suffix), Some(middle)] = app.tokenizer.fill_in() else {
+    let [Some(prefix), Some(suffix), Some(middle)] = context.tokenizer.fill_in() else {
         return Err(ApiError::not_supported(
             "infill is not supported by this model: its vocabulary has no tokens for prefix, suffix and middle",
         ));
@@ -190,7 +196,7 @@ pub fn infill(app: &App, body: &Value) -> Result<(Job, bool)> {
     };
     let (before, after) = (needed("input_prefix")?, needed("input_suffix")?);
     let own = fields.text(&["prompt"])?.unwrap_or_default();
-    let tokenize = |text: &str| app.tokenizer.tokenize(text, false, false);
+    let tokenize = |field: &str, text: &str| context.tokenize(field, text, false, false);
     let mut extra = Vec::new();
     for (i, entry) in fields
         .list("input_extra")?
@@ -203,25 +209,26 @@ pub fn infill(app: &App, body: &Value) -> Result<(Job, bool)> {
         let text = entry.text(&["text"])?;
         let text = text.ok_or_else(|| ApiError::field(format!("{place}.text"), "is missing"))?;
         let name = entry.text(&["filename"])?.unwrap_or("tmp");
-        app.check_length(&place, text)?;
-        extra.extend(tokenize(&format!("\n\n--- snippet ---\n\n{name}\n{text}"))?);
+        context.check_length(&place, text)?;
+        let snippet = format!("\n\n--- snippet ---\n\n{name}\n{text}");
+        extra.extend(tokenize(&place, &snippet)?);
     }
-    app.check_length("input_prefix", before)?;
-    app.check_length("input_suffix", after)?;
-    let mut tokens: Vec<u32> = app
+    context.check_length("input_prefix", before)?;
+    context.check_length("input_suffix", after)?;
+    let mut tokens: Vec<u32> = context
         .tokenizer
         .bos()
-        .filter(|_| app.tokenizer.adds_bos())
+        .filter(|_| context.tokenizer.adds_bos())
         .into_iter()
         .collect();
     tokens.extend(extra);
     tokens.push(prefix);
-    tokens.extend(tokenize(before)?);
+    tokens.extend(tokenize("input_prefix", before)?);
     tokens.push(suffix);
-    tokens.extend(tokenize(after)?);
+    tokens.extend(tokenize("input_suffix", after)?);
     tokens.push(middle);
-    tokens.extend(tokenize(own)?);
-    let job = Job::new(app, &fields, vec![tokens], ChatExtras::default())?;
+    tokens.extend(tokenize("prompt", own)?);
+    let job = Job::new(context, &fields, vec![tokens], ChatExtras::default())?;
     let is_list = job.requests.len() > 1;
     Ok((job, is_list))
 }

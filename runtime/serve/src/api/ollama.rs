@@ -5,6 +5,7 @@ use crate::api::{embeddings, native};
 use crate::app::App;
 use crate::chance;
 use crate::chat;
+use crate::context::RequestContext;
 use crate::entry::{Entry, Status};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
@@ -380,11 +381,11 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
     Ok(messages)
 }
 
-pub fn job(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
-    read(app, body, is_chat).map_err(|error| error.renamed("json_schema", "format"))
+pub fn job(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Asked> {
+    read(context, body, is_chat).map_err(|error| error.renamed("json_schema", "format"))
 }
 
-fn read(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
+fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Asked> {
     let fields = Fields::new(body)?;
     fields.text(&["model"])?;
     let mut has_context = false;
@@ -393,17 +394,17 @@ fn read(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
     let mut job = if is_chat {
         let messages = messages(&fields)?;
         if messages.is_empty() {
-            return Ok(Asked::Nothing(done(&app.model_id(), true, "load")));
+            return Ok(Asked::Nothing(done(&context.model_id(), true, "load")));
         }
         request.insert("messages".to_owned(), messages.into());
         if let Some(tools) = fields.list("tools")? {
             request.insert("tools".to_owned(), tools.into());
         }
-        chat::job(app, &request.into())?
+        chat::job(context, &request.into())?
     } else {
         let prompt = fields.text(&["prompt"])?.unwrap_or_default();
         if prompt.is_empty() {
-            return Ok(Asked::Nothing(done(&app.model_id(), false, "load")));
+            return Ok(Asked::Nothing(done(&context.model_id(), false, "load")));
         }
         if fields
             .list("images")?
@@ -423,13 +424,13 @@ fn read(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
         if let Some(suffix) = fields.text(&["suffix"])?.filter(|text| !text.is_empty()) {
             request.insert("input_prefix".to_owned(), prompt.into());
             request.insert("input_suffix".to_owned(), suffix.into());
-            native::infill(app, &request.into())?.0
+            native::infill(context, &request.into())?.0
         } else if fields.boolean(&["raw"], false)? {
             request.insert("prompt".to_owned(), prompt.into());
             let request = request.into();
             let read = Fields::new(&request)?;
-            let (prompts, _) = native::prompts(app, &read)?;
-            Job::new(app, &read, prompts, ChatExtras::default())?
+            let (prompts, _) = native::prompts(context, &read)?;
+            Job::new(context, &read, prompts, ChatExtras::default())?
         } else {
             let system = fields.text(&["system"])?;
             let system = system.map(|text| json!({"role": "system", "content": text}));
@@ -437,14 +438,14 @@ fn read(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
             let messages: Vec<Value> = system.into_iter().chain([user]).collect();
             request.insert("messages".to_owned(), messages.into());
             has_context = true;
-            chat::job(app, &request.into())?
+            chat::job(context, &request.into())?
         }
     };
     if has_context {
-        let before = context(app, &fields)?;
+        let before = earlier_tokens(context, &fields)?;
         for request in &mut job.requests {
             let first = request.prompt.first().copied();
-            let starts_with_bos = first.is_some() && first == app.tokenizer.bos();
+            let starts_with_bos = first.is_some() && first == context.tokenizer.bos();
             let replaced = usize::from(starts_with_bos && !before.is_empty());
             request.prompt.splice(..replaced, before.clone());
         }
@@ -463,7 +464,7 @@ fn read(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
 }
 
 /// Reads the tokens of a text so far, as an earlier answer of `/api/generate` has them.
-fn context(app: &App, fields: &Fields<'_>) -> Result<Vec<u32>> {
+fn earlier_tokens(app: &App, fields: &Fields<'_>) -> Result<Vec<u32>> {
     let list = fields.list("context")?.unwrap_or_default();
     let count = app.tokenizer.vocab_size();
     let tokens = list.iter().map(|token| {
@@ -475,7 +476,7 @@ fn context(app: &App, fields: &Fields<'_>) -> Result<Vec<u32>> {
 }
 
 /// Embeddings of several texts.
-pub fn embed(app: &App, body: &Value) -> Result<Value> {
+pub fn embed(context: &RequestContext, body: &Value) -> Result<Value> {
     let start = std::time::Instant::now();
     let fields = Fields::new(body)?;
     let mut request = Map::new();
@@ -487,14 +488,14 @@ pub fn embed(app: &App, body: &Value) -> Result<Value> {
             fields.get(&[name]).map(|(_, value)| value.clone()),
         );
     }
-    let found = embeddings::openai_or_cut(app, &request.into(), truncates)?;
+    let found = embeddings::openai_or_cut(context, &request.into(), truncates)?;
     let list = found["data"].as_array().cloned().unwrap_or_default();
     let list: Vec<Value> = list
         .into_iter()
         .map(|mut entry| entry["embedding"].take())
         .collect();
     Ok(json!({
-        "model": app.model_id(),
+        "model": context.model_id(),
         "embeddings": list,
         "total_duration": nanoseconds(start.elapsed()),
         "load_duration": 0,
@@ -503,11 +504,11 @@ pub fn embed(app: &App, body: &Value) -> Result<Value> {
 }
 
 /// The embedding of one text.
-pub fn embeddings(app: &App, body: &Value) -> Result<Value> {
+pub fn embeddings(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
     let prompt = fields.text(&["prompt"])?;
     let prompt = prompt.ok_or_else(|| ApiError::field("prompt", "is missing"))?;
-    let mut found = embeddings::openai_or_cut(app, &json!({"input": prompt}), true)?;
+    let mut found = embeddings::openai_or_cut(context, &json!({"input": prompt}), true)?;
     Ok(json!({"embedding": found["data"][0]["embedding"].take()}))
 }
 

@@ -2,9 +2,9 @@
 
 use crate::answer::{Choice, Update};
 use crate::api::{native, tokens};
-use crate::app::App;
 use crate::chance;
 use crate::chat;
+use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, TextItems, kind};
 use crate::job::Job;
@@ -245,9 +245,9 @@ impl Translated {
     }
 }
 
-pub fn job(app: &App, body: &Value) -> Result<(Job, ResponseTeller)> {
+pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, ResponseTeller)> {
     let translated = translated(body)?;
-    let job = chat::job(app, &translated.request).map_err(|error| translated.placed(error))?;
+    let job = chat::job(context, &translated.request).map_err(|error| translated.placed(error))?;
     let teller = ResponseTeller {
         id: chance::id("resp_"),
         message: chance::id("msg_"),
@@ -264,9 +264,9 @@ pub fn job(app: &App, body: &Value) -> Result<(Job, ResponseTeller)> {
     Ok((job, teller))
 }
 
-pub fn count(app: &App, body: &Value) -> Result<Value> {
+pub fn count(context: &RequestContext, body: &Value) -> Result<Value> {
     let translated = translated(body)?;
-    let counted = tokens::count(app, &translated.request);
+    let counted = tokens::count(context, &translated.request);
     let mut counted = counted.map_err(|error| translated.placed(error))?;
     counted["object"] = "response.input_tokens".into();
     Ok(counted)

@@ -1,17 +1,19 @@
 //! Slots: what is at work, and what they have left, saved to files and restored.
 
+use crate::access::Caller;
 use crate::app::App;
+use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use samite_llm::SavedSequence;
 use samite_requests::Engine;
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
 /// All slots.
-pub fn list(app: &App) -> Result<Value> {
+pub fn list(app: &App, caller: Caller) -> Result<Value> {
     let handle = app.handle()?;
     let context = handle.limits().context;
     let view = handle.view();
@@ -22,6 +24,10 @@ pub fn list(app: &App) -> Result<Value> {
             "speculative": false,
             "is_processing": slot.request.is_some(),
         });
+        // What other keys ask does not show, but for load.
+        if !caller.is_admin && slot.owner != caller.owner {
+            return shown;
+        }
         if let Some(request) = slot.request {
             let settings = app.settings(slot.tag);
             let limit = settings
@@ -63,9 +69,9 @@ async fn on_engine<T: Send + 'static>(
 }
 
 /// A name of a file inside the folder of saved slots.
-fn path(app: &App, body: &Value) -> Result<(String, PathBuf)> {
+fn path(context: &RequestContext, body: &Value) -> Result<(String, PathBuf)> {
     let fields = Fields::new(body)?;
-    let folder = app.options.slot_save_path.as_ref().ok_or_else(|| {
+    let folder = context.options.slot_save_path.as_ref().ok_or_else(|| {
         ApiError::not_supported(
             "this server does not save slots: start it with --slot-save-path FOLDER",
         )
@@ -85,13 +91,32 @@ fn path(app: &App, body: &Value) -> Result<(String, PathBuf)> {
             "must be the plain name of a file, without a folder",
         ));
     }
+    let folder = match context.caller.owner {
+        0 => folder.clone(),
+        owner => folder.join(format!("key-{owner:016x}")),
+    };
     Ok((name.to_owned(), folder.join(name)))
 }
 
+/// Creates a folder that only this user can read, if it does not exist.
+fn create_private_folder(folder: &Path) -> std::io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
+}
+
 /// Saves, restores or erases what a slot has left.
-pub async fn act(app: &App, slot: &str, action: &str, body: &Value) -> Result<Value> {
+pub async fn act(
+    context: &RequestContext,
+    slot: &str,
+    action: &str,
+    body: &Value,
+) -> Result<Value> {
     Fields::new(body)?;
-    let count = app.handle()?.limits().slots;
+    let count = context.handle()?.limits().slots;
+    let salt = context.salt();
     let slot: usize = slot
         .parse()
         .ok()
@@ -108,9 +133,9 @@ pub async fn act(app: &App, slot: &str, action: &str, body: &Value) -> Result<Va
     let busy = || ApiError::new(503, format!("slot {slot} is at work: try again later"));
     match action {
         "save" => {
-            let (name, path) = path(app, body)?;
-            let saved = on_engine(app, move |engine| {
-                (!engine.is_busy(slot)).then(|| engine.save_slot(slot))
+            let (name, path) = path(context, body)?;
+            let saved = on_engine(context, move |engine| {
+                (!engine.is_busy(slot)).then(|| engine.save_slot(slot, salt))
             });
             let saved = saved.await?.ok_or_else(busy)?.map_err(broken)?;
             let Some(saved) = saved else {
@@ -121,7 +146,13 @@ pub async fn act(app: &App, slot: &str, action: &str, body: &Value) -> Result<Va
             };
             let tokens = saved.len();
             let to = path.clone();
-            let written = tokio::task::spawn_blocking(move || saved.write(&to)).await;
+            let written = tokio::task::spawn_blocking(move || {
+                if let Some(folder) = to.parent() {
+                    create_private_folder(folder)?;
+                }
+                saved.write(&to).map_err(std::io::Error::other)
+            });
+            let written = written.await;
             let written = written.map_err(|error| ApiError::new(500, error.to_string()))?;
             written.map_err(|error| ApiError::new(500, error.to_string()))?;
             let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
@@ -134,13 +165,13 @@ pub async fn act(app: &App, slot: &str, action: &str, body: &Value) -> Result<Va
             }))
         }
         "restore" => {
-            let (name, path) = path(app, body)?;
+            let (name, path) = path(context, body)?;
             let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
             let read = tokio::task::spawn_blocking(move || SavedSequence::read(&path)).await;
             let read = read.map_err(|error| ApiError::new(500, error.to_string()))?;
             let saved = read.map_err(broken)?;
-            let restored = on_engine(app, move |engine| {
-                (!engine.is_busy(slot)).then(|| engine.restore_slot(slot, &saved))
+            let restored = on_engine(context, move |engine| {
+                (!engine.is_busy(slot)).then(|| engine.restore_slot(slot, salt, &saved))
             });
             let tokens = restored.await?.ok_or_else(busy)?.map_err(broken)?;
             Ok(json!({
@@ -152,8 +183,8 @@ pub async fn act(app: &App, slot: &str, action: &str, body: &Value) -> Result<Va
             }))
         }
         "erase" => {
-            let erased = on_engine(app, move |engine| {
-                (!engine.is_busy(slot)).then(|| engine.erase_slot(slot))
+            let erased = on_engine(context, move |engine| {
+                (!engine.is_busy(slot)).then(|| engine.erase_slot(slot, salt))
             });
             let tokens = erased.await?.ok_or_else(busy)?;
             Ok(json!({"id_slot": slot, "n_erased": tokens}))

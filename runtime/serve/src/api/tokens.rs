@@ -1,13 +1,16 @@
 //! Text to tokens and back, and conversations to prompts.
 
 use crate::api::native::token;
-use crate::app::App;
 use crate::chat::Conversation;
+use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use serde_json::{Value, json};
 
-pub fn tokenize(app: &App, body: &Value) -> Result<Value> {
+/// Bytes of memory that a token with its piece takes as JSON, at most, beside the piece.
+const PIECE: usize = 800;
+
+pub fn tokenize(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
     let add_special = fields.boolean(&["add_special"], false)?;
     let parse_special = fields.boolean(&["parse_special"], true)?;
@@ -15,10 +18,10 @@ pub fn tokenize(app: &App, body: &Value) -> Result<Value> {
     let tokens = match fields.get(&["content"]) {
         None => Vec::new(),
         Some((name, Value::String(text))) => {
-            if text.len() > app.options.body_limit {
+            if text.len() > context.options.body_limit {
                 return Err(ApiError::field(name, "is too long"));
             }
-            app.tokenizer.tokenize(text, add_special, parse_special)?
+            context.tokenize(name, text, add_special, parse_special)?
         }
         Some((name, Value::Array(list))) => {
             let mut tokens = Vec::new();
@@ -26,9 +29,9 @@ pub fn tokenize(app: &App, body: &Value) -> Result<Value> {
                 match part {
                     Value::String(text) => {
                         let special = add_special && i == 0;
-                        tokens.extend(app.tokenizer.tokenize(text, special, parse_special)?);
+                        tokens.extend(context.tokenize(name, text, special, parse_special)?);
                     }
-                    other => tokens.push(token(app, &format!("{name}[{i}]"), other)?),
+                    other => tokens.push(token(context, &format!("{name}[{i}]"), other)?),
                 }
             }
             tokens
@@ -43,8 +46,14 @@ pub fn tokenize(app: &App, body: &Value) -> Result<Value> {
     if !with_pieces {
         return Ok(json!({"tokens": tokens}));
     }
+    context
+        .account
+        .charge("with_pieces", tokens.len().saturating_mul(PIECE))?;
     let pieces = tokens.iter().map(|&id| {
-        let bytes = app.tokenizer.token_to_piece(id, true).unwrap_or_default();
+        let bytes = context
+            .tokenizer
+            .token_to_piece(id, true)
+            .unwrap_or_default();
         let piece = match std::str::from_utf8(bytes) {
             Ok(text) => json!(text),
             Err(_) => json!(bytes),
@@ -54,35 +63,44 @@ pub fn tokenize(app: &App, body: &Value) -> Result<Value> {
     Ok(json!({"tokens": pieces.collect::<Vec<_>>()}))
 }
 
-pub fn detokenize(app: &App, body: &Value) -> Result<Value> {
+pub fn detokenize(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
     let list = fields
         .list("tokens")?
         .unwrap_or_default()
         .iter()
         .enumerate();
-    let tokens = list.map(|(i, value)| token(app, &format!("tokens[{i}]"), value));
+    let tokens = list.map(|(i, value)| token(context, &format!("tokens[{i}]"), value));
     let tokens: Vec<u32> = tokens.collect::<Result<_>>()?;
-    Ok(json!({"content": app.text_of(&tokens)}))
+    let pieces = tokens
+        .iter()
+        .map(|&token| context.tokenizer.token_to_piece(token, true));
+    let bytes = pieces.flatten().map(<[u8]>::len).sum::<usize>();
+    // The text, the answer's copy of it, and the answer as JSON with its escapes.
+    context.account.charge("tokens", bytes.saturating_mul(8))?;
+    Ok(json!({"content": context.text_of(&tokens)}))
 }
 
-pub fn apply_template(app: &App, body: &Value) -> Result<Value> {
+pub fn apply_template(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
-    let conversation = Conversation::read(app, &fields)?;
-    let text = conversation.prompt(app)?.text();
+    let conversation = Conversation::read(context, &fields)?;
+    let text = conversation.prompt(context)?.text();
     // Whoever turns it into tokens gets the first one by that.
-    let bos = app.tokenizer.bos().filter(|_| app.tokenizer.adds_bos());
+    let bos = context
+        .tokenizer
+        .bos()
+        .filter(|_| context.tokenizer.adds_bos());
     let bos = bos
-        .map(|token| app.text_of(&[token]))
+        .map(|token| context.text_of(&[token]))
         .filter(|bos| !bos.is_empty());
     let rest = bos.and_then(|bos| text.strip_prefix(bos.as_str()));
     Ok(json!({"prompt": rest.unwrap_or(&text)}))
 }
 
 /// How many tokens a conversation is.
-pub fn count(app: &App, body: &Value) -> Result<Value> {
+pub fn count(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
-    let conversation = Conversation::read(app, &fields)?;
-    let (_, tokens) = conversation.tokens(app)?;
+    let conversation = Conversation::read(context, &fields)?;
+    let (_, tokens) = conversation.tokens(context)?;
     Ok(json!({"input_tokens": tokens.len()}))
 }

@@ -580,16 +580,17 @@ fn a_completion_begins_with_its_prompt_where_that_is_wanted() {
 
 /// A page elsewhere can have its own name lead to this machine.
 #[test]
-fn a_server_of_this_machine_answers_under_local_names_only() {
+fn a_server_without_keys_answers_under_private_names_only() {
     // Other systems have no second address of this kind.
     let second = if cfg!(target_os = "linux") {
         "127.0.0.2"
     } else {
         "127.0.0.1"
     };
-    for host in ["127.0.0.1", second, "127.1", "LOCALHOST"] {
+    for host in ["127.0.0.1", second, "127.1", "LOCALHOST", "0.0.0.0"] {
         let options = ServeOptions {
             hosts: vec![host.to_owned()],
+            allowed_hosts: vec!["Models.example.org".to_owned()],
             ..ServeOptions::default()
         };
         let server = Server::start(options, EngineOptions::default());
@@ -608,6 +609,9 @@ fn a_server_of_this_machine_answers_under_local_names_only() {
             "evil.com:8080",
             "localhost.evil.com",
             "127.0.0.1.evil.com",
+            "a.models.example.org",
+            "evillocal.com",
+            "a.notlocal",
         ] {
             assert_eq!(status(name), "403", "{name} at {host}");
         }
@@ -618,6 +622,10 @@ fn a_server_of_this_machine_answers_under_local_names_only() {
             &format!("{host}:80"),
             "a.localhost",
             "127.0.0.2:80",
+            "models.example.org:80",
+            "gpu:8080",
+            "gpu.local",
+            "gpu.home.arpa",
             "[::1]:80",
         ] {
             assert_eq!(status(name), "200", "{name} at {host}");

@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
+mod costs;
 mod engine;
 mod forms;
 mod hostile;
 mod http;
+mod keys;
 mod loops;
 mod models;
 mod parrot;

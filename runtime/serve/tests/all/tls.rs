@@ -85,6 +85,40 @@ fn whoever_does_not_encrypt_is_turned_away_and_others_are_served() {
 }
 
 #[test]
+fn silent_clients_make_room_before_they_encrypt() {
+    let folder = tempfile::tempdir().unwrap();
+    let (files, _) = files(folder.path());
+    let options = ServeOptions {
+        tls: Some(files),
+        connections: Some(4),
+        head_seconds: 1000,
+        ..ServeOptions::default()
+    };
+    let server = Server::start(options, EngineOptions::default());
+    let mut silent: Vec<TcpStream> = (0..20)
+        .map(|_| TcpStream::connect(&server.address).unwrap())
+        .collect();
+    let mut first = silent.remove(0);
+    first.set_read_timeout(Some(HANG_GUARD)).unwrap();
+    assert_eq!(first.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn an_encryption_that_never_comes_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let (files, _) = files(folder.path());
+    let options = ServeOptions {
+        tls: Some(files),
+        head_seconds: 1,
+        ..ServeOptions::default()
+    };
+    let server = Server::start(options, EngineOptions::default());
+    let mut silent = TcpStream::connect(&server.address).unwrap();
+    silent.set_read_timeout(Some(HANG_GUARD)).unwrap();
+    assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
 fn a_certificate_that_cannot_be_used_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let (good, _) = files(folder.path());

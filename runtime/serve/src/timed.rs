@@ -1,8 +1,10 @@
-//! Heads of requests: once one begins to come, it has to be there in time.
+//! Limits of time for clients: the head of a request that begins to come has to be there in time,
+//! and answers have to be read.
 //!
-//! A connection may wait long for its next request. A client that has begun one and sends it drop by drop holds a connection for nothing.
+//! A connection may wait long for its next request. A client that sends its head drop by drop, or
+//! does not read its answer, holds a connection, memory and a model for nothing.
 
-use crate::connections::Connection;
+use crate::connections::{Connection, Wait};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,22 +13,64 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// What comes over a connection, as long as heads come in time.
+/// A stream of bytes that fails if its client is late.
 pub struct Timed<S> {
     stream: S,
     connection: Arc<Connection>,
-    time: Duration,
+    times: Times,
     /// The head that is coming, by the wait that it ends, and when it is late.
     coming: Option<(u64, Pin<Box<Sleep>>)>,
+    /// When the client is late that does not read.
+    unread: Option<Pin<Box<Sleep>>>,
+}
+
+/// Time limits of a client.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// To send the head of a request.
+    pub head: Duration,
+    /// To read a part of an answer.
+    pub read: Duration,
 }
 
 impl<S> Timed<S> {
-    pub fn new(stream: S, connection: Arc<Connection>, time: Duration) -> Self {
+    pub fn new(stream: S, connection: Arc<Connection>, times: Times) -> Self {
         Timed {
             stream,
             connection,
-            time,
+            times,
             coming: None,
+            unread: None,
+        }
+    }
+
+    /// Takes the outcome of writing. While it is pending, the connection waits for its client.
+    fn written<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        outcome: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if outcome.is_ready() {
+            if self.unread.take().is_some()
+                && matches!(self.connection.waits(), Some((_, Wait::Read)))
+            {
+                self.connection.work();
+            }
+            return outcome;
+        }
+        let time = self.times.read;
+        if self.unread.is_none() && self.connection.waits().is_none() {
+            self.connection.wait_for(Wait::Read);
+        }
+        let late = self
+            .unread
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(time)));
+        match late.as_mut().poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(()) => {
+                let message = "an answer was not read in time";
+                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
+            }
         }
     }
 }
@@ -40,7 +84,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         // What comes while a request is answered is its body, or a next one too early.
-        let Some(wait) = self.connection.wait() else {
+        let Some((wait, Wait::Request)) = self.connection.waits() else {
             self.coming = None;
             return read;
         };
@@ -50,7 +94,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
                 self.coming = None;
                 return read;
             }
-            self.coming = Some((wait, Box::pin(tokio::time::sleep(self.time))));
+            self.coming = Some((wait, Box::pin(tokio::time::sleep(self.times.head))));
         }
         if let Some((_, late)) = &mut self.coming
             && late.as_mut().poll(cx).is_ready()
@@ -69,15 +113,18 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.written(cx, outcome)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let outcome = Pin::new(&mut self.stream).poll_flush(cx);
+        self.written(cx, outcome)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        let outcome = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.written(cx, outcome)
     }
 
     fn poll_write_vectored(
@@ -85,7 +132,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+        let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
+        self.written(cx, outcome)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -97,14 +145,25 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
 mod tests {
     use super::*;
     use crate::connections::{AtWork, Connections};
+    use std::net::{IpAddr, Ipv4Addr};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     const TIME: Duration = Duration::from_millis(60);
 
+    const TIMES: Times = Times {
+        head: TIME,
+        read: TIME,
+    };
+
+    fn new_connection() -> Arc<Connection> {
+        let all = Arc::new(Connections::new(8));
+        Arc::new(all.add(IpAddr::V4(Ipv4Addr::LOCALHOST)))
+    }
+
     /// Sends a byte every so often until it fails or `most` were sent, and says how many were read and what the reader ends with.
     async fn drip(most: usize, connection: &Arc<Connection>) -> (usize, Option<io::ErrorKind>) {
         let (mut client, server) = tokio::io::duplex(64);
-        let mut timed = Timed::new(server, Arc::clone(connection), TIME);
+        let mut timed = Timed::new(server, Arc::clone(connection), TIMES);
         let writer = tokio::spawn(async move {
             for _ in 0..most {
                 if client.write_all(b"G").await.is_err() {
@@ -133,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_head_that_comes_drop_by_drop_is_late() {
-        let connection = Arc::new(Arc::new(Connections::new(8)).add());
+        let connection = new_connection();
         let (count, end) = in_runtime(drip(100, &connection));
         assert_eq!(end, Some(io::ErrorKind::TimedOut));
         assert!((1..=5).contains(&count), "{count}");
@@ -141,7 +200,7 @@ mod tests {
 
     #[test]
     fn what_comes_during_an_answer_takes_as_long_as_it_likes() {
-        let connection = Arc::new(Arc::new(Connections::new(8)).add());
+        let connection = new_connection();
         let working = AtWork::new(&connection);
         assert_eq!(in_runtime(drip(12, &connection)), (12, None));
         drop(working);
@@ -150,10 +209,10 @@ mod tests {
 
     #[test]
     fn each_head_has_its_own_time_and_waiting_has_none() {
-        let connection = Arc::new(Arc::new(Connections::new(8)).add());
+        let connection = new_connection();
         let read = in_runtime(async {
             let (mut client, server) = tokio::io::duplex(64);
-            let mut timed = Timed::new(server, Arc::clone(&connection), TIME);
+            let mut timed = Timed::new(server, Arc::clone(&connection), TIMES);
             let mut byte = [0];
             for _ in 0..3 {
                 let wait = tokio::time::timeout(TIME * 2, timed.read(&mut byte)).await;
@@ -169,5 +228,36 @@ mod tests {
             timed.read(&mut byte).await
         });
         assert_eq!(read.unwrap(), 1);
+    }
+
+    #[test]
+    fn an_answer_that_nobody_reads_is_late() {
+        let connection = new_connection();
+        let working = AtWork::new(&connection);
+        let (count, end) = in_runtime(async {
+            let (mut client, server) = tokio::io::duplex(4);
+            let mut timed = Timed::new(server, Arc::clone(&connection), TIMES);
+            // A slow reader is not late.
+            let reader = tokio::spawn(async move {
+                for _ in 0..6 {
+                    tokio::time::sleep(TIME / 2).await;
+                    client.read_u8().await.unwrap();
+                }
+                client
+            });
+            let mut count = 0;
+            let end = loop {
+                match timed.write_all(b"x").await {
+                    Ok(()) => count += 1,
+                    Err(error) => break error.kind(),
+                }
+            };
+            assert!(matches!(connection.waits(), Some((_, Wait::Read))));
+            drop(reader.await);
+            (count, end)
+        });
+        assert_eq!((count, end), (10, io::ErrorKind::TimedOut));
+        drop(working);
+        assert!(matches!(connection.waits(), Some((_, Wait::Request))));
     }
 }
