@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use samite_core::DType;
-use samite_rpc::{Server, ServerOptions};
+use samite_rpc::{End, Server, ServerOptions};
 use samite_wire::numbers::op;
 use samite_wire::rpc::frame::Command;
 use samite_wire::rpc::message::Request;
@@ -258,6 +258,78 @@ fn sizes_that_wrap_around() {
             );
         });
     }
+}
+
+/// A graph of 700 bytes that would be computed for years: strides of 0 repeat a few bytes.
+#[test]
+fn tensors_that_repeat_their_memory() {
+    let mut target = Target::new();
+    let repeated = |ne, nb| Record {
+        ne,
+        nb,
+        ..f32s(4, 0)
+    };
+    for record in [
+        repeated([1 << 25, 1 << 25, 1, 1], [0; 4]),
+        repeated([4, 1 << 20, 1 << 20, 1 << 10], [4, 0, 0, 0]),
+        repeated([1 << 25, 1 << 4, 1, 1], [0; 4]),
+        // Empty, but of many rows.
+        repeated([0, 1 << 25, 1 << 25, 1], [4; 4]),
+        repeated([1 << 25, 1 << 25, 0, 1], [0; 4]),
+    ] {
+        target.costs("elements to compute with", |s| {
+            let sum = of_graph(9, op::SUM, &[7], f32s(1, 64));
+            s.graph(&[9], &[leaf(7, record), sum]);
+        });
+        target.costs("a view", |s| {
+            let mut view = of_graph(8, op::VIEW, &[7], record);
+            view.view_src = 7;
+            let sum = of_graph(9, op::SUM, &[8], f32s(1, 64));
+            s.graph(&[8, 9], &[leaf(7, f32s(4, 0)), view, sum]);
+        });
+    }
+    let many = repeated([1 << 25, 1 << 25, 1, 1], [0; 4]);
+    target.costs("elements to copy", |s| {
+        s.request(&Request::CopyTensor {
+            from: many,
+            to: many,
+        });
+    });
+    // The reason names the tensor.
+    let mut script = Script::default();
+    script.request(&Request::Hello);
+    script.request(&Request::AllocBuffer {
+        device: 0,
+        size: SIZE,
+    });
+    let mut named = leaf(7, many);
+    named.set_name("endless");
+    let sum = of_graph(9, op::SUM, &[7], f32s(1, 64));
+    script.graph(&[9], &[named, sum]);
+    let mut session = target.server.begin().unwrap();
+    match session.take(&script.0, &mut |_| Ok(())) {
+        Err(End::Refused(reason)) => assert!(
+            reason.contains("'endless'") && reason.contains("repeats its memory"),
+            "{reason}"
+        ),
+        other => panic!("{other:?}"),
+    }
+    drop(session);
+    // Windows over each other, and a row for every row of another tensor, are fine.
+    let mut raw = target.attacker();
+    let mut script = Script::default();
+    script.write(f32s(8, 0), 0, &bytes(&[1.0; 8]));
+    for (record, at) in [
+        (repeated([4, 5, 1, 1], [4, 4, 20, 20]), 64),
+        (repeated([8, 1000, 1, 1], [4, 0, 0, 0]), 68),
+    ] {
+        let sum = of_graph(9, op::SUM, &[7], f32s(1, at));
+        script.graph(&[9], &[leaf(7, record), sum]);
+    }
+    raw.send(&script);
+    assert_eq!(values(&raw.read(f32s(2, 64), 0, 8)), [20.0, 8000.0]);
+    drop(raw);
+    target.is_well("repeated memory");
 }
 
 /// GHSA-2phh-px2f-2qmx.

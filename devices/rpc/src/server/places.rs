@@ -93,11 +93,18 @@ impl Buffers {
                 held.base
             )
         })?;
+        check_repeated(record, &layout, size)?;
         Ok(TensorRef {
             buffer: Arc::clone(&held.buffer),
             slot: Slot { offset, layout },
         })
     }
+}
+
+/// Checks that a tensor has not many more elements than its memory holds.
+fn check_repeated(record: &Record, layout: &Layout, buffer: usize) -> Result<(), Reason> {
+    let checked = samite_core::check_repeated(&record.name(), layout, buffer);
+    checked.map_err(|error| error.to_string().into())
 }
 
 /// The layout of a tensor.
@@ -159,6 +166,7 @@ impl Tensors for Placed<'_> {
     fn place(&mut self, key: usize, layout: Layout) -> Result<TensorRef, Reason> {
         let record = &self.graph.tensors[key];
         if layout.is_empty() {
+            check_repeated(record, &layout, 0)?;
             // In its buffer if it has one: some devices look whether they can reach it.
             let slot = Slot { offset: 0, layout };
             if let Ok(held) = self.buffers.get(record.buffer) {
