@@ -13,13 +13,17 @@ mod clock;
 mod direct;
 mod files;
 mod network;
+mod seats;
 mod threads;
+mod throttle;
 
 pub use chance::{Chance, NoChance};
 pub use clock::{Clock, Instant, SystemClock};
 pub use files::{File, Files, SystemFiles};
-pub use network::{Connection, Listener, Network, SystemNetwork};
+pub use network::{Connection, ConnectionHandle, Listener, Network, SystemNetwork};
+pub use seats::{Seat, Seats, Stage};
 pub use threads::{SystemThreads, Threads};
+pub use throttle::Throttle;
 
 use std::sync::Arc;
 

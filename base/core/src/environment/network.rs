@@ -2,7 +2,8 @@
 
 use std::fmt::Debug;
 use std::io::{Error, ErrorKind, Read, Result, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Makes connections: streams of bytes that arrive complete and in order, as TCP's do.
@@ -54,6 +55,26 @@ pub trait Connection: Send + Debug {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] for a timeout of zero; or what the system says.
     fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<()>;
+
+    /// Returns the address of the other side, if it is known.
+    fn peer(&self) -> Option<IpAddr> {
+        None
+    }
+
+    /// Returns a handle for other threads, if this kind of connection has one.
+    fn handle(&self) -> Option<Arc<dyn ConnectionHandle>> {
+        None
+    }
+}
+
+/// A connection that another thread uses: to learn that its other side has left, or to end it.
+pub trait ConnectionHandle: Send + Sync + Debug {
+    /// Returns true when the other side has closed its end, although bytes may be unread before
+    /// that. Takes no bytes and does not wait.
+    fn has_left(&self) -> bool;
+
+    /// Closes both directions: calls that wait return, and later ones fail.
+    fn shut_down(&self);
 }
 
 /// TCP of the operating system.
@@ -107,6 +128,62 @@ impl Connection for TcpStream {
         self.set_read_timeout(timeout)?;
         self.set_write_timeout(timeout)
     }
+
+    fn peer(&self) -> Option<IpAddr> {
+        self.peer_addr().ok().map(|address| address.ip())
+    }
+
+    fn handle(&self) -> Option<Arc<dyn ConnectionHandle>> {
+        Some(Arc::new(self.try_clone().ok()?))
+    }
+}
+
+impl ConnectionHandle for TcpStream {
+    fn has_left(&self) -> bool {
+        has_left(self)
+    }
+
+    fn shut_down(&self) {
+        // One that is closed already stays so.
+        let _ = self.shutdown(Shutdown::Both);
+    }
+}
+
+/// The event of a peer that has closed its end. Elsewhere, only the next byte tells.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const PEER_CLOSED: libc::c_short = libc::POLLRDHUP;
+#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
+const PEER_CLOSED: libc::c_short = 0;
+
+#[cfg(unix)]
+fn has_left(stream: &TcpStream) -> bool {
+    use std::os::fd::AsRawFd;
+    let fd = stream.as_raw_fd();
+    let mut events = libc::pollfd {
+        fd,
+        events: PEER_CLOSED,
+        revents: 0,
+    };
+    // SAFETY: the descriptor is open as long as `stream` is borrowed; one `pollfd` is written to.
+    if unsafe { libc::poll(&raw mut events, 1, 0) } > 0 {
+        return true;
+    }
+    if PEER_CLOSED != 0 {
+        return false;
+    }
+    let mut byte = 0u8;
+    // SAFETY: the descriptor is open, and there is room for the one byte, which stays unread.
+    let found = unsafe {
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        libc::recv(fd, (&raw mut byte).cast(), 1, flags)
+    };
+    let is_transient = |kind| matches!(kind, ErrorKind::WouldBlock | ErrorKind::Interrupted);
+    found == 0 || (found < 0 && !is_transient(Error::last_os_error().kind()))
+}
+
+#[cfg(not(unix))]
+fn has_left(_: &TcpStream) -> bool {
+    false
 }
 
 /// Calls again after a signal. Unix reports a timeout as [`ErrorKind::WouldBlock`], Windows as [`ErrorKind::TimedOut`]: here it is always the latter.
@@ -165,6 +242,43 @@ mod tests {
         };
         assert_eq!(full.kind(), ErrorKind::TimedOut);
         assert!(client.set_timeout(Some(Duration::ZERO)).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_handle_learns_that_the_other_side_has_left_and_ends_the_connection() {
+        let listener = SystemNetwork.listen("127.0.0.1:0").unwrap();
+        let address = listener.address().unwrap();
+        let mut client = SystemNetwork.connect(&address, LONG).unwrap();
+        let mut server = listener.accept().unwrap();
+        assert_eq!(server.peer(), Some(IpAddr::from([127, 0, 0, 1])));
+        let handle = server.handle().unwrap();
+        assert!(!handle.has_left());
+        client.send(b"unread").unwrap();
+        assert!(!handle.has_left());
+        drop(client);
+        let start = std::time::Instant::now();
+        if cfg!(target_os = "linux") {
+            while !handle.has_left() {
+                assert!(start.elapsed() < LONG, "it never learns");
+            }
+        }
+        let mut buffer = [0; 8];
+        assert_eq!(server.receive(&mut buffer).unwrap(), 6, "bytes stay");
+        while !handle.has_left() {
+            assert!(start.elapsed() < LONG, "it never learns");
+        }
+        let mut client = SystemNetwork.connect(&address, LONG).unwrap();
+        let server = listener.accept().unwrap();
+        let handle = server.handle().unwrap();
+        let other = std::thread::spawn(move || {
+            let mut server = server;
+            server.receive(&mut [0])
+        });
+        handle.shut_down();
+        assert_eq!(other.join().unwrap().unwrap(), 0);
+        client.set_timeout(Some(LONG)).unwrap();
+        assert_eq!(client.receive(&mut [0]).unwrap(), 0);
     }
 
     #[test]
