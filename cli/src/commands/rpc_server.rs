@@ -41,7 +41,7 @@ pub struct RpcServerArgs {
     /// Clients at the same time
     #[arg(long, value_name = "N", default_value = "64", value_parser = clients, help_heading = "Limits")]
     clients: usize,
-    /// Seconds that a client may take in the middle of a message
+    /// Seconds that a client may take for its greeting, in the middle of a message, or to read a reply
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Limits")]
     patience: u16,
     #[command(flatten)]
@@ -80,6 +80,7 @@ pub fn run(args: RpcServerArgs) -> Outcome {
         memory: args.memory,
         memory_per_client: args.memory_per_client,
         clients: args.clients,
+        greeting: Duration::from_secs(args.patience.into()),
         patience: Duration::from_secs(args.patience.into()),
         fallbacks,
         ..ServerOptions::default()
@@ -103,5 +104,5 @@ pub fn run(args: RpcServerArgs) -> Outcome {
     out.flush()?;
     drop(out);
     let server = Server::new(devices, options);
-    server.serve(&*listener).map_err(failed)
+    server.serve(&*listener)
 }

@@ -1,15 +1,27 @@
 //! A client's connection, from which whole replies are read.
 
-use samite_core::environment::Connection;
+use samite_core::environment::{Clock, Connection, Instant};
 use std::io::{Error, ErrorKind, Result};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes that are received at once, so that small messages come whole.
 const BUFFER: usize = 64 << 10;
 
+/// Bytes per second that the other side sends or takes at least, besides the time that it may be
+/// silent.
+const SLOWEST: u64 = 64 << 10;
+
+/// Returns the time for `len` bytes, to a peer that may be silent for `patience`.
+pub(crate) fn allowance(patience: Duration, len: usize) -> Duration {
+    patience.saturating_add(Duration::from_secs(len as u64 / SLOWEST))
+}
+
 /// A connection with bytes that were received before they were asked for.
 pub(crate) struct Channel {
     connection: Box<dyn Connection>,
+    clock: Arc<dyn Clock>,
+    patience: Duration,
     buffer: Vec<u8>,
     begin: usize,
     end: usize,
@@ -17,10 +29,16 @@ pub(crate) struct Channel {
 
 impl Channel {
     /// `patience` is how long the server may be silent when it has to answer, or not take what is sent.
-    pub fn new(mut connection: Box<dyn Connection>, patience: Duration) -> Result<Self> {
+    pub fn new(
+        mut connection: Box<dyn Connection>,
+        clock: Arc<dyn Clock>,
+        patience: Duration,
+    ) -> Result<Self> {
         connection.set_timeout(Some(patience))?;
         Ok(Channel {
             connection,
+            clock,
+            patience,
             buffer: vec![0; BUFFER],
             begin: 0,
             end: 0,
@@ -30,8 +48,11 @@ impl Channel {
     /// Receives `out.len()` bytes.
     pub fn receive(&mut self, out: &mut [u8]) -> Result<()> {
         let mut at = 0;
+        let mut end = None;
         while at < out.len() {
             if self.begin == self.end {
+                check_time(&*self.clock, end)?;
+                end = end.or_else(|| self.deadline(out.len()));
                 // Much is received where it belongs.
                 let rest = &mut out[at..];
                 if rest.len() >= BUFFER {
@@ -56,19 +77,39 @@ impl Channel {
 
     /// Sends all of `bytes`.
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
-        send(&mut *self.connection, bytes)
+        let end = self.deadline(bytes.len());
+        send(&mut *self.connection, bytes, &*self.clock, end)
+    }
+
+    fn deadline(&self, len: usize) -> Option<Instant> {
+        let now = self.clock.now();
+        now.checked_add(allowance(self.patience, len))
     }
 }
 
-/// Sends all of `bytes`.
-pub(crate) fn send(connection: &mut dyn Connection, mut bytes: &[u8]) -> Result<()> {
+/// Sends all of `bytes` before `end`.
+pub(crate) fn send(
+    connection: &mut dyn Connection,
+    mut bytes: &[u8],
+    clock: &dyn Clock,
+    end: Option<Instant>,
+) -> Result<()> {
     while !bytes.is_empty() {
+        check_time(clock, end)?;
         match connection.send(bytes)? {
             0 => return Err(ErrorKind::WriteZero.into()),
             len => bytes = bytes.get(len..).unwrap_or_default(),
         }
     }
     Ok(())
+}
+
+/// Checks that a deadline has not passed.
+fn check_time(clock: &dyn Clock, end: Option<Instant>) -> Result<()> {
+    match end {
+        Some(end) if clock.now() >= end => Err(ErrorKind::TimedOut.into()),
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn ended() -> Error {

@@ -11,7 +11,7 @@ use samite_wire::rpc::message::{ASKS_SUPPORT, Request};
 use samite_wire::rpc::record::Record;
 use std::io::Write;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -76,14 +76,6 @@ fn a_client_computes() {
     assert_eq!(raw.ask(&hash), [0]);
     drop(raw);
     wait(|| server.clients() == 0 && server.memory_in_use() == 0);
-}
-
-fn wait(condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < LONG, "it does not come to that");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 #[test]

@@ -124,7 +124,10 @@ impl Endpoint {
         let environment = &options.environment;
         let connection = environment.network.connect(address, options.connect);
         let channel = connection
-            .and_then(|connection| Channel::new(connection, options.patience))
+            .and_then(|connection| {
+                let clock = Arc::clone(&environment.clock);
+                Channel::new(connection, clock, options.patience)
+            })
             .map_err(failed)?;
         let mut link = Link {
             channel: Ok(channel),

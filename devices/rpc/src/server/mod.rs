@@ -10,14 +10,16 @@ mod session;
 mod staged;
 mod work;
 
-use crate::channel::{ended, send};
-use samite_core::environment::{Connection, Listener};
-use samite_core::{Device, Environment, Ledger};
+use crate::channel::{allowance, ended, send};
+use samite_core::environment::{
+    Clock, Connection, ConnectionHandle, Listener, Seat, Seats, Throttle,
+};
+use samite_core::{CancelToken, Device, Environment, Ledger};
 use session::PIECE;
 pub use session::{End, Replies, Session};
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What clients may do.
@@ -27,13 +29,17 @@ pub struct ServerOptions {
     pub memory: Option<usize>,
     /// Bytes of memory for one client.
     pub memory_per_client: Option<usize>,
-    /// Clients at the same time. More are turned away.
+    /// Clients at the same time. When there are as many, one that has done nothing
+    /// [makes room](samite_core::environment::Seats), or the newcomer is turned away.
     pub clients: usize,
     /// Buffers of one client.
     pub buffers: usize,
     /// Tensors of one graph.
     pub tensors: usize,
-    /// How long a client may be silent in the middle of a message. Between messages it may be silent for ever.
+    /// Time for the greeting, from the moment that a connection is accepted.
+    pub greeting: Duration,
+    /// How long a client may be silent in the middle of a message, or leave a reply unread. Between
+    /// messages it may be silent for ever.
     pub patience: Duration,
     /// What computes operations that a device refuses, the first one that can: the CPU, then the reference device. Tensors are copied to
     /// it and back if it cannot use the memory that they lie in.
@@ -50,6 +56,7 @@ impl Default for ServerOptions {
             clients: 64,
             buffers: 1 << 16,
             tensors: 1 << 17,
+            greeting: Duration::from_secs(10),
             patience: Duration::from_secs(10),
             fallbacks: Vec::new(),
             environment: Environment::system(),
@@ -63,16 +70,23 @@ pub struct Server {
     devices: Vec<Arc<dyn Device>>,
     options: ServerOptions,
     memory: Arc<Ledger>,
-    clients: AtomicUsize,
+    seats: Arc<Seats>,
     /// For logs.
     next: AtomicU64,
+    /// Of failures to accept.
+    failures: Throttle,
+    /// Of clients that are turned away.
+    refusals: Throttle,
 }
 
-/// How often accepting may fail, one time after the other, before the server gives up.
-const MOST_FAILURES: u32 = 100;
-
-/// How long to wait after that failed: other connections have to end first.
+/// How long to wait after accepting failed: other connections have to end first.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// Time between two warnings of one kind.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Time between two looks at a client's connection while its graph runs.
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Server {
     /// A server of `devices`, which clients number in this order.
@@ -80,46 +94,69 @@ impl Server {
         Arc::new(Server {
             devices,
             memory: Ledger::new(options.memory),
+            seats: Seats::new(options.clients),
             options,
-            clients: AtomicUsize::new(0),
             next: AtomicU64::new(1),
+            failures: Throttle::new(WARNING_INTERVAL),
+            refusals: Throttle::new(WARNING_INTERVAL),
         })
     }
 
-    /// Serves whoever connects, until accepting connections fails again and again.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn serve(self: &Arc<Self>, listener: &dyn Listener) -> io::Result<()> {
-        let mut failures = 0;
+    /// Serves the clients that connect. When accepting fails, for example because too many files
+    /// are open, the server pauses and goes on.
+    pub fn serve(self: &Arc<Self>, listener: &dyn Listener) -> ! {
+        let clock = &self.options.environment.clock;
         loop {
             let result = listener.accept().and_then(|connection| {
+                let Some((number, seat)) = self.seat(&*connection) else {
+                    return Ok(());
+                };
                 let server = Arc::clone(self);
                 let thread = samite_core::thread_builder()?.name("rpc client".to_owned());
-                thread.spawn(move || server.serve_client(connection))
+                let talk = move || server.talk(number, seat, connection);
+                thread.spawn(talk).map(drop)
             });
-            match result {
-                Ok(_) => failures = 0,
-                Err(error) if failures >= MOST_FAILURES => return Err(error),
-                Err(error) => {
-                    failures += 1;
-                    tracing::warn!("a connection could not be accepted: {error}");
-                    self.options.environment.clock.sleep(PAUSE);
+            if let Err(error) = result {
+                if let Some(skipped) = self.failures.pass(clock.now()) {
+                    tracing::warn!(
+                        "a connection could not be accepted: {error} ({skipped} more since the last warning)"
+                    );
                 }
+                clock.sleep(PAUSE);
             }
         }
     }
 
     /// Serves one client until it leaves or breaks a rule.
     pub fn serve_client(self: &Arc<Self>, connection: Box<dyn Connection>) {
+        if let Some((number, seat)) = self.seat(&*connection) {
+            self.talk(number, seat, connection);
+        }
+    }
+
+    /// Takes a seat for a connection. Returns `None`, with a warning, if there is none.
+    fn seat(&self, connection: &dyn Connection) -> Option<(u64, Seat)> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let Some(session) = self.begin() else {
+        let seat = self.seats.take(connection.peer(), connection.handle());
+        if seat.is_none()
+            && let Some(skipped) = self.refusals.pass(self.options.environment.clock.now())
+        {
             let most = self.options.clients;
-            tracing::warn!("client {number} is turned away: there are {most} already");
-            return;
-        };
+            tracing::warn!(
+                "client {number} is turned away: there are {most} already ({skipped} more since the last warning)"
+            );
+        }
+        Some((number, seat?))
+    }
+
+    fn talk(self: &Arc<Self>, number: u64, seat: Seat, connection: Box<dyn Connection>) {
         tracing::info!("client {number} connected");
-        match self.converse(session, connection) {
+        let clock = Arc::clone(&self.options.environment.clock);
+        let cancel = match connection.handle() {
+            Some(handle) => cancelled_by_leaving(handle, clock),
+            None => CancelToken::new(),
+        };
+        match self.converse(Session::new(self, seat, cancel), connection) {
             Ok(()) => tracing::info!("client {number} left"),
             Err(End::Lost(error)) => tracing::info!("client {number} is lost: {error}"),
             Err(End::Refused(reason)) => {
@@ -130,7 +167,8 @@ impl Server {
 
     /// A session for one more client, whose bytes the caller moves; `None` if there are too many clients.
     pub fn begin(self: &Arc<Self>) -> Option<Session> {
-        Some(Session::new(self, Seat::take(self)?))
+        let seat = self.seats.take(None, None)?;
+        Some(Session::new(self, seat, CancelToken::new()))
     }
 
     /// Moves bytes between a connection and its session.
@@ -139,16 +177,30 @@ impl Server {
         mut session: Session,
         mut connection: Box<dyn Connection>,
     ) -> Result<(), End> {
-        connection.set_timeout(Some(self.options.patience))?;
-        let clock = &self.options.environment.clock;
+        let ServerOptions {
+            greeting,
+            patience,
+            environment,
+            ..
+        } = &self.options;
+        let clock = &environment.clock;
         let mut bytes = vec![0; PIECE];
+        let mut timeout = None;
         loop {
             let deadline = session.deadline();
             if deadline.is_some_and(|end| clock.now() >= end) {
                 return Err(End::Lost(io::ErrorKind::TimedOut.into()));
             }
+            let wanted = if session.is_greeted() {
+                patience
+            } else {
+                greeting
+            };
+            if timeout.replace(wanted) != Some(wanted) {
+                connection.set_timeout(Some(*wanted))?;
+            }
             let len = match connection.receive(&mut bytes) {
-                Ok(0) if deadline.is_none() => return Ok(()),
+                Ok(0) if session.is_between_messages() => return Ok(()),
                 Ok(0) => return Err(End::Lost(ended())),
                 Ok(len) => len,
                 // Between messages, a client may be silent.
@@ -157,13 +209,16 @@ impl Server {
                 }
                 Err(error) => return Err(End::Lost(error)),
             };
-            session.take(&bytes[..len], &mut |reply| send(&mut *connection, reply))?;
+            session.take(&bytes[..len], &mut |reply| {
+                let end = clock.now().checked_add(allowance(*patience, reply.len()));
+                send(&mut *connection, reply, &**clock, end)
+            })?;
         }
     }
 
-    /// How many clients there are now.
+    /// Returns the number of clients.
     pub fn clients(&self) -> usize {
-        self.clients.load(Ordering::Relaxed)
+        self.seats.taken()
     }
 
     /// Bytes of memory that clients have taken.
@@ -172,21 +227,20 @@ impl Server {
     }
 }
 
-/// One of a limited number of clients.
-struct Seat(Arc<Server>);
-
-impl Seat {
-    fn take(server: &Arc<Server>) -> Option<Self> {
-        let most = server.options.clients;
-        let one_more = |now| (now < most).then_some(now + 1);
-        let clients = &server.clients;
-        let taken = clients.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
-        taken.is_ok().then(|| Seat(Arc::clone(server)))
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.0.clients.fetch_sub(1, Ordering::Relaxed);
-    }
+/// Returns a token that is cancelled when the client has left. The work that holds the token looks
+/// at the connection, so no other thread waits for that.
+fn cancelled_by_leaving(handle: Arc<dyn ConnectionHandle>, clock: Arc<dyn Clock>) -> CancelToken {
+    let next_look = Mutex::new(clock.now());
+    CancelToken::asking(move || {
+        let now = clock.now();
+        // Another thread may be looking.
+        let Ok(mut next_look) = next_look.try_lock() else {
+            return false;
+        };
+        if now < *next_look {
+            return false;
+        }
+        *next_look = now + LOOK_INTERVAL;
+        handle.has_left()
+    })
 }

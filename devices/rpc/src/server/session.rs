@@ -2,9 +2,10 @@
 
 use super::places::{Buffers, Question, layout};
 use super::work::{Lane, Work, prepare, run};
-use super::{Seat, Server};
-use samite_core::environment::Instant;
-use samite_core::{Charge, Device, Ledger, TensorInfo, TensorRef, Usage};
+use super::Server;
+use crate::channel::allowance;
+use samite_core::environment::{Instant, Seat, Stage};
+use samite_core::{CancelToken, Charge, Device, Ledger, TensorInfo, TensorRef, Usage};
 use samite_wire::Reason;
 use samite_wire::import::{Importer, supported};
 use samite_wire::numbers::op;
@@ -16,13 +17,9 @@ use samite_wire::rpc::version::{Protocol, V7};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Bytes of data that are on their way through the server at once.
 pub(super) const PIECE: usize = 1 << 20;
-
-/// Bytes per second that a client sends at least, besides the time that it may be silent.
-const SLOWEST: u64 = 64 << 10;
 
 /// Longest message that is read as a whole.
 const LONGEST: u64 = 64 << 20;
@@ -87,8 +84,10 @@ enum Next {
 pub struct Session {
     server: Arc<Server>,
     next: Next,
-    /// When the message that is being read must be complete.
+    /// When the greeting, or the message that is being read, must be complete.
     deadline: Option<Instant>,
+    /// Stops graphs that run.
+    cancel: CancelToken,
     protocol: &'static Protocol,
     is_greeted: bool,
     ledger: Arc<Ledger>,
@@ -99,7 +98,7 @@ pub struct Session {
     kept: Vec<Option<Work>>,
     /// What is read, and replies on their way.
     bytes: Vec<u8>,
-    _seat: Seat,
+    seat: Seat,
 }
 
 impl fmt::Debug for Session {
@@ -109,11 +108,14 @@ impl fmt::Debug for Session {
 }
 
 impl Session {
-    pub(super) fn new(server: &Arc<Server>, seat: Seat) -> Self {
+    pub(super) fn new(server: &Arc<Server>, seat: Seat, cancel: CancelToken) -> Self {
+        let options = &server.options;
+        let now = options.environment.clock.now();
         Session {
             server: Arc::clone(server),
             next: Next::Header,
-            deadline: None,
+            deadline: now.checked_add(options.greeting),
+            cancel,
             protocol: &V7,
             is_greeted: false,
             ledger: server.memory.part(server.options.memory_per_client),
@@ -122,13 +124,22 @@ impl Session {
             fallbacks: server.options.fallbacks.iter().map(Lane::new).collect(),
             kept: server.devices.iter().map(|_| None).collect(),
             bytes: Vec::new(),
-            _seat: seat,
+            seat,
         }
     }
 
-    /// When the message that is being read must be complete; `None` between messages.
+    /// When the greeting, or the message that is being read, must be complete; `None` between
+    /// messages.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
+    }
+
+    pub(super) fn is_greeted(&self) -> bool {
+        self.is_greeted
+    }
+
+    pub(super) fn is_between_messages(&self) -> bool {
+        matches!(self.next, Next::Header) && self.bytes.is_empty()
     }
 
     /// Does what the next `bytes` of the client complete.
@@ -164,7 +175,8 @@ impl Session {
     /// `len` more bytes have to come, quickly.
     fn expect(&mut self, len: u64) {
         let options = &self.server.options;
-        let time = options.patience + Duration::from_secs(len / SLOWEST);
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let time = allowance(options.patience, len);
         self.deadline = options.environment.clock.now().checked_add(time);
     }
 
@@ -283,6 +295,7 @@ impl Session {
         match Request::read(command, &self.bytes)? {
             Request::Hello => {
                 self.is_greeted = true;
+                self.seat.set_stage(Stage::Idle);
                 let greeting = Greeting {
                     version: self.protocol.version,
                     answers_support: true,
@@ -330,7 +343,11 @@ impl Session {
                 for kept in &mut self.kept {
                     kept.take_if(|work| work.buffers.contains(&buffer));
                 }
-                Ok(self.buffers.remove(buffer)?)
+                self.buffers.remove(buffer)?;
+                if self.buffers.len() == 0 {
+                    self.seat.set_stage(Stage::Idle);
+                }
+                Ok(())
             }
             Request::BufferClear { buffer, value } => {
                 Ok(self.buffers.get(buffer)?.buffer.clear(value)?)
@@ -403,7 +420,10 @@ impl Session {
             .check_free(size, "a client's buffer")
             .and_then(|()| device.buffer_type().allocate(size, Usage::Any));
         match buffer {
-            Ok(buffer) => self.buffers.add(buffer, charge),
+            Ok(buffer) => {
+                self.seat.set_stage(Stage::Busy);
+                self.buffers.add(buffer, charge)
+            }
             Err(error) => {
                 tracing::warn!("a client gets no memory: {error}");
                 0
@@ -449,8 +469,14 @@ impl Session {
     fn run(&mut self, number: usize) -> Result<(), End> {
         let work = self.kept[number].as_mut();
         let work = work.ok_or_else(|| Reason::from("there is no graph to compute again"))?;
-        run(work, &mut self.lanes[number], &mut self.fallbacks)?;
-        Ok(())
+        let lane = &mut self.lanes[number];
+        run(work, lane, &mut self.fallbacks, &self.cancel).map_err(|error| {
+            if matches!(error, samite_core::Error::Cancelled) {
+                let text = "the client left while its graph ran";
+                return End::Lost(io::Error::new(io::ErrorKind::ConnectionAborted, text));
+            }
+            error.into()
+        })
     }
 
     /// The head of a write is there; its data come behind it.

@@ -210,13 +210,18 @@ fn divide(
 }
 
 /// Computes the graph, and waits for the end.
-pub(super) fn run(work: &mut Work, lane: &mut Lane, fallbacks: &mut [Lane]) -> Outcome<()> {
-    let cancel = CancelToken::new();
+pub(super) fn run(
+    work: &mut Work,
+    lane: &mut Lane,
+    fallbacks: &mut [Lane],
+    cancel: &CancelToken,
+) -> Outcome<()> {
     for piece in &mut work.pieces {
+        cancel.check()?;
         let lane = chosen(piece.fallback, lane, fallbacks);
         let stream = lane.stream()?;
         let control = RunControl {
-            cancel: &cancel,
+            cancel,
             observer: None,
         };
         piece.staged.bring(&mut work.copied)?;

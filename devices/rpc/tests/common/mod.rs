@@ -14,7 +14,7 @@ use samite_wire::rpc::version::V7;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub const LONG: Duration = Duration::from_secs(600);
 
@@ -46,6 +46,16 @@ pub fn serve_devices(
     let serving = Arc::clone(&server);
     std::thread::spawn(move || serving.serve(&*listener));
     (server, address)
+}
+
+/// Waits until a state is reached.
+#[track_caller]
+pub fn wait(is_reached: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_reached() {
+        assert!(start.elapsed() < LONG, "it does not come to that");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Requests as bytes.
