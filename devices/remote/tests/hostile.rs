@@ -114,6 +114,27 @@ fn who_says_nothing_or_nonsense_is_forgotten() {
 }
 
 #[test]
+fn silent_connections_keep_nobody_out() {
+    // No time limit ends them.
+    let lender = Lender::start(|options| {
+        options.handshake = HANG_GUARD;
+        options.connections = 8;
+    });
+    let device = lender.connect();
+    let silent: Vec<_> = (0..40)
+        .map(|_| TcpStream::connect(lender.place()).unwrap())
+        .collect();
+    let other = lender.connect();
+    for mut silent in silent.into_iter().take(30) {
+        silent.set_read_timeout(Some(HANG_GUARD)).unwrap();
+        let end = silent.read(&mut [0]);
+        assert!(is_closed(&end), "{end:?}");
+    }
+    is_useful(&other);
+    is_useful(&device);
+}
+
+#[test]
 fn who_speaks_tls_and_nothing_else_is_forgotten() {
     let lender = Lender::start(|options| options.handshake = Duration::from_secs(1));
     let device = lender.connect();

@@ -1,6 +1,8 @@
 //! A connection that must say who it is in time.
 
 use crate::identity::Exported;
+use samite_core::environment::{ConnectionHandle, Seat};
+use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -10,7 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::Notify;
 use tokio::time::Sleep;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
@@ -22,6 +24,29 @@ pub(super) struct Peer {
     pub exported: Exported,
     /// Set when the client has proved that it has a token.
     pub is_known: Arc<AtomicBool>,
+    pub seat: Arc<Seat>,
+}
+
+/// Asks a connection to leave, because another one needs its seat.
+#[derive(Debug, Default)]
+pub(super) struct Leave(Notify);
+
+impl Leave {
+    /// Waits until the connection is asked.
+    pub async fn asked(&self) {
+        self.0.notified().await;
+    }
+}
+
+impl ConnectionHandle for Leave {
+    /// HTTP/2 notices by itself.
+    fn has_left(&self) -> bool {
+        false
+    }
+
+    fn shut_down(&self) {
+        self.0.notify_one();
+    }
 }
 
 /// A connection with TLS, which ends if nobody has proved anything when the time is over.
@@ -30,7 +55,8 @@ pub(super) struct Guarded {
     peer: Peer,
     /// Until when; `None` when the client is known.
     time: Option<Pin<Box<Sleep>>>,
-    _seat: OwnedSemaphorePermit,
+    /// Is ready when the connection must make room for another one.
+    leaving: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl Guarded {
@@ -38,13 +64,13 @@ impl Guarded {
         stream: TlsStream<TcpStream>,
         peer: Peer,
         patience: Duration,
-        seat: OwnedSemaphorePermit,
+        leave: Arc<Leave>,
     ) -> Self {
         Guarded {
             stream,
             peer,
             time: Some(Box::pin(tokio::time::sleep(patience))),
-            _seat: seat,
+            leaving: Box::pin(async move { leave.asked().await }),
         }
     }
 }
@@ -65,6 +91,11 @@ impl AsyncRead for Guarded {
     ) -> Poll<io::Result<()>> {
         if self.time.is_some() && self.peer.is_known.load(Ordering::Acquire) {
             self.time = None;
+        }
+        if self.leaving.as_mut().poll(context).is_ready() {
+            // It is not polled again.
+            self.leaving = Box::pin(std::future::pending());
+            return Poll::Ready(Err(ErrorKind::ConnectionAborted.into()));
         }
         if let Some(time) = &mut self.time
             && time.as_mut().poll(context).is_ready()

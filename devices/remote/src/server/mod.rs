@@ -25,10 +25,11 @@ use crate::identity::{self, Token};
 use crate::outside::System;
 use crate::proto::remote_server::{Remote, RemoteServer as Service};
 use crate::{proto, tls};
-use guard::{Guarded, Peer};
+use guard::{Guarded, Leave, Peer};
 pub(crate) use host::Host;
 use rustls::ServerConfig;
 use samite_core::Device;
+use samite_core::environment::{ConnectionHandle, Seats, Stage, Throttle};
 pub use session::Worker;
 pub(crate) use session::{KEPT, UNDER_WAY};
 use std::collections::HashMap;
@@ -38,10 +39,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 pub(crate) use store::LONGEST;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
@@ -62,8 +63,11 @@ const DELAY: Duration = Duration::from_secs(1);
 /// Machines that gave wrong proofs, as many as are remembered.
 const MOST_STRANGERS: usize = 1024;
 
-/// Connections whose clients are not known yet, or that have no session.
-const MOST_CONNECTIONS: usize = 256;
+/// How long to wait after accepting failed: other connections have to end first.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Time between two warnings of one kind.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Who may use a server, and how much.
 #[derive(Clone, Debug)]
@@ -80,6 +84,9 @@ pub struct RemoteServerOptions {
     pub memory: Option<usize>,
     /// Bytes of memory for one session.
     pub memory_per_session: Option<usize>,
+    /// Connections at the same time. When there are as many, one without a session
+    /// [makes room](samite_core::environment::Seats), or the newcomer is turned away.
+    pub connections: usize,
     /// Sessions at the same time.
     pub sessions: usize,
     /// Sessions of one token at the same time.
@@ -110,6 +117,7 @@ impl RemoteServerOptions {
             store_bytes: 32 << 30,
             memory: None,
             memory_per_session: None,
+            connections: 256,
             sessions: 64,
             sessions_per_token: 16,
             buffers: 1 << 16,
@@ -206,10 +214,11 @@ impl RemoteServer {
         self.shared.host.sessions()
     }
 
-    /// Serves until accepting connections fails for good.
+    /// Serves the clients that connect. When accepting fails, for example because too many files
+    /// are open, the server pauses and goes on.
     ///
     /// # Errors
-    /// What the system says.
+    /// If the system refuses the listener or the server fails.
     pub fn serve(&self) -> Result<()> {
         let listener = self.listener.try_clone()?;
         self.runtime.block_on(async {
@@ -228,44 +237,56 @@ impl RemoteServer {
                 .serve_with_incoming(service, ReceiverStream::new(incoming));
             tokio::select! {
                 served = serving => served.map_err(Error::other),
-                failed = self.accept(listener, accepted) => failed,
+                () = self.accept(listener, accepted) => Ok(()),
             }
         })
     }
 
-    async fn accept(
-        &self,
-        listener: TcpListener,
-        accepted: mpsc::Sender<Result<Guarded>>,
-    ) -> Result<()> {
-        let seats = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        let patience = self.shared.host.options.handshake;
-        let mut failures = 0;
+    /// Accepts connections, for ever.
+    async fn accept(&self, listener: TcpListener, accepted: mpsc::Sender<Result<Guarded>>) {
+        let options = &self.shared.host.options;
+        let (most, patience) = (options.connections, options.handshake);
+        let seats = Seats::new(most);
+        let [failures, refusals] = [(); 2].map(|()| Throttle::new(WARNING_INTERVAL));
         loop {
-            let seat = Arc::clone(&seats).acquire_owned().await;
-            let seat = seat.map_err(Error::other)?;
             let (stream, address) = match listener.accept().await {
                 Ok(connection) => connection,
-                Err(error) if failures >= 100 => return Err(error),
                 Err(error) => {
-                    failures += 1;
-                    tracing::warn!("a connection could not be accepted: {error}");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    if let Some(skipped) = failures.pass(Instant::now()) {
+                        tracing::warn!(
+                            "a connection could not be accepted: {error} ({skipped} more since the last warning)"
+                        );
+                    }
+                    tokio::time::sleep(PAUSE).await;
                     continue;
                 }
             };
-            failures = 0;
+            let leave = Arc::new(Leave::default());
+            let handle = Arc::clone(&leave) as Arc<dyn ConnectionHandle>;
+            let Some(seat) = seats.take(Some(address.ip()), Some(handle)) else {
+                if let Some(skipped) = refusals.pass(Instant::now()) {
+                    tracing::warn!(
+                        "{address} is turned away: there are {most} connections already ({skipped} more since the last warning)"
+                    );
+                }
+                continue;
+            };
             let (acceptor, accepted) = (self.acceptor.clone(), accepted.clone());
             tokio::spawn(async move {
-                let shake = handshake(acceptor, stream);
-                match tokio::time::timeout(patience, shake).await {
+                let shake = tokio::time::timeout(patience, handshake(acceptor, stream));
+                let shaken = tokio::select! {
+                    shaken = shake => shaken,
+                    () = leave.asked() => return tracing::info!("{address} makes room"),
+                };
+                match shaken {
                     Ok(Ok((stream, exported))) => {
                         let peer = Peer {
                             address,
                             exported,
                             is_known: Arc::default(),
+                            seat: Arc::new(seat),
                         };
-                        let guarded = Guarded::new(stream, peer, patience, seat);
+                        let guarded = Guarded::new(stream, peer, patience, leave);
                         let _ = accepted.send(Ok(guarded)).await;
                     }
                     Ok(Err(error)) => tracing::info!("{address} speaks no TLS: {error}"),
@@ -313,6 +334,7 @@ impl Shared {
         });
         if let Some(token) = fitting {
             peer.is_known.store(true, Ordering::Release);
+            peer.seat.set_stage(Stage::Idle);
             return Ok(token);
         }
         let failures = {
@@ -344,7 +366,12 @@ impl Remote for Connections {
     ) -> std::result::Result<Response<Self::SessionStream>, Status> {
         let shared = &self.0;
         let token = shared.known(&request).await?;
+        let seat = request.extensions().get::<Peer>();
+        let seat = seat.map(|peer| Arc::clone(&peer.seat));
         let replies = shared.host.serve(&token.name, request.into_inner()).await?;
+        if let Some(seat) = seat {
+            seat.set_stage(Stage::Busy);
+        }
         Ok(Response::new(UnboundedReceiverStream::new(replies)))
     }
 }

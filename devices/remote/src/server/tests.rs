@@ -335,6 +335,65 @@ fn rules_are_kept_by_force() {
     assert_eq!(ledger.taken(), 0);
 }
 
+/// Strides of 0 repeat four bytes 2⁵⁰ times, and an extent of 0 hides as many rows.
+#[test]
+fn tensors_that_repeat_their_memory_are_refused() {
+    let ledger = Ledger::new(Some(QUOTA));
+    let mut mine = belongings(&ledger);
+    done(&mut mine, vec![allocate(1, 64)]);
+    let sum = |shape: [usize; 4]| {
+        let layout = Layout::strided(DType::F32, shape, [0; 4]).unwrap();
+        let json = serde_json::json!([
+            {"id": 0, "name": "endless", "op": "Leaf", "sources": [], "dtype": "f32",
+             "shape": shape, "strides": [0, 0, 0, 0], "roles": ["stored"]},
+            {"id": 1, "name": "sum", "op": "Sum", "sources": [0], "dtype": "f32",
+             "shape": [1, 1, 1, 1], "strides": [4, 4, 4, 4], "roles": ["output"]},
+        ]);
+        let whole = Some(proto::Place {
+            layout: Some(layout_to(&layout)),
+            ..place(1, 0, 1).unwrap()
+        });
+        let prepare = Kind::Prepare(proto::Prepare {
+            graph: 9,
+            json: json.to_string().into_bytes().into(),
+            places: vec![whole.clone().unwrap(), place(1, 16, 1).unwrap()],
+            ..proto::Prepare::default()
+        });
+        (prepare, whole)
+    };
+    for shape in [
+        [1 << 50, 1, 1, 1],
+        [1, 1 << 20, 1 << 20, 1 << 20],
+        [1 << 50, 0, 1, 1],
+    ] {
+        let (prepare, whole) = sum(shape);
+        let (code, text) = refused(&mut mine, prepare);
+        assert_eq!(code, Code::Invalid);
+        assert!(
+            text.contains("'endless'") && text.contains("repeats its memory"),
+            "{text}"
+        );
+        let copy = Kind::Copy(proto::Copy {
+            from: whole.clone(),
+            to: whole,
+        });
+        assert_eq!(refused(&mut mine, copy).0, Code::Invalid);
+    }
+    let (prepare, _) = sum([1000, 1, 1, 1]);
+    let four = 4f32.to_le_bytes();
+    let results = done(
+        &mut mine,
+        vec![
+            write(place(1, 0, 1), 0, &four),
+            prepare,
+            run(9),
+            read(place(1, 16, 1), 0, 4),
+        ],
+    );
+    let bytes = Outcome::Bytes(4000f32.to_le_bytes().to_vec().into());
+    assert_eq!(results[0].result, Some(bytes));
+}
+
 #[test]
 fn mutated_sessions_harm_nobody() {
     let ledger = Ledger::new(Some(QUOTA));

@@ -8,7 +8,7 @@ use prost::bytes::Bytes;
 use samite_core::{
     Buffer, BufferType, CancelToken, Charge, DType, Device, Error, Graph, Layout, Ledger, Prepared,
     Result, RunControl, Slot, StoredTensor, Stream, Support, TensorId, TensorInfo, TensorRef,
-    Usage, unallocated,
+    Usage, check_repeated, unallocated,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -320,7 +320,9 @@ impl Belongings {
 
     fn place(&self, place: Option<&proto::Place>) -> Result<TensorRef> {
         let place = place.ok_or_else(|| Error::invalid("a command has no place"))?;
-        Ok(self.place_in(place)?.0)
+        let (tensor, held) = self.place_in(place)?;
+        check_repeated("", tensor.layout(), held.buffer.size())?;
+        Ok(tensor)
     }
 
     fn fill(&self, request: &proto::Fill) -> Result<()> {
@@ -354,6 +356,7 @@ impl Belongings {
         }
         check_alignment(&tensor)?;
         let Slot { offset, layout } = tensor.slot;
+        check_repeated(&request.name, &layout, tensor.buffer.size())?;
         let role = role_of(&request.role);
         let info = TensorInfo {
             role,
@@ -485,7 +488,7 @@ impl Belongings {
         let mut places: Vec<Option<TensorRef>> = Vec::with_capacity(graph.len());
         for id in graph.ids() {
             let tensor = graph.tensor(id);
-            let place = match tensor.view {
+            let place: Option<TensorRef> = match tensor.view {
                 // What it looks at comes before it.
                 Some(view) => {
                     let base = places[view.base.index()].clone();
@@ -513,6 +516,8 @@ impl Belongings {
                     Some(place)
                 }
             };
+            let size = place.as_ref().map_or(0, |place| place.buffer.size());
+            check_repeated(&tensor.name, &tensor.layout, size)?;
             places.push(place);
         }
         let nodes = nodes_of(&graph);
