@@ -11,7 +11,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
@@ -148,7 +148,7 @@ impl BareServer {
         let (host, owner) = (Arc::clone(&self.0), owner.to_owned());
         async move {
             let replies = host.serve(&owner, messages.map(decoded)).await?;
-            let replies = UnboundedReceiverStream::new(replies).map(|reply| match reply {
+            let replies = ReceiverStream::new(replies).map(|reply| match reply {
                 Ok(reply) => Ok(reply.encode_to_vec()),
                 Err(status) => Err(status.into()),
             });

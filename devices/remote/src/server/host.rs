@@ -1,6 +1,6 @@
 //! All sessions of a server, whatever carries their messages: who begins one, goes on with one, and ends one.
 
-use super::session::{Session, Worker};
+use super::session::{MAX_WAITING_REPLIES, Session, Worker};
 use super::siblings::Siblings;
 use super::store::Store;
 use super::work::{Belongings, Lent, Limits};
@@ -18,7 +18,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
 /// What a server says on one connection.
-pub(crate) type Replies = mpsc::UnboundedReceiver<std::result::Result<proto::Reply, Status>>;
+pub(crate) type Replies = mpsc::Receiver<std::result::Result<proto::Reply, Status>>;
 
 pub(super) type Sessions = BTreeMap<[u8; 16], Arc<Session>>;
 
@@ -96,7 +96,7 @@ impl Host {
             )));
         }
         let session = self.session(&hello, owner)?;
-        let (sender, replies) = mpsc::unbounded_channel();
+        let (sender, replies) = mpsc::channel(MAX_WAITING_REPLIES);
         let welcome = |received| proto::Reply {
             welcome: Some(proto::Welcome {
                 version: VERSION,
@@ -228,7 +228,7 @@ impl Host {
                     let bytes = request.encoded_len() as u64;
                     self.received.fetch_add(bytes, Ordering::Relaxed);
                     if let Err(status) = session.take(connection, request).await {
-                        let _ = sender.send(Err(status));
+                        let _ = sender.try_send(Err(status));
                         break false;
                     }
                 }
@@ -237,7 +237,7 @@ impl Host {
                 Some(Err(error)) => {
                     tracing::info!("a connection is lost: {error}");
                     // Perhaps it is there, and sent what cannot be read.
-                    let _ = sender.send(Err(error));
+                    let _ = sender.try_send(Err(error));
                     break false;
                 }
             }

@@ -44,7 +44,7 @@ pub(crate) use store::LONGEST;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
-use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 pub(crate) use work::MOST_RESULTS;
 
@@ -358,7 +358,7 @@ impl Shared {
 
 #[tonic::async_trait]
 impl Remote for Connections {
-    type SessionStream = UnboundedReceiverStream<std::result::Result<proto::Reply, Status>>;
+    type SessionStream = ReceiverStream<std::result::Result<proto::Reply, Status>>;
 
     async fn session(
         &self,
@@ -372,6 +372,6 @@ impl Remote for Connections {
         if let Some(seat) = seat {
             seat.set_stage(Stage::Busy);
         }
-        Ok(Response::new(UnboundedReceiverStream::new(replies)))
+        Ok(Response::new(ReceiverStream::new(replies)))
     }
 }

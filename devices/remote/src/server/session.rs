@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tonic::Status;
 
@@ -23,8 +24,15 @@ pub(crate) const UNDER_WAY: usize = 1024;
 /// How many requests are done, and how many bytes of them, before the client is told so without asking.
 const TELL_AFTER: (u64, usize) = (8, 4 << 20);
 
+/// Replies that wait in one connection until the client takes them: more than are kept.
+pub(super) const MAX_WAITING_REPLIES: usize = 4 * UNDER_WAY;
+
+/// Bytes of a reply that does not count against the limit if the client did not ask for it: a
+/// failure, or the answer to a piece of weights.
+const MAX_SMALL_REPLY: usize = 16 << 10;
+
 /// What a session sends on one connection.
-pub(super) type Sender = mpsc::UnboundedSender<Result<proto::Reply, Status>>;
+pub(super) type Sender = mpsc::Sender<Result<proto::Reply, Status>>;
 
 pub(super) struct Session {
     pub name: [u8; 16],
@@ -71,6 +79,8 @@ struct State {
     done: u64,
     /// What was done since the client was told.
     untold: (u64, usize),
+    /// Numbers of replies that count against the limit, until the client has seen them.
+    unseen: VecDeque<u64>,
     /// Replies, and whether the client asked for them.
     kept: VecDeque<(proto::Reply, bool)>,
     /// The last reply that is not kept any more although the client may not have seen it.
@@ -94,7 +104,7 @@ impl Drop for AtEnd {
             state.is_broken = true;
             if let Some((_, sender)) = &state.sender {
                 let why = "the server failed at a request: its log says why";
-                let _ = sender.send(Err(Status::internal(why)));
+                let _ = sender.try_send(Err(Status::internal(why)));
             }
         }
     }
@@ -196,6 +206,9 @@ impl Session {
             session: self,
             number,
         };
+        if lock(&self.state).is_broken {
+            return;
+        }
         let (results, failure) = belongings.run(request.commands, &stopper);
         let mut state = lock(&self.state);
         state.done = number;
@@ -210,6 +223,7 @@ impl Session {
                 failure: failure.map(|failure| *failure),
                 ..proto::Reply::default()
             };
+            state.count(&reply, confirm);
             state.keep(reply.clone(), is_asked);
             state.send(reply);
         } else if state.untold.0 >= TELL_AFTER.0 || state.untold.1 >= TELL_AFTER.1 {
@@ -235,12 +249,12 @@ impl Session {
         state.see(seen);
         state.connections += 1;
         let number = state.connections;
-        let _ = sender.send(Ok(welcome(state.received)));
+        let _ = sender.try_send(Ok(welcome(state.received)));
         for (reply, _) in &state.kept {
-            let _ = sender.send(Ok(reply.clone()));
+            let _ = sender.try_send(Ok(reply.clone()));
         }
         let done = state.done;
-        let _ = sender.send(Ok(proto::Reply {
+        let _ = sender.try_send(Ok(proto::Reply {
             done,
             ..proto::Reply::default()
         }));
@@ -275,6 +289,11 @@ impl Session {
         {
             return Err(Status::aborted(
                 "the session goes on over another connection",
+            ));
+        }
+        if state.is_broken {
+            return Err(Status::resource_exhausted(
+                "the session has ended: its client does not read replies",
             ));
         }
         state.see(request.seen);
@@ -347,10 +366,20 @@ impl Session {
 
 impl State {
     fn see(&mut self, seen: u64) {
+        while self.unseen.pop_front_if(|number| *number <= seen).is_some() {}
         while let Some((reply, _)) = self.kept.front()
             && reply.number <= seen
         {
             self.kept.pop_front();
+        }
+    }
+
+    /// Counts a reply against the limit of those that the client has not seen. The session of a
+    /// client that exceeds it is broken: its replies would fill the server's memory.
+    fn count(&mut self, reply: &proto::Reply, confirm: bool) {
+        if confirm || reply.encoded_len() > MAX_SMALL_REPLY {
+            self.unseen.push_back(reply.number);
+            self.is_broken |= self.unseen.len() > KEPT;
         }
     }
 
@@ -371,8 +400,11 @@ impl State {
     fn send(&mut self, reply: proto::Reply) {
         self.untold = (0, 0);
         if let Some((_, sender)) = &self.sender {
-            // A connection that broke: the reply is kept.
-            let _ = sender.send(Ok(reply));
+            match sender.try_send(Ok(reply)) {
+                Err(TrySendError::Full(_)) => self.is_broken = true,
+                // A connection that broke: the reply is kept.
+                Ok(()) | Err(TrySendError::Closed(_)) => {}
+            }
         }
     }
 }
@@ -445,7 +477,7 @@ mod tests {
     fn a_later_connection_does_not_overtake_a_request_that_waits_for_room() {
         let (_runtime, session, mut worker) = session((8, 4));
         let attach = || {
-            let (sender, _) = mpsc::unbounded_channel();
+            let (sender, _) = mpsc::channel(MAX_WAITING_REPLIES);
             session.attach(sender, 0, |_| proto::Reply::default())
         };
         let request = |number, confirm| proto::Request {
@@ -475,12 +507,57 @@ mod tests {
         }
     }
 
+    /// A client asks on without taking replies, which would fill the server's memory.
+    #[test]
+    fn replies_that_the_client_does_not_see_end_the_session() {
+        let (_runtime, session, mut worker) = session((8, 1 << 20));
+        let (sender, mut replies) = mpsc::channel(MAX_WAITING_REPLIES);
+        let connection = session.attach(sender, 0, |_| proto::Reply::default());
+        let mut ask = |number, seen, confirm| {
+            let memory = proto::command::Command::MemoryOf(0);
+            let request = proto::Request {
+                number,
+                seen,
+                confirm,
+                commands: vec![proto::Command {
+                    command: Some(memory),
+                }],
+                ..proto::Request::default()
+            };
+            let mut context = Context::from_waker(Waker::noop());
+            let taken = pin!(session.take(connection.unwrap(), request)).poll(&mut context);
+            worker.step();
+            taken
+        };
+        let most = KEPT as u64;
+        for number in 1..=2 * most {
+            let seen = number.saturating_sub(most);
+            assert!(matches!(ask(number, seen, true), Poll::Ready(Ok(()))));
+        }
+        // Small replies that it does not ask for are no reason.
+        for number in 2 * most + 1..=4 * most {
+            assert!(matches!(ask(number, most, false), Poll::Ready(Ok(()))));
+        }
+        assert!(matches!(ask(4 * most + 1, most, true), Poll::Ready(Ok(()))));
+        match ask(4 * most + 2, most, true) {
+            Poll::Ready(Err(status)) => {
+                assert_eq!(status.code(), tonic::Code::ResourceExhausted);
+            }
+            other => panic!("{other:?}"),
+        }
+        let mut sent = 0;
+        while replies.try_recv().is_ok() {
+            sent += 1;
+        }
+        assert!(sent <= 4 * KEPT + 3, "{sent}");
+    }
+
     /// A client writes on while its connection is lost, and all of it fails.
     #[test]
     fn failures_that_nobody_waits_for_are_kept() {
         let (_runtime, session, mut worker) = session((UNDER_WAY + 1, 1 << 20));
         let attach = |seen| {
-            let (sender, receiver) = mpsc::unbounded_channel();
+            let (sender, receiver) = mpsc::channel(MAX_WAITING_REPLIES);
             let number = session.attach(sender, seen, |_| proto::Reply::default());
             (number, receiver)
         };
