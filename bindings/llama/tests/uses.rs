@@ -201,6 +201,48 @@ unsafe extern "C" fn apply(_sampler: *mut Sampler, candidates: *mut TokenDataArr
 }
 
 #[test]
+fn chains_nest_to_a_limit() {
+    listen_to_all();
+    let new = || call!(llama_sampler_chain_init(false => bool) -> *mut Sampler);
+    let count = |chain: *mut Sampler| call!(llama_sampler_chain_n(chain => *const Sampler) -> i32);
+    let add = |chain: *mut Sampler, sampler: *mut Sampler| {
+        call!(llama_sampler_chain_add(chain => *mut Sampler, sampler => *mut Sampler));
+        count(chain) == 1
+    };
+    // From the inner ones to the outer ones, and the other way round.
+    for is_outwards in [true, false] {
+        let mut ends = [new(), std::ptr::null_mut()];
+        ends[1] = ends[0];
+        let mut depth = 1;
+        let spare = loop {
+            let next = new();
+            let is_added = if is_outwards {
+                add(next, ends[0])
+            } else {
+                add(ends[1], next)
+            };
+            if !is_added {
+                break next;
+            }
+            ends[usize::from(!is_outwards)] = next;
+            depth += 1;
+            assert!(depth < 1000, "chains nest without a limit");
+        };
+        assert_eq!(depth, 32);
+        assert!(was_said("in each other"));
+        // What was removed is as far outside as a new one.
+        let inner =
+            call!(llama_sampler_chain_remove(ends[0] => *mut Sampler, 0 => i32) -> *mut Sampler);
+        assert!(add(spare, inner));
+        let clone = call!(llama_sampler_clone(spare => *const Sampler) -> *mut Sampler);
+        assert_eq!(count(clone), 1);
+        for chain in [ends[0], spare, clone] {
+            call!(llama_sampler_free(chain => *mut Sampler));
+        }
+    }
+}
+
+#[test]
 fn samplers_of_the_library_and_of_callers_work_in_a_chain() {
     listen_to_all();
     let model = load();

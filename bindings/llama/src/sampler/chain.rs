@@ -11,6 +11,8 @@ use std::sync::{Mutex, PoisonError};
 /// The samplers of a chain, by address.
 pub struct Link {
     members: Vec<usize>,
+    /// Chains that this one is in, one in the other.
+    level: usize,
     no_perf: bool,
     took_us: i64,
     sampled: i32,
@@ -146,8 +148,14 @@ impl Link {
                 }
             }
         }
+        for &member in &members {
+            let member = std::ptr::with_exposed_provenance_mut(member);
+            // SAFETY: the clones are samplers, and in no other chain.
+            unsafe { set_level(member, 1) }?;
+        }
         Ok(Link {
             members,
+            level: 0,
             took_us: 0,
             sampled: 0,
             no_perf: self.no_perf,
@@ -175,29 +183,63 @@ impl Link {
 /// Held while chains get members, so that none gets into itself.
 static GROWING: Mutex<()> = Mutex::new(());
 
-/// Whether a sampler is `chain`, or has it in it.
+/// Chains that may be in each other. Calls recurse through them.
+const MAX_NESTING: usize = 32;
+
+/// The level of a chain, and its samplers. Returns `None` for other samplers.
 ///
 /// # Safety
 /// As in the header.
-unsafe fn holds(sampler: *mut Sampler, chain: *mut Sampler) -> Outcome<bool> {
-    if std::ptr::eq(sampler, chain) {
-        return Ok(true);
-    }
+unsafe fn link_of(sampler: *mut Sampler) -> Outcome<Option<(usize, Vec<*mut Sampler>)>> {
     // SAFETY: the caller promises it.
-    let members = match unsafe { own(sampler) }? {
-        Some(own) => match &*own.lock() {
-            Stage::Chain(link) => link.members(),
-            _ => Vec::new(),
-        },
-        None => Vec::new(),
-    };
-    for member in members {
-        // SAFETY: what is in a chain is a sampler; chains are not in circles.
-        if unsafe { holds(member, chain) }? {
-            return Ok(true);
+    let own = unsafe { own(sampler) }?;
+    Ok(own.and_then(|own| match &*own.lock() {
+        Stage::Chain(link) => Some((link.level, link.members())),
+        _ => None,
+    }))
+}
+
+/// Returns how many chains are in each other from `sampler` on, which must not contain `chain`.
+///
+/// # Safety
+/// As in the header.
+unsafe fn height(sampler: *mut Sampler, chain: *mut Sampler) -> Outcome<usize> {
+    if std::ptr::eq(sampler, chain) {
+        return Err(Failure::new("a chain cannot be in itself"));
+    }
+    let mut height = 0;
+    // SAFETY: what is in a chain is a sampler; chains are not in circles, and not deep.
+    if let Some((_, members)) = unsafe { link_of(sampler) }? {
+        height = 1;
+        for member in members {
+            // SAFETY: as above.
+            height = height.max(1 + unsafe { self::height(member, chain) }?);
         }
     }
-    Ok(false)
+    Ok(height)
+}
+
+/// Sets the level of a chain and of those in it. Other samplers have none.
+///
+/// # Safety
+/// As in the header.
+unsafe fn set_level(sampler: *mut Sampler, level: usize) -> Outcome<()> {
+    // SAFETY: the caller promises it.
+    let Some(own) = unsafe { own(sampler) }? else {
+        return Ok(());
+    };
+    let members = match &mut *own.lock() {
+        Stage::Chain(link) => {
+            link.level = level;
+            link.members()
+        }
+        _ => return Ok(()),
+    };
+    for member in members {
+        // SAFETY: what is in a chain is a sampler; chains are not in circles, and not deep.
+        unsafe { set_level(member, level + 1) }?;
+    }
+    Ok(())
 }
 
 /// Calls `ask` for a chain.
@@ -224,7 +266,7 @@ export! {
 
     /// A chain without samplers.
     fn llama_sampler_chain_init(params: SamplerChainParams) -> *mut Sampler, or std::ptr::null_mut(); {
-        let link = Link { members: Vec::new(), no_perf: params.no_perf.is_on(), took_us: 0, sampled: 0 };
+        let link = Link { members: Vec::new(), level: 0, no_perf: params.no_perf.is_on(), took_us: 0, sampled: 0 };
         Ok(make(Own::new(c"chain", None, Stage::Chain(link))))
     }
 
@@ -234,8 +276,10 @@ export! {
         unsafe {
             read(sampler)?;
             let _growing = GROWING.lock().unwrap_or_else(PoisonError::into_inner);
-            if holds(sampler, chain)? {
-                return Err(Failure::new("a chain cannot be in itself"));
+            let level = of_chain(chain, |link| Ok(link.level + 1))?;
+            if level + height(sampler, chain)? > MAX_NESTING {
+                let text = format!("more than {MAX_NESTING} chains would be in each other");
+                return Err(Failure::new(text));
             }
             of_chain(chain, |link| {
                 let address = sampler.expose_provenance();
@@ -244,7 +288,8 @@ export! {
                 }
                 link.members.push(address);
                 Ok(())
-            })
+            })?;
+            set_level(sampler, level)
         }
     }
 
@@ -278,10 +323,16 @@ export! {
     fn llama_sampler_chain_remove(chain: *mut Sampler, index: i32) -> *mut Sampler, or std::ptr::null_mut(); {
         // SAFETY: the caller keeps to the header.
         unsafe {
-            of_chain(chain, |link| {
+            let _growing = GROWING.lock().unwrap_or_else(PoisonError::into_inner);
+            let removed: *mut Sampler = of_chain(chain, |link| {
                 let index = usize::try_from(index).ok().filter(|&index| index < link.members.len());
                 Ok(index.map_or(std::ptr::null_mut(), |index| std::ptr::with_exposed_provenance_mut(link.members.remove(index))))
-            })
+            })?;
+            if !removed.is_null() {
+                // It is the caller's although something in it was freed.
+                let _ = set_level(removed, 0);
+            }
+            Ok(removed)
         }
     }
 
