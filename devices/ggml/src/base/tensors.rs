@@ -259,10 +259,14 @@ unsafe extern "C" fn can_fuse_subgraph(
             if t.flags & flag::OUTPUT != 0 || everywhere != inside {
                 return false;
             }
-            // Whose memory it looks at must be part of it, too, or not change.
+            // The memory that it views must be part of the fusion or constant.
             let mut source = t.view_src;
-            while !source.is_null() {
-                if !nodes.contains(&&source) && !is_constant(&*source) {
+            for depth in 0.. {
+                if source.is_null() {
+                    break;
+                }
+                let is_inside = nodes.contains(&&source) || is_constant(&*source);
+                if !is_inside || depth == MAX_VIEW_DEPTH {
                     return false;
                 }
                 source = (*source).view_src;
@@ -271,6 +275,10 @@ unsafe extern "C" fn can_fuse_subgraph(
         true
     }
 }
+
+/// Views of views that are followed. ggml's own views name the tensor that has the memory, so a
+/// longer chain is a broken one, such as a circle.
+const MAX_VIEW_DEPTH: usize = 32;
 
 /// Whether a tensor is a weight.
 ///
@@ -286,7 +294,9 @@ unsafe fn is_constant(t: &Tensor) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::HashSet;
     use samite_core::{DType, Layout};
+    use std::ptr::null_mut;
 
     fn tensor(dtype: DType, ne: [i64; 4]) -> Tensor {
         let shape = ne.map(|extent| extent as usize);
@@ -390,6 +400,38 @@ mod tests {
             );
             assert_eq!(found[1], 1);
         }
+    }
+
+    #[test]
+    fn a_circle_of_views_is_not_fused() {
+        let mut view = tensor(DType::F32, [4, 1, 1, 1]);
+        view.flags = flag::COMPUTE;
+        let node = &raw mut view;
+        let mut nodes = [node];
+        let mut graph = CGraph {
+            size: 1,
+            n_nodes: 1,
+            n_leafs: 0,
+            nodes: nodes.as_mut_ptr(),
+            grads: null_mut(),
+            grad_accs: null_mut(),
+            leafs: null_mut(),
+            use_counts: null_mut(),
+            visited: HashSet {
+                size: 0,
+                used: null_mut(),
+                keys: null_mut(),
+            },
+            order: 0,
+            uid: 0,
+        };
+        let (first, none) = (0, op::NONE);
+        // SAFETY: one tensor, which views itself; all arrays have one element.
+        let fuses = unsafe {
+            (*node).view_src = node;
+            can_fuse_subgraph(&raw mut graph, &first, 1, &none, &first, 0)
+        };
+        assert!(!fuses);
     }
 
     #[test]
