@@ -86,8 +86,8 @@ pub use op::{
 pub use parameters::Parameters;
 pub use print::counted;
 pub use readers::Readers;
-pub use room::ask_for_memory;
 pub use repeated::{MAX_REPEATED_BYTES, check_repeated};
+pub use room::ask_for_memory;
 pub use rows::Rows;
 pub use samite_threads::thread_builder;
 pub use stored::{StoredTensor, TensorGroup};

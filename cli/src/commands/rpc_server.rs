@@ -41,7 +41,7 @@ pub struct RpcServerArgs {
     /// Clients at the same time
     #[arg(long, value_name = "N", default_value = "64", value_parser = clients, help_heading = "Limits")]
     clients: usize,
-    /// Seconds that a client may take for its greeting, in the middle of a message, or to read a reply
+    /// Seconds for a client to greet, to go on with a message, or to read a reply
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Limits")]
     patience: u16,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! How long the server waits for clients, and how it shares its seats among them.
+//! Time limits of the server, and the sharing of its seats among clients.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -129,7 +129,9 @@ impl Listener for Scripted {
 
     fn accept(&self) -> io::Result<Box<dyn Connection>> {
         let relaxed = Ordering::Relaxed;
-        let left = self.failures.fetch_update(relaxed, relaxed, |n| n.checked_sub(1));
+        let left = self
+            .failures
+            .fetch_update(relaxed, relaxed, |n| n.checked_sub(1));
         if left.is_ok() {
             return Err(io::Error::other("too many open files"));
         }
@@ -161,12 +163,11 @@ impl Connection for From {
     }
 }
 
-fn serve_scripted(
-    failures: usize,
-    hosts: &[u8],
-    options: ServerOptions,
-) -> (Arc<Server>, String) {
-    let peers = hosts.iter().rev().map(|&host| IpAddr::from([10, 0, 0, host]));
+fn serve_scripted(failures: usize, hosts: &[u8], options: ServerOptions) -> (Arc<Server>, String) {
+    let peers = hosts
+        .iter()
+        .rev()
+        .map(|&host| IpAddr::from([10, 0, 0, host]));
     let listener = Scripted {
         inner: SystemNetwork.listen("127.0.0.1:0").unwrap(),
         failures: AtomicUsize::new(failures),

@@ -69,8 +69,9 @@ pub trait Connection: Send + Debug {
 
 /// A connection that another thread uses: to learn that its other side has left, or to end it.
 pub trait ConnectionHandle: Send + Sync + Debug {
-    /// Returns true when the other side has closed its end, although bytes may be unread before
-    /// that. Takes no bytes and does not wait.
+    /// Returns true when the other side has closed its end. On Linux, that is seen behind bytes that
+    /// are unread. Takes no bytes and does not wait; no other thread may use the connection
+    /// meanwhile.
     fn has_left(&self) -> bool;
 
     /// Closes both directions: calls that wait return, and later ones fail.
@@ -182,8 +183,17 @@ fn has_left(stream: &TcpStream) -> bool {
 }
 
 #[cfg(not(unix))]
-fn has_left(_: &TcpStream) -> bool {
-    false
+fn has_left(stream: &TcpStream) -> bool {
+    if stream.set_nonblocking(true).is_err() {
+        return true;
+    }
+    let found = stream.peek(&mut [0]);
+    let is_transient = |kind| matches!(kind, ErrorKind::WouldBlock | ErrorKind::Interrupted);
+    let has_left = match found {
+        Ok(count) => count == 0,
+        Err(error) => !is_transient(error.kind()),
+    };
+    has_left | stream.set_nonblocking(false).is_err()
 }
 
 /// Calls again after a signal. Unix reports a timeout as [`ErrorKind::WouldBlock`], Windows as [`ErrorKind::TimedOut`]: here it is always the latter.
@@ -244,7 +254,6 @@ mod tests {
         assert!(client.set_timeout(Some(Duration::ZERO)).is_err());
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_handle_learns_that_the_other_side_has_left_and_ends_the_connection() {
         let listener = SystemNetwork.listen("127.0.0.1:0").unwrap();

@@ -15,7 +15,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How far a connection has come.
+/// Progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// It has not greeted yet.
@@ -116,7 +116,11 @@ impl Taken {
         if let Some((_, oldest)) = self.crowd(Stage::New, |_| true) {
             return Some(oldest);
         }
-        let of = |origin| self.seats.values().filter(move |seat| seat.origin == origin);
+        let of = |origin| {
+            self.seats
+                .values()
+                .filter(move |seat| seat.origin == origin)
+        };
         let (origin, oldest) = self.crowd(Stage::Idle, |origin| origin != newcomer)?;
         (of(origin).count() > of(newcomer).count()).then_some(oldest)
     }

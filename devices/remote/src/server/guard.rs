@@ -32,7 +32,7 @@ pub(super) struct Peer {
 pub(super) struct Leave(Notify);
 
 impl Leave {
-    /// Waits until the connection is asked.
+    /// Waits until the connection has to leave.
     pub async fn asked(&self) {
         self.0.notified().await;
     }

@@ -63,7 +63,7 @@ const DELAY: Duration = Duration::from_secs(1);
 /// Machines that gave wrong proofs, as many as are remembered.
 const MOST_STRANGERS: usize = 1024;
 
-/// How long to wait after accepting failed: other connections have to end first.
+/// Pause after accepting failed: other connections have to end first.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Time between two warnings of one kind.

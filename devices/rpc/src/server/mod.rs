@@ -38,7 +38,7 @@ pub struct ServerOptions {
     pub tensors: usize,
     /// Time for the greeting, from the moment that a connection is accepted.
     pub greeting: Duration,
-    /// How long a client may be silent in the middle of a message, or leave a reply unread. Between
+    /// Longest silence of a client in the middle of a message, or with a reply to read. Between
     /// messages it may be silent for ever.
     pub patience: Duration,
     /// What computes operations that a device refuses, the first one that can: the CPU, then the reference device. Tensors are copied to
@@ -73,13 +73,13 @@ pub struct Server {
     seats: Arc<Seats>,
     /// For logs.
     next: AtomicU64,
-    /// Of failures to accept.
+    /// Limits warnings about failures to accept.
     failures: Throttle,
-    /// Of clients that are turned away.
+    /// Limits warnings about clients that are turned away.
     refusals: Throttle,
 }
 
-/// How long to wait after accepting failed: other connections have to end first.
+/// Pause after accepting failed: other connections have to end first.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Time between two warnings of one kind.

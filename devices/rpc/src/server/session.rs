@@ -1,8 +1,8 @@
 //! One client: its requests, its buffers, its graphs.
 
+use super::Server;
 use super::places::{Buffers, Question, layout};
 use super::work::{Lane, Work, prepare, run};
-use super::Server;
 use crate::channel::allowance;
 use samite_core::environment::{Instant, Seat, Stage};
 use samite_core::{CancelToken, Charge, Device, Ledger, TensorInfo, TensorRef, Usage};
