@@ -62,13 +62,21 @@ fn arguments() -> failure::Outcome<Vec<std::ffi::OsString>> {
     spelling::translate(arguments.into_iter())
 }
 
+/// Checks that there is memory to parse arguments and to report errors.
+fn check_memory() -> failure::Outcome {
+    Ok(samite::ask_for_memory(4 << 20, "starting the program")?)
+}
+
 fn main() {
-    let result = arguments().and_then(|arguments| {
-        let parsed = help::command()
-            .try_get_matches_from(arguments)
-            .and_then(|matches| Cli::from_arg_matches(&matches));
-        parsed.map_or_else(failure::wrong_arguments, Cli::run)
-    });
+    samite::share_heap_if_limited();
+    let result = check_memory()
+        .and_then(|()| arguments())
+        .and_then(|arguments| {
+            let parsed = help::command()
+                .try_get_matches_from(arguments)
+                .and_then(|matches| Cli::from_arg_matches(&matches));
+            parsed.map_or_else(failure::wrong_arguments, Cli::run)
+        });
     let is_done = result.is_ok();
     let exit_code = result.map_or_else(failure::Failure::report, |()| 0);
     interrupt::leave(ranks::leave(exit_code, is_done))

@@ -24,6 +24,7 @@
 //! # Ok::<_, samite_core::Error>(())
 //! ```
 
+mod address_space;
 pub mod arena;
 pub mod buffer;
 pub mod build;
@@ -58,6 +59,7 @@ mod support;
 mod tensor_ref;
 mod unallocated;
 
+pub use address_space::{free_address_space, share_heap_if_limited};
 pub use buffer::{
     Buffer, BufferType, Cut, Role, Slot, TensorInfo, Usage, align_up, same_buffer_type,
 };

@@ -441,6 +441,7 @@ pub fn run(mut args: ServeArgs) -> Outcome {
     let hub = match files.is_empty() {
         true => {
             let source = ModelSource::new(&args, args.model.clone(), options);
+            source.check_address_space()?;
             let loaded = source.loaded(&stop)?;
             let mut options = loaded.app.options().clone();
             options.request_memory = args.request_memory(loaded.app.free_memory());

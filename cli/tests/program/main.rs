@@ -19,6 +19,8 @@ mod hub;
 mod imatrix;
 #[cfg(target_os = "linux")]
 mod interrupt;
+#[cfg(all(target_os = "linux", feature = "serve"))]
+mod limits;
 mod log;
 mod logits;
 mod output;

@@ -163,7 +163,7 @@ fn ancestors(path: &str) -> impl Iterator<Item = PathBuf> + use<'_> {
     Path::new(path).ancestors().map(Path::to_owned)
 }
 
-/// Memory of the machine, or of the control group where that is less.
+/// Memory of the machine, or of the control group or the address space where that is less.
 pub(crate) fn memory() -> MemoryInfo {
     let mut info = std::fs::read_to_string("/proc/meminfo")
         .map_or_else(|_| MemoryInfo::default(), |text| parse_meminfo(&text));
@@ -174,6 +174,10 @@ pub(crate) fn memory() -> MemoryInfo {
             let left = limit.saturating_sub(used);
             info.free = Some(info.free.map_or(left, |free| free.min(left)));
         }
+    }
+    if let Some(left) = samite_core::free_address_space() {
+        let left = usize::try_from(left).unwrap_or(usize::MAX);
+        info.free = Some(info.free.map_or(left, |free| free.min(left)));
     }
     info
 }

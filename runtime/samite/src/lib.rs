@@ -59,8 +59,8 @@ pub use samite_core::{
     Location, MemoryId, MemoryInfo, MemorySet, Node, Op, Parameters, Placed, Precision, Prepared,
     Rejected, Result, Rope, RopeMode, Rows, RunControl, RunObserver, Selection, Shape, Slot,
     SortOrder, StoredTensor, Stream, Support, Tensor, TensorGroup, TensorId, TensorRef, Unary,
-    Usage, ViewOf, ask_for_memory, cache_folder, counted, host_buffer, host_buffer_type, infer,
-    same_buffer_type, shape, thread_builder,
+    Usage, ViewOf, ask_for_memory, cache_folder, counted, free_address_space, host_buffer,
+    host_buffer_type, infer, same_buffer_type, shape, share_heap_if_limited, thread_builder,
 };
 #[cfg(feature = "meta")]
 pub use samite_forecast as forecast;

@@ -69,4 +69,4 @@ pub use app::App;
 pub use embedder::Embedder;
 pub use hub::{Hub, HubLimits, Loaded, ServedModel, Source};
 pub use options::{ServeOptions, TlsFiles};
-pub use server::serve;
+pub use server::{ROOM, serve};

@@ -40,18 +40,34 @@ const FIRST_REQUEST: Duration = Duration::from_millis(500);
 /// How long streams may take to tell that they are ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// How long a thread for blocking work waits for more: forever. A thread that ended might not be
+/// replaced where memory is short, and tokio panics where none is left.
+const BLOCKING_WAIT: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// Memory that a server needs for its threads and for small allocations, beside what its models
+/// take, in bytes: the standard library aborts where a small allocation fails, so [`serve`] checks
+/// for all of them first.
+pub const ROOM: usize = 32 << 20;
+
 /// Serves until `stop` is cancelled, and then answers what is there. `ready` is told the addresses. The process is allowed as many open files as it may have.
 ///
 /// # Errors
-/// If an address cannot be listened at, or a certificate cannot be used.
+/// If there is not enough memory, an address cannot be listened at, or a certificate cannot be used.
 pub fn serve(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -> io::Result<()> {
+    samite_core::ask_for_memory(ROOM, "the threads and requests of the server")
+        .map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(64)
+        .thread_keep_alive(BLOCKING_WAIT)
         .enable_all()
         .thread_name("http")
         .build()?;
-    let result = runtime.block_on(run(hub, stop, ready));
+    // One thread for blocking work is there from now on.
+    let result = runtime.block_on(async {
+        let _ = tokio::task::spawn_blocking(|| ()).await;
+        run(hub, stop, ready).await
+    });
     // What still blocks, such as a grammar that is being compiled, is left behind.
     runtime.shutdown_timeout(Duration::from_millis(100));
     result

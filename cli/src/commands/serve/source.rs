@@ -6,7 +6,7 @@ use crate::failure::{Failure, Outcome};
 use samite::CancelToken;
 use samite::llm::arch::spec::Spec;
 use samite::llm::{ContextPlan, MemoryUse, sampler_params};
-use samite::serve::{App, Loaded, ServeOptions, ServedModel, Source};
+use samite::serve::{App, Loaded, ROOM, ServeOptions, ServedModel, Source};
 use samite::text::{Generator, Sampler, SamplerParams};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -101,6 +101,34 @@ impl ModelSource {
             others += context(&uses);
         }
         Ok((model_weights + others) as u64)
+    }
+
+    /// Checks that a limited address space (`ulimit -v`) has room for the model's plan and the
+    /// server. Small allocations while the model is loaded abort the program if they fail, so they
+    /// must not come to the end of the limit.
+    pub fn check_address_space(&self) -> Outcome {
+        // Planning allocates too.
+        for planned in [|_: &Self| Ok(0), Self::planned] {
+            let Some(free) = samite::free_address_space() else {
+                return Ok(());
+            };
+            let needed = planned(self)?;
+            if needed.saturating_add(ROOM as u64) > free {
+                let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+                let model = match needed {
+                    0 => String::new(),
+                    bytes => format!("{} MiB for the model and its context and ", mib(bytes)),
+                };
+                return Err(Failure::error(format_args!(
+                    "not enough memory: a server needs {model}{} MiB for threads and requests, and \
+                     the limit of address space (ulimit -v) leaves {} MiB; raise it or set a \
+                     smaller --ctx-size",
+                    ROOM >> 20,
+                    free >> 20
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Loads it.
