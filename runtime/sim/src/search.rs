@@ -119,7 +119,9 @@ impl Search {
         };
         std::thread::scope(|scope| {
             for _ in 1..self.threads {
-                scope.spawn(work);
+                // Without this thread, the others have more to do.
+                let _ = samite_core::thread_builder()
+                    .and_then(|thread| thread.spawn_scoped(scope, work));
             }
             work();
         });

@@ -211,12 +211,14 @@ fn run(mut command: Command, cancel: &CancelToken) -> Outcome<[String; 2]> {
 /// Reads a pipe to its end in a thread of its own, so that it never runs full.
 fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
     let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
+    let read = move || {
         let mut bytes = Vec::new();
         // What cannot be read is missed where it is parsed; that nobody waits for it any more is no error either.
         let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
         let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
-    });
+    };
+    // Without a thread, the peer finds its pipe closed and fails.
+    let _ = samite::thread_builder().and_then(|thread| thread.spawn(read));
     receiver
 }
 

@@ -133,7 +133,7 @@ fn start(
     let lines: Arc<Mutex<Vec<String>>> = Arc::default();
     let reader = child.stdout.take().map(|pipe| {
         let lines = Arc::clone(&lines);
-        std::thread::spawn(move || {
+        samite_core::thread_builder()?.spawn(move || {
             // A plugin may print anything.
             for line in BufReader::new(pipe)
                 .split(b'\n')
@@ -147,6 +147,14 @@ fn start(
             }
         })
     });
+    let reader = match reader.transpose() {
+        Ok(reader) => reader,
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("no thread reads the probe: {error}"));
+        }
+    };
     let said = || lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let is_loaded = || said().iter().any(|line| line.starts_with(OK));
     let end = wait(&mut child, is_loaded, patience)?;

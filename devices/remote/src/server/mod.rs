@@ -34,7 +34,7 @@ pub use session::Worker;
 pub(crate) use session::{KEPT, UNDER_WAY};
 use std::collections::HashMap;
 use std::fmt;
-use std::io::{Error, Result};
+use std::io::{Error, ErrorKind, Result};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -68,6 +68,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// Time between two warnings of one kind.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Memory for threads and small allocations, in bytes.
+const ROOM: usize = 16 << 20;
 
 /// Who may use a server, and how much.
 #[derive(Clone, Debug)]
@@ -170,6 +173,9 @@ impl RemoteServer {
         let tokens = identity::tokens_or_new(&options.tokens)?;
         let listener = std::net::TcpListener::bind(place)?;
         listener.set_nonblocking(true)?;
+        // tokio panics where it gets no thread.
+        samite_core::ask_for_memory(ROOM, "the threads of the server")
+            .map_err(|error| Error::new(ErrorKind::OutOfMemory, error.to_string()))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("remote network")
