@@ -4,6 +4,8 @@
 //! so much, and nothing else. It sees what Python's `transformers` would show it, and what it writes is the same, to the byte.
 
 mod builtin;
+mod charged;
+mod concat;
 mod python;
 mod source;
 mod time;
@@ -14,7 +16,7 @@ pub use time::DateTime;
 use crate::error::TemplateError;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
 use std::io::{self, Write};
 
 /// What rendering may cost.
@@ -22,8 +24,11 @@ use std::io::{self, Write};
 pub struct Limits {
     /// Longest text of a template, in bytes.
     pub source: usize,
-    /// Steps of the program; 64 bytes of a new text count as one, so it limits memory, too.
+    /// Most steps of the program. 64 bytes of new text count as one.
     pub steps: u64,
+    /// Memory of new text and values, in bytes, beside 4096 for each byte of what the template sees.
+    /// It is charged as steps, so it limits these too.
+    pub memory: usize,
     /// How deeply macros may call each other.
     pub recursion: usize,
     /// Longest text that is written, in bytes.
@@ -35,9 +40,33 @@ impl Default for Limits {
         Self {
             source: 256 << 10,
             steps: 10_000_000,
+            memory: 64 << 20,
             recursion: 100,
             output: 64 << 20,
         }
+    }
+}
+
+/// Steps for each byte of what a template sees, and for each value in it.
+const STEPS_PER_BYTE: u64 = 64;
+
+impl Limits {
+    /// Returns the steps of a template that sees this many bytes.
+    fn steps_for(&self, bytes: usize) -> u64 {
+        let own = (self.memory / charged::BYTES_PER_STEP) as u64;
+        let more = STEPS_PER_BYTE.saturating_mul(bytes as u64);
+        self.steps.min(own.saturating_add(more))
+    }
+}
+
+/// Returns the bytes of the texts of a value, and 16 for each value in it.
+fn size(value: &serde_json::Value) -> usize {
+    use serde_json::Value;
+    16 + match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(size).sum(),
+        Value::Object(map) => map.iter().map(|(name, item)| name.len() + size(item)).sum(),
+        _ => 0,
     }
 }
 
@@ -82,7 +111,6 @@ impl Template {
         environment.set_syntax(syntax.map_err(|error| template_error(&error, true))?);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_recursion_limit(limits.recursion);
-        environment.set_fuel(Some(limits.steps));
         python::add_to(&mut environment);
         let prepared = source::prepare(source)?;
         guarded(|| environment.add_template_owned(NAME, prepared))
@@ -109,16 +137,24 @@ impl Template {
         now: DateTime,
     ) -> Result<String, TemplateError> {
         let mut names: Vec<(String, Value)> = Vec::new();
+        let seen = size(context);
         for (name, value) in context.as_object().into_iter().flatten() {
             names.push((name.clone(), Value::from(Serde(value))));
         }
         names.push((
             "strftime_now".to_owned(),
-            Value::from_function(move |format: &str| now.format(format)),
+            Value::from_function(
+                move |state: &State, format: &str| -> Result<String, Error> {
+                    // A directive of two bytes may become nine.
+                    charged::charge(state, format.len().saturating_mul(5))?;
+                    Ok(now.format(format))
+                },
+            ),
         ));
         let context = Value::from_pairs(names);
-        let template = self
-            .environment
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(self.limits.steps_for(seen)));
+        let template = environment
             .get_template(NAME)
             .map_err(|error| template_error(&error, false))?;
         let mut output = Output {

@@ -224,3 +224,95 @@ fn json_is_charged_for_while_it_is_written() {
     let grown = peak() - before;
     assert!(grown < 100 << 20, "{grown} bytes");
 }
+
+/// Templates that would take gigabytes if they were charged for what they have made.
+#[cfg(target_os = "linux")]
+const GREEDY: [&str; 25] = [
+    "{{ ('a' * 600000000) | length }}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% for j in range(99) %}{% set _ = ns.l.append('abcdefghijklmnopqrstuvwxyz' ~ j) %}{% endfor %}{% endfor %}",
+    "{% set l = range(99999) | list %}{% set l = l * 400 %}{{ l | length }}",
+    "{{ ([X] * 5000) | string | length }}",
+    "{{ ('' ~ [X] * 5000) | length }}",
+    "{% set l = [X, X, X, X, X, X, X, X, X, X] %}{{ (l ~ [l, l, l, l, l, l, l, l, l, l, l, l]) | length }}",
+    "{{ ([X] * 5000) | join | length }}",
+    "{{ ([{'a': X}] * 5000) | join(attribute='a') | length }}",
+    "{{ ''.join([X] * 5000) | length }}",
+    "{{ (',' * 60000000).split(',') | length }}",
+    "{{ (',' * 60000000).rsplit(',') | length }}",
+    "{{ ('\n' * 60000000).splitlines() | length }}",
+    "{{ ('\n' * 60000000) | lines | length }}",
+    "{{ (',' * 60000000) | split(',') | length }}",
+    "{{ ('[' ~ '[],' * 10000000 ~ '[]]') | from_json | length }}",
+    "{{ ('{0:9999}' * 500000).format('a') | length }}",
+    "{{ ('{0}' * 5000).format(X) | length }}",
+    "{{ ('%(a)s' * 5000) | format(a=X) | length }}",
+    "{{ ['b'].index([X] * 5000) }}",
+    "{{ raise_exception([X] * 5000) }}",
+    "{{ [[[1]]] | tojson(indent=X * 40) | length }}",
+    "{{ ([1] * 5000) | tojson(separators=(X, X)) | length }}",
+    "{{ strftime_now('%A' * 30000000) | length }}",
+    "{{ (('\"' * 60000000) | e) | length }}",
+];
+
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_is_charged_for_before_it_is_taken() {
+    let limits = Limits::default();
+    for source in GREEDY {
+        let source = format!("{{% set X = 'x' * 1000000 %}}{source}");
+        let template = Template::new(&source).unwrap();
+        let before = peak();
+        let result = template.render(&Value::Null, now());
+        assert!(
+            matches!(result, Err(TemplateError::Limit(_))),
+            "{source}: {:?}",
+            result.map(|text| text.len())
+        );
+        // A string that grows has up to twice its length, and is copied when it is complete.
+        let grown = peak() - before;
+        assert!(grown < 4 * limits.memory, "{source}: {grown} bytes");
+    }
+}
+
+/// The limit of memory refuses no long conversation that the limit of steps allows.
+#[test]
+fn memory_for_long_conversations_grows_with_them() {
+    let mut sources: Vec<String> = BUILTIN
+        .iter()
+        .map(|(_, source)| (*source).to_owned())
+        .collect();
+    if let Some(folder) = std::env::var_os("SAMITE_TEST_CHAT_TEMPLATES") {
+        for file in std::fs::read_dir(folder).unwrap() {
+            sources.push(std::fs::read_to_string(file.unwrap().path()).unwrap());
+        }
+    }
+    let only_steps = Limits {
+        memory: usize::MAX,
+        ..Limits::default()
+    };
+    for count in [10, 300, 600, 1000] {
+        let message = |i: usize| {
+            let role = if i.is_multiple_of(2) {
+                "user"
+            } else {
+                "assistant"
+            };
+            serde_json::json!({"role": role, "content": "A sentence of some words. ".repeat(4)})
+        };
+        let messages: Vec<Value> = (0..=count).map(message).collect();
+        let context = serde_json::json!({"messages": messages, "add_generation_prompt": true, "bos_token": "<s>", "eos_token": "</s>"});
+        for source in &sources {
+            let Ok(template) = Template::new(source) else {
+                continue;
+            };
+            let limited = template.render(&context, now());
+            if matches!(limited, Err(TemplateError::Limit(_))) {
+                let template = Template::with_limits(source, only_steps).unwrap();
+                let result = template.render(&context, now());
+                let start: String = source.chars().take(300).collect();
+                assert_eq!(limited, result, "{count} messages: {start}");
+            }
+        }
+    }
+}

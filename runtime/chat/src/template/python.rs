@@ -1,6 +1,7 @@
 //! What templates take for granted of Python, beyond what minijinja and its `pycompat` have: JSON as `json.dumps` writes it, times as `strftime`
 //! writes them, lists that grow, and tests that know that a text is a sequence.
 
+use super::charged::{self, text_of};
 use minijinja::value::{
     Enumerator, Kwargs, Object, ObjectRepr, Serde, ValueKind, ValueOrKwargs, from_args,
 };
@@ -29,13 +30,18 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_filter("from_json", from_json);
     environment.add_filter("fromjson", from_json);
     // Python writes very large and very small numbers with an exponent.
-    environment.add_filter("string", |value: Value| -> Value {
-        if is_float(&value) {
-            Value::from(number(&value))
-        } else {
-            Value::from(value.to_string())
-        }
-    });
+    environment.add_filter(
+        "string",
+        |state: &State, value: Value| -> Result<Value, Error> {
+            if value.kind() == ValueKind::String {
+                Ok(value)
+            } else if is_float(&value) {
+                Ok(Value::from(number(&value)))
+            } else {
+                text_of(state, &value).map(Value::from)
+            }
+        },
+    );
     environment.set_formatter(|output, state, value| {
         if is_float(value) {
             return output.write_str(&number(value)).map_err(Error::from);
@@ -56,8 +62,8 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     });
     environment.add_function(
         "raise_exception",
-        |message: &Value| -> Result<Value, Error> {
-            let message = message.to_string();
+        |state: &State, message: &Value| -> Result<Value, Error> {
+            let message = text_of(state, message)?;
             Err(Error::new(ErrorKind::InvalidOperation, message.clone())
                 .with_source(Raised(message)))
         },
@@ -70,6 +76,7 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
         super::source::KEEP_INSIDE,
         |state: &mut State, value: Value| keep_inside(state, value),
     );
+    charged::add_to(environment);
     // They make values nest without a trace, and no template uses them.
     for name in ["batch", "slice", "groupby", "zip", "chain"] {
         environment.remove_filter(name);
@@ -199,6 +206,9 @@ fn method(
     name: &str,
     arguments: &[Value],
 ) -> Result<Value, Error> {
+    if let Some(text) = value.as_str() {
+        charged::charge_for_method(state, text, name, arguments)?;
+    }
     match (value.kind(), name) {
         (ValueKind::Seq, "append" | "extend" | "insert" | "pop") => {
             change_list(state, value, name, arguments)
@@ -207,12 +217,11 @@ fn method(
         (ValueKind::Seq, "index") => {
             let (wanted,): (Value,) = from_args(arguments)?;
             let found = value.try_iter()?.position(|item| item == wanted);
-            found.map(Value::from).ok_or_else(|| {
-                Error::new(
-                    ErrorKind::InvalidOperation,
-                    format!("{wanted} is not in the list"),
-                )
-            })
+            if let Some(at) = found {
+                return Ok(Value::from(at));
+            }
+            let message = format!("{} is not in the list", text_of(state, &wanted)?);
+            Err(Error::new(ErrorKind::InvalidOperation, message))
         }
         (ValueKind::String, "format") if asks_for_much(value.as_str().unwrap_or_default()) => {
             let message = "it formats to a width of more than 9999";
@@ -337,11 +346,10 @@ fn to_json(state: &State, value: &Value, options: Kwargs) -> Result<String, Erro
     let indent: Option<Value> = options.get("indent")?;
     let separators: Option<Value> = options.get("separators")?;
     let [item, key] = match separators.filter(|separators| !separators.is_none()) {
-        Some(pair) => [0, 1].map(|i| {
-            pair.get_item(&Value::from(i))
-                .unwrap_or_default()
-                .to_string()
-        }),
+        Some(pair) => {
+            let part = |i| text_of(state, &pair.get_item(&Value::from(i)).unwrap_or_default());
+            [short(part(0)?)?, short(part(1)?)?]
+        }
         None => [
             if indent.as_ref().is_some_and(|indent| !indent.is_none()) {
                 ","
@@ -355,7 +363,7 @@ fn to_json(state: &State, value: &Value, options: Kwargs) -> Result<String, Erro
     let indent = match indent {
         Some(indent) if indent.is_none() => None,
         Some(indent) => Some(match indent.as_str() {
-            Some(text) => text.to_owned(),
+            Some(text) => short(text.to_owned())?,
             None => " ".repeat(indent.as_usize().unwrap_or(0).min(16)),
         }),
         None => None,
@@ -377,8 +385,15 @@ fn to_json(state: &State, value: &Value, options: Kwargs) -> Result<String, Erro
     Ok(writer.text)
 }
 
-/// Bytes of a text that cost one step, as in the engine.
-const BYTES_PER_STEP: usize = 64;
+/// Refuses long separators and indentations, which are written before they are charged for.
+fn short(text: String) -> Result<String, Error> {
+    const LONGEST: usize = 64;
+    if text.len() <= LONGEST {
+        return Ok(text);
+    }
+    let message = format!("a separator or indentation of JSON is longer than {LONGEST} bytes");
+    Err(Error::new(ErrorKind::OutOfFuel, message))
+}
 
 struct Json<'a, 'b, 'c> {
     state: &'a State<'b, 'c>,
@@ -400,18 +415,15 @@ impl Json<'_, '_, '_> {
                 format!("a value nests deeper than {DEEPEST} levels"),
             ));
         }
-        // The engine charges for a text when it is complete, which may be too late.
-        let grown = self.text.len() - self.charged;
-        self.charged = self.text.len();
-        self.state
-            .consume_fuel(1 + (grown / BYTES_PER_STEP) as u64)?;
+        self.state.consume_fuel(1)?;
+        self.pay()?;
         match value.kind() {
             ValueKind::None => self.text.push_str("null"),
             ValueKind::Bool => self
                 .text
                 .push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => self.text.push_str(&number(value)),
-            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default())?,
             ValueKind::Seq | ValueKind::Iterable => {
                 self.text.push('[');
                 let mut is_first = true;
@@ -431,14 +443,14 @@ impl Json<'_, '_, '_> {
                 for key in keys {
                     self.next(&mut is_first, depth);
                     match key.kind() {
-                        ValueKind::String => self.string(key.as_str().unwrap_or_default()),
+                        ValueKind::String => self.string(key.as_str().unwrap_or_default())?,
                         ValueKind::None => self.text.push_str("\"null\""),
                         ValueKind::Bool => self.text.push_str(if key.is_true() {
                             "\"true\""
                         } else {
                             "\"false\""
                         }),
-                        _ => self.string(&key.to_string()),
+                        _ => self.string(&text_of(self.state, &key)?)?,
                     }
                     self.text.push_str(&self.key.clone());
                     self.write(&value.get_item(&key)?, depth + 1)?;
@@ -451,6 +463,14 @@ impl Json<'_, '_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Charges for what was written. The engine charges for a text when it is complete, which may be
+    /// too late.
+    fn pay(&mut self) -> Result<(), Error> {
+        let grown = self.text.len() - self.charged;
+        self.charged = self.text.len();
+        charged::charge(self.state, grown)
     }
 
     fn next(&mut self, is_first: &mut bool, depth: usize) {
@@ -474,9 +494,13 @@ impl Json<'_, '_, '_> {
         }
     }
 
-    fn string(&mut self, text: &str) {
+    fn string(&mut self, text: &str) -> Result<(), Error> {
         self.text.push('"');
         for c in text.chars() {
+            // An escape has up to twelve bytes.
+            if self.text.len() - self.charged > 4096 {
+                self.pay()?;
+            }
             match c {
                 '"' => self.text.push_str("\\\""),
                 '\\' => self.text.push_str("\\\\"),
@@ -496,6 +520,7 @@ impl Json<'_, '_, '_> {
             }
         }
         self.text.push('"');
+        Ok(())
     }
 
     fn unit(&mut self, unit: u16) {
@@ -544,7 +569,8 @@ fn is_float(value: &Value) -> bool {
     value.kind() == ValueKind::Number && !value.is_integer()
 }
 
-fn from_json(text: &str) -> Result<Value, Error> {
+fn from_json(state: &State, text: &str) -> Result<Value, Error> {
+    charged::charge_for_json(state, text)?;
     let value: serde_json::Value = serde_json::from_str(text)
         .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("from_json: {error}")))?;
     Ok(Value::from(Serde(value)))

@@ -1,5 +1,6 @@
 //! Template texts, before they are compiled.
 
+use super::concat;
 use crate::error::TemplateError;
 
 /// Most names, numbers, strings and signs of a tag. Those of known models have less than a hundred.
@@ -13,7 +14,8 @@ pub(super) const KEEP: &str = "_samite_keep";
 pub(super) const KEEP_INSIDE: &str = "_samite_keep_inside";
 
 /// Replaces the tags `generation` and `endgeneration`, which mark what a model is trained on and do nothing else, by a condition that is
-/// always true; and leads what `set` keeps through a function, so that no value contains itself or nests without an end.
+/// always true; leads what `set` keeps through a function, so that no value contains itself or nests without an end; and leads operands of `~`
+/// through another one.
 ///
 /// # Errors
 /// If a tag has so many parts, or there are so many conditions, that to compile them could need more stack than there is.
@@ -50,6 +52,9 @@ pub(super) fn prepare(source: &str) -> Result<String, TemplateError> {
             length
         };
         let (tag, after) = tag.split_at(length);
+        let is_code = !is_raw && !tag.starts_with("{#");
+        let wrapped = if is_code { concat::wrap(tag) } else { None };
+        let tag = wrapped.as_deref().unwrap_or(tag);
         let name = tag.trim_start_matches(['{', '%', '-', '+', ' ', '\t', '\r', '\n']);
         let word = name
             .find(|c: char| !c.is_alphanumeric() && c != '_')
