@@ -62,7 +62,7 @@ fn arguments() -> failure::Outcome<Vec<std::ffi::OsString>> {
     spelling::translate(arguments.into_iter())
 }
 
-/// Checks that there is memory to parse arguments and to report errors.
+/// Checks for memory to parse arguments and to report errors.
 fn check_memory() -> failure::Outcome {
     Ok(samite::ask_for_memory(4 << 20, "starting the program")?)
 }

@@ -1,7 +1,7 @@
 //! Servers with little memory, few files and little time.
 //!
 //! A test starts [`limited`] servers, does something hostile, and asks for [`Limited::health`] and
-//! a [`Limited::completion`] after it. [`Limited::end`] then checks that nothing but an error or
+//! a [`Limited::completion`] after it. [`Limited::end`] then checks that only an error or
 //! SIGTERM ended the server.
 
 use crate::child::{child, send};
@@ -65,7 +65,7 @@ pub fn limited(limits: Limits, flags: &[&str]) -> Limited {
     }
 }
 
-/// Adds the rest of standard error to its beginning. Without a reader, a full pipe would stop the
+/// Adds the rest of standard error to its first lines. Without a reader, a full pipe would stop the
 /// server.
 fn rest(mut text: String, mut errors: BufReader<ChildStderr>) -> String {
     let mut bytes = Vec::new();

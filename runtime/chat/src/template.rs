@@ -26,7 +26,7 @@ pub struct Limits {
     pub source: usize,
     /// Most steps of the program. 64 bytes of new text count as one.
     pub steps: u64,
-    /// Memory of new text and values, in bytes, beside 4096 for each byte of what the template sees.
+    /// Memory of new text and values, in bytes, beside 4096 for each byte that the template sees.
     /// It is charged as steps, so it limits these too.
     pub memory: usize,
     /// How deeply macros may call each other.

@@ -301,7 +301,12 @@ fn memory_for_long_conversations_grows_with_them() {
             serde_json::json!({"role": role, "content": "A sentence of some words. ".repeat(4)})
         };
         let messages: Vec<Value> = (0..=count).map(message).collect();
-        let context = serde_json::json!({"messages": messages, "add_generation_prompt": true, "bos_token": "<s>", "eos_token": "</s>"});
+        let context = serde_json::json!({
+            "messages": messages,
+            "add_generation_prompt": true,
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+        });
         for source in &sources {
             let Ok(template) = Template::new(source) else {
                 continue;

@@ -40,7 +40,7 @@ const FIRST_REQUEST: Duration = Duration::from_millis(500);
 /// How long streams may take to tell that they are ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How long a thread for blocking work waits for more: forever. A thread that ended might not be
+/// Time that a thread for blocking work waits for more: forever. A thread that ended might not be
 /// replaced where memory is short, and tokio panics where none is left.
 const BLOCKING_WAIT: Duration = Duration::from_secs(u32::MAX as u64);
 
@@ -52,7 +52,7 @@ pub const ROOM: usize = 32 << 20;
 /// Serves until `stop` is cancelled, and then answers what is there. `ready` is told the addresses. The process is allowed as many open files as it may have.
 ///
 /// # Errors
-/// If there is not enough memory, an address cannot be listened at, or a certificate cannot be used.
+/// If memory is short, an address cannot be listened at, or a certificate cannot be used.
 pub fn serve(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -> io::Result<()> {
     samite_core::ask_for_memory(ROOM, "the threads and requests of the server")
         .map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error.to_string()))?;

@@ -118,7 +118,7 @@ fn charge_for_format(state: &State, format: &str, arguments: &[Value]) -> Result
     charge(state, fields.saturating_mul(longest).saturating_add(widths))
 }
 
-/// Charges for the values of a JSON text, each of which takes far more memory than its text.
+/// Charges for the values of a JSON text. Each takes far more memory than its text.
 pub(super) fn charge_for_json(state: &State, text: &str) -> Result<(), Error> {
     const STEPS_PER_VALUE: u64 = 3;
     let values = text.bytes().filter(|byte| b",:[{".contains(byte)).count();

@@ -9,7 +9,7 @@ pub(super) const TEXT: &str = "_samite_text";
 /// Words that end an operand of `~`: operators that bind less tightly, and parts of statements.
 const BOUNDARIES: [&str; 7] = ["and", "or", "not", "in", "if", "else", "recursive"];
 
-/// What stands between two brackets.
+/// Code between two brackets.
 #[derive(Default)]
 struct Level {
     done: String,
@@ -46,7 +46,7 @@ impl Level {
         self.is_concat = false;
     }
 
-    /// Returns true if this word, behind the operand's beginning, ends the operand.
+    /// Returns true if this word ends the operand before it.
     fn is_boundary(&self, word: &str) -> bool {
         let before = self.operand.trim_end();
         // Behind `is` stands the name of a test: `is not none`, `is in list`.
@@ -124,7 +124,7 @@ pub(super) fn wrap(tag: &str) -> Option<String> {
     Some([head, &level.done, tail, end].concat())
 }
 
-/// Returns the length of the string literal at the beginning, if it ends.
+/// Returns the length of the string literal that the text starts with, if it ends.
 fn string(text: &str) -> Option<usize> {
     let quote = text.chars().next()?;
     let mut is_escaped = false;

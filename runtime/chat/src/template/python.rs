@@ -465,8 +465,8 @@ impl Json<'_, '_, '_> {
         Ok(())
     }
 
-    /// Charges for what was written. The engine charges for a text when it is complete, which may be
-    /// too late.
+    /// Charges for the text since the last charge. The engine charges for complete text only, which
+    /// may be too late.
     fn pay(&mut self) -> Result<(), Error> {
         let grown = self.text.len() - self.charged;
         self.charged = self.text.len();

@@ -14,8 +14,8 @@ pub(super) const KEEP: &str = "_samite_keep";
 pub(super) const KEEP_INSIDE: &str = "_samite_keep_inside";
 
 /// Replaces the tags `generation` and `endgeneration`, which mark what a model is trained on and do nothing else, by a condition that is
-/// always true; leads what `set` keeps through a function, so that no value contains itself or nests without an end; and leads operands of `~`
-/// through another one.
+/// always true; and leads what `set` keeps through a function, so that no value contains itself or nests without an end.
+/// Leads operands of `~` through another one.
 ///
 /// # Errors
 /// If a tag has so many parts, or there are so many conditions, that to compile them could need more stack than there is.
