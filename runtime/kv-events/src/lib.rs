@@ -13,6 +13,8 @@
 //! Source: vLLM's documentation of KV cache events; the layout is that of its arrays, which llm-d and NVIDIA Dynamo read.
 #![forbid(unsafe_code)]
 
+#[doc(hidden)]
+pub mod fuzz;
 mod message;
 mod publisher;
 mod zmtp;

@@ -296,7 +296,10 @@ async fn within_patience<T>(work: impl Future<Output = io::Result<T>>) -> io::Re
 }
 
 /// Sends messages to a subscriber until it leaves.
-async fn subscription(mut stream: TcpStream, subscribers: Subscribers) -> io::Result<()> {
+async fn subscription(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    subscribers: Subscribers,
+) -> io::Result<()> {
     within_patience(zmtp::handshake(&mut stream, "PUB", &["SUB", "XSUB"])).await?;
     let (messages, waiting) = channel(MAX_WAITING);
     let subscriber = Arc::new(Subscriber {
@@ -304,13 +307,27 @@ async fn subscription(mut stream: TcpStream, subscribers: Subscribers) -> io::Re
         messages,
     });
     lock(&subscribers).push(Arc::clone(&subscriber));
-    let (reading, writing) = stream.split();
+    let (reading, writing) = tokio::io::split(stream);
     let ended = tokio::select! {
         ended = subscriptions(reading, &subscriber) => ended,
         ended = send(writing, waiting) => ended,
     };
     lock(&subscribers).retain(|other| !Arc::ptr_eq(other, &subscriber));
     ended
+}
+
+/// Serves a connection on which a peer sends these bytes and then leaves.
+pub async fn serve_bytes(bytes: &[u8], is_replay: bool) -> io::Result<()> {
+    let stream = tokio::io::join(bytes, tokio::io::sink());
+    if is_replay {
+        let history = History {
+            messages: VecDeque::from([(0, Arc::from([1, 2, 3]))]),
+            kept: 1,
+        };
+        replay(stream, Arc::new(Mutex::new(history))).await
+    } else {
+        subscription(stream, Subscribers::default()).await
+    }
 }
 
 async fn subscriptions(
@@ -339,7 +356,10 @@ fn lock<T>(of_all: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Answers the questions of one who missed messages, one after the other.
-async fn replay(mut stream: TcpStream, history: Arc<Mutex<History>>) -> io::Result<()> {
+async fn replay(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    history: Arc<Mutex<History>>,
+) -> io::Result<()> {
     let peers = ["REQ", "DEALER", "ROUTER"];
     within_patience(zmtp::handshake(&mut stream, "ROUTER", &peers)).await?;
     loop {

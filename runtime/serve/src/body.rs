@@ -119,7 +119,8 @@ impl Bodies {
     }
 }
 
-fn parse(bytes: &[u8], account: &Account) -> Result<Value> {
+/// Parses a body, which has limits of its own beside its length, and charges what it takes.
+pub fn parse(bytes: &[u8], account: &Account) -> Result<Value> {
     let extent = Extent::of(bytes);
     let limits = [
         (extent.values > MAX_VALUES, MAX_VALUES, "values"),

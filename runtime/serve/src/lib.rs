@@ -48,6 +48,8 @@ mod entry;
 mod error;
 mod fields;
 mod form;
+#[doc(hidden)]
+pub mod fuzz;
 mod hub;
 mod job;
 mod latency;

@@ -1,0 +1,41 @@
+//! Bodies of HTTP requests.
+
+use samite_core::environment::Environment;
+use samite_gguf::GgufFile;
+use samite_llm::{Context, ContextOptions, Model, ModelOptions};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_requests::{Engine, EngineOptions, drive};
+use samite_serve::{App, ServeOptions, fuzz};
+use std::error::Error;
+use std::sync::{Arc, LazyLock};
+
+/// A served model that is never asked to compute.
+static APP: LazyLock<Arc<App>> =
+    LazyLock::new(|| Arc::new(app().expect("the stories model can be served")));
+
+fn app() -> Result<App, Box<dyn Error>> {
+    let device = ReferenceDevice::new(ReferenceOptions::default());
+    let file = GgufFile::from_static("stories", samite_stories::MODEL)?;
+    let model = Model::from_gguf(&file, &ModelOptions::new(vec![device]))?;
+    let options = EngineOptions::default();
+    let context = ContextOptions {
+        n_ctx: Some(256),
+        n_seq: options.n_seq(),
+        environment: Environment::system(),
+        ..ContextOptions::default()
+    };
+    let context = Context::new(Arc::clone(&model), context)?;
+    let (handle, _thread) = drive(Engine::new(context, options)?)?;
+    let options = ServeOptions {
+        template: Some("chatml".to_owned()),
+        ..ServeOptions::default()
+    };
+    Ok(App::new(options, model, Some(handle), None)?)
+}
+
+/// Reads the body of a request. The first byte chooses the interface.
+pub fn body(bytes: &[u8]) {
+    if let Some((&interface, body)) = bytes.split_first() {
+        let _ = fuzz::read_body(&APP, interface.into(), body);
+    }
+}

@@ -1,0 +1,57 @@
+//! Entries of fuzz targets. Each takes any bytes and must return: no panic, no hang, and no memory
+//! beyond what it states. `tests/mutated.rs` calls them with mutated seeds on a stable compiler.
+
+mod bodies;
+mod remote;
+
+pub use bodies::body;
+pub use remote::remote;
+
+use samite_chat::{DateTime, Limits, Template};
+use samite_grammar::Grammar;
+use samite_llm::SavedSequence;
+
+/// Serves a peer of KV events. The first byte chooses the socket and whether the peer greets.
+pub fn kv_events(bytes: &[u8]) {
+    if let Some((&kind, rest)) = bytes.split_first() {
+        let _ = samite_kv_events::fuzz::serve(rest, kind & 1 == 1, kind & 2 == 2);
+    }
+}
+
+/// Reads a saved sequence. What is read can be written, and read again.
+pub fn session(bytes: &[u8]) {
+    if let Ok(saved) = SavedSequence::from_bytes(bytes.into()) {
+        let written = saved.to_bytes().expect("what was read can be written");
+        SavedSequence::from_bytes(written.into()).expect("what was written can be read");
+    }
+}
+
+/// Compiles and renders a chat template.
+pub fn template(bytes: &[u8]) {
+    let limits = Limits {
+        steps: 20_000,
+        output: 1 << 20,
+        ..Limits::default()
+    };
+    let source = String::from_utf8_lossy(bytes);
+    if let Ok(template) = Template::with_limits(&source, limits) {
+        let message = serde_json::json!({"role": "user", "content": "a"});
+        let context = serde_json::json!({"messages": [message], "add_generation_prompt": true});
+        let _ = template.render(&context, DateTime::new(0, 0));
+    }
+}
+
+/// Reads a grammar: GBNF, a JSON schema or a regular expression, as the first byte says.
+pub fn grammar(bytes: &[u8]) {
+    let Some((&kind, rest)) = bytes.split_first() else {
+        return;
+    };
+    let text = String::from_utf8_lossy(rest);
+    let grammar = match kind % 3 {
+        0 => Grammar::gbnf(&text),
+        1 => Grammar::json_schema(&text),
+        _ => Grammar::regex(&text),
+    };
+    // Some rules are checked when the engine reads the grammar.
+    let _ = grammar.and_then(|grammar| grammar.check());
+}
