@@ -81,6 +81,20 @@ pub enum Recipe {
     /// An attention mask: minus infinity for a third of all elements and small numbers elsewhere. The first element
     /// of each row is finite.
     Mask,
+    /// Keys or values of a cache: rows of numbers from -1 to 1, but NaN in
+    /// [spoilt](is_spoilt) cells.
+    SpoiltRows {
+        /// Number of cells.
+        cells: usize,
+    },
+    /// Numbers from -1 to 1, but NaN for the [spoilt](is_spoilt) cells of each row.
+    SpoiltElements,
+    /// A [`Mask`](Self::Mask) that also hides [spoilt](is_spoilt) cells. The last token sees all
+    /// cells.
+    SpoiltMask {
+        /// Number of tokens.
+        tokens: usize,
+    },
     /// Positions 0, 3, 6, … after a start.
     Positions {
         /// The first one.
@@ -92,6 +106,11 @@ pub enum Recipe {
     Ties,
     /// All bytes zero.
     Zeros,
+}
+
+/// Returns true if a failed request left NaN in a cell of a cache.
+pub fn is_spoilt(cell: usize) -> bool {
+    cell % 5 == 3
 }
 
 impl Recipe {
@@ -108,15 +127,37 @@ impl Recipe {
     pub fn bytes(&self, layout: &Layout, rng: &mut Rng) -> Result<Vec<u8>> {
         let n0 = layout.shape()[0];
         let mut bytes = Vec::with_capacity(layout.bytes());
-        for _ in 0..layout.rows() {
-            let row = self.row(n0, rng);
+        for number in 0..layout.rows() {
+            if let Recipe::SpoiltRows { cells } = *self
+                && is_spoilt(number % cells)
+            {
+                // NaN as a float of any size, and blocks with such a scale.
+                let end = bytes.len() + layout.row_bytes();
+                bytes.resize(end, 0xff);
+                continue;
+            }
+            let row = self.row(number, n0, rng);
             encode(layout.dtype(), &row, rng, &mut bytes)?;
         }
         Ok(bytes)
     }
 
-    fn row(&self, n0: usize, rng: &mut Rng) -> Vec<f64> {
+    fn row(&self, number: usize, n0: usize, rng: &mut Rng) -> Vec<f64> {
         match *self {
+            Recipe::SpoiltRows { .. } => Recipe::UNIT.row(number, n0, rng),
+            Recipe::SpoiltElements => {
+                let mut row = Recipe::UNIT.row(number, n0, rng);
+                let spoilt = (0..n0).filter(|&cell| is_spoilt(cell));
+                spoilt.for_each(|cell| row[cell] = f64::NAN);
+                row
+            }
+            Recipe::SpoiltMask { tokens } if number % tokens + 1 == tokens => vec![0.0; n0],
+            Recipe::SpoiltMask { .. } => {
+                let mut row = Recipe::Mask.row(number, n0, rng);
+                let spoilt = (0..n0).filter(|&cell| is_spoilt(cell));
+                spoilt.for_each(|cell| row[cell] = f64::NEG_INFINITY);
+                row
+            }
             Recipe::Uniform { min, max } => (0..n0).map(|_| rng.uniform(min, max).into()).collect(),
             Recipe::Ids { limit } => (0..n0).map(|_| rng.below(limit) as f64).collect(),
             Recipe::DistinctIds { limit } => {

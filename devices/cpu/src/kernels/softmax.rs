@@ -66,7 +66,11 @@ vectorized! {
 
 vectorized! {
     fn add_scaled(x: &mut [f32], mask: &[f32], slope: f32) {
-        x.iter_mut().zip(mask).for_each(|(x, m)| *x += slope * *m);
+        for (x, &m) in x.iter_mut().zip(mask) {
+            let sum = *x + slope * m;
+            // A hidden logit may be NaN.
+            *x = if m == f32::NEG_INFINITY { m } else { sum };
+        }
     }
 }
 

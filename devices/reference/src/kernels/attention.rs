@@ -31,6 +31,16 @@ fn alibi_slope(head: usize, heads: usize, max_bias: f64) -> f64 {
     }
 }
 
+/// Adds the mask to a logit. A hidden key has the logit minus infinity, even if its product is NaN:
+/// its cell belongs to another sequence, or is free.
+fn masked(logit: f64, slope: f64, mask: f64) -> f64 {
+    if mask == f64::NEG_INFINITY {
+        mask
+    } else {
+        logit + slope * mask
+    }
+}
+
 /// Each logit becomes `exp(logit) / sum(exp)`, where `sink` is one more logit in the sum.
 pub fn weigh(logits: &mut [f64], sink: Option<f64>) {
     let largest = logits
@@ -59,7 +69,7 @@ pub fn soft_max(call: &Call, scale: f64, max_bias: f64) -> Result<()> {
             logits
                 .iter_mut()
                 .zip(row)
-                .for_each(|(x, m)| *x += slope * m);
+                .for_each(|(x, m)| *x = masked(*x, slope, *m));
         }
         let sink = sinks.as_ref().map(|sinks| sinks.values[head]);
         weigh(logits, sink);
@@ -92,10 +102,10 @@ pub fn flash(call: &Call, scale: f64, max_bias: f64, softcap: f64) -> Result<()>
             if softcap != 0.0 {
                 logit = softcap * (logit / softcap).tanh();
             }
-            let masked = mask.as_ref().map_or(0.0, |m| {
+            let mask = mask.as_ref().map_or(0.0, |m| {
                 m.at([key, token, head % m.shape[2], b % m.shape[3]])
             });
-            logit + slope * masked
+            masked(logit, slope, mask)
         }));
         let at = values.len();
         values.resize(at + dv, 0.0);

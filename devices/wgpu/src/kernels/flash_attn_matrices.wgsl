@@ -30,6 +30,12 @@ fn halves(x: vec4<f32>) -> vec4<f16> {
     return vec4<f16>(clamp(x, vec4<f32>(-65504.0), vec4<f32>(65504.0)));
 }
 
+// Values as halves. A weight of 0 times what is not a number would not be 0: zeros replace that.
+fn value_halves(x: vec4<f32>) -> vec4<f16> {
+    let is_number = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) <= vec4<u32>(0x7f800000u);
+    return halves(select(vec4<f32>(0.0), x, is_number));
+}
+
 @compute @workgroup_size(GROUP_SIZE)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -152,8 +158,8 @@ fn main(
             if atomicLoad(&seen[row]) != 0u {
                 x = load8_c(row_c(vec3<u32>(min(first + row, keys.y - 1u), kv_head, batch)), 8u * k);
             }
-            tile_b[row * STRIDE + 2u * k] = halves(x[0]);
-            tile_b[row * STRIDE + 2u * k + 1u] = halves(x[1]);
+            tile_b[row * STRIDE + 2u * k] = value_halves(x[0]);
+            tile_b[row * STRIDE + 2u * k + 1u] = value_halves(x[1]);
         }
         workgroupBarrier();
         let scale = factors[m + own_lane % 16u];

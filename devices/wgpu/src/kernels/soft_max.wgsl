@@ -1,9 +1,14 @@
 
 // Softmax of scaled and masked rows: one workgroup for each row.
 SLOPE
+// A logit and its mask. What is hidden may be NaN.
+fn masked(x: f32, mask: f32, factor: f32) -> f32 {
+    return select(x + factor * max(mask, LOWEST), LOWEST, is_masked(mask));
+}
+
 fn logit(i: vec4<u32>, factor: f32) -> f32 {
-    let x = get_a(i) * parameters.floats[0].x MASKED;
-    return max(x, LOWEST);
+    let x = get_a(i) * parameters.floats[0].x;
+    return max(MASKED, LOWEST);
 }
 
 @compute @workgroup_size(GROUP_SIZE)

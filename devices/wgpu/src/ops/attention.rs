@@ -35,10 +35,10 @@ pub fn soft_max(
 ) -> Result<Launch, Reason> {
     let mut operands = vec![node.result(), node.source_operand(0)?];
     let heads = operands[0].shape[2];
-    let mut masked = "";
+    let mut masked = "x";
     if let Some(mask) = node.optional(1) {
         operands.push(mask);
-        masked = "+ factor * max(get_b(vec4<u32>(i.xy, i.zw % shape_b().zw)), LOWEST)";
+        masked = "masked(x, get_b(vec4<u32>(i.xy, i.zw % shape_b().zw)), factor)";
     }
     let mut sink = "LOWEST";
     if let Some(sinks) = node.optional(2) {

@@ -7,6 +7,7 @@ use samite_core::{DType, Op, Precision, Result, Shape, TensorId};
 pub fn add(cases: &mut Cases) {
     soft_max(cases);
     flash(cases);
+    spoilt_cells(cases);
     flash_back(cases);
 }
 
@@ -103,6 +104,44 @@ fn flash_back(cases: &mut Cases) {
             let g = b.operand(DType::F32, result, Recipe::UNIT, a.form)?;
             let (q, k, v, mask) = a.operands(b, [DType::F32; 2])?;
             b.graph.flash_attn_back(g, [q, k, v], mask, a.scale())
+        });
+    }
+}
+
+/// Cells that a failed request left as NaN. They must not change the results of tokens that do not
+/// see them, even beside a token that does.
+fn spoilt_cells(cases: &mut Cases) {
+    use DType::{BF16, F16, F32, Q4_0, Q8_0};
+    for dtype in [F32, F16, BF16, Q8_0, Q4_0] {
+        for (cells, tokens) in [(20, 2), (90, 5), (1100, 3), (70, 36), (200, 90)] {
+            for head in [32, 64] {
+                let limit = if dtype == F32 { 1e-7 } else { 5e-4 };
+                let note = format!("attention, {cells} cells of {dtype}, some spoilt");
+                cases.add(&note, Limit::Nmse(limit), |b| {
+                    let spoilt = Recipe::SpoiltRows { cells };
+                    let q = b.input(F32, [head, tokens, 4, 1], Recipe::UNIT)?;
+                    let k = b.input(dtype, [head, cells, 2, 1], spoilt)?;
+                    let v = b.input(dtype, [head, cells, 2, 1], spoilt)?;
+                    let mask = Recipe::SpoiltMask { tokens };
+                    let mask = b.input(F16, [cells, tokens, 1, 1], mask)?;
+                    let attended = b.graph.flash_attn([q, k, v], Some(mask), None, 0.2)?;
+                    // The last token sees them: its result is undefined.
+                    let row = size_of::<f32>() * head;
+                    let strides = [row, 4 * row, 4 * row * tokens];
+                    let others = [head, 4, tokens - 1, 1];
+                    let others = b.graph.view(attended, others, strides, 0)?;
+                    b.graph.cont(others)
+                });
+            }
+        }
+    }
+    for dtype in [F32, F16] {
+        cases.add("spoilt cells", Limit::Nmse(1e-6), |b| {
+            let x = b.input(F32, [40, 3, 2, 1], Recipe::SpoiltElements)?;
+            // The mask has a fourth token, which sees all cells, but the logits have three.
+            let mask = Recipe::SpoiltMask { tokens: 4 };
+            let mask = b.input(dtype, [40, 3, 1, 1], mask)?;
+            b.graph.soft_max(x, Some(mask), None, 0.5, 0.0)
         });
     }
 }

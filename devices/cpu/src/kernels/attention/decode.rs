@@ -67,6 +67,12 @@ fn plan(node: Node<'_>, threads: usize, is_whole: bool) -> Option<Plan> {
             .is_some_and(|layout| !is_loaded(layout.dtype()))
     });
     let decoded = |decode, size| BLOCK.checked_mul(if decode { size } else { 0 });
+    // Heads with masks of their own do not see the same keys. In one task, a head would multiply
+    // hidden values by 0, and 0 times NaN is NaN.
+    let shares_mask = node
+        .source_layout(3)
+        .is_none_or(|mask| mask.shape()[2] == 1);
+    let most = if shares_mask { COLUMNS } else { 1 };
     let floats = COLUMNS
         .checked_mul(dv.checked_add(2 * BLOCK)?)?
         .checked_add(decoded(decode_keys, d)?)?
@@ -74,7 +80,7 @@ fn plan(node: Node<'_>, threads: usize, is_whole: bool) -> Option<Plan> {
     let worker = floats.checked_mul(4)?.checked_next_multiple_of(64)?;
     Some(Plan {
         extents,
-        head_block: extents.group().clamp(1, COLUMNS),
+        head_block: extents.group().clamp(1, most),
         splits,
         decode_keys,
         decode_values,

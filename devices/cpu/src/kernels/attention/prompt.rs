@@ -4,7 +4,7 @@
 use super::decode::{Alone, scratch_alone};
 use super::query_block::{Block, Blocks, Class, LANES_STRIDE, Lanes, ROWS, Sums, cap, soften};
 use super::{Extents, Memory, Operands, rows_of, too_large};
-use crate::detect::Isa;
+use crate::detect::{Isa, vectorized};
 use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::outer::float::{self as outer, Outer, OuterFn};
 use crate::kernels::outer::int16::{self, Rounded};
@@ -243,6 +243,37 @@ struct Shared<'a> {
 /// Rows of keys or values as they are multiplied: the first one, and their distance in bytes.
 type Place = (*const u8, usize);
 
+/// Keys of a block that the mask hides from a block of rows.
+#[derive(Clone, Copy)]
+struct Hidden {
+    /// Some row does not see some key.
+    any: bool,
+    /// Keys that no row sees, a bit for each.
+    from_all: u64,
+}
+
+/// Values of a block of keys, ready to be multiplied.
+#[derive(Clone, Copy)]
+struct Values {
+    place: Place,
+    count: usize,
+    /// All were found to be finite.
+    are_finite: bool,
+    /// No zeros replace values.
+    are_all_there: bool,
+    /// Keys whose values are not finite, a bit for each: zeros replace them.
+    not_finite: u64,
+}
+
+impl Values {
+    /// Returns true if rows that do not see `hidden` can use them.
+    fn fits(&self, hidden: Hidden) -> bool {
+        hidden.from_all == 0 && (!hidden.any || self.are_finite)
+    }
+}
+
+const _: () = assert!(KEYS <= u64::BITS as usize);
+
 impl Attention {
     /// Writes the classes of a block of tokens.
     ///
@@ -396,21 +427,24 @@ impl Attention {
             // SAFETY: so many keys and values are inside of their shapes.
             unsafe {
                 let keys = self.keys(place, len, shared);
-                // Those that the block before was multiplied with, and how many.
-                let mut ready: Option<(usize, Place)> = None;
+                // Those that the block before was multiplied with.
+                let mut ready: Option<Values> = None;
                 let states = states
                     .iter_mut()
                     .flatten()
                     .zip(classes.into_iter().flatten());
                 for (state, class) in states.filter(|(_, class)| class.visible > 0) {
                     let len = usize::from(class.visible);
-                    let clear = self.weigh(state, key, class, keys, shared);
+                    let hidden = self.weigh(state, key, class, keys, shared);
                     let values = match ready {
-                        Some((count, values)) if count == len && !clear => values,
-                        _ => self.values(place, len, clear.then_some(state.block), shared),
+                        Some(ready) if ready.count == len && ready.fits(hidden) => ready,
+                        _ => self.values(place, len, hidden, shared),
                     };
-                    ready = (!clear).then_some((len, values));
-                    self.add(state, len, values, shared);
+                    self.add(state, len, values.place, shared);
+                    if values.not_finite != 0 {
+                        self.spoil(state, &values, shared);
+                    }
+                    ready = values.are_all_there.then_some(values);
                 }
             }
         }
@@ -470,7 +504,9 @@ impl Attention {
         }
     }
 
-    /// Makes `len` values from `place` on ready to be multiplied: zeros where no row of block `clear` has a weight, if there is one.
+    /// Makes `len` values from `place` on ready to be multiplied. Zeros replace values that no row
+    /// of the block sees. If the mask hides a key from some row, zeros also replace values that are
+    /// not finite: the hidden key has weight 0, and 0 times NaN is NaN.
     ///
     /// # Safety
     /// They must exist, and be at most [`KEYS`].
@@ -478,30 +514,68 @@ impl Attention {
         &self,
         place: [usize; 3],
         len: usize,
-        clear: Option<Block>,
+        hidden: Hidden,
         shared: &mut Shared<'_>,
-    ) -> Place {
+    ) -> Values {
         let (Operands { isa, v, .. }, dv) = (&self.operands, self.plan.extents.dv);
         // Int16 would be converted once for every few columns.
-        let decode = clear.is_some() || v.dtype() != DType::F32;
-        // SAFETY: `len` rows of values exist from `place` on. There is room for `KEYS` rows of `dv`, decoded and rounded, and
-        // `len` is at most that. Values are only rounded if they are not F32 and `dv` is a multiple of `STEP`, and the product's
-        // instructions were detected.
+        let decode = hidden.from_all != 0 || v.dtype() != DType::F32;
+        // SAFETY: `len` rows of values exist from `place` on. There is room for `KEYS` rows of
+        // `dv`, decoded and rounded, and `len` is at most that. Values that are not decoded are
+        // F32, and no task writes to them. Values are rounded only if they are not F32 and `dv` is
+        // a multiple of `STEP`, and the product's instructions were detected.
         unsafe {
-            let values = rows_of(*isa, v, decode, place, len, shared.values);
-            if let Some(block) = clear {
-                let unseen = (0..len).filter(|key| is_unseen(&block, &shared.lanes[*key]));
-                unseen.for_each(|key| shared.values[key * dv..][..dv].fill(0.0));
+            let mut values = rows_of(*isa, v, decode, place, len, shared.values);
+            let mut not_finite = 0;
+            if hidden.any {
+                let row = |key: usize| {
+                    let row = values.0.wrapping_add(key * values.1).cast::<f32>();
+                    std::slice::from_raw_parts(row, dv)
+                };
+                // Mostly all are finite. Decoded rows are adjacent.
+                let are_finite = if decode {
+                    is_finite(*isa, &shared.values[..len * dv])
+                } else {
+                    (0..len).all(|key| is_finite(*isa, row(key)))
+                };
+                if !are_finite {
+                    let keys = (0..len).filter(|&key| !is_finite(*isa, row(key)));
+                    not_finite = keys.fold(0, |keys, key| keys | 1 << key);
+                    values = rows_of(*isa, v, true, place, len, shared.values);
+                }
+            }
+            let replaced = hidden.from_all | not_finite;
+            for key in (0..len).filter(|key| replaced >> key & 1 == 1) {
+                shared.values[key * dv..][..dv].fill(0.0);
             }
             if let Arithmetic::Int16(products) = self.plan.arithmetic {
                 let to = Rounded::at(shared.rounded_values, KEYS, dv);
                 (products.round)(shared.values.as_ptr(), len, dv, to);
             }
-            values
+            Values {
+                place: values,
+                count: len,
+                are_finite: hidden.any && not_finite == 0,
+                are_all_there: replaced == 0,
+                not_finite,
+            }
         }
     }
 
-    /// Computes the weights of the visible keys of a block of such a class from number `key` on; whether no row sees one of them.
+    /// Makes sums NaN if their row sees values that zeros replaced because they are not finite.
+    fn spoil(&self, state: &mut State<'_>, values: &Values, shared: &Shared<'_>) {
+        let weights = &shared.lanes[..values.count];
+        let keys = (0..values.count).filter(|key| values.not_finite >> key & 1 == 1);
+        let rows = state.values.chunks_exact_mut(self.plan.extents.dv.max(1));
+        for (row, sums) in rows.take(state.block.rows()).enumerate() {
+            if keys.clone().any(|key| weights[key][row] != 0.0) {
+                sums.fill(f32::NAN);
+            }
+        }
+    }
+
+    /// Computes the weights of the visible keys of a block of such a class from number `key` on.
+    /// Returns the keys that the mask hides.
     ///
     /// # Safety
     /// They must be ready at `keys`, as [`keys`](Self::keys) makes them, and the queries of the block in `state`, as
@@ -513,7 +587,7 @@ impl Attention {
         class: Class,
         keys: Place,
         shared: &mut Shared<'_>,
-    ) -> bool {
+    ) -> Hidden {
         let (own, d) = (&self.operands, self.plan.extents.d);
         let (block, len) = (state.block, usize::from(class.visible));
         let logits = &mut shared.lanes[..len];
@@ -548,7 +622,7 @@ impl Attention {
             if own.logits.softcap != 0.0 {
                 cap(own.isa, logits, own.logits.softcap);
             }
-            let hidden = own
+            let any = own
                 .mask
                 .filter(|_| class.changes)
                 .is_some_and(|mask| block.mask(mask, &own.slopes, key, logits));
@@ -557,7 +631,15 @@ impl Attention {
                 let to = Rounded::at(shared.rounded_weights, KEYS, ROWS);
                 (products.round)(logits.as_ptr().cast(), len, ROWS, to);
             }
-            hidden && logits.iter().any(|weights| is_unseen(&block, weights))
+            let is_unseen = |weights: &Lanes| weights[..block.rows()].iter().all(|w| *w == 0.0);
+            let keys = logits
+                .iter()
+                .zip(0..)
+                .filter(|(weights, _)| any && is_unseen(weights));
+            Hidden {
+                any,
+                from_all: keys.fold(0, |keys, (_, key)| keys | 1 << key),
+            }
         }
     }
 
@@ -619,7 +701,10 @@ impl Attention {
     }
 }
 
-/// Whether no row of a block has a weight for a key.
-fn is_unseen(block: &Block, weights: &Lanes) -> bool {
-    weights[..block.rows()].iter().all(|weight| *weight == 0.0)
+vectorized! {
+    /// Returns true if all numbers of a row are finite.
+    fn is_finite(row: &[f32]) -> bool {
+        let magnitudes = row.iter().map(|x| x.to_bits() & 0x7fff_ffff);
+        magnitudes.fold(0, u32::max) < f32::INFINITY.to_bits()
+    }
 }
