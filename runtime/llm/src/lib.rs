@@ -59,6 +59,7 @@ mod cost;
 mod displaced;
 mod embed;
 mod error;
+mod finite;
 mod fit;
 mod graphs;
 pub mod importance;

@@ -6,6 +6,7 @@
 use crate::adapter::ScaledAdapter;
 use crate::context::Context;
 use crate::error::{Error, Result, try_filled};
+use crate::finite::are_finite;
 use crate::kv::{KvCache, Window};
 use crate::model::Model;
 use samite_core::{DType, StoredTensor};
@@ -117,7 +118,7 @@ fn fingerprint_of_adapters(adapters: &[ScaledAdapter]) -> Result<u64> {
 }
 
 /// The tensors of a cache, each with the rows of it that a sequence has: those of all its tokens, those of layers with a window, or its state.
-fn places<'a>(
+pub(crate) fn places<'a>(
     cache: &'a KvCache,
     [all, window, state]: [&'a [usize]; 3],
 ) -> impl Iterator<Item = (&'a Arc<StoredTensor>, &'a [usize])> {
@@ -131,7 +132,7 @@ fn places<'a>(
 }
 
 /// Runs of rows next to each other, each with the number of its first one in `rows`.
-fn runs(rows: &[usize]) -> impl Iterator<Item = (usize, &[usize])> {
+pub(crate) fn runs(rows: &[usize]) -> impl Iterator<Item = (usize, &[usize])> {
     let mut before = 0;
     rows.chunk_by(|a, b| a + 1 == *b).map(move |run| {
         let at = before;
@@ -277,12 +278,35 @@ impl SavedSequence {
         sum.finalize()
     }
 
+    /// Returns the name of the first tensor with numbers that are not finite.
+    fn not_finite(&self) -> Result<Option<&str>> {
+        for rows in self.kept() {
+            if !are_finite(rows.dtype, rows.width, &rows.bytes)? {
+                return Ok(Some(&rows.name));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Fails if something is not finite: a text that continues from it would be NaN.
+    fn check_finite(&self) -> Result<()> {
+        match self.not_finite()? {
+            None => Ok(()),
+            Some(name) => Err(Error::invalid(format!(
+                "the sequence is not saved: '{name}' has numbers that are not finite; \
+                 compute it again"
+            ))),
+        }
+    }
+
     /// Writes it to a file, complete, or not at all. Only its owner may read it: it has texts of
     /// users.
     ///
     /// # Errors
-    /// If the file cannot be written; then the one before is still there.
+    /// [`Error::InvalidArgument`] if something is not finite; if the file cannot be written. Then
+    /// the one before is still there.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.check_finite()?;
         let (metadata, specs) = self.header()?;
         let mut writer = Writer::create_private(path, &metadata, specs)?;
         self.append_to(&mut writer)?;
@@ -292,8 +316,9 @@ impl SavedSequence {
     /// The bytes of such a file.
     ///
     /// # Errors
-    /// If there is not enough memory.
+    /// [`Error::InvalidArgument`] if something is not finite; if there is not enough memory.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        self.check_finite()?;
         let (metadata, specs) = self.header()?;
         // What is not rows: tokens, positions, names.
         let besides = 4096 + 512 * specs.len() + 16 * (self.positions.len() + self.tokens.len());
@@ -341,7 +366,8 @@ impl SavedSequence {
     /// Reads it from a file, and checks that it is whole.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the file is something else, or damaged; if it cannot be read.
+    /// [`Error::InvalidArgument`] if the file is something else, damaged, or has numbers that are
+    /// not finite; if it cannot be read.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         Self::from_file(&GgufFile::open(path, LoadMode::Read)?)
     }
@@ -404,6 +430,11 @@ impl SavedSequence {
             return Err(wrong(
                 "it is damaged: its checksum is not that of its content",
             ));
+        }
+        if let Some(name) = saved.not_finite()? {
+            return Err(wrong(&format!(
+                "'{name}' has numbers that are not finite: delete the file, and compute it again"
+            )));
         }
         Ok(saved)
     }
@@ -605,9 +636,8 @@ impl Context {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_checksum_is_of_all_that_is_in_the_file() {
-        let saved = SavedSequence {
+    fn saved() -> SavedSequence {
+        SavedSequence {
             model: "m".to_owned(),
             tokens: vec![1],
             application: "a".to_owned(),
@@ -625,7 +655,49 @@ mod tests {
             positions: vec![0],
             window: vec![0],
             tensors: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_are_neither_written_nor_read() {
+        let rows = |dtype, bytes: &[u8]| Rows {
+            name: "cache_k_l0".to_owned(),
+            dtype,
+            width: 1,
+            count: 1,
+            bytes: bytes.to_vec(),
         };
+        for (dtype, number, spoilt) in [
+            (DType::F32, &[0, 0, 0x7f, 0x7f][..], &[0, 0, 0xc0, 0x7f][..]),
+            (DType::F16, &[0xff, 0x7b], &[0, 0xfc]),
+            (DType::BF16, &[0x7f, 0x7f], &[0x80, 0x7f]),
+        ] {
+            let mut saved = saved();
+            saved.tensors = vec![rows(dtype, number)];
+            let bytes = saved.to_bytes().unwrap();
+            SavedSequence::from_bytes(bytes.into()).unwrap();
+
+            saved.tensors = vec![rows(dtype, spoilt)];
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("sequence");
+            for error in [saved.write(&path), saved.to_bytes().map(drop)] {
+                let error = error.unwrap_err().to_string();
+                assert!(error.contains("'cache_k_l0' has numbers"), "{error}");
+            }
+            assert!(!path.exists());
+            // A file of an earlier version may have such numbers.
+            let (metadata, specs) = saved.header().unwrap();
+            let mut writer = Writer::new(Vec::new(), &metadata, specs).unwrap();
+            saved.append_to(&mut writer).unwrap();
+            let bytes = writer.finish().unwrap();
+            let error = SavedSequence::from_bytes(bytes.into()).unwrap_err();
+            assert!(error.to_string().contains("delete the file"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_checksum_is_of_all_that_is_in_the_file() {
+        let saved = saved();
         let changes: [fn(&mut SavedSequence); 11] = [
             |saved| saved.model.push('x'),
             |saved| saved.tokens[0] = 2,
