@@ -9,6 +9,7 @@ mod memory;
 mod micro_batches;
 mod options;
 mod plan;
+mod scrub;
 mod staging;
 mod watch;
 

@@ -39,6 +39,16 @@ pub enum Error {
     #[error("{0}")]
     InvalidArgument(Box<str>),
 
+    /// Logits that a batch wants are NaN or infinite.
+    #[error(
+        "the logits after token {token} of the batch are not finite; \
+         use smaller scales of adapters and control vectors, or check the model's file"
+    )]
+    NotFinite {
+        /// Number of the token in the batch.
+        token: usize,
+    },
+
     /// The KV cache has no room for a batch.
     #[error(
         "{tokens} tokens do not fit: the context of {size} has {free} free; use a larger context, a shorter prompt, or remove old tokens"

@@ -3,6 +3,7 @@
 mod admission;
 mod batch;
 mod drafts;
+mod isolation;
 mod room;
 
 use crate::blocks::{BlockObserver, Blocks};
@@ -615,6 +616,14 @@ impl Engine {
             tracing::error!(%error, sequence, "its adapters cannot be forgotten");
         }
         self.free_sequences.push(sequence);
+    }
+
+    /// Forgets a sequence, and writes zeros to the cells that no other sequence shares.
+    fn scrub(&mut self, sequence: usize) {
+        if let Err(error) = self.context.scrub(sequence) {
+            tracing::warn!(%error, sequence, "what a failed request left cannot be overwritten");
+        }
+        self.free(sequence);
     }
 
     /// Gives up the text that was not used for the longest time.

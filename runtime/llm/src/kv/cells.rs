@@ -268,6 +268,32 @@ impl Cells {
         self.in_range(sequence, (range.start, range.end)).count()
     }
 
+    /// The cells that were taken since the last [`commit`](Self::commit), in order.
+    pub(crate) fn taken(&self) -> Vec<usize> {
+        let mut taken: Vec<usize> = self.taken.iter().map(|&(cell, _)| cell).collect();
+        taken.sort_unstable();
+        taken
+    }
+
+    /// The free cells, in order.
+    pub(crate) fn free_cells(&self) -> Vec<usize> {
+        let cells = self.positions.iter().enumerate();
+        let free = cells.filter(|(_, position)| **position < 0);
+        free.map(|(cell, _)| cell).collect()
+    }
+
+    /// The cells that belong to `sequence` and no other one, in order.
+    pub(crate) fn only_of(&self, sequence: usize) -> Vec<usize> {
+        let holders = |cell| {
+            self.row(cell)
+                .iter()
+                .map(|word| word.count_ones())
+                .sum::<u32>()
+        };
+        let cells = self.in_range(sequence, (0, i32::MAX));
+        cells.filter(|&cell| holders(cell) == 1).collect()
+    }
+
     /// Keeps the cells that were taken.
     pub(crate) fn commit(&mut self) {
         self.taken.clear();

@@ -79,6 +79,32 @@ impl States {
         }
     }
 
+    /// The rows that the batch at hand writes, in order.
+    pub fn written(&self) -> Vec<usize> {
+        let mut written: Vec<usize> = self.written.iter().flatten().copied().collect();
+        written.sort_unstable();
+        written.dedup();
+        written
+    }
+
+    /// The rows that a sequence holds, in order: that of its state, and that of its mark.
+    pub fn held(&self, sequence: usize) -> Vec<usize> {
+        let mark = self.marks.get(sequence).copied().flatten();
+        let mut held: Vec<usize> = [self.row(sequence)]
+            .into_iter()
+            .chain(mark.map(|(row, _)| row))
+            .filter(|&row| row > 0)
+            .collect();
+        held.sort_unstable();
+        held.dedup();
+        held
+    }
+
+    /// Returns true if no sequence holds a row.
+    pub fn is_free(&self, row: usize) -> bool {
+        row > 0 && self.holders[row] == 0
+    }
+
     /// The row that a sequence holds.
     pub fn row(&self, sequence: usize) -> usize {
         self.rows.get(sequence).copied().unwrap_or(0)

@@ -10,8 +10,8 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     /// Which request.
-    id: u64,
-    count: usize,
+    pub(super) id: u64,
+    pub(super) count: usize,
     /// The number of its last token in the batch, if that is the last one of all that are there. Drafted ones follow it.
     row: Option<usize>,
 }
@@ -153,10 +153,18 @@ impl Engine {
         let cells = self.context.cells();
         self.runs_for_batch += cells.runs_for(Some(active.sequence), tokens);
         self.free_runs(self.runs_for_batch);
+        planned.push(self.fill_part(at, count));
+    }
+
+    /// Adds the next `count` tokens of a request to the batch.
+    pub(super) fn fill_part(&mut self, at: usize, count: usize) -> Part {
         let active = &self.active[at];
         let end = active.decoded + count;
         let is_last = end == active.running.tokens.len();
-        let wants_row = is_last && active.running.request.max_tokens != Some(0);
+        // Without flash attention, cells that are not finite spoil other sequences: the step that
+        // writes them must find them.
+        let wants_row =
+            is_last && active.running.request.max_tokens != Some(0) || !self.skips_hidden_cells();
         for place in active.decoded..end {
             let position = i32::try_from(place).unwrap_or(i32::MAX);
             let wants = wants_row && place + 1 == end;
@@ -164,20 +172,23 @@ impl Engine {
             self.batch
                 .add(active.running.tokens[place], position, &[sequence], wants);
         }
-        planned.push(Part {
-            id,
+        Part {
+            id: active.running.id,
             count,
             row: is_last.then(|| self.batch.len() - 1),
-        });
+        }
     }
 
     /// Computes the batch, and writes the tokens that follow.
     pub(super) fn run_batch(&mut self, planned: Vec<Part>) {
         let start = self.clock.now();
-        let likeliest = self.likeliest(&planned);
-        let ready = self.context.set_likeliest(likeliest);
-        if let Err(error) = ready.and_then(|()| self.context.decode(&self.batch)) {
-            return self.batch_failed(&planned, &error);
+        match self.decode(&planned) {
+            Ok(()) => {}
+            Err(Error::NotFinite { .. }) => {
+                self.draft_time = None;
+                return self.isolate(planned);
+            }
+            Err(error) => return self.batch_failed(&planned, &error),
         }
         let computed = self.batch.len();
         let read = planned.iter().filter(|part| {
@@ -189,15 +200,7 @@ impl Engine {
         self.totals.steps += 1;
         self.totals.busy_slots += self.active.len() as u64;
         self.totals.prompt_tokens += read as u64;
-        for part in &planned {
-            if let Some(at) = self.find(part.id) {
-                self.active[at].decoded += part.count;
-                self.keep_state(at);
-            }
-        }
-        for part in planned {
-            self.finish_part(part);
-        }
+        self.finish_parts(planned);
         let time = self.clock.now().saturating_duration_since(start);
         let drafting = self.draft_time.take();
         match read {
@@ -217,6 +220,26 @@ impl Engine {
             _ => self.totals.prompt_time += time,
         }
         tracing::trace!(computed, read, "step");
+    }
+
+    /// Computes the batch.
+    pub(super) fn decode(&mut self, planned: &[Part]) -> Result<(), Error> {
+        let likeliest = self.likeliest(planned);
+        self.context.set_likeliest(likeliest)?;
+        self.context.decode_finite(&self.batch)
+    }
+
+    /// Takes note of what was computed, and writes the tokens that follow.
+    pub(super) fn finish_parts(&mut self, planned: Vec<Part>) {
+        for part in &planned {
+            if let Some(at) = self.find(part.id) {
+                self.active[at].decoded += part.count;
+                self.keep_state(at);
+            }
+        }
+        for part in planned {
+            self.finish_part(part);
+        }
     }
 
     /// How many of the likeliest tokens are enough for all who write behind this batch; `None` if somebody needs all logits. A power of two, so that there are few
@@ -376,6 +399,7 @@ impl Engine {
         let mut active = self.active.remove(at);
         let tokens = active.running.tokens.len() as u64;
         self.totals.longest = self.totals.longest.max(tokens);
+        let has_answer = result.is_ok();
         match result {
             Ok(reason) => {
                 self.totals.finished += 1;
@@ -386,11 +410,12 @@ impl Engine {
                 active.running.fail(FailureKind::Sampling, message, now);
             }
         }
-        self.leave(active, true);
+        // A request that failed leaves nothing.
+        self.leave(active, has_answer);
     }
 
     /// A device failed, or somebody stopped it: the requests of the batch cannot go on, and what the context lost is kept no longer.
-    fn batch_failed(&mut self, planned: &[Part], error: &Error) {
+    pub(super) fn batch_failed(&mut self, planned: &[Part], error: &Error) {
         tracing::error!(%error, requests = planned.len(), "a batch failed");
         self.is_lost |= error.is_lost();
         let now = self.clock.now();
