@@ -421,8 +421,11 @@ impl ControlArgs {
 fn scaled_file(text: &str) -> Result<(PathBuf, f32), String> {
     match text.rsplit_once(':') {
         Some((file, scale)) if !file.is_empty() => match scale.parse::<f32>() {
-            Ok(scale) if scale.is_finite() => Ok((file.into(), scale)),
-            _ => Err(format!("'{scale}' is not a number")),
+            Ok(number) if ScaledAdapter::is_share(number) => Ok((file.into(), number)),
+            _ => {
+                let most = ScaledAdapter::MAX_SHARE;
+                Err(format!("'{scale}' is not a number from -{most} to {most}"))
+            }
         },
         _ => Err("must be a file and a number, such as adapter.gguf:0.5".to_owned()),
     }

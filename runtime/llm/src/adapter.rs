@@ -352,8 +352,21 @@ pub(crate) fn read(file: &GgufFile, info: &TensorInfo) -> Result<Vec<u8>> {
 pub struct ScaledAdapter {
     /// The adapter.
     pub adapter: Arc<Adapter>,
-    /// 1 for what was learnt, 0 for nothing, below 0 for the opposite.
+    /// 1 for what was learnt, 0 for nothing, below 0 for the opposite. Its magnitude is at most
+    /// [`MAX_SHARE`](Self::MAX_SHARE).
     pub share: f32,
+}
+
+impl ScaledAdapter {
+    /// Largest magnitude of a share; useful ones are below 10. With this one, a change of the size
+    /// of common activations (up to 6) still fits into F16, the type of KV caches, and the largest
+    /// F16 weight is far from overflowing F32. llama.cpp has no bound: there, 1e20 gives NaN.
+    pub const MAX_SHARE: f32 = 1e4;
+
+    /// Returns true if `share` is a number of at most [`MAX_SHARE`](Self::MAX_SHARE).
+    pub fn is_share(share: f32) -> bool {
+        share.abs() <= Self::MAX_SHARE
+    }
 }
 
 /// Checks that adapters can be used with `model`.
@@ -365,9 +378,10 @@ pub(crate) fn check(model: &Arc<Model>, adapters: &[ScaledAdapter]) -> Result<()
                 "{path}: the adapter was loaded for another model: load it for this one"
             )));
         }
-        if !share.is_finite() {
+        if !ScaledAdapter::is_share(*share) {
+            let most = ScaledAdapter::MAX_SHARE;
             return Err(Error::invalid(format!(
-                "{path}: the adapter's share is {share}, not a number"
+                "{path}: the adapter's share is {share}; it must be from -{most} to {most}"
             )));
         }
     }

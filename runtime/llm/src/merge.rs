@@ -1,6 +1,6 @@
 //! Merges adapters into the weights of a model file.
 
-use crate::adapter::{self, AdapterFile, FilePair};
+use crate::adapter::{self, AdapterFile, FilePair, ScaledAdapter};
 use crate::convert::{Change, Converter, cancelled};
 use crate::error::{Error, Result};
 use crate::quantize::unsplit;
@@ -94,9 +94,10 @@ pub fn merge(source: &GgufFile, target: &Path, options: &MergeOptions<'_>) -> Re
     let architecture = source.metadata().require::<&str>(KEY_ARCHITECTURE)?;
     let mut adapters = Vec::new();
     for (path, share) in options.adapters {
-        if !share.is_finite() {
+        if !ScaledAdapter::is_share(*share) {
+            let most = ScaledAdapter::MAX_SHARE;
             return Err(Error::invalid(format!(
-                "{}: the adapter's share is {share}, not a number",
+                "{}: the adapter's share is {share}; it must be from -{most} to {most}",
                 path.display()
             )));
         }

@@ -10,6 +10,7 @@ use crate::reasoning_budget::ReasoningBudget;
 use crate::sampling::{probabilities, sampling};
 use crate::settings::settings;
 use samite_chat::{AnswerOptions, AnswerParser, Format, ReasoningFormat};
+use samite_llm::ScaledAdapter;
 use samite_requests::{CacheWish, Request, Shift, Wanted};
 use serde_json::Value;
 use std::sync::Arc;
@@ -104,7 +105,8 @@ pub fn shares(app: &App, name: &str, value: &Value) -> Result<Vec<f32>> {
     for entry in list {
         let entry = Fields::of(name, entry)?;
         let id = entry.count(&["id"], usize::MAX)?;
-        let scale = entry.number(&["scale"], f64::from(f32::MIN), f64::from(f32::MAX))?;
+        let most = f64::from(ScaledAdapter::MAX_SHARE);
+        let scale = entry.number(&["scale"], -most, most)?;
         match (id.and_then(|id| shares.get_mut(id)), scale) {
             (Some(share), Some(scale)) => *share = scale as f32,
             (None, _) => {

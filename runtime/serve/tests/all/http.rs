@@ -175,6 +175,16 @@ fn what_is_wrong_is_refused_by_name() {
         ("/completion", json!({}), "prompt"),
         (
             "/completion",
+            json!({"prompt": "a", "lora": [{"id": 0, "scale": 1e20}]}),
+            "lora.scale",
+        ),
+        (
+            "/lora-adapters",
+            json!([{"id": 0, "scale": -10_001}]),
+            "body.scale",
+        ),
+        (
+            "/completion",
             json!({"prompt": [1, 99_999_999]}),
             "prompt[1]",
         ),
