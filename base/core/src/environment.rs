@@ -19,7 +19,7 @@ mod throttle;
 
 pub use chance::{Chance, NoChance};
 pub use clock::{Clock, Instant, SystemClock};
-pub use files::{File, Files, SystemFiles};
+pub use files::{File, Files, SystemFiles, is_own};
 pub use network::{Connection, ConnectionHandle, Listener, Network, SystemNetwork};
 pub use seats::{Seat, Seats, Stage};
 pub use threads::{SystemThreads, Threads};

@@ -241,6 +241,9 @@ pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>> {
         use std::os::unix::fs::PermissionsExt;
         // Of the file that is read: another one may have the name by now.
         let about = file.metadata().map_err(named)?;
+        if !samite_core::environment::is_own(&about) {
+            return Err(invalid(path, "it belongs to another user"));
+        }
         if about.permissions().mode() & 0o077 != 0 {
             let advice = format!("others can read it: chmod 600 {}", path.display());
             return Err(invalid(path, &advice));

@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::client::{Failed, Hub};
 use crate::error::{Error, Result};
 use crate::listing::{Listing, RemoteFile};
-use ring::digest::{Context, SHA256};
+use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use samite_core::CancelToken;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -223,7 +223,8 @@ impl<'a> Unfinished<'a> {
         Ok(())
     }
 
-    /// Compares everything with the hash that the hub says, and deletes it if that differs.
+    /// Compares the content with the hash that the hub says, and deletes it if they differ: SHA-256 of
+    /// large files, and git's hash of the others.
     fn verify(
         &mut self,
         progress: &mut dyn FnMut(Progress),
@@ -231,11 +232,16 @@ impl<'a> Unfinished<'a> {
     ) -> Result<()> {
         let io = || Error::io(&self.path);
         self.file.sync_all().map_err(io())?;
-        let Some(expected) = &self.wanted.sha256 else {
-            return Ok(());
-        };
         self.file.seek(SeekFrom::Start(0)).map_err(io())?;
-        let mut hash = Context::new(&SHA256);
+        let (kind, expected, mut hash) = match &self.wanted.sha256 {
+            Some(expected) => ("SHA-256", expected, Context::new(&SHA256)),
+            None => {
+                // Of a blob, git hashes a header as well.
+                let mut hash = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
+                hash.update(format!("blob {}\0", self.wanted.size).as_bytes());
+                ("git hash", &self.wanted.blob, hash)
+            }
+        };
         let mut piece = vec![0; PIECE];
         let mut done = 0;
         loop {
@@ -260,7 +266,7 @@ impl<'a> Unfinished<'a> {
         std::fs::remove_file(&self.path).map_err(io())?;
         Err(Error::Damaged {
             name: self.wanted.path.clone(),
-            problem: format!("its SHA-256 is {found}, the hub says {expected}"),
+            problem: format!("its {kind} is {found}, the hub says {expected}"),
         })
     }
 }

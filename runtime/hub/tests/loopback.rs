@@ -287,6 +287,38 @@ fn a_model_comes_whole_and_only_once() {
     place.cache.remove(&reference()).unwrap_err();
 }
 
+#[test]
+fn a_small_file_is_compared_with_gits_hash() {
+    // What `echo hello | git hash-object --stdin` prints.
+    const HASH: &str = "ce013625030ba8dba906f756967f9e9ca394464a";
+    for (sent, is_right) in [("hello\n", true), ("jello\n", false)] {
+        let server = Server::start(move |request, stream, _| {
+            if request.path.contains("/tree/") {
+                let entry =
+                    format!(r#"[{{"type":"file","path":"m.gguf","size":6,"oid":"{HASH}"}}]"#);
+                ok(stream, entry.as_bytes());
+            } else if !describe(request, stream, &[]) {
+                send_file(request, stream, sent.as_bytes(), usize::MAX);
+            }
+        });
+        let place = place();
+        match fetch(&server.hub(), &place.cache) {
+            Ok(path) => {
+                assert!(is_right);
+                assert_eq!(std::fs::read(path).unwrap(), sent.as_bytes());
+            }
+            Err(error) => {
+                let error = error.to_string();
+                assert!(
+                    !is_right && error.contains("git hash") && error.contains(HASH),
+                    "{error}"
+                );
+                nothing_there(&place.cache);
+            }
+        }
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn a_model_outside_of_the_cache_outlives_its_link() {

@@ -47,6 +47,23 @@ pub trait File: Send + Sync + Debug {
     }
 }
 
+/// Returns true if the owner of a file is this user or root, so that no other user can have chosen its
+/// content. Always true on systems without such owners.
+pub fn is_own(about: &std::fs::Metadata) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        // SAFETY: the function takes nothing and cannot fail.
+        let user = unsafe { libc::geteuid() };
+        [0, user].contains(&about.uid())
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = about;
+        true
+    }
+}
+
 /// The files of the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemFiles;

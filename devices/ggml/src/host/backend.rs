@@ -20,6 +20,9 @@ pub const PATH_VARIABLE: &str = "SAMITE_BACKEND_PATH";
 pub struct GgmlOptions {
     /// Plugins, or directories of plugins. Absolute paths.
     pub paths: Vec<PathBuf>,
+    /// A directory that nobody named, such as that of the program. What another user can change is
+    /// not loaded from it.
+    pub program_folder: Option<PathBuf>,
     /// Threads of plugins that compute on the CPU; their own default if `None`.
     pub threads: Option<usize>,
     /// Names of plugins that are not even tried, such as `vulkan`, which `libggml-vulkan.so` has.
@@ -37,9 +40,10 @@ impl GgmlOptions {
             .unwrap_or_default();
         paths.retain(|path| !path.as_os_str().is_empty());
         let program = std::env::current_exe().ok();
-        paths.extend(program.and_then(|program| Some(program.parent()?.to_owned())));
+        let program_folder = program.and_then(|program| Some(program.parent()?.to_owned()));
         GgmlOptions {
             paths,
+            program_folder,
             ..Self::default()
         }
     }
@@ -114,6 +118,7 @@ impl Search<'_> {
                 }
             }
         }
+        self.add_from_program_folder(&mut groups);
         let mut groups: Vec<_> = groups.into_iter().collect();
         groups.sort_by_key(|(name, _)| preference(name));
         let mut chosen: Vec<_> = named.iter().map(|path| vec![path.clone()]).collect();
@@ -135,6 +140,34 @@ impl Search<'_> {
             }
         }
         chosen
+    }
+
+    /// Adds the plugins of the program's folder, if only this user and root can change them.
+    fn add_from_program_folder(&mut self, groups: &mut BTreeMap<String, Vec<PathBuf>>) {
+        let Some(folder) = &self.options.program_folder else {
+            return;
+        };
+        let found = match in_directory(folder) {
+            Ok(found) => found,
+            Err(reason) => return self.reject(&folder.clone(), reason),
+        };
+        let folder = may_change(folder);
+        for Candidate { name, path } in found {
+            let group = groups.entry(name.clone()).or_default();
+            if group.contains(&path) {
+                continue;
+            }
+            if let Some(reason) = folder.or_else(|| may_change(&path)) {
+                self.reject(&path, format!("{reason}: name it with --plugin to use it"));
+                continue;
+            }
+            if !self.is_disabled(&name) {
+                tracing::info!("{} beside the program is used", path.display());
+            }
+            self.names.insert(name);
+            group.push(path);
+        }
+        groups.retain(|_, group| !group.is_empty());
     }
 
     /// The best usable one of some files.
@@ -189,6 +222,21 @@ impl Search<'_> {
         }
         best
     }
+}
+
+/// Returns why another user may have chosen the content of a file or a directory.
+fn may_change(path: &Path) -> Option<&'static str> {
+    let Ok(about) = std::fs::metadata(path) else {
+        return Some("its owner is not known");
+    };
+    if !samite_core::environment::is_own(&about) {
+        return Some("it, or its folder, belongs to another user");
+    }
+    #[cfg(unix)]
+    if std::os::unix::fs::PermissionsExt::mode(&about.permissions()) & 0o002 != 0 {
+        return Some("every user can write it, or its folder");
+    }
+    None
 }
 
 const DISABLED: &str = "it is disabled";
@@ -373,6 +421,48 @@ mod tests {
         assert_eq!(groups, [["libggml-cpu-b.so"], ["libggml-vulkan.so"]]);
         let reason = format!("{} was named", named.display());
         assert_eq!(rejected, [("libggml-cpu-a.so".to_owned(), reason)]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_others_can_change_is_not_loaded_from_the_programs_folder() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let set_mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let path = |name: &str| folder.path().join(format!("libggml-{name}.so"));
+        for (name, mode) in [("cpu", 0o644), ("vulkan", 0o646)] {
+            std::fs::write(path(name), "").unwrap();
+            set_mode(&path(name), mode);
+        }
+        let search = |paths: Vec<PathBuf>| {
+            let options = GgmlOptions {
+                paths,
+                program_folder: Some(folder.path().to_owned()),
+                ..GgmlOptions::default()
+            };
+            let mut search = Search {
+                options: &options,
+                names: BTreeSet::new(),
+                rejected: Vec::new(),
+            };
+            let found = search.candidates();
+            let rejected = search.rejected.into_iter().map(|rejected| rejected.why);
+            (found, rejected.collect::<Vec<_>>())
+        };
+        let (found, rejected) = search(Vec::new());
+        assert_eq!(found, [[path("cpu")]]);
+        assert!(
+            rejected.len() == 1 && rejected[0].contains("--plugin"),
+            "{rejected:?}"
+        );
+        // A file that is named is used, whoever can write it.
+        let (found, _) = search(vec![path("vulkan")]);
+        assert_eq!(found.concat(), [path("vulkan"), path("cpu")]);
+        set_mode(folder.path(), 0o777);
+        let (found, rejected) = search(Vec::new());
+        assert!(found.is_empty() && rejected.len() == 2, "{rejected:?}");
     }
 
     #[test]
