@@ -157,6 +157,17 @@ mod tests {
     }
 
     #[test]
+    fn words_strings_and_signs_are_parts_of_an_expression() {
+        for (source, expected) in [
+            ("{{ foo_1 + 'a b' }} x", (19, 3)),
+            ("{{ größe[0]|f(b) }}", (21, 7)),
+            ("{% if a and \"%}\" %}", (19, 4)),
+        ] {
+            assert_eq!(expression(source), expected, "{source}");
+        }
+    }
+
+    #[test]
     fn what_is_kept_is_looked_at() {
         for (source, expected) in [
             ("{% set x = 1 -%}", "{% set x = _samite_keep(( 1 ))-%}"),

@@ -40,9 +40,7 @@ impl Machine {
                     return self.go(State::Between { name, is_first });
                 }
                 Begins::Yes => {
-                    let is_own = i == 0;
-                    let length = space + if is_own { end.len() } else { 0 };
-                    self.buffer.drain(..length);
+                    // The marks are taken behind the call.
                     sink.arguments(if is_first { "{}" } else { "}" });
                     sink.end();
                     return self.go(State::Behind { in_list: false });
