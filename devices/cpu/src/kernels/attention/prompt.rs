@@ -243,12 +243,12 @@ struct Shared<'a> {
 /// Rows of keys or values as they are multiplied: the first one, and their distance in bytes.
 type Place = (*const u8, usize);
 
-/// Keys of a block that the mask hides from a block of rows.
+/// Keys of a block that the mask hides from a block of rows, a bit for each.
 #[derive(Clone, Copy)]
 struct Hidden {
-    /// Some row does not see some key.
-    any: bool,
-    /// Keys that no row sees, a bit for each.
+    /// Some row does not see these.
+    from_some: u64,
+    /// No row sees these.
     from_all: u64,
 }
 
@@ -257,8 +257,8 @@ struct Hidden {
 struct Values {
     place: Place,
     count: usize,
-    /// All were found to be finite.
-    are_finite: bool,
+    /// Keys whose values are known to be finite, a bit for each.
+    finite: u64,
     /// No zeros replace values.
     are_all_there: bool,
     /// Keys whose values are not finite, a bit for each: zeros replace them.
@@ -268,11 +268,20 @@ struct Values {
 impl Values {
     /// Returns true if rows that do not see `hidden` can use them.
     fn fits(&self, hidden: Hidden) -> bool {
-        hidden.from_all == 0 && (!hidden.any || self.are_finite)
+        hidden.from_all == 0 && hidden.from_some & !self.finite == 0
     }
 }
 
-const _: () = assert!(KEYS <= u64::BITS as usize);
+const _: () = assert!(KEYS == u64::BITS as usize);
+
+/// Yields the numbers of the bits that are set, from the lowest on.
+fn bits(mut set: u64) -> impl Iterator<Item = usize> + Clone {
+    std::iter::from_fn(move || {
+        let lowest = (set != 0).then(|| set.trailing_zeros() as usize);
+        set &= set.wrapping_sub(1);
+        lowest
+    })
+}
 
 impl Attention {
     /// Writes the classes of a block of tokens.
@@ -526,26 +535,18 @@ impl Attention {
         // a multiple of `STEP`, and the product's instructions were detected.
         unsafe {
             let mut values = rows_of(*isa, v, decode, place, len, shared.values);
-            let mut not_finite = 0;
-            if hidden.any {
-                let row = |key: usize| {
-                    let row = values.0.wrapping_add(key * values.1).cast::<f32>();
-                    std::slice::from_raw_parts(row, dv)
-                };
-                // Mostly all are finite. Decoded rows are adjacent.
-                let are_finite = if decode {
-                    is_finite(*isa, &shared.values[..len * dv])
-                } else {
-                    (0..len).all(|key| is_finite(*isa, row(key)))
-                };
-                if !are_finite {
-                    let keys = (0..len).filter(|&key| !is_finite(*isa, row(key)));
-                    not_finite = keys.fold(0, |keys, key| keys | 1 << key);
-                    values = rows_of(*isa, v, true, place, len, shared.values);
-                }
+            let row = |key: usize| {
+                let row = values.0.wrapping_add(key * values.1).cast::<f32>();
+                std::slice::from_raw_parts(row, dv)
+            };
+            let hidden_keys = bits(hidden.from_some & !hidden.from_all);
+            let bad_keys = hidden_keys.filter(|&key| !is_finite(*isa, row(key)));
+            let not_finite = bad_keys.fold(0, |keys, key| keys | 1 << key);
+            if not_finite != 0 && !decode {
+                values = rows_of(*isa, v, true, place, len, shared.values);
             }
             let replaced = hidden.from_all | not_finite;
-            for key in (0..len).filter(|key| replaced >> key & 1 == 1) {
+            for key in bits(replaced) {
                 shared.values[key * dv..][..dv].fill(0.0);
             }
             if let Arithmetic::Int16(products) = self.plan.arithmetic {
@@ -555,7 +556,7 @@ impl Attention {
             Values {
                 place: values,
                 count: len,
-                are_finite: hidden.any && not_finite == 0,
+                finite: hidden.from_some & !not_finite,
                 are_all_there: replaced == 0,
                 not_finite,
             }
@@ -565,7 +566,7 @@ impl Attention {
     /// Makes sums NaN if their row sees values that zeros replaced because they are not finite.
     fn spoil(&self, state: &mut State<'_>, values: &Values, shared: &Shared<'_>) {
         let weights = &shared.lanes[..values.count];
-        let keys = (0..values.count).filter(|key| values.not_finite >> key & 1 == 1);
+        let keys = bits(values.not_finite);
         let rows = state.values.chunks_exact_mut(self.plan.extents.dv.max(1));
         for (row, sums) in rows.take(state.block.rows()).enumerate() {
             if keys.clone().any(|key| weights[key][row] != 0.0) {
@@ -622,23 +623,19 @@ impl Attention {
             if own.logits.softcap != 0.0 {
                 cap(own.isa, logits, own.logits.softcap);
             }
-            let any = own
-                .mask
-                .filter(|_| class.changes)
-                .is_some_and(|mask| block.mask(mask, &own.slopes, key, logits));
+            let masked = own.mask.filter(|_| class.changes);
+            let masked = masked.map_or(0, |mask| block.mask(mask, &own.slopes, key, logits));
+            let from_some = masked & u64::MAX >> (KEYS - len);
             soften(own.isa, logits, &mut state.sums);
             if let Arithmetic::Int16(products) = self.plan.arithmetic {
                 let to = Rounded::at(shared.rounded_weights, KEYS, ROWS);
                 (products.round)(logits.as_ptr().cast(), len, ROWS, to);
             }
-            let is_unseen = |weights: &Lanes| weights[..block.rows()].iter().all(|w| *w == 0.0);
-            let keys = logits
-                .iter()
-                .zip(0..)
-                .filter(|(weights, _)| any && is_unseen(weights));
+            let is_unseen = |key: &usize| logits[*key][..block.rows()].iter().all(|w| *w == 0.0);
+            let unseen = bits(from_some).filter(is_unseen);
             Hidden {
-                any,
-                from_all: keys.fold(0, |keys, (_, key)| keys | 1 << key),
+                from_some,
+                from_all: unseen.fold(0, |keys, key| keys | 1 << key),
             }
         }
     }

@@ -238,8 +238,9 @@ impl Block {
         visible
     }
 
-    /// Adds the mask from `key` on, times the slopes of the heads, to logits; those of masked keys become minus infinity. Returns whether there
-    /// are any.
+    /// Adds the mask from `key` on, times the slopes of the heads, to logits; those of masked keys
+    /// become minus infinity. Returns which of the first 64 keys are masked for some row, a bit for
+    /// each.
     ///
     /// # Safety
     /// See [`Operand`]; the mask must have rows for all tokens, and the keys.
@@ -249,28 +250,31 @@ impl Block {
         slopes: &Slopes,
         key: usize,
         logits: &mut [Lanes],
-    ) -> bool {
-        let mut hidden = false;
+    ) -> u64 {
+        let mut hidden = 0;
         for (row, lanes) in self.masks(mask) {
             // SAFETY: `row` is a row of the mask, which has a number for each key that there are logits of; nobody writes to a mask that is read.
             let row = unsafe { std::slice::from_raw_parts(row.add(key), logits.len()) };
             // Mostly, only those at the end are hidden. Whatever an unused place of a cache holds must not be seen.
-            let (logits, unseen) = logits.split_at_mut(seen(row));
-            hidden |= !unseen.is_empty();
+            let seen = seen(row);
+            let (logits, unseen) = logits.split_at_mut(seen);
+            if !unseen.is_empty() {
+                hidden |= u64::MAX.checked_shl(seen as u32).unwrap_or(0);
+            }
             for lane in lanes.clone() {
                 unseen
                     .iter_mut()
                     .for_each(|logits| logits[lane] = f32::NEG_INFINITY);
             }
-            for (row, logits) in row.chunks(32).zip(logits.chunks_mut(32)) {
+            for (chunk, (row, logits)) in row.chunks(32).zip(logits.chunks_mut(32)).enumerate() {
                 // Mostly all keys are seen.
                 if row.iter().fold(0, |any, m| any | m) == 0 {
                     continue;
                 }
-                for (&m, logits) in row.iter().zip(logits) {
+                for (key, (&m, logits)) in (32 * chunk..).zip(row.iter().zip(logits)) {
                     if m == NO_KEY {
                         logits[lanes.clone()].fill(f32::NEG_INFINITY);
-                        hidden = true;
+                        hidden |= 1_u64.checked_shl(key as u32).unwrap_or(0);
                     } else if m != 0 {
                         let m = f16::from_bits(m).to_f32();
                         for lane in lanes.clone() {
