@@ -112,6 +112,8 @@ class Load:
 
         flags = ["serve", "--port", "0", "-c", "2048", "--parallel", "4", "--api-key", "honest,hostile",
                  "--admin-key", "admin"]
+        if self.arguments.request_memory:
+            flags += ["--request-memory", str(self.arguments.request_memory)]
         if self.arguments.model:
             flags += ["-m", self.arguments.model]
         self.server = subprocess.Popen([self.arguments.program, *flags], stderr=subprocess.PIPE, text=True,
@@ -290,6 +292,7 @@ def main():
     parser.add_argument("--connections", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--memory", type=int, default=1024)
+    parser.add_argument("--request-memory", type=int)
     parser.add_argument("--seed", type=int, default=1)
     Load(parser.parse_args()).run()
 

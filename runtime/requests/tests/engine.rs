@@ -601,6 +601,45 @@ fn owners_get_slots_in_turns() {
 }
 
 #[test]
+fn an_owner_with_all_slots_gives_some_up_to_another() {
+    let mut engine = engine(4);
+    let long = |first: u32| Request {
+        owner: 1,
+        ..request(first..first + 8, 40)
+    };
+    let alone: Vec<_> = (0..4)
+        .map(|i| answer(&mut engine, long(10 + i)).1)
+        .collect();
+    let mut readers: Vec<_> = (0..4).map(|i| submit(&mut engine, long(10 + i))).collect();
+    for _ in 0..4 {
+        engine.step();
+    }
+    let owners = |engine: &Engine| {
+        let slots = engine.view().slots;
+        let mut owners: Vec<u64> = slots.iter().map(|slot| slot.owner).collect();
+        owners.sort_unstable();
+        owners
+    };
+    assert_eq!(owners(&engine), [1, 1, 1, 1]);
+    let mut others: Vec<_> = (0..3).map(|_| submit(&mut engine, owned(2))).collect();
+    engine.step();
+    assert_eq!(owners(&engine), [1, 1, 2, 2]);
+    assert_eq!(engine.view().totals.preempted, 2);
+    run(&mut engine);
+    for reader in &mut others {
+        assert!(matches!(events(reader).last(), Some(Event::Finished(_))));
+    }
+    for (reader, alone) in readers.iter_mut().zip(alone) {
+        match events(reader).last() {
+            Some(Event::Finished(finished)) => {
+                assert_eq!(finished.counts.written, alone.counts.written);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
 fn slots_of_other_salts_do_not_show() {
     let mut engine = engine(2);
     let salted = |salt, prompt: std::ops::Range<u32>| Request {

@@ -14,7 +14,7 @@ use samite_text::Tokenizer;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// A server's state.
 pub struct App {
@@ -35,9 +35,11 @@ pub struct App {
     scraped: Mutex<Totals>,
     next_tag: AtomicU64,
     pub(crate) latencies: Arc<Latencies>,
-    pub(crate) compiling: Compiling,
-    /// Requests for embeddings are computed one after the other.
+    /// Grammars are compiled for two requests at a time.
+    pub(crate) compiling: Arc<Turns>,
+    /// So many requests for embeddings are at work, of which one computes a batch at a time.
     pub(crate) embedding: Arc<Turns>,
+    pub(crate) embedding_batch: Arc<Turns>,
     /// Seconds since 1970.
     pub(crate) started: u64,
 }
@@ -46,50 +48,6 @@ pub struct App {
 struct Words {
     guard: Guard,
     shown: Vec<u32>,
-}
-
-/// What takes long, such as the compilation of a grammar, is done for two requests at a time, so that others need not wait for a thread.
-#[derive(Debug, Default)]
-pub(crate) struct Compiling {
-    /// How many are at work, and how many wait.
-    counts: Mutex<(usize, usize)>,
-    ended: Condvar,
-}
-
-/// One of them. It ends when it is dropped.
-pub(crate) struct CompilingTurn<'t>(&'t Compiling);
-
-impl Compiling {
-    const AT_WORK: usize = 2;
-    const WAITING: usize = 16;
-
-    /// Waits for a turn.
-    pub fn begin(&self) -> Result<CompilingTurn<'_>> {
-        let mut counts = lock(&self.counts);
-        if counts.0 >= Self::AT_WORK {
-            if counts.1 >= Self::WAITING {
-                let message = "too many grammars are being compiled: try again later";
-                return Err(ApiError::new(503, message));
-            }
-            counts.1 += 1;
-            while counts.0 >= Self::AT_WORK {
-                counts = self
-                    .ended
-                    .wait(counts)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            counts.1 -= 1;
-        }
-        counts.0 += 1;
-        Ok(CompilingTurn(self))
-    }
-}
-
-impl Drop for CompilingTurn<'_> {
-    fn drop(&mut self) {
-        lock(&self.0.counts).0 -= 1;
-        self.0.ended.notify_one();
-    }
 }
 
 /// Locks, also after a panic of another thread.
@@ -139,8 +97,9 @@ impl App {
             scraped: Mutex::default(),
             next_tag: AtomicU64::new(1),
             latencies: Arc::default(),
-            compiling: Compiling::default(),
-            embedding: Turns::new("embeddings", 1, 1024),
+            compiling: Turns::new("grammars", 2, 16),
+            embedding: Turns::new("embeddings", 8, 1024),
+            embedding_batch: Turns::new("embeddings", 1, 1024),
             started: crate::chance::seconds(),
             options,
         })

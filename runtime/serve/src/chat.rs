@@ -25,6 +25,9 @@ pub struct Conversation {
     pub is_parallel: bool,
 }
 
+/// Bytes of memory that the grammar of a tool takes, beside its schema.
+const TOOL: usize = 256 << 10;
+
 /// Most messages and tools of one conversation.
 const MOST: usize = 16_384;
 
@@ -275,8 +278,8 @@ fn calls(conversation: &Conversation, tools: &[Tool], format: &Format) -> Result
 }
 
 /// Returns the tools, with `{"type": "object"}` for each schema that cannot be enforced.
-fn enforceable(app: &App, tools: &[Tool]) -> Result<Vec<Tool>> {
-    let _turn = app.compiling.begin()?;
+fn enforceable(context: &RequestContext, tools: &[Tool]) -> Result<Vec<Tool>> {
+    let _turn = context.compiling.begin_blocking(context.caller.owner)?;
     let mut tools = tools.to_vec();
     for tool in &mut tools {
         let schema = GrammarPart::Json(tool.function.parameters.clone());
@@ -312,6 +315,8 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<Job> {
         reasoning,
         seed: chance::number(),
     };
+    let memory = tools.len().saturating_mul(TOOL);
+    context.account.charge("tools", memory)?;
     let form = calls(&conversation, tools, format)?;
     let parser = AnswerParser::new(format, &options, &prompt.generation_prompt);
     let extras = ChatExtras {

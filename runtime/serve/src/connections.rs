@@ -10,7 +10,10 @@ use tokio::sync::Notify;
 /// Files that are open for other things than connections.
 const OTHER_FILES: usize = 64;
 
-/// Most connections if no other number is set: each may hold the head of a request.
+/// Bytes that a connection may hold for the head of a request: twice its size.
+const HEAD_MEMORY: usize = 128 << 10;
+
+/// Most connections if no other number is set.
 const LIMIT: usize = 4096;
 
 /// The connections of a server.
@@ -116,10 +119,12 @@ impl Connections {
     }
 
     /// Allows `wanted` connections, but no more than the system allows open files, which is first
-    /// asked to be as many as it may be.
-    pub fn allowed(wanted: Option<usize>) -> Self {
+    /// asked to be as many as it may be. Without a number, the heads of requests may hold a quarter
+    /// of `memory`.
+    pub fn allowed(wanted: Option<usize>, memory: usize) -> Self {
         let files = open_files().saturating_sub(OTHER_FILES).max(16);
-        Connections::new(wanted.unwrap_or(LIMIT).min(files))
+        let usual = (memory / 4 / HEAD_MEMORY).clamp(64, LIMIT);
+        Connections::new(wanted.unwrap_or(usual).min(files))
     }
 
     /// Adds a connection from `address`. If there are too many, one that waits makes room.

@@ -52,21 +52,13 @@ impl Embedder {
         }
     }
 
-    /// Computes the embeddings of each text: one, or one of each token. Ends between two batches once
-    /// `is_cancelled`.
-    pub(crate) fn embed(
-        &self,
-        texts: &[Vec<u32>],
-        is_cancelled: impl Fn() -> bool,
-    ) -> Result<Vec<Vec<Vec<f32>>>, Error> {
+    /// Computes the embeddings of each text: one, or one of each token.
+    pub(crate) fn embed(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>, Error> {
         let mut found = vec![Vec::new(); texts.len()];
         let mut context = lock(&self.context);
         embed::<Error>(&mut context, texts, |text, embedding| {
             if let Some(list) = found.get_mut(text) {
                 list.push(embedding.to_vec());
-            }
-            if is_cancelled() {
-                return Err(Error::InvalidArgument("the client left".into()));
             }
             Ok(())
         })?;

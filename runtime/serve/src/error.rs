@@ -140,7 +140,7 @@ impl From<Refusal> for ApiError {
 impl From<Failed> for ApiError {
     fn from(failed: Failed) -> Self {
         // What the request wants its text to keep to turned out to be too large in the middle of it.
-        const GRAMMAR: &str = "the grammar cannot be followed";
+        const GRAMMAR: &str = "the grammar ";
         if failed.kind == FailureKind::Sampling && failed.message.starts_with(GRAMMAR) {
             return ApiError::invalid(failed.message);
         }

@@ -1,6 +1,6 @@
 //! What a text keeps to: schemas and grammars of requests.
 
-use crate::app::App;
+use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use samite_grammar::{Grammar, GrammarError, Lazy, Part, Trigger};
@@ -82,7 +82,7 @@ fn schema_value(field: &str, schema: &Value) -> Result<Value> {
 /// Returns the form of an answer that either calls tools or is JSON of a schema. Without triggers, a
 /// call is demanded, and the schema does not apply.
 pub fn calls_or_schema(
-    app: &App,
+    context: &RequestContext,
     field: &str,
     schema: &Value,
     calls: Grammar,
@@ -90,7 +90,7 @@ pub fn calls_or_schema(
 ) -> Result<Form> {
     let schema = schema_value(field, schema)?.to_string();
     let whole = {
-        let _turn = app.compiling.begin()?;
+        let _turn = context.compiling.begin_blocking(context.caller.owner)?;
         Grammar::json_schema(&schema).and_then(|grammar| grammar.check())
     };
     whole.map_err(|error| grammar_error(field, &error))?;
@@ -111,7 +111,7 @@ pub fn calls_or_schema(
 
 /// What a text keeps to.
 pub fn constraint(
-    app: &App,
+    context: &RequestContext,
     field: &str,
     form: &Form,
     before: Option<&'static str>,
@@ -123,9 +123,9 @@ pub fn constraint(
         Form::Calls { grammar, .. } => Ok(grammar.clone()),
     };
     let grammar = grammar.map_err(|error| grammar_error(field, &error))?;
-    let _turn = app.compiling.begin()?;
+    let _turn = context.compiling.begin_blocking(context.caller.owner)?;
     let begin = || {
-        let begun = grammar.constraint(app.vocabulary()?);
+        let begun = grammar.constraint(context.vocabulary()?);
         let mut constraint = begun.map_err(|error| grammar_error(field, &error))?;
         // What lets no text begin, or is too large to be followed, is found now, and not when the answer begins.
         let mask = constraint.mask();

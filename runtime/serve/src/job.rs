@@ -11,13 +11,16 @@ use crate::sampling::{probabilities, sampling};
 use crate::settings::settings;
 use samite_chat::{AnswerOptions, AnswerParser, Format, ReasoningFormat};
 use samite_llm::ScaledAdapter;
-use samite_requests::{CacheWish, Request, Shift, Wanted};
+use samite_requests::{CacheWish, Refusal, Request, Shift, Wanted};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Most strings that end a text.
-const MOST_STOPS: usize = 64;
+const MAX_STOPS: usize = 64;
+
+/// Most bytes of all of them: each token is compared with them in the engine's thread.
+const MAX_STOP_BYTES: usize = 64 << 10;
 
 /// What an answer is parsed by, where it is one of a conversation.
 #[derive(Clone, Debug)]
@@ -133,7 +136,7 @@ fn size_of_request(request: &Request, form: &Form) -> usize {
         _ => 0,
     };
     // Stop strings and biases are in the request, the sampler, and the settings that slots show.
-    CONSTANT + form + 3 * texts.sum::<usize>() + 64 * sampling.logit_bias.len()
+    CONSTANT + form + 8 * texts.sum::<usize>() + 64 * sampling.logit_bias.len()
 }
 
 impl Job {
@@ -145,6 +148,15 @@ impl Job {
         extras: ChatExtras,
     ) -> Result<Self> {
         let limits = context.handle()?.limits();
+        // Before a grammar is compiled for it.
+        if let Some(prompt) = prompts
+            .iter()
+            .map(Vec::len)
+            .find(|&len| len >= limits.context)
+        {
+            let context = limits.context;
+            return Err(Refusal::TooLong { prompt, context }.into());
+        }
         let most = i64::from(i32::MAX);
         let wanted = fields.integer(
             &["n_predict", "max_completion_tokens", "max_tokens"],
@@ -176,7 +188,11 @@ impl Job {
             discard: discard.filter(|&count| count > 0),
         });
         let (n_probs, post_sampling) = probabilities(fields)?;
-        let stops = fields.texts("stop", MOST_STOPS)?;
+        let stops = fields.texts("stop", MAX_STOPS)?;
+        if stops.iter().map(String::len).sum::<usize>() > MAX_STOP_BYTES {
+            let message = format!("{MAX_STOP_BYTES} bytes are allowed in all strings");
+            return Err(ApiError::field("stop", message));
+        }
         let (mut name, own_form) = form(fields)?;
         let form = match (&own_form, extras.form) {
             (Form::Free, Some(form)) => {

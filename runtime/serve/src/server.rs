@@ -107,7 +107,10 @@ async fn run(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
     let (sender, stopped) = watch::channel(false);
     let shared = Arc::new(Shared {
         hub: Arc::clone(&hub),
-        connections: Arc::new(Connections::allowed(options.connections)),
+        connections: Arc::new(Connections::allowed(
+            options.connections,
+            options.request_memory,
+        )),
         tls,
         stopped,
     });

@@ -12,6 +12,8 @@ pub struct Turns {
     /// Name of the work, for errors.
     work: &'static str,
     at_once: usize,
+    /// Most turns of one owner at the same time, where there are several owners.
+    each: usize,
     /// Requests of one owner that may wait.
     queue: usize,
     state: Mutex<State>,
@@ -33,11 +35,13 @@ pub struct Turn {
 }
 
 impl Turns {
-    /// Creates turns for `at_once` requests, with `queue` of each owner that may wait.
+    /// Creates turns for `at_once` requests, with `queue` of each owner that may wait. Of several
+    /// owners, none has all turns.
     pub fn new(work: &'static str, at_once: usize, queue: usize) -> Arc<Self> {
         Arc::new(Turns {
             work,
             at_once,
+            each: at_once.saturating_sub(1).max(1),
             queue,
             state: Mutex::default(),
         })
@@ -48,24 +52,34 @@ impl Turns {
     /// # Errors
     /// 503 if too many requests of the owner wait already.
     pub async fn begin(self: &Arc<Self>, owner: u64) -> Result<Turn> {
-        let receiver = {
-            let mut state = lock(&self.state);
-            if state.at_work.values().sum::<usize>() < self.at_once {
-                return Ok(state.begin(self, owner));
-            }
-            state.waiting.retain(|(_, sender)| !sender.is_closed());
-            let waiting = state.waiting.iter().filter(|(other, _)| *other == owner);
-            if waiting.count() >= self.queue {
-                let message = format!("too many requests for {} wait: try again later", self.work);
-                return Err(ApiError::new(503, message));
-            }
-            let (sender, receiver) = oneshot::channel();
-            state.waiting.push_back((owner, sender));
-            receiver
-        };
-        let gone = |_| ApiError::new(503, "the server is about to end");
-        receiver.await.map_err(gone)
+        self.receiver(owner)?.await.map_err(gone)
     }
+
+    /// Waits for a turn in a thread that may block.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub fn begin_blocking(self: &Arc<Self>, owner: u64) -> Result<Turn> {
+        self.receiver(owner)?.blocking_recv().map_err(gone)
+    }
+
+    fn receiver(self: &Arc<Self>, owner: u64) -> Result<oneshot::Receiver<Turn>> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = lock(&self.state);
+        state.waiting.retain(|(_, sender)| !sender.is_closed());
+        let waiting = state.waiting.iter().filter(|(other, _)| *other == owner);
+        if waiting.count() >= self.queue && !state.has_room(self, owner) {
+            let message = format!("too many requests for {} wait: try again later", self.work);
+            return Err(ApiError::new(503, message));
+        }
+        state.waiting.push_back((owner, sender));
+        state.give_turns(self);
+        Ok(receiver)
+    }
+}
+
+fn gone<E>(_: E) -> ApiError {
+    ApiError::new(503, "the server is about to end")
 }
 
 impl State {
@@ -86,12 +100,31 @@ impl State {
         }
     }
 
-    /// Takes out the waiting request that comes next.
-    fn next(&mut self) -> Option<(u64, oneshot::Sender<Turn>)> {
+    /// Returns true if a request of an owner may begin.
+    fn has_room(&self, turns: &Turns, owner: u64) -> bool {
+        let count = self.at_work.get(&owner).copied().unwrap_or(0);
+        let all = self.at_work.values().sum::<usize>();
+        all < turns.at_once && (owner == 0 || count < turns.each)
+    }
+
+    /// Takes out the waiting request that comes next and may begin.
+    fn next(&mut self, turns: &Turns) -> Option<(u64, oneshot::Sender<Turn>)> {
         let count = |owner: &u64| self.at_work.get(owner).copied().unwrap_or(0);
         let waiting = self.waiting.iter().enumerate();
+        let waiting = waiting.filter(|(_, (owner, _))| self.has_room(turns, *owner));
         let (at, _) = waiting.min_by_key(|(_, (owner, _))| count(owner))?;
         self.waiting.remove(at)
+    }
+
+    fn give_turns(&mut self, turns: &Arc<Turns>) {
+        while let Some((owner, sender)) = self.next(turns) {
+            let turn = self.begin(turns, owner);
+            if let Err(mut refused) = sender.send(turn) {
+                // The request left. The lock is held here: the turn must not take it.
+                refused.owner = None;
+                self.end(owner);
+            }
+        }
     }
 }
 
@@ -100,15 +133,7 @@ impl Drop for Turn {
         let Some(owner) = self.owner else { return };
         let mut state = lock(&self.turns.state);
         state.end(owner);
-        while let Some((owner, sender)) = state.next() {
-            let turn = state.begin(&self.turns, owner);
-            let Err(mut refused) = sender.send(turn) else {
-                return;
-            };
-            // The request left. The lock is held here: the turn must not take it.
-            refused.owner = None;
-            state.end(owner);
-        }
+        state.give_turns(&self.turns);
     }
 }
 
@@ -137,28 +162,30 @@ mod tests {
 
     #[test]
     fn owners_take_turns() {
-        let turns = Turns::new("grammars", 2, 3);
+        let turns = Turns::new("grammars", 3, 2);
         let take = |owner| poll(&mut begin(&turns, owner)).unwrap().unwrap();
-        let (first, second) = (take(1), take(1));
-        let mut waiting = [1, 1, 1, 2].map(|owner| begin(&turns, owner));
+        let first = [take(1), take(1)];
+        // The third turn is left to other owners.
+        let mut waiting = [begin(&turns, 1), begin(&turns, 1)];
         assert!(waiting.iter_mut().all(|one| poll(one).is_none()));
-        // The queue of the first owner is full, and that of the second one is not.
         let full = poll(&mut begin(&turns, 1)).unwrap().unwrap_err();
         assert_eq!(full.status, 503);
-        let gone = begin(&turns, 2);
+        let other = take(2);
+        let mut another = begin(&turns, 3);
+        assert!(poll(&mut another).is_none());
         drop(first);
-        let [one, next, last, other] = &mut waiting;
-        let other = poll(other).unwrap().unwrap();
-        assert!(poll(one).is_none());
-        drop(second);
-        let one = poll(one).unwrap().unwrap();
-        drop(gone);
-        drop(other);
-        let next = poll(next).unwrap().unwrap();
-        drop((one, next));
-        drop(poll(last).unwrap().unwrap());
+        // The one with the fewest turns comes first, though it waits for the shortest time.
+        assert!(poll(&mut another).is_some());
+        drop((other, waiting, another));
         let state = lock(&turns.state);
         assert!(state.at_work.is_empty() && state.waiting.is_empty());
+    }
+
+    #[test]
+    fn a_single_owner_has_all_turns() {
+        let turns = Turns::new("grammars", 2, 1);
+        let turns = [(); 3].map(|()| poll(&mut begin(&turns, 0)));
+        assert_eq!(turns.map(|turn| turn.is_some()), [true, true, false]);
     }
 
     #[test]

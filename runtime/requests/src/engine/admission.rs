@@ -17,10 +17,61 @@ impl Engine {
     /// Gives slots to requests that wait.
     pub(super) fn admit(&mut self, now: Instant) {
         self.make_slots(now);
-        while let Some((at, slot)) = self.next_to_admit() {
-            let running = self.queue.remove(at);
-            self.start(running, slot, now);
+        loop {
+            if let Some((at, slot)) = self.next_to_admit() {
+                let running = self.queue.remove(at);
+                self.start(running, slot, now);
+            } else if !self.preempt_for_another_owner() {
+                return;
+            }
         }
+    }
+
+    /// Preempts a request of an owner that has at least two slots more than the owner of the request
+    /// that comes next. Returns false if there is none.
+    fn preempt_for_another_owner(&mut self) -> bool {
+        if self.active.len() < self.options.slots {
+            return false;
+        }
+        let can_start = |&at: &usize| {
+            let running = &self.queue[at];
+            running.request.slot.is_none()
+                && !running.outbox.is_full()
+                && !self.is_computed_by_another(running)
+        };
+        let Some(next) = self.turns().into_iter().find(can_start) else {
+            return false;
+        };
+        let next = &self.queue[next].request;
+        let slots = self.slots_of_owners();
+        let own = slots.get(&next.owner).copied().unwrap_or(0);
+        let active = self.active.iter().enumerate();
+        let others = active.filter(|(_, active)| {
+            let request = &active.running.request;
+            request.priority <= next.priority
+                && slots
+                    .get(&request.owner)
+                    .is_some_and(|count| *count >= own + 2)
+        });
+        let rank = |(_, active): &(usize, &Active)| {
+            let running = &active.running;
+            let count = slots.get(&running.request.owner);
+            (running.request.priority, Reverse((count, running.id)))
+        };
+        let Some((at, _)) = others.min_by_key(rank) else {
+            return false;
+        };
+        self.preempt(at);
+        true
+    }
+
+    /// Counts the slots of each owner that has one.
+    fn slots_of_owners(&self) -> BTreeMap<u64, usize> {
+        let mut slots = BTreeMap::new();
+        for active in &self.active {
+            *slots.entry(active.running.request.owner).or_default() += 1;
+        }
+        slots
     }
 
     /// Returns the place in the queue of the request that gets a slot next, and the slot.
@@ -47,10 +98,7 @@ impl Engine {
     /// Returns the places of the queue in the order in which they get slots: of the same priority, a request whose owner has fewer slots comes first, then one whose owner got a slot
     /// less recently.
     fn turns(&self) -> Vec<usize> {
-        let mut slots: BTreeMap<u64, usize> = BTreeMap::new();
-        for active in &self.active {
-            *slots.entry(active.running.request.owner).or_default() += 1;
-        }
+        let slots = self.slots_of_owners();
         let mut turns: Vec<usize> = (0..self.queue.len()).collect();
         // The queue is sorted by priority and age, and equal ones stay in its order.
         turns.sort_by_key(|&at| {

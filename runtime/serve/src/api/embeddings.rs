@@ -100,8 +100,35 @@ fn compute(
     context
         .account
         .charge("input", numbers.saturating_mul(NUMBER))?;
-    let found = embedder.embed(texts, || context.is_cancelled());
-    found.map_err(|error| ApiError::new(500, error.to_string()))
+    let mut found = Vec::with_capacity(texts.len());
+    // Requests of others come between the batches.
+    for batch in batches(texts, embedder.longest) {
+        let _turn = context
+            .embedding_batch
+            .begin_blocking(context.caller.owner)?;
+        if context.is_cancelled() {
+            return Err(ApiError::new(503, "the client left"));
+        }
+        let batch = embedder.embed(batch);
+        found.extend(batch.map_err(|error| ApiError::new(500, error.to_string()))?);
+    }
+    Ok(found)
+}
+
+/// Divides texts into runs of at most `most` tokens, or one text.
+fn batches(texts: &[Vec<u32>], most: usize) -> impl Iterator<Item = &[Vec<u32>]> {
+    let mut rest = texts;
+    std::iter::from_fn(move || {
+        let mut sum = 0;
+        let fitting = rest.iter().take_while(|text| {
+            sum += text.len();
+            sum <= most
+        });
+        let count = fitting.count().max(1).min(rest.len());
+        let (batch, after) = rest.split_at(count);
+        rest = after;
+        (count > 0).then_some(batch)
+    })
 }
 
 fn normalization(embedder: &Embedder, fields: &Fields<'_>) -> Result<Normalization> {

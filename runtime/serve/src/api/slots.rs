@@ -167,9 +167,12 @@ pub async fn act(
         "restore" => {
             let (name, path) = path(context, body)?;
             let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
-            let read = tokio::task::spawn_blocking(move || SavedSequence::read(&path)).await;
+            let from = path.clone();
+            let read = tokio::task::spawn_blocking(move || SavedSequence::read(&from)).await;
             let read = read.map_err(|error| ApiError::new(500, error.to_string()))?;
-            let saved = read.map_err(broken)?;
+            // Clients need not know where the folder is.
+            let shown = |text: String| text.replace(&path.display().to_string(), &name);
+            let saved = read.map_err(|error| ApiError::invalid(shown(error.to_string())))?;
             let restored = on_engine(context, move |engine| {
                 (!engine.is_busy(slot)).then(|| engine.restore_slot(slot, salt, &saved))
             });

@@ -38,8 +38,8 @@ fn what_a_request_makes_of_its_body_is_bounded() {
     let long = "a b".repeat(MIB / 3);
     let half = &long[..MIB / 2];
     let bias = [json!([half, 1]), json!([half, 1])];
-    let stops = [half, half];
-    let mut stops = with("stop", json!(stops));
+    // Each of many texts has the strings.
+    let mut stops = with("stop", json!(["a ".repeat(20_000)]));
     stops["prompt"] = json!(vec!["a"; 256]);
     let texts = json!({"prompt": vec!["a"; 256], "n_predict": 8, "n_probs": 100});
     let cases = [
@@ -67,6 +67,7 @@ fn what_a_request_makes_of_its_body_is_bounded() {
             400,
             "logit_bias",
         ),
+        ("/completion", with("stop", json!([half])), 400, "stop"),
         ("/completion", stops, 413, "prompt"),
         ("/completion", texts, 413, "max_tokens"),
         (
