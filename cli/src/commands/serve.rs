@@ -146,8 +146,8 @@ struct HttpArgs {
     /// one sent the same prompt
     #[arg(long)]
     share_prefixes: bool,
-    /// Names of this server, separated by `,`: without keys, requests must be for one of them, a private
-    /// name such as gpu.local, or an address
+    /// Names of this server, separated by `,`: without keys, requests must be for one of them, a
+    /// private name such as gpu.local, or an address
     #[arg(
         long,
         value_name = "NAMES",
@@ -228,8 +228,8 @@ struct HttpArgs {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     write_timeout: u32,
-    /// MiB of memory that requests may hold together, beside the context; one request may hold half of
-    /// it [default: a quarter of the free memory, at most 4096]
+    /// MiB of memory that requests may hold together, beside the context, and one request half of it
+    /// [default: a quarter of the free memory, at most 4096]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
     request_memory: Option<u32>,
     /// Seconds between comments in a quiet stream; -1 for none

@@ -1,6 +1,7 @@
 //! Models by name, from a hub on the loopback. The library's own tests have the hubs that stall and lie.
 
 use crate::{command, tiny};
+use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::process::Command;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A hub whose one repository has a model; everything else is refused. Its files are small: their content is not hashed.
+/// A hub whose one repository has a model; everything else is refused.
 fn hub(model: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -20,14 +21,27 @@ fn hub(model: Vec<u8>) -> String {
     address
 }
 
+/// Returns the hash of a file as git names it.
+fn git_hash(bytes: &[u8]) -> String {
+    let mut hash = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
+    hash.update(format!("blob {}\0", bytes.len()).as_bytes());
+    hash.update(bytes);
+    let bytes = hash.finish();
+    bytes
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
 fn answer(stream: &mut TcpStream, model: &[u8]) {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
     let first = lines.next().unwrap().unwrap();
     let path = first.split(' ').nth(1).unwrap();
     lines.find(|line| line.as_ref().is_ok_and(String::is_empty));
     let entry = |name: &str| {
-        let size = model.len();
-        format!(r#"{{"type":"file","path":"{name}","size":{size},"oid":"{COMMIT}"}}"#)
+        let (size, hash) = (model.len(), git_hash(model));
+        format!(r#"{{"type":"file","path":"{name}","size":{size},"oid":"{hash}"}}"#)
     };
     let (status, body) = match path {
         path if !path.contains("owner/small") => ("401 Unauthorized", Vec::new()),

@@ -223,8 +223,8 @@ impl<'a> Unfinished<'a> {
         Ok(())
     }
 
-    /// Compares the content with the hash that the hub says, and deletes it if they differ: SHA-256 of
-    /// large files, and git's hash of the others.
+    /// Compares the content with the hub's hash, and deletes it if they differ: SHA-256 of large
+    /// files, and git's hash of the others.
     fn verify(
         &mut self,
         progress: &mut dyn FnMut(Progress),

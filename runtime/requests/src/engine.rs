@@ -719,8 +719,8 @@ impl Engine {
         self.active.iter().any(|active| active.slot == slot)
     }
 
-    /// Returns what the last request of a slot with this [salt](crate::CacheWish::salt) has left, for
-    /// a file; `None` if it has left nothing.
+    /// Returns the text that a request with this [salt](crate::CacheWish::salt) has left in a slot,
+    /// for a file; `None` if there is none.
     ///
     /// # Errors
     /// If a device fails.
@@ -772,8 +772,8 @@ impl Engine {
         Ok(saved.len())
     }
 
-    /// Forgets what the requests of a slot with this salt have left, and returns the number of tokens
-    /// of the last one.
+    /// Forgets the texts that requests with this salt have left in a slot, and returns the number of
+    /// tokens of the last one.
     pub fn erase_slot(&mut self, slot: usize, salt: u64) -> usize {
         let count = self.left_by(slot, salt).map_or(0, |text| text.tokens.len());
         let is_left = |text: &Kept| text.slot == slot && text.key.1 == salt;

@@ -37,7 +37,7 @@ pub struct App {
     pub(crate) latencies: Arc<Latencies>,
     /// Grammars are compiled for two requests at a time.
     pub(crate) compiling: Arc<Turns>,
-    /// So many requests for embeddings are at work, of which one computes a batch at a time.
+    /// Turns of requests for embeddings, and of their batches.
     pub(crate) embedding: Arc<Turns>,
     pub(crate) embedding_batch: Arc<Turns>,
     /// Seconds since 1970.

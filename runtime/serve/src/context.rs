@@ -59,8 +59,8 @@ impl RequestContext {
         })
     }
 
-    /// Charges the memory of `tokenize`, which turns `length` bytes of text into tokens, and that of
-    /// the tokens.
+    /// Charges the memory of `tokenize`, which turns `length` bytes of text into tokens, and of the
+    /// tokens.
     pub fn tokens(
         &self,
         field: &str,

@@ -8,8 +8,10 @@
 //! - Every answer has a status, and an error its object. What a model writes is never an error.
 //! - What a request asks for is limited: bytes and depth of its body, prompt, number of texts, queue. Names of files are plain names in one folder; nothing is
 //!   fetched from anywhere.
-//! - What a request makes of its body is charged to its account before memory is taken; the accounts of all requests have a limit together.
-//! - Keys are owners: without [`ServeOptions::shares_prefixes`], nothing that one sees depends on what another one asks, but for load.
+//! - What a request makes of its body is charged to its account before memory is taken. All
+//!   accounts together have a limit.
+//! - Keys are owners: without [`ServeOptions::shares_prefixes`], nothing that one sees depends on
+//!   requests of another one, except for load.
 //! - Where keys are set, everything but health and the page wants one. Pages of other origins read answers only if they are named, or if a key is needed anyway.
 //!
 //! # Files

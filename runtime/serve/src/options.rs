@@ -23,11 +23,11 @@ pub struct ServeOptions {
     pub hosts: Vec<String>,
     /// The port; 0 for a free one.
     pub port: u16,
-    /// Keys, one of which each request must have; none for no check. Of several keys, none sees what
-    /// another one asks.
+    /// Keys, one of which each request must have; none for no check. Of several keys, none sees
+    /// requests of another one.
     pub api_keys: Vec<String>,
-    /// Keys that may also load and unload models, change what all requests share, and see all slots.
-    /// Without any, a single key may.
+    /// Keys that may also load and unload models, change what all requests share, and see all
+    /// slots. Without any, a single key may.
     pub admin_keys: Vec<String>,
     /// True if requests of different keys share cached prefixes.
     pub shares_prefixes: bool,

@@ -160,7 +160,8 @@ mod tests {
         Arc::new(all.add(IpAddr::V4(Ipv4Addr::LOCALHOST)))
     }
 
-    /// Sends a byte every so often until it fails or `most` were sent, and says how many were read and what the reader ends with.
+    /// Sends up to `most` bytes, one after the other, until it fails. Returns how many were read, and
+    /// the error of the reader.
     async fn drip(most: usize, connection: &Arc<Connection>) -> (usize, Option<io::ErrorKind>) {
         let (mut client, server) = tokio::io::duplex(64);
         let mut timed = Timed::new(server, Arc::clone(connection), TIMES);

@@ -47,8 +47,8 @@ pub trait File: Send + Sync + Debug {
     }
 }
 
-/// Returns true if the owner of a file is this user or root, so that no other user can have chosen its
-/// content. Always true on systems without such owners.
+/// Returns true if the owner of a file is this user or root, so that no other user can have chosen
+/// its content. Always true on systems without such owners.
 pub fn is_own(about: &std::fs::Metadata) -> bool {
     #[cfg(unix)]
     {

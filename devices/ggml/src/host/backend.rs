@@ -20,8 +20,7 @@ pub const PATH_VARIABLE: &str = "SAMITE_BACKEND_PATH";
 pub struct GgmlOptions {
     /// Plugins, or directories of plugins. Absolute paths.
     pub paths: Vec<PathBuf>,
-    /// A directory that nobody named, such as that of the program. What another user can change is
-    /// not loaded from it.
+    /// Directory of the program, from which no file is loaded that another user can change.
     pub program_folder: Option<PathBuf>,
     /// Threads of plugins that compute on the CPU; their own default if `None`.
     pub threads: Option<usize>,
@@ -457,7 +456,7 @@ mod tests {
             rejected.len() == 1 && rejected[0].contains("--plugin"),
             "{rejected:?}"
         );
-        // A file that is named is used, whoever can write it.
+        // A file that is named is used in any case.
         let (found, _) = search(vec![path("vulkan")]);
         assert_eq!(found.concat(), [path("vulkan"), path("cpu")]);
         set_mode(folder.path(), 0o777);

@@ -27,8 +27,8 @@ impl Engine {
         }
     }
 
-    /// Preempts a request of an owner that has at least two slots more than the owner of the request
-    /// that comes next. Returns false if there is none.
+    /// Preempts a request of an owner that has at least two slots more than the owner of the
+    /// request that comes next. Returns false if there is none.
     fn preempt_for_another_owner(&mut self) -> bool {
         if self.active.len() < self.options.slots {
             return false;
@@ -95,8 +95,9 @@ impl Engine {
         None
     }
 
-    /// Returns the places of the queue in the order in which they get slots: of the same priority, a request whose owner has fewer slots comes first, then one whose owner got a slot
-    /// less recently.
+    /// Returns the places of the queue in the order in which they get slots. Of the same priority, a
+    /// request comes first whose owner has fewer slots, then one whose owner got a slot less
+    /// recently.
     fn turns(&self) -> Vec<usize> {
         let slots = self.slots_of_owners();
         let mut turns: Vec<usize> = (0..self.queue.len()).collect();

@@ -75,8 +75,8 @@ fn pairs(server: &Server, count: usize) -> BTreeMap<String, [usize; 2]> {
 fn no_answer_tells_what_another_key_asked() {
     let server = start(options());
     let found = pairs(&server, 2000);
-    // A prompt may begin as an earlier one of the same key. What shows must not follow from whether the
-    // other key asked the same prompt: a chi-squared test of the counts.
+    // A prompt may begin as an earlier one of the same key. What shows must not follow from whether
+    // the other key asked the same prompt: a chi-squared test of the counts.
     let sums = found.values().fold([0.0, 0.0], |sums, counts| {
         [sums[0] + counts[0] as f64, sums[1] + counts[1] as f64]
     });
