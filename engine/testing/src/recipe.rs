@@ -82,14 +82,14 @@ pub enum Recipe {
     /// of each row is finite.
     Mask,
     /// Keys or values of a cache: rows of numbers from -1 to 1, but NaN in
-    /// [spoilt](is_spoilt) cells.
+    /// spoilt cells.
     SpoiltRows {
         /// Number of cells.
         cells: usize,
     },
-    /// Numbers from -1 to 1, but NaN for the [spoilt](is_spoilt) cells of each row.
+    /// Numbers from -1 to 1, but NaN for the spoilt cells of each row.
     SpoiltElements,
-    /// A [`Mask`](Self::Mask) that also hides [spoilt](is_spoilt) cells. The last token sees all
+    /// A [`Mask`](Self::Mask) that also hides spoilt cells. The last token sees all
     /// cells.
     SpoiltMask {
         /// Number of tokens.
