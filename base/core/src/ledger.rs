@@ -44,18 +44,19 @@ impl Ledger {
 
     /// Takes `bytes`, until the result is dropped. `None` if there are not as many left.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Charge> {
-        let parent = match &self.parent {
-            Some(parent) => Some(Box::new(parent.take(bytes)?)),
-            None => None,
-        };
         let more = |now: usize| now.checked_add(bytes).filter(|&sum| sum <= self.limit);
         let relaxed = Ordering::Relaxed;
         self.taken.fetch_update(relaxed, relaxed, more).ok()?;
-        Some(Charge {
+        let mut charge = Charge {
             ledger: Arc::clone(self),
             bytes,
-            _parent: parent,
-        })
+            parent: None,
+        };
+        // Last, so that what does not fit here takes nothing from others, not even for a moment.
+        if let Some(parent) = &self.parent {
+            charge.parent = Some(Box::new(parent.take(bytes)?));
+        }
+        Some(charge)
     }
 }
 
@@ -64,7 +65,25 @@ impl Ledger {
 pub struct Charge {
     ledger: Arc<Ledger>,
     bytes: usize,
-    _parent: Option<Box<Charge>>,
+    parent: Option<Box<Charge>>,
+}
+
+impl Charge {
+    /// Takes `bytes` more. Returns false, and takes nothing, if there are not as many left.
+    pub fn grow(&mut self, bytes: usize) -> bool {
+        let Some(more) = self.ledger.take(bytes) else {
+            return false;
+        };
+        self.join(more);
+        true
+    }
+
+    fn join(&mut self, mut other: Charge) {
+        self.bytes += std::mem::take(&mut other.bytes);
+        if let (Some(own), Some(other)) = (&mut self.parent, other.parent.take()) {
+            own.join(*other);
+        }
+    }
 }
 
 impl Drop for Charge {
@@ -89,6 +108,11 @@ mod tests {
         assert_eq!((a.left(), all.left()), (0, 0));
         drop(taken);
         assert_eq!((all.taken(), b.left()), (40, 60));
+        let mut taken = a.take(10).unwrap();
+        assert!(taken.grow(40) && !taken.grow(11) && !taken.grow(usize::MAX));
+        assert_eq!((all.taken(), a.taken()), (90, 50));
+        drop(taken);
+        assert_eq!((all.taken(), a.taken()), (40, 0));
         drop(rest);
         assert_eq!(all.taken(), 0);
     }

@@ -3,18 +3,19 @@
 //! What a request makes of its body (tokens, settings, answers that wait for their end) is charged
 //! where it multiplies, before the memory is taken. Sizes are estimates from above.
 
+use crate::app::lock;
 use crate::error::{ApiError, Result};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use samite_core::{Charge, Ledger};
+use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 /// The accounts of a server.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct Accounts {
     /// Bytes that all requests together may hold. One of them may hold half of it.
     limit: usize,
-    held: AtomicUsize,
+    ledger: Arc<Ledger>,
     /// Wakes those that wait for memory.
     released: Notify,
 }
@@ -22,46 +23,36 @@ pub struct Ledger {
 /// The account of a request. What it holds is released when it is dropped.
 #[derive(Debug)]
 pub struct Account {
-    ledger: Arc<Ledger>,
-    held: AtomicUsize,
+    accounts: Arc<Accounts>,
+    own: Arc<Ledger>,
+    charge: Mutex<Option<Charge>>,
 }
 
-/// A part of an account that is released when it is dropped.
-#[derive(Debug)]
-#[must_use]
-pub struct Hold<'a> {
-    account: &'a Account,
-    bytes: usize,
-}
-
-impl Ledger {
-    /// Creates a ledger for `limit` bytes.
+impl Accounts {
+    /// Creates accounts for `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        Ledger {
+        Accounts {
             limit,
-            held: AtomicUsize::new(0),
+            ledger: Ledger::new(Some(limit)),
             released: Notify::new(),
         }
-    }
-
-    fn release(&self, bytes: usize) {
-        self.held.fetch_sub(bytes, Ordering::SeqCst);
-        self.released.notify_waiters();
     }
 }
 
 impl Account {
     /// Opens an account.
-    pub fn new(ledger: &Arc<Ledger>) -> Self {
+    pub fn new(accounts: &Arc<Accounts>) -> Self {
+        let own = accounts.ledger.part(Some(accounts.limit / 2));
         Account {
-            ledger: Arc::clone(ledger),
-            held: AtomicUsize::new(0),
+            charge: Mutex::new(own.take(0)),
+            accounts: Arc::clone(accounts),
+            own,
         }
     }
 
     /// Returns the bytes that the request holds.
     pub fn held(&self) -> usize {
-        self.held.load(Ordering::SeqCst)
+        self.own.taken()
     }
 
     /// Charges `bytes` for a field.
@@ -70,66 +61,52 @@ impl Account {
     /// 413 if the request would hold more than one may, and 503 if all requests together would hold
     /// more than they may.
     pub fn charge(&self, field: &str, bytes: usize) -> Result<()> {
-        let add = |to: &AtomicUsize, limit: usize| {
-            let sum = |held: usize| held.checked_add(bytes).filter(|&sum| sum <= limit);
-            to.fetch_update(Ordering::SeqCst, Ordering::SeqCst, sum)
-                .is_ok()
-        };
-        let limit = self.ledger.limit;
+        let mut charge = lock(&self.charge);
+        if charge.as_mut().is_some_and(|charge| charge.grow(bytes)) {
+            return Ok(());
+        }
+        Err(self.refusal(field, bytes))
+    }
+
+    /// Charges `bytes` for as long as the result exists.
+    ///
+    /// # Errors
+    /// As [`charge`](Self::charge).
+    pub fn hold(&self, field: &str, bytes: usize) -> Result<Charge> {
+        let charge = self.own.take(bytes);
+        charge.ok_or_else(|| self.refusal(field, bytes))
+    }
+
+    /// Returns why `bytes` more cannot be held.
+    fn refusal(&self, field: &str, bytes: usize) -> ApiError {
+        let limit = self.accounts.limit;
         let mebibytes = |bytes: usize| bytes >> 20;
-        if !add(&self.held, limit / 2) {
+        if bytes > (limit / 2).saturating_sub(self.held()) {
             let message = format!(
                 "the request would take more than {} MiB of memory: make it smaller, or start the server with a larger --request-memory",
                 mebibytes(limit / 2)
             );
             let mut error = ApiError::field(field, message);
             error.status = 413;
-            return Err(error);
+            return error;
         }
-        if !add(&self.ledger.held, limit) {
-            self.held.fetch_sub(bytes, Ordering::SeqCst);
-            let message = format!(
-                "requests hold the {} MiB of memory that they may (--request-memory): try again later",
-                mebibytes(limit)
-            );
-            return Err(ApiError::new(503, message));
-        }
-        Ok(())
+        let message = format!(
+            "requests hold the {} MiB of memory that they may (--request-memory): try again later",
+            mebibytes(limit)
+        );
+        ApiError::new(503, message)
     }
 
-    /// Charges `bytes` for as long as the hold exists.
-    ///
-    /// # Errors
-    /// As [`charge`](Self::charge).
-    pub fn hold(&self, field: &str, bytes: usize) -> Result<Hold<'_>> {
-        self.charge(field, bytes)?;
-        Ok(Hold {
-            account: self,
-            bytes,
-        })
-    }
-
-    /// Releases `bytes` that were charged.
-    pub fn release(&self, bytes: usize) {
-        self.held.fetch_sub(bytes, Ordering::SeqCst);
-        self.ledger.release(bytes);
-    }
-
-    /// Returns a future that ends when memory is released after this call.
+    /// Returns a future that ends when another account is closed after this call.
     pub fn released(&self) -> Notified<'_> {
-        self.ledger.released.notified()
+        self.accounts.released.notified()
     }
 }
 
 impl Drop for Account {
     fn drop(&mut self) {
-        self.ledger.release(self.held());
-    }
-}
-
-impl Drop for Hold<'_> {
-    fn drop(&mut self) {
-        self.account.release(self.bytes);
+        drop(lock(&self.charge).take());
+        self.accounts.released.notify_waiters();
     }
 }
 
@@ -139,8 +116,8 @@ mod tests {
 
     #[test]
     fn accounts_have_a_limit_each_and_one_together() {
-        let ledger = Arc::new(Ledger::new(100));
-        let [a, b, c] = [(); 3].map(|()| Account::new(&ledger));
+        let accounts = Arc::new(Accounts::new(100));
+        let [a, b, c] = [(); 3].map(|()| Account::new(&accounts));
         a.charge("x", 50).unwrap();
         let error = a.charge("prompt", 1).unwrap_err();
         assert_eq!((error.status, error.is_about("prompt")), (413, true));
@@ -152,8 +129,7 @@ mod tests {
         assert_eq!((a.held(), b.held(), c.held()), (50, 30, 0));
         drop(a);
         c.charge("x", 50).unwrap();
-        b.release(30);
-        assert_eq!(ledger.held.load(Ordering::SeqCst), 50);
+        assert_eq!(accounts.ledger.taken(), 80);
         // A size from outside does not wrap around.
         assert_eq!(b.charge("x", usize::MAX).unwrap_err().status, 413);
     }

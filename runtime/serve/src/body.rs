@@ -1,6 +1,6 @@
 //! Reads the body of a request as JSON, within limits.
 
-use crate::account::{Account, Ledger};
+use crate::account::{Account, Accounts};
 use crate::connections::{Connection, Receiving};
 use crate::error::{ApiError, Result};
 use crate::fields::Extent;
@@ -34,20 +34,21 @@ pub const LARGE: usize = 1 << 20;
 pub struct Bodies {
     /// Most bytes of one.
     limit: usize,
-    /// Bytes of bodies that are coming. Requests whose bodies are complete have another ledger, so
-    /// that bodies that never end keep out no request.
-    coming: Arc<Ledger>,
-    /// So many large ones are parsed at a time.
-    parsing: Arc<Turns>,
+    /// Bytes of bodies that are coming. Requests whose bodies are complete have other accounts,
+    /// so that bodies that never end keep out no request.
+    coming: Arc<Accounts>,
+    /// Turns of large ones.
+    large: Arc<Turns>,
 }
 
 impl Bodies {
     /// Creates a reader of bodies of at most `limit` bytes, which together hold at most `memory`.
-    pub fn new(limit: usize, memory: usize) -> Self {
+    /// Large ones take turns.
+    pub fn new(limit: usize, memory: usize, large: Arc<Turns>) -> Self {
         Bodies {
             limit,
-            coming: Arc::new(Ledger::new(memory)),
-            parsing: Turns::new("large bodies", 2, 1024),
+            coming: Arc::new(Accounts::new(memory)),
+            large,
         }
     }
 
@@ -103,7 +104,7 @@ impl Bodies {
             return Ok(json!({}));
         }
         let turn = if bytes.len() > LARGE {
-            Some(self.parsing.begin(owner).await?)
+            Some(self.large.begin(owner).await?)
         } else {
             None
         };
@@ -150,7 +151,7 @@ mod tests {
     fn many_small_things_are_refused_before_they_are_read() {
         let many =
             |part: &str, count: usize| format!("[{}{part}]", format!("{part},").repeat(count - 1));
-        let account = Account::new(&Arc::new(Ledger::new(1 << 30)));
+        let account = Account::new(&Arc::new(Accounts::new(1 << 30)));
         let status = |text: String| {
             parse(text.as_bytes(), &account)
                 .map(|_| 200)

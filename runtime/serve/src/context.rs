@@ -5,9 +5,9 @@ use crate::account::Account;
 use crate::app::App;
 use crate::error::Result;
 use crate::turns::Turns;
+use samite_core::CancelToken;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A model as one request sees it, with the caller and the memory that the request holds.
 #[derive(Debug)]
@@ -17,9 +17,10 @@ pub struct RequestContext {
     pub caller: Caller,
     /// The memory that the request holds.
     pub account: Arc<Account>,
-    /// Turns of requests that take long before they are submitted.
+    /// Turns of requests with large bodies, until they are submitted.
     pub large: Arc<Turns>,
-    is_cancelled: AtomicBool,
+    /// Cancelled when the client leaves.
+    pub cancel: CancelToken,
 }
 
 impl RequestContext {
@@ -32,18 +33,13 @@ impl RequestContext {
             caller,
             account,
             large,
-            is_cancelled: AtomicBool::new(false),
+            cancel: CancelToken::new(),
         }
-    }
-
-    /// Returns true if the client has left.
-    pub fn is_cancelled(&self) -> bool {
-        self.is_cancelled.load(Ordering::Relaxed)
     }
 
     /// Cancels the request when the guard is dropped, as it is when the client leaves.
     pub fn cancelled_when_dropped(&self) -> CancelGuard<'_> {
-        CancelGuard(&self.is_cancelled)
+        CancelGuard(&self.cancel)
     }
 
     /// Charges the memory of turning a text into tokens, and that of the tokens.
@@ -88,11 +84,11 @@ impl RequestContext {
 
 /// Cancels a request when it is dropped.
 #[must_use]
-pub struct CancelGuard<'c>(&'c AtomicBool);
+pub struct CancelGuard<'c>(&'c CancelToken);
 
 impl Drop for CancelGuard<'_> {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.cancel();
     }
 }
 

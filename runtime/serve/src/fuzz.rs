@@ -1,7 +1,7 @@
 //! Entry for fuzz targets: reads the body of a request without a connection.
 
 use crate::access::Caller;
-use crate::account::{Account, Ledger};
+use crate::account::{Account, Accounts};
 use crate::app::App;
 use crate::body::parse;
 use crate::context::RequestContext;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Reads the bytes of a body as JSON and then as a request of the interface with this number.
 /// Returns the text of the error if it is refused. Nothing is computed.
 pub fn read_body(app: &Arc<App>, interface: usize, bytes: &[u8]) -> Option<String> {
-    let account = Arc::new(Account::new(&Arc::new(Ledger::new(1 << 30))));
+    let account = Arc::new(Account::new(&Arc::new(Accounts::new(1 << 30))));
     let caller = Caller {
         owner: 0,
         is_admin: true,

@@ -3,7 +3,7 @@
 //! A model is loaded when a request names it. What it takes is planned before anything is loaded. If it does not fit beside the others, those make room that were
 //! not used for the longest time and are not at work; while one waits for that, requests for all models wait in order behind it, so that nobody waits for ever.
 
-use crate::account::Ledger;
+use crate::account::Accounts;
 use crate::app::{App, lock};
 use crate::body::Bodies;
 use crate::entry::{Entry, State, Status};
@@ -76,8 +76,8 @@ pub struct Hub {
     pub(crate) options: ServeOptions,
     pub(crate) bodies: Bodies,
     /// The memory of requests.
-    pub(crate) ledger: Arc<Ledger>,
-    /// Turns of requests that take long before they are submitted.
+    pub(crate) accounts: Arc<Accounts>,
+    /// Turns of requests with large bodies, until they are submitted.
     pub(crate) large: Arc<Turns>,
     pub(crate) is_draining: AtomicBool,
     /// Seconds since 1970.
@@ -174,10 +174,15 @@ impl Hub {
         limits: HubLimits,
         is_single: bool,
     ) -> Self {
+        let large = Turns::new("large bodies", 2, 1024);
         Hub {
-            bodies: Bodies::new(options.body_limit, options.request_memory / 2),
-            ledger: Arc::new(Ledger::new(options.request_memory)),
-            large: Turns::new("large bodies", 2, 1024),
+            bodies: Bodies::new(
+                options.body_limit,
+                options.request_memory / 2,
+                Arc::clone(&large),
+            ),
+            accounts: Arc::new(Accounts::new(options.request_memory)),
+            large,
             is_draining: AtomicBool::new(false),
             started: crate::chance::seconds(),
             options,

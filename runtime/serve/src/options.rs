@@ -23,8 +23,8 @@ pub struct ServeOptions {
     pub hosts: Vec<String>,
     /// The port; 0 for a free one.
     pub port: u16,
-    /// Keys, one of which each request must have; none for no check. Of several keys, none sees
-    /// requests of another one.
+    /// Keys, one of which each request must have; without any, requests need no key. Of several keys,
+    /// none sees requests of another one.
     pub api_keys: Vec<String>,
     /// Keys that may also load and unload models, change what all requests share, and see all
     /// slots. Without any, a single key may.

@@ -114,7 +114,7 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
     let is_public = methods.is_some_and(|methods| {
         matches!(methods.get, Some(Get::Health | Get::Ready | Get::File)) && methods.post.is_none()
     });
-    let account = Arc::new(Account::new(&hub.ledger));
+    let account = Arc::new(Account::new(&hub.accounts));
     let stranger = Caller {
         owner: 0,
         is_admin: false,

@@ -106,7 +106,7 @@ fn compute(
         let _turn = context
             .embedding_batch
             .begin_blocking(context.caller.owner)?;
-        if context.is_cancelled() {
+        if context.cancel.is_cancelled() {
             return Err(ApiError::new(503, "the client left"));
         }
         let batch = embedder.embed(batch);

@@ -136,6 +136,15 @@ fn unfinished(server: &Server, length: usize, part: usize) -> TcpStream {
     stream
 }
 
+/// Asks for a stream without an end, of which nothing is read.
+fn unread(server: &Server) -> TcpStream {
+    let mut body = with("n_probs", json!(100));
+    body["stream"] = json!(true);
+    body["n_predict"] = json!(-1);
+    body["ignore_eos"] = json!(true);
+    server.send("POST", "/completion", "", &body.to_string())
+}
+
 #[test]
 fn bodies_that_never_end_make_room_for_others() {
     let server = small(ServeOptions::default());
@@ -164,15 +173,7 @@ fn connections_that_wait_make_room_for_others() {
     is_served(&server);
     let bodies: Vec<TcpStream> = (0..30).map(|_| unfinished(&server, 100, 10)).collect();
     is_served(&server);
-    // Unread streams.
-    let body = with("n_probs", json!(100));
-    let mut body = body;
-    body["stream"] = json!(true);
-    body["n_predict"] = json!(-1);
-    body["ignore_eos"] = json!(true);
-    let unread: Vec<TcpStream> = (0..30)
-        .map(|_| server.send("POST", "/completion", "", &body.to_string()))
-        .collect();
+    let unread: Vec<TcpStream> = (0..30).map(|_| unread(&server)).collect();
     is_served(&server);
     drop((silent, bodies, unread));
     server.wait_until(false);
@@ -189,11 +190,7 @@ fn an_answer_that_nobody_reads_ends() {
         ..EngineOptions::default()
     };
     let server = Server::start(options, engine);
-    let mut body = with("n_probs", json!(100));
-    body["stream"] = json!(true);
-    body["n_predict"] = json!(-1);
-    body["ignore_eos"] = json!(true);
-    let unread = server.send("POST", "/completion", "", &body.to_string());
+    let unread = unread(&server);
     server.wait_until(true);
     server.wait_until(false);
     drop(unread);
@@ -234,11 +231,7 @@ fn a_model_is_unloaded_behind_a_stream_that_nobody_reads() {
     let hub = Hub::new(options, vec![model], limits, true).unwrap();
     let server = Server::of(hub);
     is_served(&server);
-    let mut body = with("n_probs", json!(100));
-    body["stream"] = json!(true);
-    body["n_predict"] = json!(-1);
-    body["ignore_eos"] = json!(true);
-    let unread = server.send("POST", "/completion", "", &body.to_string());
+    let unread = unread(&server);
     server.wait_until(true);
     let (status, answer) = server.post("/models/unload", &json!({"model": "stories"}));
     assert_eq!(status, 200, "{answer}");
