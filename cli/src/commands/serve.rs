@@ -139,7 +139,7 @@ struct HttpArgs {
     /// several separated by `,`. Without any, a single key may
     #[arg(long, value_name = "KEYS")]
     admin_key: Option<String>,
-    /// The same from a file, a key a line
+    /// File of such keys, a key a line
     #[arg(long, value_name = "FILE")]
     admin_key_file: Option<PathBuf>,
     /// Share cached prefixes among keys, which then see from the speed of an answer whether another

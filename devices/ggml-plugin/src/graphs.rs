@@ -112,28 +112,7 @@ impl<T> Recent<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use samite_ggml::abi::{HashSet, op};
-    use std::ptr::null_mut;
-
-    fn graph(nodes: &mut [*mut Tensor]) -> CGraph {
-        CGraph {
-            size: nodes.len() as i32,
-            n_nodes: nodes.len() as i32,
-            n_leafs: 0,
-            nodes: nodes.as_mut_ptr(),
-            grads: null_mut(),
-            grad_accs: null_mut(),
-            leafs: null_mut(),
-            use_counts: null_mut(),
-            visited: HashSet {
-                size: 0,
-                used: null_mut(),
-                keys: null_mut(),
-            },
-            order: 0,
-            uid: 0,
-        }
-    }
+    use samite_ggml::abi::op;
 
     #[test]
     fn equal_graphs_are_recognised_and_any_change_is_seen() {
@@ -144,7 +123,7 @@ mod tests {
         y.src[0] = &raw mut x;
         let (x, y) = (&raw mut x, &raw mut y);
         let mut nodes = [y];
-        let graph = graph(&mut nodes);
+        let graph = CGraph::new(nodes.as_mut_ptr(), nodes.len());
         let mut recent = Recent::default();
         let mut made = 0;
         let mut ask = |recent: &mut Recent<i32>| {

@@ -9,4 +9,5 @@ mod window;
 pub(crate) use cache::{KvCache, KvPlan};
 pub use cells::Cells;
 pub(crate) use shift::Rotation;
+pub(crate) use states::States;
 pub(crate) use window::Window;

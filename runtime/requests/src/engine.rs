@@ -15,7 +15,7 @@ use crate::kept::{Kept, KeptTexts, Key};
 use crate::outbox::{Bell, Reader, outbox};
 use crate::request::{Limits, Prepared, Refusal, Request};
 use crate::running::Running;
-use crate::view::{SlotView, Totals, View};
+use crate::view::{SlotView, Totals, View, count_owners};
 use samite_core::environment::Clock;
 use samite_llm::{Batch, Context, Error, Result, SavedSequence, ScaledAdapter};
 use samite_text::Tokenizer;
@@ -669,13 +669,9 @@ impl Engine {
         }
         let cells = self.context.cells();
         let at_work = self.active.iter().map(|active| active.running.key.0);
-        let mut queued = BTreeMap::new();
-        for waiting in &self.queue {
-            *queued.entry(waiting.request.owner).or_default() += 1;
-        }
         View {
             slots,
-            queued,
+            queued: count_owners(self.queue.iter().map(|waiting| waiting.request.owner)),
             adapters: [
                 self.files_of_sets(at_work),
                 self.files_of_sets(self.queue.iter().map(|waiting| waiting.key.0)),

@@ -64,6 +64,15 @@ pub struct Totals {
     pub longest: u64,
 }
 
+/// Counts how often each owner comes.
+pub(crate) fn count_owners(owners: impl Iterator<Item = u64>) -> BTreeMap<u64, usize> {
+    let mut counts = BTreeMap::new();
+    for owner in owners {
+        *counts.entry(owner).or_default() += 1;
+    }
+    counts
+}
+
 /// An engine as it is between two steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {

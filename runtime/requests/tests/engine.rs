@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
+mod common;
+
+use common::{events, request, run, submit};
 use samite_core::environment::Clock;
 use samite_core::{DType, Delegate, Delegating, Device, Environment, Selection};
 use samite_llm::{
@@ -97,33 +100,6 @@ fn engine_of(model: &Arc<Model>, options: EngineOptions, clock: Arc<dyn Clock>) 
 
 fn engine(slots: usize) -> Engine {
     engine_with(options(slots), Hand::new())
-}
-
-/// A request that writes `count` tokens, and no token ends it.
-fn request(prompt: impl IntoIterator<Item = u32>, count: usize) -> Request {
-    Request {
-        max_tokens: Some(count),
-        ignore_end: true,
-        sampling: SamplerParams::greedy(),
-        ..Request::new(prompt.into_iter().collect())
-    }
-}
-
-fn submit(engine: &mut Engine, request: Request) -> Reader {
-    engine.submit(request, Arc::new(|| {})).unwrap().1
-}
-
-fn run(engine: &mut Engine) {
-    for _ in 0..1000 {
-        if let Step::Idle(_) = engine.step() {
-            return;
-        }
-    }
-    panic!("it never ends");
-}
-
-fn events(reader: &mut Reader) -> Vec<Event> {
-    std::iter::from_fn(|| reader.try_next()).collect()
 }
 
 /// Answers a request: what was found, and how it ended.

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
+mod common;
+
+use common::{events, request, run, submit};
 use samite_core::{DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_llm::{
@@ -10,7 +13,7 @@ use samite_llm::{
     SyntheticModel,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
-use samite_requests::{Engine, EngineOptions, Event, FailureKind, Reader, Request, Step};
+use samite_requests::{Engine, EngineOptions, Event, FailureKind, Reader, Request};
 use samite_text::SamplerParams;
 use std::sync::Arc;
 
@@ -90,32 +93,6 @@ fn cpu() -> Arc<dyn Device> {
 
 fn reference() -> Arc<dyn Device> {
     ReferenceDevice::new(ReferenceOptions::named("alone"))
-}
-
-fn request(prompt: impl IntoIterator<Item = u32>, count: usize) -> Request {
-    Request {
-        max_tokens: Some(count),
-        ignore_end: true,
-        sampling: SamplerParams::greedy(),
-        ..Request::new(prompt.into_iter().collect())
-    }
-}
-
-fn submit(engine: &mut Engine, request: Request) -> Reader {
-    engine.submit(request, Arc::new(|| {})).unwrap().1
-}
-
-fn run(engine: &mut Engine) {
-    for _ in 0..1000 {
-        if let Step::Idle(_) = engine.step() {
-            return;
-        }
-    }
-    panic!("it never ends");
-}
-
-fn events(reader: &mut Reader) -> Vec<Event> {
-    std::iter::from_fn(|| reader.try_next()).collect()
 }
 
 /// The tokens of a request that must have ended with an answer.

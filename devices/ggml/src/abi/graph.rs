@@ -1,6 +1,7 @@
 //! `ggml_cgraph`: nodes in order, and how often each is used.
 
 use super::Tensor;
+use std::ptr::null_mut;
 
 /// `ggml_hash_set`: open addressing, with the address divided by 16 as hash.
 #[repr(C)]
@@ -71,6 +72,28 @@ impl HashSet {
 }
 
 impl CGraph {
+    /// Creates a graph of `count` nodes alone, which points to `nodes`.
+    pub fn new(nodes: *mut *mut Tensor, count: usize) -> Self {
+        let count = i32::try_from(count).unwrap_or(i32::MAX);
+        CGraph {
+            size: count,
+            n_nodes: count,
+            n_leafs: 0,
+            nodes,
+            grads: null_mut(),
+            grad_accs: null_mut(),
+            leafs: null_mut(),
+            use_counts: null_mut(),
+            visited: HashSet {
+                size: 0,
+                used: null_mut(),
+                keys: null_mut(),
+            },
+            order: 0,
+            uid: 0,
+        }
+    }
+
     /// The nodes.
     ///
     /// # Safety

@@ -294,9 +294,7 @@ unsafe fn is_constant(t: &Tensor) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::HashSet;
     use samite_core::{DType, Layout};
-    use std::ptr::null_mut;
 
     fn tensor(dtype: DType, ne: [i64; 4]) -> Tensor {
         let shape = ne.map(|extent| extent as usize);
@@ -408,23 +406,7 @@ mod tests {
         view.flags = flag::COMPUTE;
         let node = &raw mut view;
         let mut nodes = [node];
-        let mut graph = CGraph {
-            size: 1,
-            n_nodes: 1,
-            n_leafs: 0,
-            nodes: nodes.as_mut_ptr(),
-            grads: null_mut(),
-            grad_accs: null_mut(),
-            leafs: null_mut(),
-            use_counts: null_mut(),
-            visited: HashSet {
-                size: 0,
-                used: null_mut(),
-                keys: null_mut(),
-            },
-            order: 0,
-            uid: 0,
-        };
+        let mut graph = CGraph::new(nodes.as_mut_ptr(), 1);
         let (first, none) = (0, op::NONE);
         // SAFETY: one tensor, which views itself; all arrays have one element.
         let fuses = unsafe {

@@ -176,23 +176,15 @@ impl Exported {
 
     /// The graph, for one call: it points to `self`.
     pub fn graph(&mut self) -> CGraph {
-        let count = i32::try_from(self.nodes().len()).unwrap_or(i32::MAX);
+        let count = self.nodes().len();
         CGraph {
-            size: count,
-            n_nodes: count,
-            n_leafs: 0,
-            nodes: self.nodes.as_mut_ptr(),
-            grads: null_mut(),
-            grad_accs: null_mut(),
-            leafs: null_mut(),
             use_counts: self.use_counts.as_mut_ptr(),
             visited: HashSet {
                 size: self.keys.len(),
                 used: self.used.as_mut_ptr(),
                 keys: self.keys.as_mut_ptr(),
             },
-            order: 0,
-            uid: 0,
+            ..CGraph::new(self.nodes.as_mut_ptr(), count)
         }
     }
 }

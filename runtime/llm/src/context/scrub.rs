@@ -9,6 +9,7 @@ use crate::arch::Output;
 use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::finite::are_finite;
+use crate::kv::{Cells, States};
 use crate::saved::{places, runs};
 use samite_core::StoredTensor;
 
@@ -61,7 +62,7 @@ impl Context {
                     chunks.all(|chunk| chunk.iter().fold(true, |all, &x| all & is_sound(x)))
                 }
             };
-            // The likeliest tokens alone do not always say.
+            // The top-k may have minus infinity without a fault: all logits decide.
             if !is_fine && !self.read_logits(token)?.iter().all(|&x| is_sound(x)) {
                 return Err(Error::NotFinite { token });
             }
@@ -71,17 +72,7 @@ impl Context {
 
     /// The rows that the batch at hand writes.
     fn taken_rows(&self) -> UsedRows {
-        let cache = &self.cache;
-        let window = cache.window.as_ref().map(|window| &window.cells);
-        UsedRows {
-            cells: cache.cells.taken(),
-            windowed: window.unwrap_or(&cache.cells).taken(),
-            states: cache
-                .states
-                .iter()
-                .flat_map(|states| states.written())
-                .collect(),
-        }
+        self.rows_of(Cells::taken, States::written)
     }
 
     /// Removes `sequence`, and writes zeros to what no other sequence shares with it.
@@ -91,17 +82,8 @@ impl Context {
     pub fn scrub(&mut self, sequence: usize) -> Result<()> {
         self.cache.cells.check(sequence)?;
         self.scheduler.synchronize()?;
-        let cache = &self.cache;
-        let window = cache.window.as_ref().map(|window| &window.cells);
-        let mut rows = UsedRows {
-            cells: cache.cells.only_of(sequence),
-            windowed: window.unwrap_or(&cache.cells).only_of(sequence),
-            states: cache
-                .states
-                .iter()
-                .flat_map(|states| states.held(sequence))
-                .collect(),
-        };
+        let held = |states: &States| states.held(sequence);
+        let mut rows = self.rows_of(|cells| cells.only_of(sequence), held);
         self.remove(sequence, ..)?;
         if let Some(states) = &self.cache.states {
             rows.states.retain(|&row| states.is_free(row));
@@ -115,13 +97,7 @@ impl Context {
     /// If a device fails.
     pub fn scrub_free_cells(&mut self) -> Result<()> {
         self.scheduler.synchronize()?;
-        let cache = &self.cache;
-        let window = cache.window.as_ref().map(|window| &window.cells);
-        self.zero(&UsedRows {
-            cells: cache.cells.free_cells(),
-            windowed: window.unwrap_or(&cache.cells).free_cells(),
-            states: Vec::new(),
-        })
+        self.zero(&self.rows_of(Cells::free_cells, |_| Vec::new()))
     }
 
     /// Returns true if all that is kept of `sequence` is finite.
@@ -131,7 +107,7 @@ impl Context {
     pub fn is_finite(&mut self, sequence: usize) -> Result<bool> {
         self.scheduler.synchronize()?;
         let cache = &self.cache;
-        let cells = |cells: &crate::kv::Cells| -> Result<Vec<usize>> {
+        let cells = |cells: &Cells| -> Result<Vec<usize>> {
             let mut cells: Vec<_> = cells.sorted(sequence)?.into_iter().map(|it| it.1).collect();
             cells.sort_unstable();
             Ok(cells)
@@ -162,6 +138,24 @@ impl Context {
             }
         }
         Ok(true)
+    }
+
+    /// Returns the chosen rows of the cache.
+    fn rows_of(
+        &self,
+        cells: impl Fn(&Cells) -> Vec<usize>,
+        states: impl Fn(&States) -> Vec<usize>,
+    ) -> UsedRows {
+        let cache = &self.cache;
+        let windowed = cache
+            .window
+            .as_ref()
+            .map_or(&cache.cells, |window| &window.cells);
+        UsedRows {
+            cells: cells(&cache.cells),
+            windowed: cells(windowed),
+            states: cache.states.as_ref().map(states).unwrap_or_default(),
+        }
     }
 
     fn zero(&self, rows: &UsedRows) -> Result<()> {

@@ -5,6 +5,7 @@ use crate::disk::DiskTexts;
 use crate::event::{CacheMiss, FailureKind, MissCause, Started};
 use crate::kept::{Found, Kept, Place, common};
 use crate::running::Running;
+use crate::view::count_owners;
 use samite_llm::Result;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -33,6 +34,14 @@ impl Engine {
         if self.active.len() < self.options.slots {
             return false;
         }
+        let slots = self.slots_of_owners();
+        let held = |owner: u64| slots.get(&owner).copied().unwrap_or(0);
+        let most = slots.values().max().copied().unwrap_or(0);
+        // Each step comes here while requests wait: the queue is sorted only if that can matter.
+        let has_fewer = |running: &Running| held(running.request.owner) + 2 <= most;
+        if !self.queue.iter().any(has_fewer) {
+            return false;
+        }
         let can_start = |&at: &usize| {
             let running = &self.queue[at];
             running.request.slot.is_none()
@@ -43,19 +52,15 @@ impl Engine {
             return false;
         };
         let next = &self.queue[next].request;
-        let slots = self.slots_of_owners();
-        let own = slots.get(&next.owner).copied().unwrap_or(0);
+        let own = held(next.owner);
         let active = self.active.iter().enumerate();
         let others = active.filter(|(_, active)| {
             let request = &active.running.request;
-            request.priority <= next.priority
-                && slots
-                    .get(&request.owner)
-                    .is_some_and(|count| *count >= own + 2)
+            request.priority <= next.priority && held(request.owner) >= own + 2
         });
         let rank = |(_, active): &(usize, &Active)| {
             let running = &active.running;
-            let count = slots.get(&running.request.owner);
+            let count = held(running.request.owner);
             (running.request.priority, Reverse((count, running.id)))
         };
         let Some((at, _)) = others.min_by_key(rank) else {
@@ -67,11 +72,8 @@ impl Engine {
 
     /// Counts the slots of each owner that has one.
     fn slots_of_owners(&self) -> BTreeMap<u64, usize> {
-        let mut slots = BTreeMap::new();
-        for active in &self.active {
-            *slots.entry(active.running.request.owner).or_default() += 1;
-        }
-        slots
+        let active = self.active.iter();
+        count_owners(active.map(|active| active.running.request.owner))
     }
 
     /// Returns the place in the queue of the request that gets a slot next, and the slot.
