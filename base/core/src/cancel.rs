@@ -33,8 +33,9 @@ impl CancelToken {
         Self::default()
     }
 
-    /// A token that asks `ask` whether it is cancelled, each time that work looks at it: from any thread, between nodes at most. Once that says yes, it
-    /// is not asked again until [`reset`](CancelToken::reset).
+    /// A token that asks `ask` whether it is cancelled, each time that work looks at it: from any thread,
+    /// between nodes and within long ones. Once that says yes, it is not asked again until
+    /// [`reset`](CancelToken::reset).
     pub fn asking(ask: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         CancelToken(Arc::new(Switch {
             is_on: AtomicBool::new(false),

@@ -492,7 +492,7 @@ pub trait Prepared: Send {
 /// How one run is watched and stopped.
 #[derive(Clone, Copy)]
 pub struct RunControl<'a> {
-    /// Checked between nodes, or as often as the device can.
+    /// Checked between nodes and within long ones, as often as the device can.
     pub cancel: &'a CancelToken,
     /// Told about each node that ran, where the device can time them.
     pub observer: Option<&'a Arc<dyn RunObserver>>,

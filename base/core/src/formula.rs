@@ -1,7 +1,7 @@
 //! Operations that are defined by a formula: what each element of the result is, said once for all devices.
 //!
 //! These are operations of ggml's that language models seldom need: convolutions, pooling, recurrences. A device that has no faster kernel computes
-//! them by [`compute`] with its own way to read and write elements. The work falls into *units* (rows of the result, heads, columns), which write
+//! them by [`compute`] with its own way to read and write elements. The work falls into *units* (parts of rows of the result, heads, columns), which write
 //! different elements, so that a device may do them beside each other and in any order.
 
 mod image;
@@ -92,9 +92,44 @@ pub fn is_formula(kind: OpKind) -> bool {
     )
 }
 
+/// Elements of a row that a unit computes. Few, as each of them may be a sum over a whole kernel.
+const PART: usize = 16;
+
+/// Estimates the elements that are read for the whole result.
+pub fn reads(op: &Op, shapes: &Shapes) -> f64 {
+    let [a, b, ..] = shapes
+        .sources
+        .map(|shape| shape.map(|extent| extent as f64));
+    let [n0, n1, n2, n3] = shapes.result.map(|extent| extent as f64);
+    let each = match *op {
+        Op::Conv2d { .. } => a[0] * a[1] * a[2],
+        Op::Conv2dDepthwise { .. } => a[0] * a[1],
+        Op::Conv3d { channels, .. } => a[0] * a[1] * a[2] * channels as f64,
+        Op::ConvTranspose1d { .. } => a[0] * a[2],
+        Op::ConvTranspose2d { .. } => a[0] * a[1] * a[3],
+        Op::Im2ColBack { .. } => b[0] * b[1],
+        Op::Col2Im1d { channels, .. } => a[0] / channels as f64,
+        Op::Pool1d { kernel, .. } => a[0].min(kernel as f64),
+        Op::Pool2d { kernel, .. } => a[0].min(kernel[0] as f64) * a[1].min(kernel[1] as f64),
+        Op::Upscale { .. } => (2.0 * a[0] / n0 + 2.0) * (2.0 * a[1] / n1 + 2.0),
+        Op::RwkvWkv6 | Op::RwkvWkv7 | Op::GatedLinearAttn { .. } => 4.0 * a[0],
+        Op::SolveTri => n1,
+        Op::LightningIndexer => a[0] * a[1],
+        Op::HyperComb { iterations, .. } => 1.0 + iterations as f64,
+        Op::HyperPre { .. } | Op::HyperPost => 8.0,
+        _ => 1.0,
+    };
+    let sources: usize = shapes
+        .sources
+        .iter()
+        .map(|shape| shape.iter().product::<usize>())
+        .sum();
+    (n0 * n1 * n2 * n3 * each).max(sources as f64)
+}
+
 /// Into how many units the work falls.
 pub fn units(op: &Op, shapes: &Shapes) -> usize {
-    let [_, n1, n2, n3] = shapes.result;
+    let [n0, n1, n2, n3] = shapes.result;
     if shapes.result.contains(&0) {
         return 0;
     }
@@ -104,7 +139,7 @@ pub fn units(op: &Op, shapes: &Shapes) -> usize {
         Op::RwkvWkv6 | Op::RwkvWkv7 | Op::GatedLinearAttn { .. } => recurrence::units(op, shapes),
         Op::SolveTri => shapes.result[0] * n2 * n3,
         Op::HyperComb { .. } => n2,
-        _ => n1 * n2 * n3,
+        _ => n0.div_ceil(PART) * n1 * n2 * n3,
     }
 }
 
@@ -124,8 +159,10 @@ pub fn compute(op: &Op, shapes: &Shapes, unit: usize, x: &mut impl Elements) {
         Op::SolveTri => stream::solve(shapes, unit, x),
         Op::HyperComb { eps, iterations } => stream::comb(unit, eps.into(), iterations, x),
         _ => {
-            let row = row(shapes.result, unit);
-            for i0 in 0..shapes.result[0] {
+            let n0 = shapes.result[0];
+            let parts = n0.div_ceil(PART);
+            let (start, row) = (unit % parts * PART, row(shapes.result, unit / parts));
+            for i0 in start..n0.min(start + PART) {
                 let at = [i0, row[0], row[1], row[2]];
                 let value = element(op, shapes, at, x);
                 x.put(at, value);

@@ -300,7 +300,7 @@ mod tests {
                         assert_eq!(done[phase - 1].load(Ordering::Relaxed), units);
                     }
                     loop {
-                        let taken = team.take(units, 1 + job % 3);
+                        let taken = team.take(units, 1 + job % 3, units);
                         if taken.is_empty() {
                             break;
                         }
@@ -504,7 +504,7 @@ mod loom_tests {
         let [size, done] = [0, 0].map(AtomicUsize::new);
         pool.run(&|_, team| {
             size.fetch_add(1, Ordering::Relaxed);
-            done.fetch_add(team.take(2, 1).len(), Ordering::Relaxed);
+            done.fetch_add(team.take(2, 1, 2).len(), Ordering::Relaxed);
             assert!(team.barrier());
             assert_eq!(done.load(Ordering::Relaxed), 2);
         })

@@ -51,14 +51,15 @@ impl Team {
         self.generation.raise();
     }
 
-    /// Takes the next of `units` units of work, at least `least` while there are as many: much of what is left at first, so
-    /// that neighbours stay together, and little at the end, so that nobody waits long for the last one.
+    /// Takes the next of `units` units of work, at least `least` and at most `most` of them while there are as many: much
+    /// of what is left at first, so that neighbours stay together, and little at the end, so that nobody waits long for the
+    /// last one.
     #[inline]
-    pub fn take(&self, units: usize, least: usize) -> Range<usize> {
+    pub fn take(&self, units: usize, least: usize, most: usize) -> Range<usize> {
         let size = self.size.load(Ordering::Relaxed);
         let part = |next: usize| {
             let left = units.saturating_sub(next);
-            next..next + (left / (4 * size)).max(least).min(left)
+            next..next + (left / (4 * size)).max(least).min(most).min(left)
         };
         let taken = self
             .next
@@ -72,6 +73,11 @@ impl Team {
     /// Asks the team to stop at the next barrier.
     pub fn ask_to_stop(&self) {
         self.stop_asked.store(true, Ordering::Release);
+    }
+
+    /// Returns whether a worker has asked the team to stop.
+    pub fn is_asked_to_stop(&self) -> bool {
+        self.stop_asked.load(Ordering::Relaxed)
     }
 
     /// Waits until all workers are here, and gives out work from 0 again. All get the same answer: whether to go on.
@@ -104,10 +110,10 @@ mod tests {
     #[test]
     fn work_is_given_out_in_smaller_and_smaller_parts_but_not_too_small_ones() {
         let team = Team::new(2, 0);
-        let take = |units, least| {
+        let take = |units, least, most| {
             let mut parts = Vec::new();
             loop {
-                let taken = team.take(units, least);
+                let taken = team.take(units, least, most);
                 if taken.is_empty() {
                     team.reset(2);
                     return parts;
@@ -116,7 +122,7 @@ mod tests {
             }
         };
         assert_eq!(
-            take(32, 3),
+            take(32, 3, 32),
             [
                 0..4,
                 4..7,
@@ -131,8 +137,9 @@ mod tests {
                 31..32
             ]
         );
-        assert_eq!(take(10, 4), [0..4, 4..8, 8..10]);
-        assert_eq!(take(0, 4), []);
+        assert_eq!(take(10, 4, 10), [0..4, 4..8, 8..10]);
+        assert_eq!(take(24, 1, 2).len(), 19);
+        assert_eq!(take(0, 4, 4), []);
     }
 }
 
@@ -166,7 +173,7 @@ mod loom_tests {
             all_orders(spins, |_, team, done| {
                 for phase in 0..2 {
                     loop {
-                        let taken = team.take(2, 1);
+                        let taken = team.take(2, 1, 2);
                         if taken.is_empty() {
                             break;
                         }

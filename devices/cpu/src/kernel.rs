@@ -67,6 +67,9 @@ const WORTH_SHARING: f64 = 8_000.0;
 /// Estimated nanoseconds of the smallest part of a phase that a worker takes: less would cost more than waiting for it.
 const WORTH_TAKING: f64 = 1_000.0;
 
+/// Estimated nanoseconds of work between two looks at the token that cancels it.
+const LOOK_AFTER: f64 = 2e7;
+
 /// A value in memory that a kernel refuses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
@@ -89,8 +92,9 @@ pub(crate) struct Phase {
     pub run: Run,
     /// Estimated nanoseconds of all tasks in one thread.
     cost: f64,
-    /// Fewest tasks that a worker takes, and whether there is something to share: set when the program is complete.
+    /// Fewest and most tasks that a worker takes, and whether there is something to share: set when the program is complete.
     pub grain: usize,
+    pub most: usize,
     pub shared: bool,
 }
 
@@ -106,6 +110,7 @@ impl Phase {
             cost,
             run: Box::new(run),
             grain: 1,
+            most: tasks,
             shared: false,
         }
     }
@@ -126,8 +131,10 @@ impl Phase {
 
     pub fn share(&mut self, threads: usize) {
         self.shared = threads > 1 && self.tasks > 1 && self.cost >= WORTH_SHARING;
-        let each = self.cost / self.tasks.max(1) as f64;
-        self.grain = ((WORTH_TAKING / each) as usize).clamp(1, self.tasks.max(1));
+        let all = self.tasks.max(1);
+        let each = self.cost / all as f64;
+        self.grain = ((WORTH_TAKING / each) as usize).clamp(1, all);
+        self.most = ((LOOK_AFTER / each) as usize).clamp(self.grain, all);
     }
 }
 

@@ -246,8 +246,13 @@ impl Program {
                 }
                 let start = control.observer.map(|_| begin.elapsed());
                 for phase in &self.phases[step.phases.clone()] {
-                    (phase.run)(0..phase.tasks, 0)
-                        .map_err(|fault| Trouble::Fault(number, fault))?;
+                    for first in (0..phase.tasks).step_by(phase.most.max(1)) {
+                        if first > 0 && control.cancel.is_cancelled() {
+                            return Err(Trouble::Cancelled);
+                        }
+                        let tasks = first..phase.tasks.min(first + phase.most);
+                        (phase.run)(tasks, 0).map_err(|fault| Trouble::Fault(number, fault))?;
+                    }
                 }
                 if let (Some(observer), Some(start)) = (control.observer, start) {
                     observer.ran(step.id, start, begin.elapsed().saturating_sub(start));
@@ -306,9 +311,17 @@ impl Program {
                 }
                 unseen = false;
                 loop {
-                    let tasks = team.take(phase.tasks, phase.grain);
+                    let tasks = team.take(phase.tasks, phase.grain, phase.most);
                     if tasks.is_empty() || !attempt(phase, tasks, number, worker, report) {
                         break;
+                    }
+                    if phase.most < phase.tasks {
+                        if worker == 0 && control.cancel.is_cancelled() {
+                            report(Trouble::Cancelled);
+                        }
+                        if team.is_asked_to_stop() {
+                            break;
+                        }
                     }
                 }
                 if !team.barrier() {

@@ -3,6 +3,7 @@
 use crate::harness::*;
 use crate::{CpuBackend, CpuDevice, CpuOptions, IsaLevel, Pool};
 use samite_core::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -139,6 +140,35 @@ fn cancelled_work_stops_and_can_run_again() {
         assert!(matches!(bench.run_with(control), Err(Error::Cancelled)));
         cancel.reset();
         bench.run_with(control).unwrap();
+    }
+}
+
+/// A node that takes long does not keep whoever cancelled it waiting.
+#[test]
+fn long_nodes_look_whether_they_are_cancelled() {
+    let mut product = Graph::new();
+    let weights = input(&mut product, &[2048, 1024]);
+    let x = input(&mut product, &[2048, 1024]);
+    product.mul_mat(weights, x).unwrap();
+    // So large a kernel is multiplied element by element.
+    let mut convolution = Graph::new();
+    let kernel = input(&mut convolution, &[1025, 1024]);
+    let image = input(&mut convolution, &[1032, 1087]);
+    let window = Window::default();
+    convolution
+        .push(Op::Conv2d { window }, &[Some(kernel), Some(image)])
+        .unwrap();
+    for g in [product, convolution] {
+        for threads in [1, 2] {
+            let mut bench = Bench::new(&g, &device(threads)).unwrap();
+            let looks = AtomicUsize::new(0);
+            let cancel = CancelToken::asking(move || looks.fetch_add(1, Ordering::Relaxed) == 1);
+            let control = RunControl {
+                cancel: &cancel,
+                observer: None,
+            };
+            assert!(matches!(bench.run_with(control), Err(Error::Cancelled)));
+        }
     }
 }
 

@@ -15,8 +15,12 @@ const MOST_BYTES: usize = 1 << 20;
 const DEEPEST: usize = 64;
 /// Most values that take the place of references.
 const MOST_INLINED: usize = 100_000;
-/// How many parts are tried to find the one at fault.
-const MOST_TRIALS: usize = 100;
+/// Limits on the search for the part at fault: trials, and the parts that the engine makes in them.
+const MAX_TRIALS: usize = 100;
+const MAX_TRIED_PARTS: usize = 500_000;
+/// Most parts that the engine makes of a schema, and its message beyond that.
+const MAX_PARTS: usize = 50_000;
+const TOO_LARGE: &str = "schema too large";
 /// Largest whole number of a schema without bounds, with as many digits as a 64-bit integer has.
 /// It is one of F64.
 const MAX_INTEGER: i64 = 9_000_000_000_000_000_000;
@@ -282,7 +286,11 @@ pub fn prepare(text: &str) -> Result<Value> {
 
 /// Why the engine refuses a schema, by place; `message` is what it says.
 pub fn refusal(factory: &ParserFactory, schema: &Value, message: String) -> GrammarError {
-    locate(factory, schema, "#", schema, message, &mut 0)
+    let mut trials = Trials {
+        left: MAX_TRIALS,
+        parts_left: MAX_TRIED_PARTS,
+    };
+    trials.locate(factory, schema, "#", schema, message)
 }
 
 /// That a part is wrong.
@@ -674,57 +682,100 @@ fn compile(factory: &ParserFactory, schema: &Value) -> Result<(), String> {
     start(factory, grammar).map(drop)
 }
 
-/// The smallest part of a schema that the engine refuses by itself; `message` is what it says about the part at `pointer`.
-fn locate(
-    factory: &ParserFactory,
-    root: &Value,
-    pointer: &str,
-    part: &Value,
-    message: String,
-    trials: &mut usize,
-) -> GrammarError {
-    let empty = Map::new();
-    for (keyword, value) in part.as_object().unwrap_or(&empty) {
-        let place = join(pointer, keyword);
-        let parts: Vec<(String, &Value)> = match value {
-            Value::Array(list) if WITH_LIST.contains(&&**keyword) => {
-                let indexed = list.iter().enumerate();
-                indexed
-                    .map(|(i, part)| (format!("{place}/{i}"), part))
-                    .collect()
-            }
-            Value::Object(map) if WITH_MAP.contains(&&**keyword) => map
-                .iter()
-                .map(|(name, part)| (join(&place, name), part))
-                .collect(),
-            _ if WITH_ONE.contains(&&**keyword) => vec![(place, value)],
-            Value::String(reference) if keyword == "$ref" && reference != "#" => {
-                let target = find(root, reference);
-                target
-                    .map(|target| (reference.clone(), target))
-                    .into_iter()
-                    .collect()
-            }
-            _ => continue,
-        };
-        for (place, part) in parts {
-            if *trials >= MOST_TRIALS || part.is_boolean() {
-                continue;
-            }
-            *trials += 1;
-            let mut alone = part.clone();
-            for definitions in ["$defs", "definitions"] {
-                if let (Value::Object(map), Some(all)) = (&mut alone, root.get(definitions)) {
-                    map.entry(definitions).or_insert_with(|| all.clone());
+/// Estimates the parts that the engine makes of a part of a schema: its values, and once those that it
+/// refers to. Alternatives within `allOf` may multiply up to the engine's limit.
+fn engine_parts(root: &Value, part: &Value) -> usize {
+    let (mut count, mut has_all, mut has_any) = (0, false, false);
+    let (mut todo, mut references) = (vec![part], BTreeSet::new());
+    while let Some(value) = todo.pop() {
+        count += 1;
+        match value {
+            Value::Object(map) => {
+                has_all |= map.contains_key("allOf");
+                has_any |= map.contains_key("anyOf") || map.contains_key("oneOf");
+                if let Some(Value::String(reference)) = map.get("$ref")
+                    && references.insert(reference)
+                {
+                    todo.extend(find(root, reference));
                 }
+                todo.extend(map.values());
             }
-            set_options(&mut alone);
-            if let Err(message) = compile(factory, &alone) {
-                return locate(factory, root, &place, part, message, trials);
-            }
+            Value::Array(list) => todo.extend(list),
+            _ => {}
         }
     }
-    refuse(pointer, in_words(&message))
+    if has_all && has_any {
+        count.max(MAX_PARTS)
+    } else {
+        count
+    }
+}
+
+/// The search for the part of a schema at fault.
+struct Trials {
+    left: usize,
+    parts_left: usize,
+}
+
+impl Trials {
+    /// The smallest part of a schema that the engine refuses by itself; `message` is what it says about the part at `pointer`.
+    fn locate(
+        &mut self,
+        factory: &ParserFactory,
+        root: &Value,
+        pointer: &str,
+        part: &Value,
+        message: String,
+    ) -> GrammarError {
+        // No part is at fault by itself.
+        if message == TOO_LARGE {
+            return refuse(pointer, in_words(&message));
+        }
+        let empty = Map::new();
+        for (keyword, value) in part.as_object().unwrap_or(&empty) {
+            let place = join(pointer, keyword);
+            let parts: Vec<(String, &Value)> = match value {
+                Value::Array(list) if WITH_LIST.contains(&&**keyword) => {
+                    let indexed = list.iter().enumerate();
+                    indexed
+                        .map(|(i, part)| (format!("{place}/{i}"), part))
+                        .collect()
+                }
+                Value::Object(map) if WITH_MAP.contains(&&**keyword) => map
+                    .iter()
+                    .map(|(name, part)| (join(&place, name), part))
+                    .collect(),
+                _ if WITH_ONE.contains(&&**keyword) => vec![(place, value)],
+                Value::String(reference) if keyword == "$ref" && reference != "#" => {
+                    let target = find(root, reference);
+                    target
+                        .map(|target| (reference.clone(), target))
+                        .into_iter()
+                        .collect()
+                }
+                _ => continue,
+            };
+            for (place, part) in parts {
+                let parts = engine_parts(root, part);
+                if self.left == 0 || self.parts_left < parts || part.is_boolean() {
+                    continue;
+                }
+                self.left -= 1;
+                self.parts_left -= parts;
+                let mut alone = part.clone();
+                for definitions in ["$defs", "definitions"] {
+                    if let (Value::Object(map), Some(all)) = (&mut alone, root.get(definitions)) {
+                        map.entry(definitions).or_insert_with(|| all.clone());
+                    }
+                }
+                set_options(&mut alone);
+                if let Err(message) = compile(factory, &alone) {
+                    return self.locate(factory, root, &place, part, message);
+                }
+            }
+        }
+        refuse(pointer, in_words(&message))
+    }
 }
 
 /// What the engine says, in words that tell what to do.
@@ -732,6 +783,9 @@ fn in_words(message: &str) -> String {
     if message.contains("coerce_one_of") {
         return "the alternatives of 'oneOf' may overlap: let them differ in their types or in a required property with 'const', or use 'anyOf'"
             .to_owned();
+    }
+    if message == TOO_LARGE {
+        return "it has too many parts: alternatives within 'allOf' multiply".to_owned();
     }
     if let Some(reason) = message.strip_prefix("Unsatisfiable schema: ") {
         return format!("no value is valid: {reason}");

@@ -12,16 +12,18 @@ fn state_source(op: &Op) -> usize {
     }
 }
 
-/// Heads times sequences.
+/// Heads times sequences, times the parts of a matrix that do not depend on each other.
 pub fn units(op: &Op, shapes: &Shapes) -> usize {
-    shapes.sources[0][1] * shapes.sources[state_source(op)][1]
+    let [size, heads, ..] = shapes.sources[0];
+    size * heads * shapes.sources[state_source(op)][1]
 }
 
-/// One head of one sequence.
+/// One row (RWKV-7) or column of the matrix of one head of one sequence.
 pub fn compute(op: &Op, shapes: &Shapes, unit: usize, x: &mut impl Elements) {
     let [size, heads, all_tokens, _] = shapes.sources[0];
     let first_state = state_source(op);
     let sequences = shapes.sources[first_state][1].max(1);
+    let (part, unit) = (unit % size, unit / size);
     let (head, sequence) = (unit % heads, unit / heads);
     let tokens = all_tokens / sequences;
     let width = size * heads;
@@ -39,43 +41,40 @@ pub fn compute(op: &Op, shapes: &Shapes, unit: usize, x: &mut impl Elements) {
             _ => Elements::written(x, place(i, j)),
         };
         let out = |i: usize| [head * size + i, token, 0, 0];
+        let mut sum = 0.0;
         if matches!(op, Op::RwkvWkv7) {
-            for i in 0..size {
-                let pull: f64 = (0..size).map(|j| x.get(4, of(j)) * before(x, i, j)).sum();
-                let mut sum = 0.0;
-                for j in 0..size {
-                    let value = before(x, i, j) * x.get(1, of(j))
-                        + x.get(3, of(i)) * x.get(2, of(j))
-                        + pull * x.get(5, of(j));
-                    x.put(place(i, j), value);
-                    sum += value * x.get(0, of(j));
-                }
-                x.put(out(i), sum);
+            let i = part;
+            let pull: f64 = (0..size).map(|j| x.get(4, of(j)) * before(x, i, j)).sum();
+            for j in 0..size {
+                let value = before(x, i, j) * x.get(1, of(j))
+                    + x.get(3, of(i)) * x.get(2, of(j))
+                    + pull * x.get(5, of(j));
+                x.put(place(i, j), value);
+                sum += value * x.get(0, of(j));
             }
+            x.put(out(i), sum);
             continue;
         }
         // All that is read of a column of the matrix is read before it is written.
-        for j in 0..size {
-            let mut sum = 0.0;
-            for i in 0..size {
-                let old = before(x, i, j);
-                let pair = x.get(1, of(j)) * x.get(0, of(i));
-                let new = match *op {
-                    Op::RwkvWkv6 => {
-                        let bonus = x.get(3, [i, head, 0, 0]);
-                        sum += (pair * bonus + old) * x.get(2, of(i));
-                        old * x.get(4, of(i)) + pair
-                    }
-                    Op::GatedLinearAttn { scale } => {
-                        let new = old * x.get(3, of(i)) + pair;
-                        sum += new * x.get(2, of(i)) * f64::from(scale);
-                        new
-                    }
-                    _ => old,
-                };
-                x.put(place(i, j), new);
-            }
-            x.put(out(j), sum);
+        let j = part;
+        for i in 0..size {
+            let old = before(x, i, j);
+            let pair = x.get(1, of(j)) * x.get(0, of(i));
+            let new = match *op {
+                Op::RwkvWkv6 => {
+                    let bonus = x.get(3, [i, head, 0, 0]);
+                    sum += (pair * bonus + old) * x.get(2, of(i));
+                    old * x.get(4, of(i)) + pair
+                }
+                Op::GatedLinearAttn { scale } => {
+                    let new = old * x.get(3, of(i)) + pair;
+                    sum += new * x.get(2, of(i)) * f64::from(scale);
+                    new
+                }
+                _ => old,
+            };
+            x.put(place(i, j), new);
         }
+        x.put(out(j), sum);
     }
 }

@@ -3,7 +3,7 @@
 use crate::kernel::{Kernel, KernelContext, Phase, Reason};
 use crate::operand::Operand;
 use half::{bf16, f16};
-use samite_core::formula::{Elements, MOST_SOURCES, Shapes, compute, units};
+use samite_core::formula::{Elements, MOST_SOURCES, Shapes, compute, reads, units};
 use samite_core::{DIMS, DType, Node, Result};
 
 /// The kernel, if there is code for the types.
@@ -32,8 +32,7 @@ fn build(context: &KernelContext<'_>) -> Result<Phase> {
         .iter()
         .map(|source| source.as_ref().map(Operand::layout));
     let shapes = Shapes::new(result.layout(), layouts);
-    let read: usize = sources.iter().flatten().map(Operand::elements).sum();
-    let cost = 10.0 * (read + result.elements()) as f64;
+    let cost = 10.0 * (reads(&op, &shapes) + result.elements() as f64);
     Ok(Phase::new(units(&op, &shapes), cost, move |tasks, _| {
         let mut memory = Memory { sources, result };
         for unit in tasks {

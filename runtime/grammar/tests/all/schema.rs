@@ -4,7 +4,7 @@ use crate::common::{END, checked, over_bytes, takes};
 use proptest::prelude::*;
 use samite_grammar::{Grammar, GrammarConstraint};
 use samite_text::{Constraint, Rng};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 fn judge(schema: &Value) -> jsonschema::Validator {
     let options = jsonschema::options().should_validate_formats(true);
@@ -279,6 +279,16 @@ fn white_space_is_little() {
 
 #[test]
 fn what_is_not_enforced_is_refused_with_its_place() {
+    // Each of them doubles the combinations of those behind it.
+    let multiplied: Map<String, Value> = (0..16)
+        .map(|i| {
+            let next = json!({"$ref": format!("#/$defs/{}", i + 1)});
+            let either = |name| json!({"anyOf": [next, {"required": [name]}]});
+            (i.to_string(), json!({"allOf": [either("a"), either("b")]}))
+        })
+        .chain([("16".to_owned(), json!({"type": "object"}))])
+        .collect();
+    let multiplied = json!({"$ref": "#/$defs/0", "$defs": multiplied});
     let deep = (0..70).fold(
         json!({}),
         |inner, _| json!({"items": inner, "type": "array"}),
@@ -362,6 +372,7 @@ fn what_is_not_enforced_is_refused_with_its_place() {
         ),
         (json!(false), "#: no value is valid"),
         (json!([]), "#: must be an object or a boolean"),
+        (multiplied, "#: it has too many parts"),
         (deep, ": more than 64 schemas in each other"),
     ] {
         let message = checked(Grammar::json_schema(&schema.to_string()))
