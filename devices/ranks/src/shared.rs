@@ -123,3 +123,93 @@ impl Transport for Beside {
 
 #[cfg(target_os = "linux")]
 mod linux;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    /// A transport that lists its calls.
+    struct Fake {
+        name: &'static str,
+        calls: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Fake {
+        fn note(&self, call: &str) {
+            let call = format!("{} {call}", self.name);
+            self.calls.lock().unwrap().push(call);
+        }
+    }
+
+    impl Transport for Fake {
+        fn name(&self) -> String {
+            self.name.to_owned()
+        }
+
+        fn rank(&self) -> usize {
+            self.name.len()
+        }
+
+        fn size(&self) -> usize {
+            2 * self.name.len()
+        }
+
+        fn begin(&mut self, _: &[u8], _: &[u8], _: &[usize]) -> Result<()> {
+            self.note("begin");
+            Ok(())
+        }
+
+        fn test(&mut self) -> Result<bool> {
+            self.note("test");
+            Ok(true)
+        }
+
+        fn missing(&mut self) -> Vec<usize> {
+            vec![self.name.len()]
+        }
+
+        fn gathered(&self) -> &[u8] {
+            self.name.as_bytes()
+        }
+
+        fn finish(&mut self) -> Result<()> {
+            self.note("finish");
+            Ok(())
+        }
+
+        fn abort(&mut self, exit_code: i32) {
+            self.note(&format!("abort {exit_code}"));
+        }
+    }
+
+    #[test]
+    fn memory_carries_exchanges_and_both_end() {
+        let calls = Arc::default();
+        let fake = |name| {
+            Box::new(Fake {
+                name,
+                calls: Arc::clone(&calls),
+            })
+        };
+        let mut both = beside(fake("memory"), fake("mpi"));
+        assert_eq!(both.name(), "memory, mpi");
+        assert_eq!((both.rank(), both.size()), (6, 12));
+        assert_eq!((both.missing(), both.gathered()), (vec![6], &b"memory"[..]));
+        both.begin(&[], &[], &[]).unwrap();
+        assert!(both.test().unwrap());
+        both.finish().unwrap();
+        both.abort(3);
+        assert_eq!(
+            *calls.lock().unwrap(),
+            [
+                "memory begin",
+                "memory test",
+                "memory finish",
+                "mpi finish",
+                "memory abort 3",
+                "mpi abort 3"
+            ]
+        );
+    }
+}
