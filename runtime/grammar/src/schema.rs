@@ -592,7 +592,7 @@ impl Inline<'_> {
         let Some(Value::Array(options)) = schema.get_mut("oneOf") else {
             return Ok(());
         };
-        for option in options {
+        for option in options.iter_mut() {
             let reference = option.as_object().filter(|option| option.len() == 1);
             let reference = reference.and_then(|option| option.get("$ref")?.as_str());
             let target =
@@ -606,6 +606,11 @@ impl Inline<'_> {
                 }
                 *option = target;
             }
+        }
+        // The engine tells strings apart, but not numbers.
+        if differ_by_number(options) && !schema.contains_key("anyOf") {
+            let options = schema.remove("oneOf").unwrap_or_default();
+            schema.insert("anyOf".to_owned(), options);
         }
         Ok(())
     }
@@ -650,6 +655,48 @@ impl Inline<'_> {
             ))
         })?;
         Ok(copy)
+    }
+}
+
+/// Returns whether `options` are objects that require a property whose constants all differ, numbers
+/// among them.
+fn differ_by_number(options: &[Value]) -> bool {
+    let required = options.first().and_then(|option| option.get("required"));
+    let names = required.and_then(Value::as_array).into_iter().flatten();
+    names.filter_map(Value::as_str).any(|name| {
+        let mut seen: Vec<&Value> = Vec::new();
+        let is_apart = options.iter().all(|option| {
+            let constants = required_constants(option, name);
+            let is_new = |value: &&Value| !seen.iter().any(|other| is_same(other, value));
+            let are_new = !constants.is_empty() && constants.iter().all(is_new);
+            seen.extend(constants);
+            are_new
+        });
+        is_apart && seen.iter().any(|value| value.is_number())
+    })
+}
+
+/// The values that a property of an object may have, if the object requires it and they are listed.
+fn required_constants<'v>(object: &'v Value, name: &str) -> Vec<&'v Value> {
+    let has_name = |names: &Vec<Value>| names.iter().any(|other| other == name);
+    let requires = object.get("required").and_then(Value::as_array);
+    if object.get("type") != Some(&json!("object")) || !requires.is_some_and(has_name) {
+        return Vec::new();
+    }
+    let property = object.get("properties").and_then(|all| all.get(name));
+    let constant = property.and_then(|property| property.get("const"));
+    let listed = property.and_then(|property| property.get("enum")?.as_array());
+    constant
+        .into_iter()
+        .chain(listed.into_iter().flatten())
+        .collect()
+}
+
+/// Returns whether JSON Schema takes two values for the same: 1 and 1.0 are.
+fn is_same(a: &Value, b: &Value) -> bool {
+    match (a.as_f64(), b.as_f64()) {
+        (Some(a), Some(b)) => a == b,
+        _ => a == b,
     }
 }
 

@@ -164,6 +164,9 @@ fn cases() -> Vec<Case> {
                 "sum": {"type": "object", "properties": {"left": {"oneOf": [{"$ref": "#/$defs/number"}, {"$ref": "#/$defs/sum"}]}, "right": {"$ref": "#/$defs/term"}},
                     "required": ["left", "right"], "additionalProperties": false}}}
             + [1, {"left": 1, "right": 2}, {"left": {"left": 1, "right": 2}, "right": {"left": 3, "right": 4}}] - ["a", {"left": 1}, {"left": "a", "right": 1}];
+        {"oneOf": [{"$ref": "#/$defs/none"}, {"type": "object", "properties": {"k": {"enum": [1, "b"]}, "x": {"type": "null"}}, "required": ["k", "x"]}],
+            "$defs": {"none": {"type": "object", "properties": {"k": {"const": 0}}, "required": ["k"]}}}
+            + [{"k": 0}, {"k": 1, "x": null}, {"k": "b", "x": null}] - [{"k": 2}, {"k": 1}, {"k": "b", "x": 1}];
         {"oneOf": [{"$ref": "#/$defs/day"}, {"type": "null"}], "$defs": {"day": {"type": "string", "format": "date"}}}
             + ["2024-02-29", null] - ["2023-02-29", 1];
         {"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"], "type": "object"}, {"properties": {"b": {"type": "string"}}, "required": ["b"]}]}
@@ -348,6 +351,14 @@ fn what_is_not_enforced_is_refused_with_its_place() {
             "#/properties: must be an object of schemas",
         ),
         (json!({"anyOf": {}}), "#/anyOf: must be an array of schemas"),
+        // 1 and 1.0 are the same number.
+        (
+            json!({"oneOf": [
+                {"type": "object", "properties": {"k": {"const": 1}}, "required": ["k"]},
+                {"type": "object", "properties": {"k": {"const": 1.0}}, "required": ["k"]}
+            ]}),
+            "#: the alternatives of 'oneOf' may overlap",
+        ),
         (
             json!({"items": {"oneOf": [{"minimum": 1}, {"maximum": 3}]}}),
             "#/items: the alternatives of 'oneOf' may overlap",
