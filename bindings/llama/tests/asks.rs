@@ -320,3 +320,29 @@ fn pieces_lose_as_many_spaces_as_they_are_told() {
         1 << 3
     );
 }
+
+#[test]
+fn candidates_without_a_sampler_are_all_tokens() {
+    let model = load();
+    let context = context(model, |_| {});
+    let vocabulary = call!(llama_model_get_vocab(model => *const Opaque) -> *const Opaque);
+    let count = call!(llama_vocab_n_tokens(vocabulary => *const Opaque) -> i32);
+    let logits = call!(llama_get_sampled_logits_count_ith(context => *mut Opaque, 0 => i32) -> u32);
+    assert_eq!(logits, count as u32);
+    let candidates =
+        call!(llama_get_sampled_candidates_ith(context => *mut Opaque, 0 => i32) -> *mut i32);
+    // SAFETY: the library has an entry for each token.
+    let candidates = unsafe { std::slice::from_raw_parts(candidates, count as usize) };
+    assert!(candidates.iter().copied().eq(0..count));
+}
+
+#[test]
+fn parameters_that_change_nothing_are_reported() {
+    listen_to_all();
+    let model = load();
+    context(model, |_| {});
+    let rotations = "other rotations than the model's";
+    assert!(!was_said(rotations));
+    context(model, |params| params.yarn_ext_factor = 0.5);
+    assert!(was_said(rotations));
+}
