@@ -33,7 +33,7 @@ use std::sync::Arc;
 #[cfg(feature = "remote")]
 use std::time::Duration;
 
-/// How many CPU threads.
+/// Number of CPU threads.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ThreadArgs {
     /// CPU threads; as many as this process may use by default
@@ -42,16 +42,17 @@ pub struct ThreadArgs {
 }
 
 impl ThreadArgs {
-    /// The number that was asked for.
+    /// Returns the number of threads, if the user set it.
     pub fn count(self) -> Option<usize> {
         self.threads
     }
 }
 
-/// Which backends there are.
+/// Flags that select backends.
 #[derive(Clone, Debug, Default, Args)]
 pub struct RegistryArgs {
-    /// Backends that are not loaded: `blas`, or plugins such as `vulkan`; several separated by `,` [also: SAMITE_DISABLE]
+    /// Backends that are not loaded: `blas`, or plugins such as `vulkan`; several separated by `,`
+    /// [also: SAMITE_DISABLE]
     #[arg(long, value_name = "NAME", help_heading = "Backends")]
     disable: Vec<String>,
 
@@ -59,7 +60,8 @@ pub struct RegistryArgs {
     #[arg(long, value_name = "FILE", help_heading = "Backends")]
     plugin: Vec<PathBuf>,
 
-    /// Servers whose devices are used as RPC0, RPC1 and so on: addresses such as 192.168.0.7:50052, several separated by `,`
+    /// Servers whose devices are used as RPC0, RPC1 and so on: addresses such as 192.168.0.7:50052,
+    /// several separated by `,`
     #[arg(long, value_name = "SERVERS", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), help_heading = "Backends")]
     rpc: Vec<String>,
 
@@ -68,11 +70,12 @@ pub struct RegistryArgs {
     remote: RemoteArgs,
 }
 
-/// Servers of samite's own.
+/// Flags for samite's own servers.
 #[cfg(feature = "remote")]
 #[derive(Clone, Debug, Default, Args)]
 pub struct RemoteArgs {
-    /// Servers of samite whose devices are used as remote0, remote1 and so on: addresses that `samite remote-server` prints, several separated by `,`
+    /// Servers of samite whose devices are used as remote0, remote1 and so on: addresses that
+    /// `samite remote-server` prints, several separated by `,`
     #[arg(long, value_name = "SERVERS", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), help_heading = "Backends")]
     remote: Vec<String>,
 
@@ -80,7 +83,8 @@ pub struct RemoteArgs {
     #[arg(long, value_name = "FILE", help_heading = "Backends")]
     remote_token: Option<PathBuf>,
 
-    /// Seconds that a model whose device is lost waits for the server to come back, to be loaded again and go on where it was
+    /// Seconds that a model whose device is lost waits for the server to come back, to be loaded
+    /// again and go on where it was
     #[arg(long, value_name = "SECONDS", default_value_t = 60, help_heading = "Backends", value_parser = clap::value_parser!(u32).range(0..=86400))]
     remote_wait: u32,
 }
@@ -94,13 +98,13 @@ impl RemoteArgs {
         }
     }
 
-    /// How long to wait for servers that are lost, if there are any.
+    /// Returns the time to wait for lost servers, or `None` if none are in use.
     pub fn wait(&self) -> Option<Duration> {
         let wait = Duration::from_secs(self.remote_wait.into());
         (!self.remote.is_empty() && !wait.is_zero()).then_some(wait)
     }
 
-    /// Which of the servers cannot be used now, and why.
+    /// Returns a server that is unreachable now, and the reason.
     pub fn unreachable(&self) -> Option<String> {
         let client = self.client();
         let mut servers = self.remote.iter();
@@ -113,12 +117,13 @@ impl RemoteArgs {
 }
 
 impl RegistryArgs {
-    /// The built-in devices with `threads` CPU threads, and ggml's plugins that flags and environment name.
+    /// Returns the built-in devices with `threads` CPU threads, and the ggml plugins that flags and
+    /// environment name.
     pub fn registry(&self, threads: Option<usize>) -> Registry {
         self.registry_with(threads, None)
     }
 
-    /// The same with CPU threads that are there already.
+    /// Returns the same devices with an existing pool of CPU threads.
     pub fn registry_on(&self, pool: Pool) -> Registry {
         self.registry_with(Some(pool.threads()), Some(Arc::new(pool)))
     }
@@ -134,7 +139,7 @@ impl RegistryArgs {
             options.remote_client = self.remote.client();
         }
         options.ggml = GgmlOptions::from_environment();
-        // Who names a file on the command line means the current folder.
+        // A relative path on the command line refers to the current folder.
         let plugins = self.plugin.iter();
         let plugins = plugins.map(|path| std::path::absolute(path).unwrap_or(path.clone()));
         options.ggml.paths.splice(0..0, plugins);
@@ -148,19 +153,19 @@ impl RegistryArgs {
     }
 }
 
-/// Devices for other programs.
+/// Devices to share with other programs.
 pub struct Lent {
-    /// What they see.
+    /// Devices that clients see.
     pub devices: Vec<Arc<dyn Device>>,
-    /// What computes what those refuse.
+    /// Devices that compute what those do not support.
     pub fallbacks: Vec<Arc<dyn Device>>,
 }
 
-/// Which devices.
+/// Flags that select devices.
 #[derive(Clone, Debug, Args)]
 pub struct DeviceArgs {
-    /// Devices in order of preference, for example `blas,cpu`, with parameters as in `cpu:threads=4`; `auto` for the best ones (see
-    /// `samite devices`) [also: -dev]
+    /// Devices in order of preference, for example `blas,cpu`, with parameters as in
+    /// `cpu:threads=4`; `auto` for the best ones (see `samite devices`) [also: -dev]
     #[arg(
         long = "device",
         visible_alias = "dev",
@@ -169,7 +174,8 @@ pub struct DeviceArgs {
     )]
     list: String,
 
-    /// Nothing but the devices that are named: without the CPU behind a GPU, for what that cannot do
+    /// Nothing but the devices that are named: without the CPU behind a GPU, for what that cannot
+    /// do
     #[arg(long)]
     only: bool,
 
@@ -178,13 +184,14 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// The chosen devices, the CPU's with these threads.
+    /// Returns the selected devices. The CPU device uses the threads of `pool`.
     pub fn devices(&self, pool: Pool) -> Outcome<Vec<Arc<dyn Device>>> {
         Ok(self.backends.registry_on(pool).parse(&self.list)?)
     }
 
-    /// The chosen devices for other programs, which see them apart: of those that are found by themselves, the CPU only if there is nothing else. And the
-    /// CPU for what they refuse.
+    /// Returns the selected devices for other programs, which see them separately. Of automatically
+    /// selected devices, the CPU is included only if there is no other. The CPU is the fallback for
+    /// what they do not support.
     pub fn lent(&self, pool: Pool) -> Outcome<Lent> {
         let registry = self.backends.registry_on(pool);
         let mut devices = registry.parse(&self.list)?;
@@ -198,14 +205,15 @@ impl DeviceArgs {
         Ok(Lent { devices, fallbacks })
     }
 
-    /// The chosen devices for a model: the CPU is added as the last one if the list ends with another kind of device, which may not be
-    /// able to do everything.
+    /// Returns the selected devices for a model. If the list ends with a device that is not a CPU,
+    /// the CPU is added at the end, because other devices may not support every operation.
     fn devices_for_model(&self, cpu: &CpuArgs) -> Outcome<Vec<Arc<dyn Device>>> {
         let registry = self.backends.registry_on(cpu.pool()?);
         self.with_host(&registry, registry.parse(&self.list)?)
     }
 
-    /// One device made of those that are named, and one thread of the CPU behind it for what is not divided, such as the embedding.
+    /// Returns one device that divides tensors over the selected ones, followed by a CPU with one
+    /// thread for what is not divided, such as the embedding.
     fn divided(&self, cpu: &CpuArgs, options: MetaOptions) -> Outcome<Vec<Arc<dyn Device>>> {
         let registry = self.backends.registry_on(cpu.pool()?);
         let members = registry.parse(&self.list)?;
@@ -217,7 +225,8 @@ impl DeviceArgs {
         self.with_thread(&registry, MetaDevice::new(members, options)?)
     }
 
-    /// One device made of one of each process, and one thread of the CPU behind it as in [`divided`](Self::divided).
+    /// Returns one device that divides tensors over processes, followed by a CPU with one thread as
+    /// in [`divided`](Self::divided).
     fn divided_among(
         &self,
         cpu: &CpuArgs,
@@ -264,7 +273,7 @@ impl DeviceArgs {
         Ok(devices)
     }
 
-    /// Whether the CPU was put behind the devices that were named.
+    /// Returns whether the CPU was added after the devices that the user listed.
     fn adds_cpu(&self, devices: &DeviceSet) -> bool {
         let names = self.list.split(',');
         let is_cpu = |name: &str| {
@@ -278,7 +287,7 @@ impl DeviceArgs {
             && last.is_some_and(|device| device.name() == "cpu")
     }
 
-    /// Two devices, each with the CPU behind it as for a model.
+    /// Returns two devices, each followed by the CPU as for a model.
     fn pair(&self, cpu: &CpuArgs) -> Outcome<[Vec<Arc<dyn Device>>; 2]> {
         let registry = self.backends.registry_on(cpu.pool()?);
         let named = match &*self.list {
@@ -310,33 +319,33 @@ impl DeviceArgs {
     }
 }
 
-/// The command that tries a plugin whose path is appended: `samite probe-plugin`.
+/// Returns the command that tries a plugin whose path is appended: `samite probe-plugin`.
 fn prober() -> Option<Vec<std::ffi::OsString>> {
     let program = std::env::current_exe().ok()?;
     Some(vec![program.into(), "probe-plugin".into()])
 }
 
-/// A number of CPU threads.
+/// Parses a number of CPU threads.
 pub fn thread_count(text: &str) -> Result<usize, String> {
     number(text, 1, 1024)
 }
 
-/// A number of tokens that something has room for.
+/// Parses a capacity in tokens.
 fn size(text: &str) -> Result<usize, String> {
     number(text, 1, MOST_TOKENS)
 }
 
-/// A number of tokens, maybe none.
+/// Parses a number of tokens, which may be 0.
 pub fn token_count(text: &str) -> Result<usize, String> {
     number(text, 0, MOST_TOKENS)
 }
 
-/// A number of sequences.
+/// Parses a number of sequences.
 pub fn sequence_count(text: &str) -> Result<usize, String> {
     number(text, 1, 4096)
 }
 
-/// A number, or `all` or llama.cpp's -1 for as many as there are.
+/// Parses a number. `all`, or llama.cpp's -1, means as many as there are.
 pub fn number_or_all(text: &str) -> Result<usize, String> {
     match text {
         "all" | "-1" => Ok(usize::MAX),
@@ -346,7 +355,7 @@ pub fn number_or_all(text: &str) -> Result<usize, String> {
     }
 }
 
-/// What messages call the model that is part of the program.
+/// Name of the built-in model in messages.
 pub const EMBEDDED: &str = "the stories model";
 
 /// Positions are 32-bit numbers.
@@ -361,44 +370,47 @@ pub fn number(text: &str, least: usize, most: usize) -> Result<usize, String> {
     }
 }
 
-/// Adapters of a model.
+/// Flags for adapters of a model.
 #[derive(Clone, Debug, Args)]
 pub struct AdapterArgs {
     /// Adapters that change the model: GGUF files, several separated by `,`
     #[arg(long, value_name = "FILE", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     lora: Vec<String>,
 
-    /// Adapters that count more or less than 1, or the other way round: `FILE:SCALE`, several separated by `,`
+    /// Adapters that count more or less than 1, or the other way round: `FILE:SCALE`, several
+    /// separated by `,`
     #[arg(long, value_name = "FILE:SCALE", value_delimiter = ',', value_parser = scaled_file)]
     lora_scaled: Vec<(PathBuf, f32)>,
 }
 
 impl AdapterArgs {
-    /// The files, each with its share.
+    /// Returns the files and their scales.
     pub fn files(&self) -> Vec<(PathBuf, f32)> {
         let plain = self.lora.iter().map(|file| (file.into(), 1.0));
         plain.chain(self.lora_scaled.iter().cloned()).collect()
     }
 }
 
-/// Control vectors.
+/// Flags for control vectors.
 #[derive(Clone, Debug, Args)]
 pub struct ControlArgs {
     /// Control vectors, which are added to what layers give: GGUF files, several separated by `,`
     #[arg(long, value_name = "FILE", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), group = "vectors")]
     control_vector: Vec<String>,
 
-    /// Control vectors that count more or less than 1, or the other way round: `FILE:SCALE`, several separated by `,`
+    /// Control vectors that count more or less than 1, or the other way round: `FILE:SCALE`,
+    /// several separated by `,`
     #[arg(long, value_name = "FILE:SCALE", value_delimiter = ',', value_parser = scaled_file, group = "vectors")]
     control_vector_scaled: Vec<(PathBuf, f32)>,
 
-    /// The layers that control vectors change, from START to END; the first layer, which has number 0, never is [default: all]
+    /// The layers that control vectors change, from START to END; the first layer, which has number
+    /// 0, never is [default: all]
     #[arg(long, value_names = ["START", "END"], num_args = 2, requires = "vectors")]
     control_vector_layer_range: Option<Vec<usize>>,
 }
 
 impl ControlArgs {
-    /// The files, each with its share.
+    /// Returns the files and their scales.
     fn files(&self) -> impl Iterator<Item = (&Path, f32)> {
         let plain = self
             .control_vector
@@ -408,7 +420,7 @@ impl ControlArgs {
         plain.chain(scaled.map(|(file, share)| (file.as_path(), *share)))
     }
 
-    /// The layers.
+    /// Returns the range of layers.
     fn layers(&self) -> RangeInclusive<usize> {
         match self.control_vector_layer_range.as_deref() {
             Some(&[start, end]) => start..=end,
@@ -417,7 +429,7 @@ impl ControlArgs {
     }
 }
 
-/// A file, and how much of it counts.
+/// Parses a file with a scale.
 fn scaled_file(text: &str) -> Result<(PathBuf, f32), String> {
     match text.rsplit_once(':') {
         Some((file, scale)) if !file.is_empty() => match scale.parse::<f32>() {
@@ -431,10 +443,11 @@ fn scaled_file(text: &str) -> Result<(PathBuf, f32), String> {
     }
 }
 
-/// Which model, where its parts go, and how it is set up.
+/// Flags that select a model, its placement and its options.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
-    /// GGUF file; of a split model, any part. A small model that writes stories is part of this program and the default
+    /// GGUF file; of a split model, any part. A small model that writes stories is part of this
+    /// program and the default
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
 
@@ -451,11 +464,13 @@ pub struct ModelArgs {
     #[command(flatten)]
     devices: DeviceArgs,
 
-    /// Where parts of the model go, among the devices in use: `layers=0-3:cpu`, `*_exps*:cpu`, `output:blas`; several separated by `;`
+    /// Where parts of the model go, among the devices in use: `layers=0-3:cpu`, `*_exps*:cpu`,
+    /// `output:blas`; several separated by `;`
     #[arg(long, value_name = "RULES", help_heading = "Placement", value_parser = NonEmptyStringValueParser::new())]
     place: Vec<String>,
 
-    /// Only the last N layers on devices other than the last one; the output counts as a layer [also: -ngl]
+    /// Only the last N layers on devices other than the last one; the output counts as a layer
+    /// [also: -ngl]
     #[arg(
         long = "ngl",
         visible_alias = "n-gpu-layers",
@@ -487,8 +502,8 @@ pub struct ModelArgs {
     )]
     n_cpu_moe: Option<u16>,
 
-    /// What is divided over several devices: whole layers; tensors, so that all devices named by --device work on each layer together; or nothing, and the
-    /// first device has all [also: -sm]
+    /// What is divided over several devices: whole layers; tensors, so that all devices named by
+    /// --device work on each layer together; or nothing, and the first device has all [also: -sm]
     #[arg(long, value_enum, default_value_t = SplitMode::Layer, value_name = "MODE", help_heading = "Placement")]
     split_mode: SplitMode,
 
@@ -496,14 +511,16 @@ pub struct ModelArgs {
     #[arg(long, help_heading = "Placement")]
     split_anyway: bool,
 
-    /// Proportions in which layers are divided over the devices before the last one, or tensors over all [also: -ts]
+    /// Proportions in which layers are divided over the devices before the last one, or tensors
+    /// over all [also: -ts]
     #[arg(long = "tensor-split", value_name = "LIST", help_heading = "Placement")]
     tensor_split: Option<String>,
 
     #[command(flatten)]
     ranks: RankArgs,
 
-    /// Fit layers to the free memory of the devices before the last one, unless other flags say where layers go [also: -fit]
+    /// Fit layers to the free memory of the devices before the last one, unless other flags say
+    /// where layers go [also: -fit]
     #[arg(long, value_enum, default_value_t = Switch::On, help_heading = "Placement")]
     fit: Switch,
 
@@ -515,12 +532,14 @@ pub struct ModelArgs {
     #[arg(long, value_enum, default_value_t = FallbackArg::Warn, help_heading = "Placement")]
     fallback: FallbackArg,
 
-    /// How the file comes into memory. Whatever happens to a file that is read, the worst is an error; if one that is
-    /// mapped becomes shorter meanwhile, or its disk goes away, the system kills the program (SIGBUS)
+    /// How the file comes into memory. Whatever happens to a file that is read, the worst is an
+    /// error; if one that is mapped becomes shorter meanwhile, or its disk goes away, the system
+    /// kills the program (SIGBUS)
     #[arg(long, value_enum, default_value_t = LoadArg::Read, value_name = "MODE", help_heading = "Loading")]
     load_mode: LoadArg,
 
-    /// The same as `--load-mode mmap`: weights that need no packing stay in the file, which nobody may shorten meanwhile
+    /// The same as `--load-mode mmap`: weights that need no packing stay in the file, which nobody
+    /// may shorten meanwhile
     #[arg(long, overrides_with_all = ["load_mode", "no_mmap"], help_heading = "Loading")]
     mmap: bool,
 
@@ -528,11 +547,13 @@ pub struct ModelArgs {
     #[arg(long, overrides_with_all = ["load_mode", "mmap"], help_heading = "Loading")]
     no_mmap: bool,
 
-    /// Lock the weights in host memory, packed or mapped, so that they are never paged out. The system sets a limit: see `ulimit -l`
+    /// Lock the weights in host memory, packed or mapped, so that they are never paged out. The
+    /// system sets a limit: see `ulimit -l`
     #[arg(long, help_heading = "Loading")]
     mlock: bool,
 
-    /// Keep weights in the file's layout instead of the device's own, which is faster to compute with [also: -nr]
+    /// Keep weights in the file's layout instead of the device's own, which is faster to compute
+    /// with [also: -nr]
     #[arg(long)]
     no_repack: bool,
 
@@ -561,20 +582,22 @@ pub struct ModelArgs {
     #[arg(long)]
     no_flash: bool,
 
-    /// Layers that look through a window keep all tokens of the context, too, instead of what the window needs: takes more memory, but a prompt can be
-    /// taken back to any point
+    /// Layers that look through a window keep all tokens of the context, too, instead of what the
+    /// window needs: takes more memory, but a prompt can be taken back to any point
     #[arg(long)]
     swa_full: bool,
 
-    /// Products of long prompts stay on the CPU if their weights are there, also if a GPU would take them over
+    /// Products of long prompts stay on the CPU if their weights are there, also if a GPU would
+    /// take them over
     #[arg(long, alias = "nopo")]
     no_op_offload: bool,
 
-    /// Copies of inputs and of tensors between devices, so that work on several asynchronous devices overlaps
+    /// Copies of inputs and of tensors between devices, so that work on several asynchronous
+    /// devices overlaps
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=16))]
     copies: u8,
 
-    /// Another model or context needs memory on the same devices.
+    /// True if another model or context needs memory on the same devices.
     #[arg(skip)]
     shares_memory: bool,
 }
@@ -590,7 +613,7 @@ pub enum SplitMode {
     None,
 }
 
-/// Something that is on or off.
+/// A flag that is on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Switch {
     /// Do it
@@ -615,7 +638,8 @@ pub enum FallbackArg {
 pub enum LoadArg {
     /// Read it
     Read,
-    /// Read it past the page cache of the system, which keeps what is in it; where that is refused, as `read` with a warning
+    /// Read it past the page cache of the system, which keeps what is in it; where that is refused,
+    /// as `read` with a warning
     Direct,
     /// Map it: shared with other processes, and larger than memory if need be
     Mmap,
@@ -630,7 +654,7 @@ impl ModelArgs {
         &self.devices.backends.remote
     }
 
-    /// Whether the CPU was put behind the devices that were named.
+    /// Returns whether the CPU was added after the devices that the user listed.
     pub fn adds_cpu(&self, devices: &DeviceSet) -> bool {
         self.devices.adds_cpu(devices)
     }
@@ -650,8 +674,8 @@ impl ModelArgs {
         Ok(rules)
     }
 
-    /// Translates `--cpu-moe` and `--n-cpu-moe` to `--override-tensor`. Returns `None` if no layer
-    /// that they name has experts, as the first ones of many models.
+    /// Translates `--cpu-moe` and `--n-cpu-moe` to `--override-tensor`. Returns `None` if none of
+    /// the selected layers has experts, like the first layers of many models.
     fn experts_on_cpu(&self) -> Outcome<Option<String>> {
         let count = match self.n_cpu_moe {
             _ if self.cpu_moe => u16::MAX,
@@ -682,12 +706,13 @@ impl ModelArgs {
         self.split_mode == SplitMode::Tensor
     }
 
-    /// The other processes that share the model, if there are any. To be asked before anything else.
+    /// Connects the other processes that share the model, if there are any. Must be called before
+    /// anything else.
     pub fn ranks(&self) -> Outcome<Option<&'static ProcessGroup>> {
         self.ranks.start(self.splits_tensors())
     }
 
-    /// The devices that `--device` and `--split-mode` say.
+    /// Returns the devices that `--device` and `--split-mode` select.
     fn chosen_devices(&self, cpu: &CpuArgs) -> Outcome<Vec<Arc<dyn Device>>> {
         match self.split_mode {
             SplitMode::Layer => self.devices.devices_for_model(cpu),
@@ -695,7 +720,7 @@ impl ModelArgs {
                 let mut devices = self.devices.devices_for_model(cpu)?;
                 let is_first = |device: &Arc<dyn Device>| device.kind() != DeviceKind::Accelerator;
                 let first = devices.iter().position(is_first).unwrap_or(0);
-                // The CPU behind them stays.
+                // Keep the CPU at the end of the list.
                 let host = devices.pop_if(|last| last.kind() == DeviceKind::Cpu);
                 devices.truncate(first + 1);
                 devices.extend(host);
@@ -714,7 +739,7 @@ impl ModelArgs {
         }
     }
 
-    /// How `--split-mode tensor` divides.
+    /// Returns how `--split-mode tensor` divides tensors.
     fn meta_options(&self) -> Outcome<MetaOptions> {
         let ratios = self.tensor_split.as_ref().map(|split| {
             match PlacementRule::parse_split(split).map_err(Failure::usage)? {
@@ -729,7 +754,8 @@ impl ModelArgs {
         })
     }
 
-    /// The machines of a file as devices that plan like the CPU, arranged as `--split-mode` says: without memory.
+    /// Returns the machines of a file as devices that plan like the CPU but have no memory,
+    /// arranged by `--split-mode`.
     pub fn simulated_devices(
         &self,
         cpu: &CpuArgs,
@@ -753,7 +779,7 @@ impl ModelArgs {
             }
             SplitMode::Layer => devices.push(host()),
         }
-        // A processor of the host's needs no other one behind it.
+        // A CPU of the host needs no other CPU as a fallback.
         if cluster
             .members
             .last()
@@ -765,7 +791,7 @@ impl ModelArgs {
         Ok(devices)
     }
 
-    /// The model as [`load_header`](Self::load_header) gives it, on these devices.
+    /// Works like [`load_header`](Self::load_header), on these devices.
     pub fn load_header_on(
         &self,
         devices: Vec<Arc<dyn Device>>,
@@ -804,7 +830,7 @@ impl ModelArgs {
         }
     }
 
-    /// Compares with the other processes what must be the same for all.
+    /// Checks that settings which must be the same are the same in all processes.
     fn compare(&self, group: &ProcessGroup, cancel: &CancelToken) -> Outcome {
         let version = ranks::hash(env!("CARGO_PKG_VERSION"));
         group.agree("version of samite", version)?;
@@ -861,7 +887,7 @@ impl ModelArgs {
         })
     }
 
-    /// The model's file, unless it is the one that is part of this program. A model that is named is downloaded.
+    /// Returns the model's file, or `None` for the built-in model. Downloads a model given by name.
     pub fn file(&self) -> Outcome<Option<&Path>> {
         #[cfg(feature = "hub")]
         return self.hub.path(&self.model);
@@ -869,7 +895,7 @@ impl ModelArgs {
         Ok(self.model.as_deref())
     }
 
-    /// Loads the model, with a progress bar.
+    /// Loads the model and shows a progress bar.
     pub fn load(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
         self.file()?;
         if let Some(group) = ranks::group() {
@@ -880,8 +906,8 @@ impl ModelArgs {
         self.load_on(devices, cancel)
     }
 
-    /// Returns the flags with one of several files. Contexts without `-c` have at most 4096 tokens,
-    /// so that the models have room beside each other.
+    /// Returns the flags for one of several files. Contexts without `-c` get at most 4096 tokens,
+    /// so that several models fit into memory.
     #[cfg(feature = "serve")]
     pub fn with_file(&self, path: PathBuf) -> Self {
         let mut args = self.clone();
@@ -892,7 +918,8 @@ impl ModelArgs {
         args
     }
 
-    /// Nine tenths of the bytes that are free now: of the host, and of devices with memory of their own.
+    /// Returns nine tenths of the bytes that are free now, on the host and on devices with their
+    /// own memory.
     #[cfg(feature = "serve")]
     pub fn free_memory(&self, cpu: &CpuArgs) -> Outcome<u64> {
         let devices = self.chosen_devices(cpu)?;
@@ -901,13 +928,13 @@ impl ModelArgs {
         let host = of(DeviceKind::Cpu).map(free).max().unwrap_or(0);
         let own: u64 = of(DeviceKind::Gpu).map(free).sum();
         match host + own {
-            // Some systems do not say.
+            // Some systems do not report free memory.
             0 => Ok(u64::MAX),
             bytes => Ok(bytes / 10 * 9),
         }
     }
 
-    /// Limits contexts without `-c` to 4096 tokens, since something else needs memory too.
+    /// Limits contexts without `-c` to 4096 tokens, because something else needs memory as well.
     #[cfg(feature = "serve")]
     pub fn share_memory(&mut self) {
         self.shares_memory = true;
@@ -916,7 +943,7 @@ impl ModelArgs {
     /// Uses the model that a positional argument names.
     ///
     /// # Errors
-    /// If flags name another one.
+    /// Returns an error if flags name another model.
     pub fn set_name(&mut self, name: &str) -> Outcome {
         if !self.is_embedded() {
             return Err(Failure::usage(format_args!(
@@ -932,7 +959,7 @@ impl ModelArgs {
         Ok(())
     }
 
-    /// Whether the model is the one that is part of the program.
+    /// Returns whether the model is the built-in one.
     pub fn is_embedded(&self) -> bool {
         #[cfg(feature = "hub")]
         let is_named = self.hub.is_named();
@@ -941,7 +968,8 @@ impl ModelArgs {
         self.model.is_none() && !is_named
     }
 
-    /// Loads the model twice, once for each of two devices, which are named and keep the order of operations.
+    /// Loads the model twice, once for each of two named devices, which keep the order of
+    /// operations.
     pub fn load_pair(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<[Arc<Model>; 2]> {
         let [first, second] = self.devices.pair(cpu)?;
         let load = |side: Vec<_>| self.load_on(side.iter().map(in_order).collect(), cancel);
@@ -980,7 +1008,8 @@ impl ModelArgs {
         Ok(Model::load(path, &self.options_beside(model, cancel)?)?)
     }
 
-    /// As [`load_beside`](Self::load_beside), but as the header of its file describes it, for plans.
+    /// Works like [`load_beside`](Self::load_beside), but reads only the header of the file, for
+    /// plans.
     #[cfg(feature = "serve")]
     pub fn load_header_beside(
         &self,
@@ -1002,7 +1031,7 @@ impl ModelArgs {
         })
     }
 
-    /// The model as the header of its file describes it, for plans.
+    /// Reads only the header of the model's file, for plans.
     pub fn load_header(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
         self.load_header_on(self.chosen_devices(cpu)?, cancel)
     }
@@ -1048,12 +1077,12 @@ impl ModelArgs {
     }
 
     fn lock(&self) -> bool {
-        // Of flags that contradict each other, only the last one is set.
+        // Of contradictory flags, only the last one is set.
         let mapped_or_read = self.mmap || self.no_mmap;
         self.mlock || (!mapped_or_read && matches!(self.load_mode, LoadArg::Mlock))
     }
 
-    /// Types of cached keys and values.
+    /// Returns the types of cached keys and values.
     pub fn kv_types(&self) -> Outcome<[DType; 2]> {
         let dtype = |flag: &str, name: &str| {
             DType::from_name(name.trim()).ok_or_else(|| {
@@ -1073,12 +1102,12 @@ impl ModelArgs {
         ])
     }
 
-    /// Whether attention is to be done in several steps.
+    /// Returns whether attention must use several steps.
     pub fn no_flash(&self) -> bool {
         self.no_flash
     }
 
-    /// What the flags say about contexts.
+    /// Returns the context options that the flags set.
     pub fn context_options(&self, cancel: &CancelToken) -> Outcome<ContextOptions> {
         let kv_types = self.kv_types()?;
         if self.no_flash && kv_types[1].is_quantized() {
@@ -1101,23 +1130,23 @@ impl ModelArgs {
         })
     }
 
-    /// Returns the size of the context that `-c` asks for, unless it leaves the choice to samite.
+    /// Returns the context size of `-c`, or `None` if the choice is left to samite.
     pub fn ctx_size(&self) -> Option<usize> {
         self.ctx_size.filter(|&n_ctx| n_ctx > 0)
     }
 
-    /// How many adapters of weights there are: the first ones of a context.
+    /// Returns the number of weight adapters, which come first in a context.
     #[cfg(feature = "serve")]
     pub fn n_loras(&self) -> usize {
         self.adapters.files().len()
     }
 
-    /// Whether adapters change the model.
+    /// Returns whether adapters change the model.
     pub fn has_adapters(&self) -> bool {
         !self.adapters.files().is_empty() || self.control.files().next().is_some()
     }
 
-    /// A context for `model`, with the adapters that the flags name.
+    /// Creates a context for `model` with the adapters that the flags name.
     pub fn context(&self, model: Arc<Model>, options: ContextOptions) -> Outcome<Context> {
         let options = self.with_adapters(&model, options)?;
         Context::new(model, options).map_err(|error| match error {
@@ -1128,7 +1157,7 @@ impl ModelArgs {
         })
     }
 
-    /// As [`context`](Self::context), but only worked out.
+    /// Works like [`context`](Self::context), but only plans.
     pub fn context_plan(&self, model: Arc<Model>, options: ContextOptions) -> Outcome<ContextPlan> {
         let options = self.with_adapters(&model, options)?;
         Ok(ContextPlan::new(model, options)?)
@@ -1164,7 +1193,7 @@ impl ModelArgs {
         Ok(Some(chosen))
     }
 
-    /// Bytes of each device that stay free.
+    /// Returns the bytes to leave free on each device.
     fn margin(&self) -> usize {
         (self.fit_target as usize).saturating_mul(1 << 20)
     }
@@ -1190,7 +1219,7 @@ impl ModelArgs {
     }
 }
 
-/// The divided device of a plan, with the nodes that it computes.
+/// Returns the device of a plan that divides tensors, and the nodes that it computes.
 pub fn divided(plan: &samite::sched::Plan) -> Option<(&MetaDevice, Vec<samite::TensorId>)> {
     let mut numbered = plan.devices().iter().enumerate();
     let (number, device) = numbered
@@ -1200,7 +1229,7 @@ pub fn divided(plan: &samite::sched::Plan) -> Option<(&MetaDevice, Vec<samite::T
     Some((device, nodes.collect()))
 }
 
-/// What a plan for one token is predicted to take, if tensors are divided.
+/// Returns the predicted time of a plan for one token, if tensors are divided.
 pub fn predicted(plan: &samite::sched::Plan) -> Outcome<Option<Prediction>> {
     let Some((device, nodes)) = divided(plan) else {
         return Ok(None);
@@ -1208,7 +1237,7 @@ pub fn predicted(plan: &samite::sched::Plan) -> Outcome<Option<Prediction>> {
     Ok(Some(device.predict(plan.graph(), &nodes)?))
 }
 
-/// The model that is part of the program.
+/// Returns the built-in model.
 fn embedded() -> samite::llm::Result<GgufFile> {
     Ok(GgufFile::from_static(EMBEDDED, samite_stories::MODEL)?)
 }

@@ -1,30 +1,30 @@
-//! Texts that models read in chunks.
+//! Texts that are evaluated in chunks.
 
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
 use crate::shown::counted;
 use samite::text::Tokenizer;
 
-/// Tokens of a chunk, unless the flags say otherwise or the model was trained on fewer.
+/// Default tokens per chunk, unless the model was trained on shorter contexts.
 pub const DEFAULT_CHUNK: usize = 512;
 
-/// So many tokens take weeks: more are not read without being asked for.
+/// Maximum number of tokens to read without an explicit limit: as many take weeks.
 const MOST_TOKENS: usize = 1 << 26;
 
-/// Which part of a text is read.
+/// The part of a text to evaluate.
 pub struct Part {
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub chunk: usize,
-    /// Chunks that are left out at its start.
+    /// Number of chunks to skip at the start.
     pub from_chunk: u32,
-    /// So many chunks at most.
+    /// Maximum number of chunks.
     pub chunks: Option<u32>,
-    /// Names of special tokens in the text are these tokens.
+    /// True if names of special tokens in the text are parsed as these tokens.
     pub parse_special: bool,
 }
 
 impl Part {
-    /// The tokens of this part: those of at least one chunk.
+    /// Returns the tokens of this part, at least those of one chunk.
     pub fn tokens(&self, source: Source, tokenizer: &Tokenizer) -> Outcome<Vec<u32>> {
         let name = source.name().to_owned();
         let chunk = self.chunk;

@@ -1,4 +1,4 @@
-//! Flags about the threads of the CPU device.
+//! Flags for the threads of the CPU device.
 
 use crate::args::thread_count;
 use crate::failure::{Failure, Outcome};
@@ -8,11 +8,12 @@ use samite::registry::{
     CpuSet, Pool, PoolError, PoolOptions, Priority, allowed_threads, allowed_threads_on,
 };
 
-/// Where CPU threads run, and how.
+/// Flags for affinity, priority and polling of CPU threads.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Threads")]
 pub struct PoolArgs {
-    /// Processors that threads run on, as bits of a hexadecimal number: 0xF0 for 4 to 7. Adds to --cpu-range [also: -C]
+    /// Processors that threads run on, as bits of a hexadecimal number: 0xF0 for 4 to 7. Adds to
+    /// --cpu-range [also: -C]
     #[arg(short = 'C', long, value_name = "MASK", value_parser = CpuSet::parse_mask)]
     cpu_mask: Option<CpuSet>,
 
@@ -28,12 +29,13 @@ pub struct PoolArgs {
     #[arg(long, value_name = "N", default_value = "0", value_parser = priority, allow_negative_numbers = true)]
     prio: Priority,
 
-    /// How long waiting threads spin before they sleep: 0 not at all, 50 some tens of microseconds; each 5 more double it
+    /// How long waiting threads spin before they sleep: 0 not at all, 50 some tens of microseconds;
+    /// each 5 more double it
     #[arg(long, value_name = "0-100", value_parser = clap::value_parser!(u8).range(..=100))]
     poll: Option<u8>,
 }
 
-/// How many CPU threads a model is computed with, where they run, and how.
+/// Flags for the CPU threads of a model.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Threads")]
 pub struct CpuArgs {
@@ -41,7 +43,8 @@ pub struct CpuArgs {
     #[arg(short = 't', long, value_name = "N", value_parser = thread_count)]
     threads: Option<usize>,
 
-    /// CPU threads for several tokens at once, such as those of a prompt; as many as for one by default [also: -tb]
+    /// CPU threads for several tokens at once, such as those of a prompt; as many as for one by
+    /// default [also: -tb]
     #[arg(long, value_name = "N", value_parser = thread_count)]
     threads_batch: Option<usize>,
 
@@ -52,7 +55,8 @@ pub struct CpuArgs {
     batch: BatchArgs,
 }
 
-/// llama.cpp's flags for threads of several tokens at once. Here these are the threads of single tokens, and where they run cannot be another place.
+/// llama.cpp's flags for threads in batches. In samite these are the same threads as those for
+/// single tokens, so their affinity and priority must be the same.
 #[derive(Clone, Debug, Default, Args)]
 struct BatchArgs {
     #[arg(long, hide = true, value_name = "MASK", value_parser = CpuSet::parse_mask)]
@@ -68,7 +72,7 @@ struct BatchArgs {
 }
 
 impl BatchArgs {
-    /// Refuses what differs from the flags for all threads.
+    /// Rejects values that differ from the flags for all threads.
     fn check(&self, pool: &PoolArgs) -> Outcome {
         let cpus = both(&self.cpu_mask_batch, &self.cpu_range_batch);
         let cpus_flag = match self.cpu_mask_batch {
@@ -97,7 +101,7 @@ impl BatchArgs {
     }
 }
 
-/// The processors of either flag.
+/// Returns the processors of both flags.
 fn both(mask: &Option<CpuSet>, range: &Option<CpuSet>) -> Option<CpuSet> {
     match (mask, range) {
         (Some(mask), Some(range)) => Some(mask.clone().with(range)),
@@ -119,18 +123,19 @@ fn priority(text: &str) -> Result<Priority, String> {
 }
 
 impl PoolArgs {
-    /// The processors that were named.
+    /// Returns the processors that flags name.
     fn cpus(&self) -> Option<CpuSet> {
         both(&self.cpu_mask, &self.cpu_range)
     }
 
-    /// How many threads can compute at the same time.
+    /// Returns the number of threads that can run at the same time.
     pub fn processors(&self) -> usize {
         self.cpus()
             .map_or_else(allowed_threads, |cpus| allowed_threads_on(&cpus))
     }
 
-    /// So many threads, by default as many as can compute at the same time, as these flags say.
+    /// Creates a pool of `threads` threads with these flags. The default is as many as can run at
+    /// the same time.
     pub fn pool(&self, threads: Option<usize>) -> Outcome<Pool> {
         let cpus = self.cpus();
         if self.cpu_strict && cpus.is_none() {
@@ -153,7 +158,8 @@ impl PoolArgs {
         })
     }
 
-    /// A pool of one thread, which may run on all of the processors: for what starts threads of its own.
+    /// Creates a pool of one thread that may run on all of the processors, for code that starts its
+    /// own threads.
     pub fn place(&self) -> Outcome<Pool> {
         let anywhere = PoolArgs {
             cpu_strict: false,
@@ -162,7 +168,7 @@ impl PoolArgs {
         anywhere.pool(Some(1))
     }
 
-    /// The flags that name processors, for errors.
+    /// Returns the flags that name processors, for errors.
     fn cpu_flags(&self) -> &str {
         match (&self.cpu_mask, &self.cpu_range) {
             (Some(_), Some(_)) => "--cpu-mask, --cpu-range",
@@ -173,7 +179,7 @@ impl PoolArgs {
 }
 
 impl CpuArgs {
-    /// So many threads, where and how `pool` says.
+    /// Creates flags for `threads` threads with the settings of `pool`.
     pub fn new(threads: usize, pool: &PoolArgs) -> Self {
         CpuArgs {
             threads: Some(threads),
@@ -182,26 +188,27 @@ impl CpuArgs {
         }
     }
 
-    /// Unless a number was given: as many threads as one of so many programs has that share the processors.
+    /// Sets the default number of threads to the share of one of `programs` programs on the same
+    /// processors.
     pub fn share(&mut self, programs: usize) {
         let mine = || (self.pool.processors() / programs.max(1)).max(1);
         self.threads = Some(self.threads.unwrap_or_else(mine));
     }
 
-    /// Threads for a single token, and for several.
+    /// Returns the threads for a single token, and for several.
     fn counts(&self) -> [usize; 2] {
         let threads = self.threads.unwrap_or_else(|| self.pool.processors());
         [threads, self.threads_batch.unwrap_or(threads)]
     }
 
-    /// The CPU's threads, as these flags say.
+    /// Creates the pool of the CPU device.
     pub fn pool(&self) -> Outcome<Pool> {
         self.batch.check(&self.pool)?;
         let [threads, threads_batch] = self.counts();
         self.pool.pool(Some(threads.max(threads_batch)))
     }
 
-    /// Has contexts use as many threads as these flags say.
+    /// Sets the number of threads of contexts.
     pub fn apply(&self, options: &mut ContextOptions) {
         [options.threads, options.threads_batch] = self.counts().map(Some);
     }
@@ -224,7 +231,7 @@ mod tests {
         Line::try_parse_from(words).unwrap().cpu
     }
 
-    /// Threads of one token, of several, and of the device.
+    /// Returns the threads for one token, for several, and of the device.
     fn threads(line: &str) -> [usize; 3] {
         let cpu = parse(line);
         let mut options = ContextOptions::default();

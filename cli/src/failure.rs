@@ -1,42 +1,42 @@
-//! How commands fail: with one line on standard error and an exit code.
+//! Failures of commands: one line on standard error and an exit code.
 
 use crate::shown::{one_line, say};
 use crate::{interrupt, ranks};
 use std::fmt::Display;
 use std::io::ErrorKind;
 
-/// Why a command did not succeed.
+/// The reason why a command failed.
 #[derive(Debug)]
 pub enum Failure {
     /// The flags contradict each other or name something that does not exist.
     Usage(String),
-    /// Something went wrong.
+    /// Any other error.
     Error(String),
-    /// A device is gone, with what it held.
+    /// A device was lost with its memory.
     Lost(String),
-    /// All of several processes know it.
+    /// An error that all of several processes have.
     Agreed(String),
-    /// Ctrl-C, or another signal that asks for an end.
+    /// Ctrl-C, or another signal that ends the program.
     Interrupted,
-    /// Whoever reads the output has seen enough.
+    /// The reader closed the output.
     OutputClosed,
 }
 
-/// What commands return.
+/// Result of a command.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// A failure about wrong flags.
+    /// Creates a failure for wrong flags.
     pub fn usage(message: impl Display) -> Self {
         Failure::Usage(message.to_string())
     }
 
-    /// Any other failure.
+    /// Creates any other failure.
     pub fn error(message: impl Display) -> Self {
         Failure::Error(message.to_string())
     }
 
-    /// What happened, in words.
+    /// Returns the message.
     pub fn text(&self) -> String {
         match self {
             Failure::Usage(message) => format!("{message} (see --help)"),
@@ -49,7 +49,8 @@ impl Failure {
         }
     }
 
-    /// Prints the message and returns the exit code. Of several processes that have the same failure, the first one prints it.
+    /// Prints the message and returns the exit code. If several processes have the same failure,
+    /// the first one prints it.
     pub fn report(self) -> i32 {
         let exit_code = match self {
             Failure::Usage(_) => 2,
@@ -70,8 +71,8 @@ impl Failure {
     }
 }
 
-/// What to do when the arguments are no command: help that was asked for is printed, and anything else is said in one
-/// line.
+/// Handles arguments that do not parse: prints the help if it was requested, and any other problem
+/// in one line.
 pub fn wrong_arguments(error: clap::Error) -> Outcome {
     if !error.use_stderr() {
         return Ok(error.print()?);
@@ -81,13 +82,13 @@ pub fn wrong_arguments(error: clap::Error) -> Outcome {
     }
     let text = error.to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
-    // What follows is how to use the command, several lines long.
+    // Cut off the usage, which has several lines.
     let end = ["\nUsage:", "\nFor more information"]
         .iter()
         .filter_map(|start| text.find(start))
         .min();
     let text = &text[..end.unwrap_or(text.len())];
-    // clap's tip to put `--` first would turn the value into a positional argument.
+    // clap suggests to put `--` first, but that would turn the value into a positional argument.
     let lines = text.trim_end().lines();
     let lines = lines.filter(|line| !line.trim_start().starts_with("tip: to pass "));
     Err(Failure::usage(

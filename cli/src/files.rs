@@ -10,11 +10,11 @@ use std::io::{ErrorKind, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// So much is read at a time.
+/// Bytes per read.
 const PIECE: usize = 64 << 10;
 
-/// Where a text comes from. What cannot be opened is found before a model is loaded; reading comes later, when it is known
-/// how much is needed.
+/// Source of a text. It is opened before a model is loaded, so that errors show early, and read
+/// later, once the required length is known.
 pub struct Source {
     name: String,
     from: From,
@@ -27,7 +27,7 @@ enum From {
 }
 
 impl Source {
-    /// A text that is there already.
+    /// Creates a source from a text.
     pub fn text(text: String) -> Self {
         Source {
             name: "the text".to_owned(),
@@ -35,7 +35,7 @@ impl Source {
         }
     }
 
-    /// Standard input.
+    /// Creates a source for standard input.
     pub fn stdin() -> Self {
         Source {
             name: "standard input".to_owned(),
@@ -43,7 +43,7 @@ impl Source {
         }
     }
 
-    /// A file.
+    /// Opens a file as a source.
     pub fn file(path: &Path) -> Outcome<Self> {
         let name = path.display().to_string();
         // Opening a pipe waits for its other end.
@@ -55,12 +55,13 @@ impl Source {
         })
     }
 
-    /// What it is called in messages.
+    /// Returns the name for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Reads the text to its end, or until `each` has enough. Meanwhile, a signal ends the program at once.
+    /// Reads the text to its end, or until `each` stops it. Meanwhile, a signal ends the program at
+    /// once.
     pub fn read(self, mut each: impl FnMut(&str) -> Outcome<ControlFlow<()>>) -> Outcome {
         let Source { name, from } = self;
         interrupt::at_once(|| match from {
@@ -76,7 +77,7 @@ impl Source {
         })
     }
 
-    /// The whole text, of at most `most` bytes. A device has no end, and is refused.
+    /// Reads the whole text of at most `most` bytes. Fails for a device, which has no end.
     pub fn read_all(self, most: u64) -> Outcome<String> {
         let (name, mut all) = (self.name.clone(), String::new());
         if let From::File(file) = &self.from
@@ -100,7 +101,8 @@ impl Source {
         Ok(all)
     }
 
-    /// The tokens of the text: all, or a few more than `most` if there are so many. `each` is shown what is read.
+    /// Returns the tokens of the text, or slightly more than `most` tokens if it is longer. Passes
+    /// the text to `each` as it is read.
     pub fn tokens(
         self,
         tokenizer: &Tokenizer,
@@ -109,7 +111,8 @@ impl Source {
         mut each: impl FnMut(&str),
     ) -> Outcome<Vec<u32>> {
         let name = self.name.clone();
-        // Each token stands for some bytes, none for more than the longest: more bytes than these are too many tokens.
+        // No token is longer than the longest, so a text of more bytes than this has too many
+        // tokens.
         let longest = (0..tokenizer.vocab_size() as u32)
             .filter_map(|id| Some(tokenizer.token_to_piece(id, true).ok()?.len()))
             .max();
@@ -153,7 +156,7 @@ fn no_memory(name: &str, bytes: usize) -> Failure {
     ))
 }
 
-/// The text of a file that a flag names; it may be a pipe, which is read once.
+/// Reads the text of a file that a flag names. It may be a pipe, which can be read only once.
 pub fn read_flag(path: &Path, flag: &str) -> Outcome<String> {
     // Longer than any template or list of keys.
     const MOST_BYTES: u64 = 1 << 20;
@@ -168,14 +171,15 @@ fn cannot_read(name: &str, error: &std::io::Error) -> Failure {
     Failure::error(format_args!("{name}: cannot read the file: {error}"))
 }
 
-/// Reads text piece by piece, without cutting characters.
+/// Reads text in pieces that do not split characters.
 fn pieces(
     mut input: impl Read,
     name: &str,
     mut each: impl FnMut(&str) -> Outcome<ControlFlow<()>>,
 ) -> Outcome {
     let mut buffer = vec![0; PIECE];
-    // Bytes in the buffer that begin a character, and bytes of the text before the buffer.
+    // `kept` bytes at the start of the buffer begin a character; `before` counts the bytes of text
+    // before the buffer.
     let (mut kept, mut before) = (0, 0u64);
     loop {
         let read = match input.read(&mut buffer[kept..]) {
@@ -194,7 +198,7 @@ fn pieces(
                 )));
             }
         };
-        // It was checked just now.
+        // The loop has just checked this text.
         let text = std::str::from_utf8(&bytes[..whole]).unwrap_or_default();
         if !text.is_empty() && each(text)?.is_break() {
             return Ok(());
@@ -209,7 +213,7 @@ fn pieces(
     }
 }
 
-/// Opens a regular file and returns its length: pipes and devices have none.
+/// Opens a regular file and returns its length. Pipes and devices have none.
 pub fn open_regular(path: &Path) -> Outcome<(File, u64)> {
     let name = path.display().to_string();
     let cannot_read = |error| cannot_read(&name, &error);
@@ -224,25 +228,25 @@ pub fn open_regular(path: &Path) -> Outcome<(File, u64)> {
     Ok((file, length))
 }
 
-/// Prepares a file that a flag asks for, before the work whose result it takes: a name that cannot be written is found
-/// early, and what fails later leaves nothing behind.
+/// Prepares an output file before the work. A path that cannot be written fails early, and a later
+/// failure leaves no file.
 pub fn create(path: &Option<impl AsRef<Path>>) -> Outcome<Option<AtomicFile>> {
     Ok(path.as_ref().map(AtomicFile::create).transpose()?)
 }
 
-/// Writes all of a file that was prepared.
+/// Writes the whole content of a prepared file.
 pub fn finish(mut file: AtomicFile, content: &str) -> Outcome {
     file.write_all(content.as_bytes())
         .map_err(|error| cannot_write(&file, &error))?;
     Ok(file.commit()?)
 }
 
-/// That a file cannot be written.
+/// Returns the error for a file that cannot be written.
 pub fn cannot_write(file: &AtomicFile, error: &std::io::Error) -> Failure {
     Failure::error(format_args!("{}: {error}", file.target().display()))
 }
 
-/// Refuses to write a file over the one that it is made from.
+/// Fails if the output file is the input file.
 pub fn refuse_same(input: &Path, output: &Path) -> Outcome {
     let same = |input| output.canonicalize().is_ok_and(|output| input == output);
     if input.canonicalize().is_ok_and(same) {
@@ -258,7 +262,7 @@ pub fn refuse_same(input: &Path, output: &Path) -> Outcome {
 mod tests {
     use super::*;
 
-    /// Gives a few bytes at a time.
+    /// A reader that returns a few bytes at a time.
     struct Slow<'a>(&'a [u8], usize);
 
     impl Read for Slow<'_> {

@@ -1,4 +1,4 @@
-//! Flags that say what a text keeps to.
+//! Flags that constrain the generated text.
 
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
@@ -8,7 +8,7 @@ use samite::text::{Constraint, Tokenizer};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A grammar.
+/// Flags for grammars.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Grammar")]
 pub struct GrammarArgs {
@@ -34,14 +34,14 @@ pub struct GrammarArgs {
     json_schema_file: Option<PathBuf>,
 }
 
-/// What a text keeps to, and what messages call it.
+/// A grammar, and its name in messages.
 pub struct Named {
     grammar: Grammar,
     name: String,
 }
 
 impl GrammarArgs {
-    /// The grammar that the flags ask for.
+    /// Reads the grammar that the flags specify.
     pub fn read(&self) -> Outcome<Option<Named>> {
         type Form = fn(&str) -> Result<Grammar, GrammarError>;
         let text =
@@ -67,12 +67,12 @@ impl GrammarArgs {
 }
 
 impl Named {
-    /// The grammar alone.
+    /// Returns the grammar alone.
     pub fn into_grammar(self) -> Grammar {
         self.grammar
     }
 
-    /// What the sampler asks.
+    /// Returns the constraint for the sampler.
     pub fn constraint(&self, tokenizer: &Arc<Tokenizer>) -> Outcome<Box<dyn Constraint>> {
         let vocabulary = GrammarVocabulary::new(tokenizer).map_err(Failure::error)?;
         match self.grammar.constraint(&vocabulary) {
@@ -82,15 +82,15 @@ impl Named {
     }
 }
 
-/// A grammar that is found wrong now, if it is, and not when a large file was loaded.
+/// Checks a grammar now rather than after loading a large file.
 fn checked(grammar: Grammar) -> Result<Grammar, GrammarError> {
     grammar.check()?;
     Ok(grammar)
 }
 
-/// The file's name, and its text.
+/// Returns the name of a file, and its text.
 fn read_file(path: &Path) -> Outcome<(String, String)> {
-    // Longer than any grammar or schema that is taken.
+    // Larger than any supported grammar or schema.
     const MOST_BYTES: u64 = 2 << 20;
     let source = Source::file(path)?;
     let name = source.name().to_owned();

@@ -66,7 +66,7 @@ pub fn command() -> Command {
     MOST_USED
         .iter()
         .fold(Cli::command(), |program, (name, flags)| {
-            // Only some features have all commands.
+            // Some commands depend on features.
             match program.find_subcommand(name) {
                 Some(_) => program.mut_subcommand(name, |command| arranged(command, flags)),
                 None => program,

@@ -1,4 +1,4 @@
-//! Models by name: which flags there are, and downloads with a bar.
+//! Models by name: flags, and downloads with a progress bar.
 
 use crate::failure::{Failure, Outcome};
 use crate::shown::{escaped, say};
@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// A model that is named instead of its file.
+/// Flags for a model that is named rather than given as a file.
 #[derive(Clone, Debug, Args)]
 pub struct HubArgs {
-    /// Model of a hub instead of a file: owner and name of its repository, perhaps a quantization; downloaded if it is not there [also: -hf, -hfr]
+    /// Model of a hub instead of a file: owner and name of its repository, perhaps a quantization;
+    /// downloaded if it is not there [also: -hf, -hfr]
     #[arg(
         long,
         value_name = "OWNER/NAME[:TYPE]",
@@ -41,16 +42,17 @@ pub struct HubArgs {
     found: OnceLock<PathBuf>,
 }
 
-/// How the hub knows its user.
+/// Flags for access to the hub.
 #[derive(Clone, Debug, Args)]
 pub struct AccessArgs {
-    /// Token of an account at the hub; HF_TOKEN, or what the hub's own program has stored, by default [also: -hft]
+    /// Token of an account at the hub; HF_TOKEN, or what the hub's own program has stored, by
+    /// default [also: -hft]
     #[arg(long, value_name = "TOKEN", help_heading = "Model by name")]
     hf_token: Option<String>,
 }
 
 impl AccessArgs {
-    /// The hub that the environment names.
+    /// Returns the hub that the environment names.
     pub fn hub(&self) -> Hub {
         Hub::new(self.options())
     }
@@ -72,24 +74,24 @@ impl AccessArgs {
 }
 
 impl HubArgs {
-    /// Whether a model is named.
+    /// Returns whether a model is named.
     pub fn is_named(&self) -> bool {
         self.hf_repo.is_some()
     }
 
-    /// Names a model.
+    /// Sets the name of the model.
     pub fn set(&mut self, reference: Reference) {
         self.hf_repo = Some(reference);
     }
 
-    /// Names none any more.
+    /// Removes the name of the model.
     #[cfg(feature = "serve")]
     pub fn forget(&mut self) {
         self.hf_repo = None;
         self.found = OnceLock::new();
     }
 
-    /// The file of the model: `file`, or that of the model that is named, which is downloaded first.
+    /// Returns the model's file: `file`, or that of the named model, which is downloaded first.
     pub fn path<'a>(&'a self, file: &'a Option<PathBuf>) -> Outcome<Option<&'a Path>> {
         let Some(repository) = &self.hf_repo else {
             return Ok(file.as_deref());
@@ -133,7 +135,7 @@ impl HubArgs {
     }
 }
 
-/// The user's cache.
+/// Returns the user's cache.
 pub fn cache() -> Outcome<Cache> {
     Cache::of_user().ok_or_else(|| {
         Failure::error("nothing says where downloads go: set HF_HUB_CACHE to a folder, or HOME")
@@ -150,12 +152,12 @@ fn found(cache: &Cache, reference: &Reference) -> Outcome<PathBuf> {
     })
 }
 
-/// What a repository has. A signal ends the program at once.
+/// Lists the files of a repository. A signal ends the program at once.
 pub fn list(hub: &Hub, reference: &Reference, revision: &str) -> Result<Listing, Error> {
     interrupt::at_once(|| hub.list(reference, revision))
 }
 
-/// Downloads files, with a bar, and says where they are.
+/// Downloads files with a progress bar, and returns their paths.
 pub fn fetch(
     hub: &Hub,
     cache: &Cache,

@@ -10,23 +10,23 @@ use std::sync::LazyLock;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-/// What programs exit with after Ctrl-C.
+/// Exit code after Ctrl-C.
 pub const INTERRUPTED: i32 = 130;
 
-/// What the program exits with: after SIGTERM and SIGHUP, it is another number.
+/// Exit code of the program. SIGTERM and SIGHUP change it.
 static EXIT_CODE: AtomicI32 = AtomicI32::new(INTERRUPTED);
 
-/// What is cancelled.
+/// Token that signals cancel.
 static TOKEN: LazyLock<CancelToken> = LazyLock::new(CancelToken::new);
 
-/// Whether somebody looks at the token, so that the program comes to an end by itself.
+/// Set if some code polls the token, so that the program can end in an orderly way.
 static IS_LOOKED_AT: AtomicBool = AtomicBool::new(false);
 
-/// How the terminal was before lines were edited on it.
+/// Settings of the terminal before line editing.
 #[cfg(unix)]
 static TERMINAL: OnceLock<rustix::termios::Termios> = OnceLock::new();
 
-/// Takes note of how the terminal is, so that it is so again when the program ends while a line is edited on it.
+/// Records the settings of the terminal, to restore them if the program ends during line editing.
 pub fn keep_terminal() {
     #[cfg(unix)]
     if let Ok(terminal) = rustix::termios::tcgetattr(std::io::stdin()) {
@@ -34,18 +34,19 @@ pub fn keep_terminal() {
     }
 }
 
-/// From now on, a signal ends the program: at once, or, once the [token](token) is looked at, by cancelling it; a second
-/// signal then ends it at once. Files that are not finished are removed.
+/// Installs the signal handler. A signal ends the program at once. If some code polls the
+/// [token](token), the first signal cancels it and a second one ends the program. Unfinished files
+/// are removed.
 pub fn handle() {
     LazyLock::force(&TOKEN);
-    // Without a handler, signals do what they always do.
+    // Without a handler, signals have their default effect.
     let _ = install(|exit_code| {
         EXIT_CODE.store(exit_code, Ordering::SeqCst);
         if IS_LOOKED_AT.load(Ordering::SeqCst) && !TOKEN.is_cancelled() {
             TOKEN.cancel();
             return;
         }
-        // Until the end, nobody makes another one.
+        // Prevent other threads from creating more until the end.
         let _no_more = remove_unfinished_files();
         progress::clear();
         say("interrupted");
@@ -53,20 +54,21 @@ pub fn handle() {
     });
 }
 
-/// What the program exits with after the signal that came.
+/// Returns the exit code for the signal that arrived.
 pub fn exit_code() -> i32 {
     EXIT_CODE.load(Ordering::SeqCst)
 }
 
-/// Ends the program when its work is done.
+/// Ends the program after its work is done.
 pub fn leave(exit_code: i32) -> ! {
-    // Whoever wrote something has heard of failures.
+    // The code that wrote to it has reported any failure.
     let _ = std::io::stdout().flush();
     end(exit_code)
 }
 
-/// Ends the program at once. Libraries that devices loaded are not asked to clean up: some wait for threads of theirs that never end.
-/// Standard output is left alone: another thread may be waiting for its reader.
+/// Ends the program at once. Libraries that devices loaded do not run their exit handlers, because
+/// some wait for threads that never end. Does not flush standard output: another thread may be
+/// blocked on it.
 fn end(exit_code: i32) -> ! {
     #[cfg(unix)]
     if let Some(terminal) = TERMINAL.get() {
@@ -79,13 +81,14 @@ fn end(exit_code: i32) -> ! {
     std::process::exit(exit_code)
 }
 
-/// A token that signals cancel. Who asks for it looks at it every now and then.
+/// Returns a token that signals cancel. The caller must poll it regularly.
 pub fn token() -> CancelToken {
     IS_LOOKED_AT.store(true, Ordering::SeqCst);
     TOKEN.clone()
 }
 
-/// Does something that may wait for long without looking at the token: a signal ends the program at once.
+/// Runs `wait`, which may block for a long time and does not poll the token. Meanwhile, a signal
+/// ends the program at once.
 pub fn at_once<T>(wait: impl FnOnce() -> T) -> T {
     let before = IS_LOOKED_AT.swap(false, Ordering::SeqCst);
     let result = wait();
@@ -93,7 +96,7 @@ pub fn at_once<T>(wait: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Has a thread call `act` with the exit code for each signal.
+/// Starts a thread that calls `act` with the exit code for each signal.
 #[cfg(unix)]
 fn install(act: impl Fn(i32) + Send + 'static) -> std::io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -109,7 +112,8 @@ fn install(act: impl Fn(i32) + Send + 'static) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Signals that whoever started the program had it ignore, as `nohup` does, where the system says.
+/// Returns the signals that the parent process set to be ignored, as `nohup` does, if the system
+/// reports them.
 #[cfg(unix)]
 fn ignored() -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -122,7 +126,7 @@ fn ignored() -> Vec<i32> {
         .collect()
 }
 
-/// Has a thread call `act` with the exit code for each signal.
+/// Starts a thread that calls `act` with the exit code for each signal.
 #[cfg(not(unix))]
 fn install(act: impl Fn(i32) + Send + 'static) -> Result<(), ctrlc::Error> {
     ctrlc::set_handler(move || act(INTERRUPTED))

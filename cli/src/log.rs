@@ -1,4 +1,5 @@
-//! Prints what the libraries say on standard error: warnings, and more with `-v`, `--log` or `SAMITE_LOG`.
+//! Prints log messages of the libraries to standard error: warnings, and more with `-v`, `--log` or
+//! `SAMITE_LOG`.
 
 use crate::failure::{Failure, Outcome};
 use crate::progress;
@@ -16,53 +17,55 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// How much is said.
+/// Flags for logging.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Logging")]
 pub struct LogArgs {
-    /// Say what is done, on standard error; -vv also where each operation runs and why, -vvv everything
+    /// Say what is done, on standard error; -vv also where each operation runs and why, -vvv
+    /// everything
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 
-    /// How much which part says: `debug`, `samite_sched=debug`, `off`, several with commas; like the variable SAMITE_LOG
+    /// How much which part says: `debug`, `samite_sched=debug`, `off`, several with commas; like
+    /// the variable SAMITE_LOG
     #[arg(long, global = true, value_name = "FILTER")]
     log: Option<String>,
 }
 
-/// The variable that is read if no flag says how much to log.
+/// Environment variable that sets the log level if no flag does.
 const VARIABLE: &str = "SAMITE_LOG";
 
-/// How the names of all parts begin.
+/// Common prefix of the names of all components.
 const PARTS: &str = "samite";
 
-/// Whether `-v` was given.
+/// Set if `-v` was given.
 static IS_VERBOSE: AtomicBool = AtomicBool::new(false);
 
-/// Whether `-v` was given: for commands that print more then.
+/// Returns whether `-v` was given, for commands that then print more.
 pub fn is_verbose() -> bool {
     IS_VERBOSE.load(Ordering::Relaxed)
 }
 
 impl LogArgs {
-    /// From now on, what the libraries say is printed.
+    /// Starts to print the libraries' log messages.
     pub fn start(&self) -> Outcome {
         IS_VERBOSE.store(self.verbose > 0, Ordering::Relaxed);
         let variable = std::env::var_os(VARIABLE);
         let variable = variable.as_ref().map(|filter| filter.to_string_lossy());
         let targets = self.targets(variable.as_deref())?;
-        // It fails if somebody listens already, and then there is nothing to do.
+        // This fails if a subscriber is already installed, and then there is nothing to do.
         let _ = tracing_subscriber::registry()
             .with(Printer::default().with_filter(targets))
             .try_init();
         Ok(())
     }
 
-    /// What is printed. `variable` is what the environment says.
+    /// Returns the filter of messages. `variable` is the value of the environment variable.
     fn targets(&self, variable: Option<&str>) -> Outcome<Targets> {
         let (name, filter) = match (&self.log, self.verbose, variable) {
             (Some(filter), _, _) => ("--log", &**filter),
             (None, 0, Some(filter)) => (VARIABLE, filter),
-            // Of several processes, the first one says what all would.
+            // Of several processes, the first one prints the warnings of all.
             (None, 0, None) if Launch::from_environment().is_some_and(|l| l.rank > Some(0)) => {
                 return Ok(Targets::new().with_default(LevelFilter::ERROR));
             }
@@ -82,7 +85,8 @@ impl LogArgs {
                 "{name}: '{filter}' is no filter: {error}; write a level (error, warn, info, debug, trace, off), or part=level, with commas between them"
             ))
         })?;
-        // What is no level is read as a part, so a level with a mistake in it would say nothing at all.
+        // An invalid level parses as the name of a component, so a misspelled level would disable
+        // all messages.
         for (part, _) in &targets {
             if !PARTS.starts_with(part) && !part.starts_with(PARTS) {
                 return Err(Failure::usage(format_args!(
@@ -91,7 +95,7 @@ impl LogArgs {
                 )));
             }
         }
-        // Warnings of other parts are not lost.
+        // Keep the warnings of other components.
         Ok(match targets.default_level() {
             Some(_) => targets,
             None => targets.with_default(LevelFilter::WARN),
@@ -99,17 +103,17 @@ impl LogArgs {
     }
 }
 
-/// Prints events with progress bars out of the way: a warning in one line, and once.
+/// Prints events without disturbing progress bars. A warning is printed on one line, and once.
 #[derive(Default)]
 struct Printer {
     warnings: Mutex<HashSet<String>>,
 }
 
-/// So many different warnings are remembered.
+/// Number of different warnings to remember.
 const REMEMBERED: usize = 1000;
 
 impl Printer {
-    /// What is to be printed of an event, if anything.
+    /// Returns the text to print for an event, if any.
     fn lines(&self, level: Level, text: &str) -> Option<String> {
         if level > Level::WARN {
             let name = level.as_str().to_ascii_lowercase();
@@ -143,7 +147,7 @@ impl<S: Subscriber> Layer<S> for Printer {
     }
 }
 
-/// An event in words: its message, and its fields.
+/// Text of an event: its message and its fields.
 #[derive(Default)]
 struct Text(String);
 
@@ -152,7 +156,7 @@ impl Visit for Text {
         if !self.0.is_empty() {
             self.0.push_str(", ");
         }
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = match field.name() {
             "message" => write!(self.0, "{value:?}"),
             name => write!(self.0, "{name} {value:?}"),

@@ -1,7 +1,8 @@
 //! The `samite` program: language models and their compute graphs from the command line.
 //!
-//! Results go to standard output, everything else (progress, timings, warnings, errors) to standard error. Exit codes: 0
-//! success, 1 failure, 2 wrong usage, 130 after Ctrl-C (143 after SIGTERM, 129 after SIGHUP).
+//! Results go to standard output, everything else (progress, timings, warnings, errors) to standard
+//! error. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C (143 after SIGTERM, 129
+//! after SIGHUP).
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +31,8 @@ mod watch;
 
 use clap::{FromArgMatches, Parser};
 
-/// One compute graph woven through many devices: run, inspect, convert and measure language models in GGUF files.
+/// One compute graph woven through many devices: run, inspect, convert and measure language models
+/// in GGUF files.
 #[derive(Debug, Parser)]
 #[command(
     name = "samite",
@@ -53,7 +55,7 @@ impl Cli {
     }
 }
 
-/// What was asked for, in samite's words.
+/// Returns the arguments in samite's spelling.
 fn arguments() -> failure::Outcome<Vec<std::ffi::OsString>> {
     #[cfg(feature = "serve")]
     let arguments = commands::serve::translate(std::env::args_os())?;
@@ -62,7 +64,7 @@ fn arguments() -> failure::Outcome<Vec<std::ffi::OsString>> {
     spelling::translate(arguments.into_iter())
 }
 
-/// Checks for memory to parse arguments and to report errors.
+/// Checks for enough memory to parse arguments and report errors.
 fn check_memory() -> failure::Outcome {
     Ok(samite::ask_for_memory(4 << 20, "starting the program")?)
 }

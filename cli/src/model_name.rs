@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// A model as the only positional argument of a command.
+/// Flag group for a model as the only positional argument of a command.
 #[derive(Clone, Debug, Args)]
 pub struct ModelName {
     /// Model: a GGUF file (as -m), or OWNER/NAME of a repository (as -hf)
@@ -16,7 +16,7 @@ pub struct ModelName {
 }
 
 impl ModelName {
-    /// Adds the model to the flags, unless there is none.
+    /// Adds the model to the flags, if there is one.
     pub fn apply(&self, model: &mut ModelArgs) -> Outcome {
         match &self.model_name {
             Some(name) => model.set_name(name),
@@ -27,17 +27,17 @@ impl ModelName {
 
 /// Meaning of a positional argument.
 pub enum Named {
-    /// A file, or what can only be meant as one.
+    /// A file, or a text that can only be meant as one.
     File,
-    /// A repository of the hub.
+    /// A repository on the hub.
     #[cfg(feature = "hub")]
     Repository(samite::hub::Reference),
-    /// Neither: a text, or a file that does not exist.
+    /// Anything else: a text, or a file that does not exist.
     Other,
 }
 
 impl Named {
-    /// Tells what `text` means.
+    /// Determines the meaning of `text`.
     pub fn new(text: &str) -> Self {
         let path = Path::new(text);
         let has_ending = path
@@ -56,19 +56,19 @@ impl Named {
     }
 }
 
-/// Returns true for a file that begins as GGUF files do, whatever it is called.
+/// Returns whether a file starts like a GGUF file, whatever its name.
 fn is_gguf(path: &Path) -> bool {
     let mut magic = [0; 4];
     let mut read = || File::open(path)?.read_exact(&mut magic);
-    // A pipe would wait for its writer.
+    // Opening a pipe would wait for its writer.
     path.is_file() && read().is_ok() && &magic == b"GGUF"
 }
 
-/// Divides the positional arguments of `samite run` into a model and a text. A single one is a
-/// model if it looks like one.
+/// Splits the positional arguments of `samite run` into a model and a text. A single one is a model
+/// if it looks like one.
 ///
 /// # Errors
-/// If there are two, and the first one is no model.
+/// Returns an error if there are two and the first one is not a model.
 pub fn model_and_text(
     first: Option<String>,
     second: Option<String>,

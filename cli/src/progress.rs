@@ -1,4 +1,4 @@
-//! Progress bars on standard error, silent if that is no terminal.
+//! Progress bars on standard error. Silent if that is not a terminal.
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::ops::Deref;
@@ -6,11 +6,12 @@ use std::sync::LazyLock;
 #[cfg(feature = "hub")]
 use std::time::Duration;
 
-/// All bars, so that several at a time and lines between them do not garble each other.
+/// All bars. They are managed together, so that several bars and the lines between them do not
+/// garble each other.
 static BARS: LazyLock<MultiProgress> =
     LazyLock::new(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(10)));
 
-/// A bar that is gone when it is dropped: an error then has the line for itself.
+/// A bar that disappears when it is dropped, so that an error has the line for itself.
 pub struct Bar(ProgressBar);
 
 impl Deref for Bar {
@@ -28,7 +29,7 @@ impl Drop for Bar {
     }
 }
 
-/// A bar for `what`, counting bytes.
+/// Creates a bar for `what` that counts bytes.
 pub fn bytes(what: &'static str) -> Bar {
     bar(
         what,
@@ -36,7 +37,7 @@ pub fn bytes(what: &'static str) -> Bar {
     )
 }
 
-/// A bar for `what`, counting `things`.
+/// Creates a bar for `what` that counts `things`.
 pub fn count(what: &'static str, things: &str) -> Bar {
     bar(
         what,
@@ -44,8 +45,8 @@ pub fn count(what: &'static str, things: &str) -> Bar {
     )
 }
 
-/// Returns a callback that takes the decoded tokens of a prompt and all of them. It draws a bar
-/// until prefill is done.
+/// Returns a callback that takes the number of decoded tokens of a prompt and their total. It draws
+/// a bar until prefill is done.
 pub fn prefill() -> impl FnMut(usize, usize) + Send + 'static {
     let mut shown: Option<Bar> = None;
     move |done, all| {
@@ -59,7 +60,7 @@ pub fn prefill() -> impl FnMut(usize, usize) + Send + 'static {
     }
 }
 
-/// A spinner for work of unknown length.
+/// Creates a spinner for work of unknown length.
 #[cfg(feature = "hub")]
 pub fn waiting(what: &'static str) -> Bar {
     let bar = bar(what, "{spinner} {msg}");
@@ -67,14 +68,14 @@ pub fn waiting(what: &'static str) -> Bar {
     bar
 }
 
-/// Does something that writes to the terminal, without bars there.
+/// Hides the bars while `print` writes to the terminal.
 pub fn pause(print: impl FnOnce()) {
     BARS.suspend(print);
 }
 
-/// Takes all bars off the terminal.
+/// Removes all bars from the terminal.
 pub fn clear() {
-    // If it fails, there is no terminal any more.
+    // If this fails, the terminal is gone.
     let _ = BARS.clear();
 }
 

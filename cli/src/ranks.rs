@@ -1,7 +1,8 @@
-//! Several processes that share one model: started by `mpirun` or `srun` and connected by MPI, or connected by memory that they share.
+//! Processes that share one model: started by `mpirun` or `srun` and connected by MPI, or connected
+//! by shared memory.
 //!
-//! All do the same. What goes wrong before the work begins is told to all ([`together`]), said once, and all leave in order. Whoever fails later ends
-//! the others.
+//! All processes do the same. A failure before the work begins is shared by [`together`] and
+//! printed once, and all processes leave in order. A process that fails later ends the others.
 
 use crate::failure::{Failure, Outcome};
 use clap::Args;
@@ -15,16 +16,19 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
-/// How members of a divided model find each other.
+/// Flags for the shards of a divided model.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Placement")]
 pub struct RankArgs {
-    /// How the members of --split-mode tensor exchange what they compute: `threads` of this process; or processes, each of which is one member, through
-    /// `mpi` or, on one machine, memory that they share. `auto`: processes if `mpirun`, `srun` or SAMITE_RANKS say that there are several
+    /// How the members of --split-mode tensor exchange what they compute: `threads` of this
+    /// process; or processes, each of which is one member, through `mpi` or, on one machine, memory
+    /// that they share. `auto`: processes if `mpirun`, `srun` or SAMITE_RANKS say that there are
+    /// several
     #[arg(long, value_enum, default_value_t = Communicator::Auto, value_name = "KIND")]
     communicator: Communicator,
 
-    /// Seconds that the members of --split-mode tensor wait for each other before the run ends with an error
+    /// Seconds that the members of --split-mode tensor wait for each other before the run ends with
+    /// an error
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86400))]
     deadline: u32,
 }
@@ -42,19 +46,19 @@ enum Communicator {
     Shared,
 }
 
-/// The processes, if there are several: how they are connected is a matter of the whole process.
+/// The process group, if there are several processes. The connection belongs to the whole process.
 static RANKS: OnceLock<ProcessGroup> = OnceLock::new();
 
-/// How long processes wait for each other while each of them loads the model.
+/// Time limit for loading the model in all processes.
 pub const LOADING: Duration = Duration::from_secs(1800);
 
 impl RankArgs {
-    /// How long members wait for each other.
+    /// Returns the time that shards wait for each other.
     pub fn deadline(&self) -> Duration {
         Duration::from_secs(self.deadline.into())
     }
 
-    /// Who started this process as one of several, if they are to share a model.
+    /// Returns the launcher of this process if it started several processes that share a model.
     fn launch(&self) -> Option<Launch> {
         match self.communicator {
             Communicator::Threads => None,
@@ -116,9 +120,10 @@ impl RankArgs {
     }
 }
 
-/// Memory for all processes, if they are on one machine and all can use it: that is faster than what MPI does there.
+/// Returns shared memory for all processes if they are on one machine and can all use it, because
+/// it is faster than MPI there.
 fn near(group: &ProcessGroup) -> Outcome<Option<Box<dyn Transport>>> {
-    /// How long they may take to open a file.
+    /// Time limit for opening a file.
     const OPENING: Duration = Duration::from_secs(5);
     let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     let name = format!("/dev/shm/samite-{}-{}", std::process::id(), time.as_nanos());
@@ -144,11 +149,11 @@ fn near(group: &ProcessGroup) -> Outcome<Option<Box<dyn Transport>>> {
     }
 }
 
-/// The name of this machine.
+/// Returns the name of this machine.
 fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {
-        // Processes count as neighbours where that cannot be told.
+        // If it is unknown, processes count as neighbours.
         "" => std::env::var("HOSTNAME").unwrap_or_default(),
         name => name.to_owned(),
     }
@@ -168,22 +173,23 @@ impl RankArgs {
     }
 }
 
-/// The processes, if there are several and they are connected.
+/// Returns the process group, if there are several connected processes.
 pub fn group() -> Option<&'static ProcessGroup> {
     RANKS.get()
 }
 
-/// The number of this process, if there are several.
+/// Returns the rank of this process, if there are several.
 pub fn rank() -> Option<usize> {
     RANKS.get().map(ProcessGroup::rank)
 }
 
-/// Whether this process prints what all know.
+/// Returns whether this process prints the output that all have in common.
 pub fn is_first() -> bool {
     rank().is_none_or(|rank| rank == 0)
 }
 
-/// Waits until all processes have come this far, unless one of them has failed: then all fail. A failure may be one that all have.
+/// Waits until all processes get here. If one of them has failed, all fail. A failure may also be
+/// common to all.
 pub fn together<T>(within: Duration, result: Outcome<T>) -> Outcome<T> {
     let Some(group) = RANKS.get() else {
         return result;
@@ -204,7 +210,8 @@ pub fn together<T>(within: Duration, result: Outcome<T>) -> Outcome<T> {
     }
 }
 
-/// What the first process has, which may take its time: it may wait for a person.
+/// Returns the tokens of the first process. Waits for it without a time limit, because it may wait
+/// for a user.
 pub fn of_first(tokens: Vec<u32>) -> Outcome<Vec<u32>> {
     let Some(group) = RANKS.get() else {
         return Ok(tokens);
@@ -222,7 +229,8 @@ pub fn of_first(tokens: Vec<u32>) -> Outcome<Vec<u32>> {
         .collect())
 }
 
-/// Leaves the other processes: in order if all know why, or ends them.
+/// Leaves the process group: in order if all know the reason, otherwise by ending the other
+/// processes.
 pub fn leave(exit_code: i32, is_done: bool) -> i32 {
     let Some(group) = RANKS.get() else {
         return exit_code;
@@ -238,14 +246,15 @@ pub fn leave(exit_code: i32, is_done: bool) -> i32 {
     exit_code
 }
 
-/// A number that differs for models that could not be shared: of other contents, as far as names, shapes, metadata and small tensors tell.
+/// Returns a number that differs between models with different names, shapes, metadata or small
+/// tensors, which must not be shared.
 pub fn fingerprint(file: &GgufFile) -> Outcome<u64> {
-    /// The largest tensor that is looked into.
+    /// Size of the largest tensor whose content is hashed.
     const SMALL: usize = 64 << 10;
     let mut hasher = DefaultHasher::new();
     for (key, value) in file.metadata().iter() {
         key.hash(&mut hasher);
-        // An array of a tokenizer is large; nothing is made of it but this number.
+        // Arrays of a tokenizer are large, so hash their text without storing it.
         let _ = write!(Hashing(&mut hasher), "{value:?}");
     }
     let mut bytes = Vec::new();
@@ -260,14 +269,14 @@ pub fn fingerprint(file: &GgufFile) -> Outcome<u64> {
     Ok(hasher.finish())
 }
 
-/// A number for values that print as text.
+/// Returns a hash of the debug text of a value.
 pub fn hash(value: impl std::fmt::Debug) -> u64 {
     let mut hasher = DefaultHasher::new();
     let _ = write!(Hashing(&mut hasher), "{value:?}");
     hasher.finish()
 }
 
-/// Takes text into a hash.
+/// Writes text into a hash.
 struct Hashing<'a>(&'a mut DefaultHasher);
 
 impl Write for Hashing<'_> {
@@ -277,20 +286,20 @@ impl Write for Hashing<'_> {
     }
 }
 
-/// How processes lie on machines.
+/// Distribution of processes over machines.
 pub struct Neighbours {
-    /// This machine.
+    /// Name of this machine.
     pub host: String,
-    /// How many processes before this one are on it.
+    /// Number of lower ranks on it.
     pub before: usize,
-    /// How many are on it.
+    /// Number of processes on it.
     pub all: usize,
-    /// How many of them share the processors that this process may use.
+    /// Number of them that share the processors that this process may use.
     pub sharing: usize,
 }
 
 impl Neighbours {
-    /// Asks all.
+    /// Gathers the distribution from all processes.
     pub fn ask(group: &ProcessGroup) -> Outcome<Self> {
         let host = host();
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Servers that come back: a model whose device was lost is loaded again, and gets a context like the one before.
+//! Recovers from lost servers: loads the model again and recreates its context.
 
 use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
@@ -10,13 +10,13 @@ use samite::llm::{Context, ContextOptions, Error, Model, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often it is tried again.
+/// Time between attempts.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// How often the model is loaded from servers that are there.
+/// Maximum number of attempts to load the model from servers that are reachable.
 const MOST_LOADS: usize = 3;
 
-/// How long to wait for servers of these flags that are lost, if there are any.
+/// Returns the time to wait for lost servers of these flags, or `None` if none are in use.
 fn patience(model: &ModelArgs) -> Option<Duration> {
     #[cfg(feature = "remote")]
     return model.remote().wait();
@@ -27,7 +27,7 @@ fn patience(model: &ModelArgs) -> Option<Duration> {
     }
 }
 
-/// A server of these flags that cannot be used, and why.
+/// Returns a server of these flags that is unreachable, and the reason.
 fn unreachable(model: &ModelArgs) -> Option<String> {
     #[cfg(feature = "remote")]
     return model.remote().unreachable();
@@ -38,18 +38,21 @@ fn unreachable(model: &ModelArgs) -> Option<String> {
     }
 }
 
-/// Loads a model. If a server is lost meanwhile and comes back in time, it is loaded once more.
+/// Loads a model. If a server is lost meanwhile and comes back in time, loads it again.
 ///
 /// # Errors
-/// As [`ModelArgs::load`]; if the server does not come back; when cancelled.
+/// Returns the errors of [`ModelArgs::load`]. Also fails if the server does not come back, or on
+/// cancellation.
 pub fn load(model: &ModelArgs, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
     patiently(model, cancel, || model.load(cpu, cancel))
 }
 
-/// Makes a context for a model that was loaded by these flags. If a server is lost meanwhile and comes back in time, the model is loaded once more.
+/// Makes a context for a model that was loaded with these flags. If a server is lost meanwhile and
+/// comes back in time, loads the model again.
 ///
 /// # Errors
-/// As [`ModelArgs::context`]; if the server does not come back; when cancelled.
+/// Returns the errors of [`ModelArgs::context`]. Also fails if the server does not come back, or on
+/// cancellation.
 pub fn context(
     flags: &ModelArgs,
     cpu: &CpuArgs,
@@ -67,13 +70,13 @@ pub fn context(
     })
 }
 
-/// Does it, and once more each time that a server was lost meanwhile and came back.
+/// Runs an action, and repeats it each time that a server was lost and came back.
 fn patiently<T>(
     model: &ModelArgs,
     cancel: &CancelToken,
     mut attempt: impl FnMut() -> Outcome<T>,
 ) -> Outcome<T> {
-    // Several processes would have to begin anew together.
+    // Several processes would have to restart together.
     let wait = patience(model).filter(|_| ranks::group().is_none());
     let Some(wait) = wait else {
         return attempt();
@@ -102,19 +105,20 @@ fn patiently<T>(
     }
 }
 
-/// Makes contexts anew, by the same flags.
+/// Recreates contexts with the same flags.
 pub struct Renewal {
     model: ModelArgs,
     cpu: CpuArgs,
-    /// Without adapters.
+    /// Options without adapters.
     options: ContextOptions,
     cancel: CancelToken,
     wait: Duration,
 }
 
 impl Renewal {
-    /// For a model by these flags; `None` if it has no servers that could come back.
-    /// The contexts have `n_ctx` cells, whatever free memory would allow then.
+    /// Creates a renewal for a model with these flags. Returns `None` if the model uses no servers
+    /// that could come back. The contexts have `n_ctx` cells, whatever the free memory at that
+    /// time.
     pub fn new(
         model: &ModelArgs,
         cpu: &CpuArgs,
@@ -134,10 +138,11 @@ impl Renewal {
         })
     }
 
-    /// Waits until all servers are there, and loads the model again.
+    /// Waits until all servers are reachable, and loads the model again.
     ///
     /// # Errors
-    /// If a server does not come back in time, or has no room for the model; when cancelled.
+    /// Returns an error if a server does not come back in time or has no room for the model, or on
+    /// cancellation.
     pub fn renew(&self, lost: &Error) -> Result<Context> {
         let start = Instant::now();
         let device = match lost {
@@ -163,7 +168,7 @@ impl Renewal {
                         return Ok(context);
                     }
                     Err(Failure::Interrupted) => return Err(samite::Error::Cancelled.into()),
-                    // It may have been lost again meanwhile.
+                    // A server may have been lost again meanwhile.
                     Err(failure) if loads >= MOST_LOADS => {
                         let why = failure.text();
                         return failed(format!("the model cannot be loaded again: {why}"));

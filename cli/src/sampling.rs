@@ -1,16 +1,18 @@
-//! Flags that say how tokens are chosen.
+//! Flags for sampling.
 
 use crate::args::number_or_all;
 use crate::failure::{Failure, Outcome};
 use clap::Args;
 use samite::text::{SamplerParams, Stage};
 
-/// How tokens are picked. What is not given is as the model's file says, or llama.cpp's default.
+/// Sampling flags. Unset ones default to the values in the model's file, then to llama.cpp's
+/// defaults.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Samplers in their order, separated by `;` [default: penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature, or as the model says,
-    /// as all of these]
+    /// Samplers in their order, separated by `;` [default:
+    /// penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature, or as the model says, as
+    /// all of these]
     #[arg(long, value_name = "LIST")]
     samplers: Option<String>,
     /// The same as letters [default: edskypmxt]
@@ -41,7 +43,8 @@ pub struct SamplingArgs {
     /// Only tokens at least P times as likely as the most likely one [default: 0.05]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
-    /// Only tokens whose logit is within N standard deviations of the best; -1 for all [default: -1]
+    /// Only tokens whose logit is within N standard deviations of the best; -1 for all [default:
+    /// -1]
     #[arg(
         long,
         visible_alias = "top-nsigma",
@@ -52,10 +55,12 @@ pub struct SamplingArgs {
     /// How often the most likely tokens are left out, see --xtc-threshold; 0 for never [default: 0]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     xtc_probability: Option<f32>,
-    /// Of tokens with at least this probability, --xtc-probability leaves all out but the least likely; above 0.5, none [default: 0.1]
+    /// Of tokens with at least this probability, --xtc-probability leaves all out but the least
+    /// likely; above 0.5, none [default: 0.1]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     xtc_threshold: Option<f32>,
-    /// Only the tokens that are about as surprising as is to be expected, with this probability together; 1 for all [default: 1]
+    /// Only the tokens that are about as surprising as is to be expected, with this probability
+    /// together; 1 for all [default: 1]
     #[arg(
         long,
         visible_alias = "typical-p",
@@ -78,7 +83,8 @@ pub struct SamplingArgs {
     /// Subtracted from the logits of recent tokens for each time they came [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
-    /// Penalty of tokens that go on with a repetition (DRY): this, times --dry-base to the power of its length; 0 for none [default: 0]
+    /// Penalty of tokens that go on with a repetition (DRY): this, times --dry-base to the power of
+    /// its length; 0 for none [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     dry_multiplier: Option<f32>,
     /// See --dry-multiplier [default: 1.75]
@@ -90,7 +96,8 @@ pub struct SamplingArgs {
     /// Recent tokens that --dry-multiplier looks at; 0 for none, -1 for all [default: 64]
     #[arg(long, value_name = "N", value_parser = number_or_all, allow_negative_numbers = true)]
     dry_penalty_last_n: Option<usize>,
-    /// Text at which a repetition begins anew for --dry-multiplier; `none` for none [default: line end, `:`, `"` and `*`]
+    /// Text at which a repetition begins anew for --dry-multiplier; `none` for none [default: line
+    /// end, `:`, `"` and `*`]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     dry_sequence_breaker: Vec<String>,
     /// Draws tokens that have about this probability (adaptive-p); -1 for off [default: -1]
@@ -99,13 +106,15 @@ pub struct SamplingArgs {
     /// How much the past counts for --adaptive-target [default: 0.9]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     adaptive_decay: Option<f32>,
-    /// The temperature moves by so much up and down with the model's entropy; 0 keeps it [default: 0]
+    /// The temperature moves by so much up and down with the model's entropy; 0 keeps it [default:
+    /// 0]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     dynatemp_range: Option<f32>,
     /// The entropy counts to this power for --dynatemp-range [default: 1]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     dynatemp_exp: Option<f32>,
-    /// Mirostat, which keeps the text's surprise: version 1 or 2; 0 for none. Of the other samplers, temperature remains [default: 0]
+    /// Mirostat, which keeps the text's surprise: version 1 or 2; 0 for none. Of the other
+    /// samplers, temperature remains [default: 0]
     #[arg(long, value_name = "VERSION")]
     mirostat: Option<u8>,
     /// How fast mirostat corrects itself [default: 0.1]
@@ -133,7 +142,7 @@ fn seed(text: &str) -> Result<Seed, String> {
     }
 }
 
-/// Parses a number. Negative ones are 0.
+/// Parses a number. Negative ones count as 0.
 fn count_or_none(text: &str) -> Result<usize, String> {
     let number: i64 = text
         .parse()
@@ -141,7 +150,7 @@ fn count_or_none(text: &str) -> Result<usize, String> {
     Ok(usize::try_from(number).unwrap_or(0))
 }
 
-/// A token and what is added to its logit.
+/// Parses a token and its logit bias.
 fn bias(text: &str) -> Result<(u32, f32), String> {
     let parts = || {
         let end = text.find(|c: char| !c.is_ascii_digit())?;
@@ -157,14 +166,14 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
 }
 
 impl SamplingArgs {
-    /// Whether a seed is asked for.
+    /// Returns whether a seed was set.
     pub fn has_seed(&self) -> bool {
         self.seed.0.is_some()
     }
 
-    /// What the flags say, and `defaults` where they say nothing.
+    /// Returns the sampling parameters of the flags. Unset ones come from `defaults`.
     pub fn params(&self, defaults: SamplerParams) -> Outcome<SamplerParams> {
-        // Any number that differs from run to run does.
+        // Any number that differs from run to run will do.
         let random = || {
             std::time::SystemTime::UNIX_EPOCH
                 .elapsed()

@@ -1,17 +1,18 @@
-//! Formats text for a terminal: text from files is escaped and shortened.
+//! Formats text for a terminal: escapes and shortens text from files.
 
 pub use samite::counted;
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::Write;
 
-/// Writes a line to standard error, at once, so that lines of several processes do not mix. If that cannot be written, there is nobody to tell.
+/// Writes a line to standard error in a single write, so that lines of several processes do not
+/// mix. Ignores errors, because there is no place to report them.
 pub fn say(line: impl Display) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Whether a character does something else than being seen: control characters, escape sequences, and marks that turn
-/// the direction of text or hide it.
+/// Returns whether a character is not visible: control characters, escape sequences, and marks that
+/// change the direction of text or hide it.
 fn is_unseen(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -29,7 +30,7 @@ fn is_unseen(c: char) -> bool {
         )
 }
 
-/// A text that does nothing to the terminal but move on in it.
+/// Returns a text with no effect on the terminal other than moving the cursor.
 pub fn on_terminal(text: &str) -> String {
     let parts =
         text.split_inclusive(['\n', '\t'])
@@ -40,7 +41,7 @@ pub fn on_terminal(text: &str) -> String {
     parts.collect()
 }
 
-/// `text` with escapes for characters that are not to be seen.
+/// Returns `text` with invisible characters escaped.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(is_unseen) {
         return text.into();
@@ -56,7 +57,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     result.into()
 }
 
-/// As [`escaped`], line by line: the line breaks stay.
+/// Works like [`escaped`], but keeps line breaks.
 pub fn escaped_lines(text: &str) -> String {
     let lines = text.split_inclusive('\n').map(|line| {
         let end = line.strip_suffix('\n');
@@ -66,9 +67,9 @@ pub fn escaped_lines(text: &str) -> String {
     lines.collect()
 }
 
-/// As [`escaped`], and of what is longer than `most` characters the beginning and the end.
+/// Works like [`escaped`], and replaces the middle of a text longer than `most` characters.
 pub fn shortened(text: &str, most: usize) -> String {
-    // Of a huge text, only what may be seen is looked at.
+    // Of a huge text, escape only the part that may be shown.
     let near = |text: &str| text.chars().nth(4 * most + 8).is_none();
     if near(text) {
         let text = escaped(text);
@@ -88,10 +89,10 @@ pub fn shortened(text: &str, most: usize) -> String {
     format!("{start}…{end}")
 }
 
-/// The longest message, in characters: what has a longer name in it loses its middle.
+/// Maximum characters of a message. Longer ones lose their middle.
 const LONGEST: usize = 1000;
 
-/// A message as one line, whatever was put into it: names from files may hold anything.
+/// Returns a message as one line. It may contain names from files with any characters.
 pub fn one_line(message: &str) -> String {
     let mut line = String::new();
     for part in message
@@ -109,7 +110,8 @@ pub fn one_line(message: &str) -> String {
     shortened(&line, LONGEST)
 }
 
-/// A line as several of at most `width` characters, broken behind commas; all but the first are indented.
+/// Breaks a line after commas into lines of at most `width` characters. All but the first are
+/// indented.
 pub fn wrapped(line: &str, width: usize) -> String {
     let (mut text, mut column) = (String::new(), 0);
     for part in line.split_inclusive(", ") {
@@ -125,10 +127,11 @@ pub fn wrapped(line: &str, width: usize) -> String {
     text
 }
 
-/// Names of tensors in tables are no longer, so that a line has 80 columns.
+/// Maximum width of tensor names in tables, so that lines have at most 80 columns.
 pub const NAME_WIDTH: usize = 32;
 
-/// A number for JSON, or the word for what it has no number for; Python's `float` and JavaScript's `Number` understand it.
+/// Returns a number as JSON, or as a word if JSON has no such number. Python's `float` and
+/// JavaScript's `Number` parse these words.
 pub fn json_number(x: f64) -> serde_json::Value {
     match x {
         f64::INFINITY => "Infinity".into(),

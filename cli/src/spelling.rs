@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Outcome};
 use std::ffi::{OsStr, OsString};
 
-/// Flags of several letters after a single dash, and what they are called here.
+/// Flags of several letters after a single dash, and their names here.
 const SHORT_WORDS: &[(&str, &str)] = &[
     ("-ngl", "--ngl"),
     ("-ot", "--override-tensor"),
@@ -45,7 +45,8 @@ const NO_DRAFTS: &str =
 const FLASH: &str = "flash attention is on unless --no-flash turns it off: leave this out";
 const SPLITS: &str = "layers are divided over devices with --place or -ts: leave this out";
 
-/// Flags that mean nothing here, and what to do. Those of several letters after one dash would be read as others.
+/// Unsupported flags, and the remedy. Without this table, those of several letters after one dash
+/// would be parsed as other flags.
 const UNKNOWN_WORDS: &[(&str, &str)] = &[
     #[cfg(not(feature = "hub"))]
     ("-hf", NO_DOWNLOADS),
@@ -73,10 +74,10 @@ const UNKNOWN_WORDS: &[(&str, &str)] = &[
     ("-mg", SPLITS),
 ];
 
-/// Flags that ask for what samite does anyway.
+/// Flags that ask for samite's default.
 const NEEDLESS_WORDS: &[&str] = &["-no-cnv", "--no-conversation"];
 
-/// Flags whose value may be any text: what comes behind is no flag.
+/// Flags whose value may be any text, so the next argument is not a flag.
 const TEXT_FLAGS: &[&str] = &[
     "-p",
     "--prompt",
@@ -91,7 +92,7 @@ const TEXT_FLAGS: &[&str] = &[
     "--chat-template",
 ];
 
-/// Arguments with llama.cpp's spellings replaced, up to `--`.
+/// Translates llama.cpp's spellings in the arguments before `--`.
 pub fn translate(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {
     let mut translated = Vec::new();
     let (mut flags, mut is_value) = (true, false);
@@ -111,7 +112,7 @@ fn is_one_of(words: &[&str], argument: &OsStr) -> bool {
     words.iter().any(|word| argument == *word)
 }
 
-/// One argument, unless nothing is left of it.
+/// Translates one argument. Returns `None` for one to drop.
 fn one(text: &str) -> Outcome<Option<OsString>> {
     let (word, value) = text
         .find('=')

@@ -1,4 +1,4 @@
-//! Writes a trace of what runs when, while it runs, so that memory holds only the newest part.
+//! Writes a trace while the program runs, so that memory holds only the newest part.
 
 use crate::failure::Outcome;
 use crate::files::cannot_write;
@@ -14,7 +14,7 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Begins to record what `context` runs.
+    /// Starts to record the runs of `context`.
     pub fn start(file: AtomicFile, context: &mut Context) -> Outcome<Self> {
         let mut trace = TraceFile {
             file,
@@ -25,7 +25,7 @@ impl TraceFile {
         Ok(trace)
     }
 
-    /// Writes what `context` ran since the last time.
+    /// Writes the events of `context` since the last call.
     pub fn advance(&mut self, context: &mut Context) -> Outcome {
         match context.scheduler().trace() {
             Some(trace) => self.add(trace),
@@ -33,9 +33,9 @@ impl TraceFile {
         }
     }
 
-    /// Writes the rest, and gives the file its name.
+    /// Writes the rest, and renames the file to its final name.
     pub fn finish(mut self, context: &mut Context) -> Outcome {
-        // Asynchronous devices tell of their nodes when they are waited for.
+        // Asynchronous devices report their nodes when they are synchronized.
         context
             .scheduler_mut()
             .synchronize()

@@ -16,21 +16,23 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How many values of a result are shown.
+/// Number of values to show of each result.
 const SHOWN: usize = 6;
 
-/// The list of what was written.
+/// File name of the list of results.
 const INDEX: &str = "index.jsonl";
 
-/// What is watched, and where it goes.
+/// Flags for watching nodes.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Watching")]
 pub struct WatchArgs {
-    /// Show the nodes with such a name as they are computed, on standard error: `l_out-*`, `*` for all; may be repeated
+    /// Show the nodes with such a name as they are computed, on standard error: `l_out-*`, `*` for
+    /// all; may be repeated
     #[arg(long, value_name = "PATTERN", value_parser = NonEmptyStringValueParser::new())]
     watch: Vec<String>,
 
-    /// Write them to an empty or new folder instead: a NumPy file each (outermost extent first), and index.jsonl
+    /// Write them to an empty or new folder instead: a NumPy file each (outermost extent first),
+    /// and index.jsonl
     #[arg(long, value_name = "FOLDER", requires = "watch")]
     watch_dir: Option<PathBuf>,
 
@@ -46,12 +48,12 @@ pub struct WatchArgs {
 }
 
 impl WatchArgs {
-    /// Whether anything is watched.
+    /// Returns whether any node is watched.
     pub fn is_given(&self) -> bool {
         !self.watch.is_empty()
     }
 
-    /// Prepares what is asked for. A folder that cannot be used is found before a model is loaded.
+    /// Prepares the watch. An unusable folder fails here, before a model is loaded.
     pub fn prepare(&self) -> Outcome<Option<Watching>> {
         if self.watch.is_empty() {
             return Ok(None);
@@ -65,18 +67,18 @@ impl WatchArgs {
     }
 }
 
-/// What is going to be watched.
+/// A prepared watch.
 pub struct Watching {
     names: NodeNames,
     folder: Option<Folder>,
 }
 
-/// What went wrong while somebody watched.
+/// Failure during a watch.
 #[derive(Clone, Default)]
 pub struct Trouble(Arc<Mutex<Option<Failure>>>);
 
 impl Trouble {
-    /// The failure, if there was one. It is the reason why the run was stopped.
+    /// Returns the failure, if there was one. It is the reason why the run stopped.
     pub fn check(&self) -> Outcome {
         let mut failure = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         failure.take().map_or(Ok(()), Err)
@@ -88,7 +90,7 @@ impl Trouble {
 }
 
 impl Watching {
-    /// Watches what `context` runs from now on, beginning with a prompt of so many tokens.
+    /// Watches the runs of `context` from now on. The first one is a prompt of `tokens` tokens.
     pub fn start(self, context: &mut Context, tokens: usize) -> Outcome<Trouble> {
         let Watching { names, mut folder } = self;
         check_names(&names, context, tokens)?;
@@ -114,7 +116,7 @@ impl Watching {
     }
 }
 
-/// Refuses patterns that no node of the model's graphs has.
+/// Rejects patterns that match no node of the model's graphs.
 fn check_names(names: &NodeNames, context: &Context, tokens: usize) -> Outcome {
     let prompt = tokens.clamp(1, context.options().n_ubatch);
     let plans = [context.plan(prompt)?, context.plan(1)?];
@@ -141,14 +143,14 @@ fn check_names(names: &NodeNames, context: &Context, tokens: usize) -> Outcome {
     )))
 }
 
-/// Extents, innermost first, without those of 1 at the end.
+/// Returns the extents, innermost first, without trailing ones.
 pub fn extents(layout: &Layout) -> Vec<usize> {
     let shape = layout.shape();
     let count = shape.iter().rposition(|&extent| extent != 1);
     shape[..=count.unwrap_or(0)].to_vec()
 }
 
-/// What a result is, in a line.
+/// Summary of a result in one line.
 struct Summary {
     sum: f64,
     not_finite: usize,
@@ -175,7 +177,7 @@ impl Summary {
     }
 }
 
-/// Prints a result: a line about it, and its first values.
+/// Prints a summary of a result and its first values.
 fn show(seen: &Seen<'_>, bytes: &[u8]) -> Outcome {
     let (tensor, layout) = (seen.node.tensor(), seen.value.layout());
     let summary = Summary::new(layout, bytes)?;
@@ -204,7 +206,7 @@ fn show(seen: &Seen<'_>, bytes: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// A number in at most 11 characters, if it is an element.
+/// Formats an element in at most 11 characters.
 fn number(dtype: DType, value: f64) -> String {
     let is_whole = matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64);
     match value.abs() {
@@ -226,7 +228,7 @@ struct Folder {
     limit: u64,
 }
 
-/// A file takes so many bytes at least.
+/// Minimum bytes that a file takes.
 const LEAST: u64 = 4096;
 
 fn wrong(path: &Path, error: &std::io::Error) -> Failure {
@@ -276,7 +278,7 @@ impl Folder {
         let name = format!("{:06}-{}.npy", self.files, safe(&tensor.name));
         let path = self.path.join(&name);
         npy::write(&path, layout, bytes).map_err(|error| {
-            // Half a file helps nobody.
+            // Do not leave a partial file.
             let _ = std::fs::remove_file(&path);
             wrong(&path, &error)
         })?;
@@ -297,7 +299,7 @@ impl Folder {
 }
 
 impl Drop for Folder {
-    /// Where nothing came of it, nothing is left behind.
+    /// Removes the folder if it holds no results.
     fn drop(&mut self) {
         if self.files == 0 {
             let _ = std::fs::remove_file(self.path.join(INDEX));
@@ -308,7 +310,7 @@ impl Drop for Folder {
     }
 }
 
-/// A name as a part of a file's name.
+/// Returns a name that is safe in a file name.
 fn safe(name: &str) -> String {
     let characters = name.chars().take(64);
     let safe = characters.map(|c| match c {

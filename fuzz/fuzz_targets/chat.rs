@@ -1,4 +1,5 @@
-//! No answer may make a parser of any format panic, or give something else when it is cut; no template may end the program.
+//! No answer may make a parser of any format panic, or parse differently when it is split into
+//! pieces; no template may abort the program.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! No bytes may make the GGUF reader panic, and what it accepts must be sound and survive being written.
+//! No bytes may make the GGUF parser panic; accepted files must be valid and survive a round trip
+//! through the writer.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -33,7 +34,7 @@ fuzz_target!(|bytes: &[u8]| {
         let _ = header.metadata.get::<Vec<i64>>(key);
         let _ = header.metadata.get::<Vec<&str>>(key);
     }
-    // Names that are longer than the writer's limit are read, but not written.
+    // Names longer than the writer's limit can be read but not written.
     let specs = header
         .tensors
         .iter()

@@ -1,4 +1,5 @@
-//! No requests may make the RPC server panic, or keep what a client had. The input is a list of requests: a command, two bytes of length, and as many bytes.
+//! No requests may make the RPC server panic or leak a client's resources. The input is a list of
+//! requests: a command, two bytes of length, and that many bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -19,7 +20,7 @@ static SERVER: LazyLock<Arc<Server>> = LazyLock::new(|| {
 });
 
 fuzz_target!(|bytes: &[u8]| {
-    // The greeting comes first; without it everything is refused.
+    // The greeting comes first; without it all requests are rejected.
     let mut requests = vec![14];
     requests.extend(24u64.to_le_bytes());
     requests.extend([0; 24]);

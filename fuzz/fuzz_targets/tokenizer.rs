@@ -1,13 +1,14 @@
-//! No vocabulary and no text may make a tokenizer of any kind panic or hang, and ids are those of the vocabulary.
+//! No vocabulary and no text may make a tokenizer of any kind panic or hang, and token ids must be
+//! in the vocabulary.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use samite_text::{PreTokenizer, Tokenizer, TokenizerModel, VocabData};
 
-/// Parts of the input end with this byte, which no text has.
+/// Separator of the parts of the input; valid texts never contain it.
 const END: u8 = 0xFF;
 
-/// Bytes of tokens and merges at most.
+/// Maximum number of bytes used for tokens and merges.
 const MOST: usize = 256;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! Bodies of HTTP requests.
+//! HTTP request bodies.
 
 use samite_core::environment::Environment;
 use samite_gguf::GgufFile;
@@ -9,7 +9,7 @@ use samite_serve::{App, ServeOptions, fuzz};
 use std::error::Error;
 use std::sync::{Arc, LazyLock};
 
-/// A served model that is never asked to compute.
+/// A served model that never computes.
 static APP: LazyLock<Arc<App>> =
     LazyLock::new(|| Arc::new(app().expect("the stories model can be served")));
 
@@ -33,7 +33,7 @@ fn app() -> Result<App, Box<dyn Error>> {
     Ok(App::new(options, model, Some(handle), None)?)
 }
 
-/// Reads the body of a request. The first byte chooses the interface.
+/// Parses a request body. The first byte selects the API.
 pub fn body(bytes: &[u8]) {
     if let Some((&interface, body)) = bytes.split_first() {
         let _ = fuzz::read_body(&APP, interface.into(), body);

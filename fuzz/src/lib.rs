@@ -1,5 +1,6 @@
-//! Entries of fuzz targets. Each takes any bytes and must return: no panic, no hang, and no memory
-//! beyond what it states. `tests/mutated.rs` calls them with mutated seeds on a stable compiler.
+//! Entry points of fuzz targets. Each takes any bytes and must return: no panic, no hang, and no
+//! memory beyond the stated limit. `tests/mutated.rs` calls them with mutated seeds on a stable
+//! compiler.
 
 mod bodies;
 mod remote;
@@ -11,14 +12,14 @@ use samite_chat::{DateTime, Limits, Template};
 use samite_grammar::Grammar;
 use samite_llm::SavedSequence;
 
-/// Serves a peer of KV events. The first byte chooses the socket and whether the peer greets.
+/// Serves a KV event peer. The first byte selects the socket and whether the peer greets.
 pub fn kv_events(bytes: &[u8]) {
     if let Some((&kind, rest)) = bytes.split_first() {
         let _ = samite_kv_events::fuzz::serve(rest, kind & 1 == 1, kind & 2 == 2);
     }
 }
 
-/// Reads a saved sequence. What is read can be written, and read again.
+/// Parses a saved sequence. A valid one must survive a round trip.
 pub fn session(bytes: &[u8]) {
     if let Ok(saved) = SavedSequence::from_bytes(bytes.into()) {
         let written = saved.to_bytes().expect("what was read can be written");
@@ -41,7 +42,7 @@ pub fn template(bytes: &[u8]) {
     }
 }
 
-/// Reads a grammar: GBNF, a JSON schema or a regular expression, as the first byte says.
+/// Parses a grammar: GBNF, a JSON schema or a regular expression, depending on the first byte.
 pub fn grammar(bytes: &[u8]) {
     let Some((&kind, rest)) = bytes.split_first() else {
         return;
@@ -52,6 +53,6 @@ pub fn grammar(bytes: &[u8]) {
         1 => Grammar::json_schema(&text),
         _ => Grammar::regex(&text),
     };
-    // Some rules are checked when the engine reads the grammar.
+    // Some rules are only checked when the engine compiles the grammar.
     let _ = grammar.and_then(|grammar| grammar.check());
 }

@@ -1,4 +1,4 @@
-//! Messages to a server of remote devices.
+//! Messages to a remote-mode server.
 
 use samite_core::Device;
 use samite_reference::{ReferenceDevice, ReferenceOptions};
@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio_stream::StreamExt;
 
-/// Rounds in which tasks and requests go on before the client leaves.
+/// Rounds in which tasks and requests proceed before the client disconnects.
 const ROUNDS: usize = 20;
 
-/// A first request: a hello of version 1, and no session to go on with.
+/// Initial request: a hello of version 1 without a session to resume.
 const HELLO: &[u8] = &[0x1a, 2, 8, 1];
 
-/// Tasks of one runtime, and requests that the test does itself.
+/// Tasks and workers of a single-threaded runtime, driven by the test itself.
 #[derive(Debug, Default)]
 struct OneThread(Mutex<Vec<Worker>>);
 
@@ -54,8 +54,8 @@ impl OneThread {
     }
 }
 
-/// Serves a client that has a token. Each message is two bytes of length and as many bytes. If the
-/// first byte is odd, a valid first request comes before them.
+/// Serves a client that has a token. Each message is two bytes of length and that many bytes. If
+/// the first byte is odd, a valid initial request precedes them.
 pub fn remote(bytes: &[u8]) {
     let Some((&kind, mut rest)) = bytes.split_first() else {
         return;

@@ -1,15 +1,15 @@
-//! Calls the entries of the fuzz targets with mutated seeds. It needs no nightly compiler, and
-//! finds in seconds what a fuzzer finds first.
+//! Calls the fuzz entry points with mutated seeds. This works on a stable compiler and finds within
+//! seconds the bugs that a fuzzer finds first.
 
 use samite_gguf::GgufFile;
 use samite_llm::{Batch, Context, ContextOptions, Model, ModelOptions, SavedSequence};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use std::panic::catch_unwind;
 
-/// Inputs for each entry.
+/// Number of inputs for each entry point.
 const INPUTS: usize = 10_000;
 
-/// A deterministic generator of random numbers (xorshift).
+/// A deterministic random number generator (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -58,7 +58,7 @@ impl Random {
     }
 }
 
-/// Calls an entry with its seeds and with what becomes of them.
+/// Calls an entry point with its seeds and mutations of them.
 fn check(entry: fn(&[u8]), inputs: usize, seeds: &[Vec<u8>]) {
     let mut random = Random(1);
     let mutated = (0..inputs).map(|_| random.mutate(seeds));
@@ -71,7 +71,7 @@ fn check(entry: fn(&[u8]), inputs: usize, seeds: &[Vec<u8>]) {
     }
 }
 
-/// Puts each of these bytes before each text.
+/// Prefixes each text with each of these bytes.
 fn with_kinds(kinds: impl Iterator<Item = u8> + Clone, texts: &[&str]) -> Vec<Vec<u8>> {
     let seeds = texts.iter().flat_map(|text| {
         let kinds = kinds.clone();
@@ -116,7 +116,7 @@ fn peers_of_kv_events() {
     for body in [&subscription[..], &question, &long] {
         seeds.extend((0..4).map(|kind| [&[kind], body].concat()));
     }
-    // A greeting of the peer's own.
+    // A peer's own greeting.
     let mut greeting = [0; 64];
     greeting[0] = 0xff;
     greeting[9] = 0x7f;
@@ -129,8 +129,8 @@ fn peers_of_kv_events() {
 
 #[test]
 fn clients_of_a_remote_server() {
-    // Numbered requests: one that confirms, one with an empty command, one that cancels, one that
-    // ends the session.
+    // Numbered requests: an acknowledgement, an empty command, a cancellation, and the end of the
+    // session.
     let requests: [&[u8]; 4] = [
         &[8, 1, 0x30, 1],
         &[8, 2, 0x2a, 6, 0x0a, 4, 8, 1, 0x10, 64],

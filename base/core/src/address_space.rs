@@ -31,7 +31,7 @@ mod system {
         (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
     }
 
-    /// Returns the bytes that are mapped, where the system tells.
+    /// Returns the mapped bytes, if the system reports them.
     pub fn used() -> Option<u64> {
         let text = std::fs::read_to_string("/proc/self/statm").ok()?;
         let pages: u64 = text.split_whitespace().next()?.parse().ok()?;
@@ -40,7 +40,7 @@ mod system {
 
     #[cfg(target_env = "gnu")]
     pub fn share_heap() {
-        // SAFETY: `mallopt` changes a number of the allocator, which it locks meanwhile.
+        // SAFETY: `mallopt` changes an allocator setting under the allocator's lock.
         unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     }
 

@@ -1,25 +1,26 @@
-//! Best-fit planning of offsets in memory that does not exist yet.
+//! Best-fit planning of offsets in memory that is not allocated yet.
 
 use crate::buffer::align_up;
 
 /// A planned piece of memory: `size` bytes at `offset` of chunk number `chunk`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Block {
-    /// Which chunk.
+    /// Index of the chunk.
     pub chunk: usize,
     /// Byte offset in the chunk.
     pub offset: usize,
-    /// Bytes, padded to the alignment, except at the end of a largest chunk.
+    /// Size in bytes. Padded to the alignment, except at the end of a chunk of the maximum size.
     pub size: usize,
 }
 
 #[derive(Debug, Default)]
 struct Chunk {
-    /// Free ranges `(offset, size)` in ascending order, never adjacent. Everything from `end` on is free, too.
+    /// Free ranges `(offset, size)` in ascending order, never adjacent. Everything from `end` on is
+    /// also free.
     free: Vec<(usize, usize)>,
-    /// Where the unbounded free range at the end starts.
+    /// Start of the unbounded free range at the end.
     end: usize,
-    /// The largest `end` so far: the size that the chunk needs.
+    /// The largest `end` so far, which is the size of the chunk.
     high: usize,
 }
 
@@ -32,7 +33,8 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An empty plan for memory with this alignment (a power of two) and this largest buffer size.
+    /// Creates an empty plan for memory with this alignment (a power of two) and this maximum
+    /// buffer size.
     pub fn new(alignment: usize, max_chunk: usize) -> Self {
         Arena {
             alignment,
@@ -41,20 +43,20 @@ impl Arena {
         }
     }
 
-    /// The bytes that each chunk needs.
+    /// Iterates over the bytes that each chunk needs.
     pub fn chunk_sizes(&self) -> impl Iterator<Item = usize> + '_ {
         self.chunks.iter().map(|chunk| chunk.high)
     }
 
-    /// Takes `size` bytes: the smallest free range that fits, or else the end of the chunk that grows least.
-    /// `None` if that is more than the largest chunk holds.
+    /// Allocates `size` bytes: in the smallest free range that fits, or else at the end of the
+    /// chunk that grows least. Returns `None` if the size exceeds the maximum chunk.
     pub fn allocate(&mut self, size: usize) -> Option<Block> {
         let (asked, max) = (size.max(1), self.max_chunk);
         let padded = align_up(asked, self.alignment)?;
         if asked > max {
             return None;
         }
-        // At the end of a largest chunk there may be room for the bytes but not for all of the padding.
+        // At the end of a chunk of the maximum size, the bytes may fit without all of the padding.
         let size_at = |offset: usize| Some(padded.min(max - offset)).filter(|&size| size >= asked);
         let best = self
             .chunks
@@ -112,7 +114,7 @@ impl Arena {
         })
     }
 
-    /// Gives a block back.
+    /// Frees a block.
     pub fn free(&mut self, block: Block) {
         let chunk = &mut self.chunks[block.chunk];
         let at = chunk

@@ -1,8 +1,9 @@
 //! Buffer types and buffers.
 //!
-//! A [`BufferType`] is a kind of memory with an alignment, limits and a form of its own for tensors; a [`Buffer`] is a piece of it. What a
-//! tensor's bytes look like inside a buffer is decided by the buffer type: `write` and `read` always take and give
-//! the tensor's bytes as its [`Layout`] describes them (the *standard layout*), and a packed type converts.
+//! A [`BufferType`] is a kind of memory with an alignment, limits and a storage form for tensors. A
+//! [`Buffer`] is a piece of it. The buffer type decides how a tensor's bytes are stored. `write`
+//! and `read` always use the *standard layout*, as the tensor's [`Layout`] describes it; a packed
+//! type converts.
 
 use crate::error::Result;
 use crate::graph::Node;
@@ -15,19 +16,20 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// What a buffer is for. The scheduler lets weights decide where operations run.
+/// Purpose of a buffer. The scheduler lets weights decide where operations run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize)]
 pub enum Usage {
-    /// Nothing special: caches, for example.
+    /// Other data, such as caches.
     #[default]
     Any,
-    /// Weights of a model: written once, large, slow to move.
+    /// Weights of a model: written once, large and slow to move.
     Weights,
-    /// Intermediate results, owned by the scheduler.
+    /// Intermediate results, which the scheduler owns.
     Compute,
 }
 
-/// The role of a weight in its model, for devices that give tensors a form of their own: packed, or split among several devices.
+/// Role of a weight in its model, for devices that store tensors in a form of their own: packed, or
+/// split among several devices.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -37,49 +39,53 @@ pub enum Role {
     /// Unknown, or not a weight.
     #[default]
     Unknown,
-    /// A table whose rows are looked up.
+    /// A lookup table of rows.
     Embedding,
-    /// The first product of a block, whose rows are independent: queries, keys, values, gate, up.
+    /// The first product of a block, whose rows are independent: Q, K, V, gate, up.
     Expand,
-    /// The last product of a block, whose results are summed over what the first ones made: attention's output, down.
+    /// The last product of a block, which sums over the results of the first products: attention
+    /// output, down.
     Reduce,
-    /// The product that makes logits.
+    /// The product that computes the logits.
     Head,
     /// A vector that scales or shifts elements.
     Vector,
 }
 
-/// How a stored tensor may be divided among devices: in whole units along an axis. Tensors that belong together, such as the first and the last product
-/// of a block, have as many units each, and so are divided alike.
+/// Unit in which a stored tensor may be split among devices along an axis. Tensors that belong
+/// together, such as the first and the last product of a block, have the same number of units and
+/// so are split alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Cut {
     /// The axis.
     pub axis: usize,
-    /// Elements along the axis that stay together.
+    /// Number of elements along the axis that stay together.
     pub unit: usize,
-    /// Which device begins to get what is left over: the layer's number, so that not always the same one has more.
+    /// Number that selects the first device to get left-over units. It is the layer's number, so
+    /// that the left-overs rotate among the devices.
     pub turn: usize,
 }
 
-/// A tensor as a buffer type sees it, before it has a place.
+/// A tensor as a buffer type sees it, before it has memory.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorInfo<'a> {
-    /// Name for people; may be empty.
+    /// Name to show to users. May be empty.
     pub name: &'a str,
     /// Type, shape and strides.
     pub layout: Layout,
-    /// What its buffer is for.
+    /// Purpose of its buffer.
     pub usage: Usage,
     /// Its role in the model.
     pub role: Role,
-    /// How it may be divided; `None` for a tensor of which each device needs all.
+    /// Unit and axis of a split, or `None` for a tensor that each device needs whole.
     pub cut: Option<Cut>,
-    /// The node whose result it is, for devices whose kernels need more room behind some results; none for a tensor that is written.
+    /// The node that computes it, for devices whose kernels need extra room after some results.
+    /// `None` for a tensor that is written.
     pub node: Option<Node<'a>>,
 }
 
 impl<'a> TensorInfo<'a> {
-    /// A tensor with an unknown role.
+    /// Describes a tensor with an unknown role.
     pub fn new(name: &'a str, layout: Layout, usage: Usage) -> Self {
         TensorInfo {
             name,
@@ -91,7 +97,7 @@ impl<'a> TensorInfo<'a> {
         }
     }
 
-    /// A tensor of a graph.
+    /// Describes a tensor of a graph.
     pub fn of(tensor: Node<'a>, usage: Usage) -> Self {
         TensorInfo {
             node: tensor.tensor().is_computed().then_some(tensor),
@@ -102,10 +108,10 @@ impl<'a> TensorInfo<'a> {
 
 /// A kind of memory.
 pub trait BufferType: Send + Sync + fmt::Debug {
-    /// Name for people, such as `host` or `cuda0`.
+    /// Returns the name to show to users, such as `host` or `cuda0`.
     fn name(&self) -> &str;
 
-    /// Every tensor starts at a multiple of this. A power of two.
+    /// Alignment of every tensor's first byte. A power of two.
     fn alignment(&self) -> usize;
 
     /// Largest possible buffer in bytes.
@@ -113,15 +119,16 @@ pub trait BufferType: Send + Sync + fmt::Debug {
         isize::MAX as usize
     }
 
-    /// Bytes that a tensor takes, padding and packing included; at least `layout.bytes()` unless the type packs.
+    /// Returns the bytes that a tensor takes, including padding and packing. At least
+    /// `layout.bytes()` unless the type packs.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) if such a tensor cannot lie in this memory.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if this memory cannot hold such a tensor.
     fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
         Ok(tensor.layout.bytes())
     }
 
-    /// [`alloc_size`](BufferType::alloc_size) for several tensors, in their order.
+    /// Calls [`alloc_size`](BufferType::alloc_size) for several tensors, in order.
     ///
     /// # Errors
     /// As [`alloc_size`](BufferType::alloc_size).
@@ -132,8 +139,8 @@ pub trait BufferType: Send + Sync + fmt::Debug {
             .collect()
     }
 
-    /// Bytes that a tensor takes, by the names of the memories that it is divided over. Empty for memory that is one piece, which
-    /// [`alloc_size`](BufferType::alloc_size) says all about.
+    /// Returns the bytes that a tensor takes in each memory that it is split over, by name. Empty
+    /// for memory that is one piece, for which [`alloc_size`](BufferType::alloc_size) suffices.
     ///
     /// # Errors
     /// As [`alloc_size`](BufferType::alloc_size).
@@ -141,20 +148,21 @@ pub trait BufferType: Send + Sync + fmt::Debug {
         Ok(Vec::new())
     }
 
-    /// Whether this is plain host memory in the standard layout, so that [`Buffer::host`] is there and every
-    /// device that works on host memory can use it.
+    /// Returns whether this is plain host memory in the standard layout. Then [`Buffer::host`]
+    /// returns the memory, and every device that works on host memory can use it.
     fn is_host(&self) -> bool {
         false
     }
 
-    /// Whether a weight of this layout, used as source 0 of `node`, may lie here. Types that pack accept only
-    /// what their device has kernels for.
+    /// Returns whether a weight of this layout, used as source 0 of `node`, may lie here. Types
+    /// that pack accept only weights for which their device has kernels.
     fn accepts(&self, _node: Node<'_>) -> Support {
         Support::Yes
     }
 
-    /// How many rows are interleaved, a power of two. Whole groups of so many rows, counted from the first row of a matrix, can be
-    /// written without reading what is there. `None` if only writing whole tensors is cheap.
+    /// Returns the number of interleaved rows, a power of two. Whole groups of this size, counted
+    /// from the first row of a matrix, can be written without reading the old contents. `None` if
+    /// only writing whole tensors is cheap.
     fn row_group(&self) -> Option<usize> {
         Some(1)
     }
@@ -166,12 +174,12 @@ pub trait BufferType: Send + Sync + fmt::Debug {
     fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>>;
 }
 
-/// Whether two handles are of one and the same buffer type.
+/// Returns whether both handles refer to one buffer type.
 pub fn same_buffer_type(a: &Arc<dyn BufferType>, b: &Arc<dyn BufferType>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }
 
-/// Where in a buffer a tensor lies.
+/// Place of a tensor in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// Byte offset of the first element.
@@ -182,36 +190,40 @@ pub struct Slot {
 
 /// A piece of memory of some buffer type.
 ///
-/// All methods may be called from any thread at any time; a buffer keeps conflicting accesses apart. They are
-/// *not* ordered with the work of streams. A caller that needs an order synchronizes first, or uses the stream's methods.
+/// All methods may be called from any thread at any time. A buffer serialises conflicting accesses,
+/// but they are *not* ordered with the work of streams. A caller that needs an order synchronizes
+/// first, or uses the stream's methods.
 pub trait Buffer: Send + Sync + fmt::Debug {
-    /// The kind of memory.
+    /// Buffer type of this buffer.
     fn buffer_type(&self) -> &Arc<dyn BufferType>;
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     fn size(&self) -> usize;
 
-    /// What it is for.
+    /// Purpose of the buffer.
     fn usage(&self) -> Usage;
 
-    /// Which bytes it is made of: [that of the host memory](HostMemory::location) for a buffer over some, the buffer it looks into for
-    /// one that looks into another; otherwise a [memory of its own](crate::MemoryId::unique), always the same.
+    /// Identity of the bytes in the buffer, always the same for one buffer. For a buffer over host
+    /// memory it is the [host memory's location](HostMemory::location), for a buffer that views
+    /// another one it is within that one. Otherwise it is a [memory of its
+    /// own](crate::MemoryId::unique).
     fn location(&self) -> Location;
 
-    /// The memory itself, if it is host memory in the standard layout.
+    /// Returns the memory itself, if it is host memory in the standard layout.
     fn host(&self) -> Option<&Arc<HostMemory>> {
         None
     }
 
-    /// Whether the contents may change.
+    /// Returns whether the contents may change.
     fn is_writable(&self) -> bool {
         true
     }
 
-    /// Called once for each tensor that is placed in the buffer, at byte `offset`.
+    /// Prepares the buffer for a tensor at byte `offset`. Called once for each tensor in the
+    /// buffer.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) if such a tensor cannot lie here.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the buffer cannot hold such a tensor.
     fn init_tensor(&self, _offset: usize, _tensor: &TensorInfo<'_>) -> Result<()> {
         Ok(())
     }
@@ -225,7 +237,9 @@ pub trait Buffer: Send + Sync + fmt::Debug {
     /// Reads from byte `offset` of the tensor.
     ///
     /// # Errors
-    /// If the range does not exist or the device fails; [`Error::Unsupported`](crate::Error::Unsupported) where weights are converted in one direction only.
+    /// If the range does not exist or the device fails.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if weights are converted in one direction
+    /// only.
     fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()>;
 
     /// Sets `len` bytes at byte `offset` of the tensor.
@@ -240,8 +254,8 @@ pub trait Buffer: Send + Sync + fmt::Debug {
     /// If the buffer is read-only or the device fails.
     fn clear(&self, value: u8) -> Result<()>;
 
-    /// Copies a whole tensor of equal layout from another buffer, if that is possible without passing through the host.
-    /// `Ok(false)` if it is not.
+    /// Copies a whole tensor of equal layout from another buffer without passing through the host.
+    /// Returns `Ok(false)` if that is impossible.
     ///
     /// # Errors
     /// If the device fails.
@@ -269,11 +283,12 @@ pub trait Buffer: Send + Sync + fmt::Debug {
         })
     }
 
-    /// For a device to recognise its own buffers.
+    /// Lets a device recognise its own buffers.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// `offset` rounded up to a multiple of `alignment`, a power of two; `None` if that overflows.
+/// Returns `offset` rounded up to a multiple of `alignment`, a power of two, or `None` if that
+/// overflows.
 pub fn align_up(offset: usize, alignment: usize) -> Option<usize> {
     offset.checked_next_multiple_of(alignment)
 }

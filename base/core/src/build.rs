@@ -1,7 +1,7 @@
-//! Building graphs: methods of [`Graph`] for the operations.
+//! Graph building: methods of [`Graph`] for the operations.
 //!
-//! Every method appends one node and returns its id. It fails with [`Error::Shape`] if the
-//! operands do not fit. The operations themselves are described at [`Op`].
+//! Every method appends one node and returns its id. It fails with [`Error::Shape`] if the operands
+//! do not fit. [`Op`] documents the operations.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -16,7 +16,6 @@ macro_rules! operations {
         impl Graph {
             $(
                 $(#[$doc])*
-                ///
                 /// # Errors
                 /// [`Error::Shape`] if the operands do not fit.
                 pub fn $name(&mut self, $($source: TensorId,)* $($param: $type),*) -> Result<TensorId> {
@@ -139,7 +138,7 @@ operations! {
 }
 
 impl Graph {
-    /// [`Op::SoftMax`] with its optional mask and sinks.
+    /// Appends [`Op::SoftMax`] with its optional mask and sinks.
     ///
     /// # Errors
     /// [`Error::Shape`] if the operands do not fit.
@@ -154,7 +153,7 @@ impl Graph {
         self.push(Op::SoftMax { scale, max_bias }, &[Some(a), mask, sinks])
     }
 
-    /// [`Op::Rope`] with optional frequency divisors.
+    /// Appends [`Op::Rope`] with optional frequency divisors.
     ///
     /// # Errors
     /// [`Error::Shape`] if the operands do not fit.
@@ -168,7 +167,7 @@ impl Graph {
         self.push(Op::Rope(rope), &[Some(a), Some(positions), divisors])
     }
 
-    /// [`Op::RopeBack`] with optional frequency divisors.
+    /// Appends [`Op::RopeBack`] with optional frequency divisors.
     ///
     /// # Errors
     /// [`Error::Shape`] if the operands do not fit.
@@ -185,7 +184,8 @@ impl Graph {
         )
     }
 
-    /// [`Op::OptStepAdamW`]: `means` are those of the gradient and of its square.
+    /// Appends [`Op::OptStepAdamW`]. `means` are the running means of the gradient and of its
+    /// square.
     ///
     /// # Errors
     /// [`Error::Shape`] if the operands do not fit.
@@ -203,7 +203,7 @@ impl Graph {
         )
     }
 
-    /// [`Op::FlashAttn`] accumulated in F32, without softcap and ALiBi.
+    /// Appends [`Op::FlashAttn`] with F32 accumulation, without softcap and ALiBi.
     ///
     /// # Errors
     /// [`Error::Shape`] if the operands do not fit.
@@ -223,7 +223,7 @@ impl Graph {
         self.push(op, &[Some(q), Some(k), Some(v), mask, sinks])
     }
 
-    /// [`Op::GatedDeltaNet`] of queries, keys, values, decays, betas and matrices.
+    /// Appends [`Op::GatedDeltaNet`] with queries, keys, values, decays, betas and matrices.
     ///
     /// # Errors
     /// [`Error::Shape`] if the operands do not fit.
@@ -235,7 +235,7 @@ impl Graph {
         self.push(Op::GatedDeltaNet { snapshots }, &sources.map(Some))
     }
 
-    /// [`Op::SsmScan`] of matrices, x, dt, A, B, C and the rows of the matrices.
+    /// Appends [`Op::SsmScan`] with matrices, x, dt, A, B, C and the rows of the matrices.
     ///
     /// # Errors
     /// [`Error::Shape`] if the operands do not fit.
@@ -243,7 +243,7 @@ impl Graph {
         self.push(Op::SsmScan { snapshots }, &sources.map(Some))
     }
 
-    /// [`Op::FlashAttnBack`] of the attention of `q`, `k` and `v`.
+    /// Appends [`Op::FlashAttnBack`] for the attention of `q`, `k` and `v`.
     ///
     /// # Errors
     /// [`Error::Shape`] if the operands do not fit.
@@ -258,10 +258,10 @@ impl Graph {
         self.push(op, &[Some(gradient), Some(q), Some(k), Some(v), mask])
     }
 
-    /// Consecutive rows `first..first + count` of a tensor as a [view](Op::View).
+    /// Appends a [view](Op::View) of the consecutive rows `first..first + count` of a tensor.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are not so many rows, or elements of a row are apart.
+    /// [`Error::Shape`] if the rows do not exist, or the elements of a row are not adjacent.
     pub fn rows(&mut self, a: TensorId, first: usize, count: usize) -> Result<TensorId> {
         let Some(layout) = self.tensors().get(a.index()).map(|tensor| tensor.layout) else {
             return Err(Error::invalid(format!(
@@ -279,7 +279,7 @@ impl Graph {
                 "rows of {layout}, which have gaps, are no view"
             )));
         }
-        // Behind the last row, or without any, the offset may be anything.
+        // After the last row, or without rows, the offset does not matter.
         let offset = if count == 0 || layout.is_empty() {
             0
         } else {

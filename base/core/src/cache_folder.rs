@@ -1,8 +1,9 @@
-//! Where samite keeps what it found out about a machine.
+//! Folder for cached facts about the machine.
 
 use std::path::PathBuf;
 
-/// The user's folder for what can be found out again: `samite` in the system's folder for caches. `None` if the environment names none.
+/// Returns the user's folder for data that can be found out again: `samite` in the system's cache
+/// folder. `None` if the environment does not name one.
 pub fn cache_folder() -> Option<PathBuf> {
     let path = |name| {
         std::env::var_os(name)

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A switch that stops long work: loading, a prompt, a decode. Clones share the switch.
+/// A switch that stops long work such as loading, prefill or decode. Clones share the switch.
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken(Arc<Switch>);
 
@@ -12,7 +12,7 @@ pub struct CancelToken(Arc<Switch>);
 struct Switch {
     is_on: AtomicBool,
     ask: Option<Box<dyn Fn() -> bool + Send + Sync>>,
-    /// Called when it is cancelled.
+    /// Functions to call on cancellation.
     hooks: Mutex<Vec<Hook>>,
 }
 
@@ -28,14 +28,14 @@ impl std::fmt::Debug for Switch {
 }
 
 impl CancelToken {
-    /// A token that is not cancelled.
+    /// Creates a token that is not cancelled.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A token that asks `ask` whether it is cancelled, each time that work looks at it: from any thread,
-    /// between nodes and within long ones. Once that says yes, it is not asked again until
-    /// [`reset`](CancelToken::reset).
+    /// Creates a token that calls `ask` to find out whether it is cancelled, each time that work
+    /// checks it: from any thread, between nodes and within long ones. After `ask` returns true, it
+    /// is not called again until [`reset`](CancelToken::reset).
     pub fn asking(ask: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         CancelToken(Arc::new(Switch {
             is_on: AtomicBool::new(false),
@@ -44,15 +44,15 @@ impl CancelToken {
         }))
     }
 
-    /// Asks all work that holds this token to stop soon.
+    /// Requests that all work with this token stops soon.
     pub fn cancel(&self) {
         self.0.is_on.store(true, Ordering::Release);
         let hooks = self.0.hooks.lock().unwrap_or_else(PoisonError::into_inner);
         hooks.iter().for_each(|hook| hook());
     }
 
-    /// Calls `hook` each time that the token is cancelled, and at once if it is: for code that
-    /// waits without polling the token. A hook must not touch the token.
+    /// Calls `hook` each time that the token is cancelled, and at once if it already is. For code
+    /// that waits without polling the token. A hook must not touch the token.
     pub fn on_cancel(&self, hook: impl Fn() + Send + 'static) {
         let mut hooks = self.0.hooks.lock().unwrap_or_else(PoisonError::into_inner);
         if self.0.is_on.load(Ordering::Acquire) {
@@ -66,7 +66,8 @@ impl CancelToken {
         self.0.is_on.store(false, Ordering::Release);
     }
 
-    /// Whether [`cancel`](CancelToken::cancel) was called, or who is asked says so.
+    /// Returns whether [`cancel`](CancelToken::cancel) was called or the `ask` function returned
+    /// true.
     pub fn is_cancelled(&self) -> bool {
         if self.0.is_on.load(Ordering::Acquire) {
             return true;
@@ -78,7 +79,7 @@ impl CancelToken {
         says_so
     }
 
-    /// For use in loops: `token.check()?`.
+    /// Fails if the token is cancelled, for use in loops: `token.check()?`.
     ///
     /// # Errors
     /// [`Error::Cancelled`] after [`cancel`](CancelToken::cancel).

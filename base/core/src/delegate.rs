@@ -1,7 +1,8 @@
-//! Devices that wrap another device and forward what they do not change.
+//! Device wrappers, which forward everything that they do not change.
 //!
-//! A test adds faults or preferences to a device, a tracer records the calls, and a device that stands for several others asks
-//! them. Such a device implements [`Delegate`], whose methods all forward by default, and is used as a [`Delegating`].
+//! Tests add faults or preferences to a device, a tracer records calls, and a composite device
+//! forwards to its members. Such a wrapper implements [`Delegate`], whose methods all forward by
+//! default, and is used as a [`Delegating`].
 
 use crate::buffer::{Buffer, BufferType, Usage};
 use crate::cancel::CancelToken;
@@ -20,17 +21,18 @@ use std::sync::Arc;
 /// Declares the trait and forwards every method of the contract, in both directions.
 macro_rules! delegate {
     ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
-        /// What a [`Delegating`] device does differently from [`inner`](Delegate::inner). Methods are those of [`Device`].
+        /// Differences between a [`Delegating`] device and its [`inner`](Delegate::inner) device.
+        /// The methods are those of [`Device`].
         pub trait Delegate: Send + Sync + 'static {
-            /// The device that everything else is forwarded to.
+            /// Returns the device to which calls are forwarded.
             fn inner(&self) -> &Arc<dyn Device>;
 
-            /// As in [`Device`].
+            /// See [`Device`].
             fn name(&self) -> &str {
                 self.inner().name()
             }
 
-            /// A new stream.
+            /// Opens a stream.
             ///
             /// # Errors
             /// As [`Device::open_stream`].
@@ -39,7 +41,7 @@ macro_rules! delegate {
             }
 
             $(
-                /// As in [`Device`].
+                /// See [`Device`].
                 #[allow(clippy::missing_errors_doc)]
                 fn $name(&self $(, $argument: $type)*) -> $result {
                     self.inner().$name($($argument),*)
@@ -69,11 +71,11 @@ macro_rules! delegate {
     };
 }
 
-/// A device that forwards what its [`Delegate`] does not change.
+/// A device wrapper that forwards everything that its [`Delegate`] does not change.
 pub struct Delegating<D>(pub D);
 
 impl<D: Delegate> Delegating<D> {
-    /// The device for a scheduler.
+    /// Wraps the delegate as a device for a scheduler.
     pub fn device(delegate: D) -> Arc<dyn Device> {
         Arc::new(Delegating(delegate))
     }

@@ -1,22 +1,26 @@
 //! The device contract: backends, devices, streams, events, prepared graphs.
 //!
-//! Whatever computes is a [`Device`]: it says what it is, which memory it works on and which nodes it can run. Work is
-//! given to a [`Stream`], which runs it in order. The contract in short:
+//! Everything that computes is a [`Device`]. It describes itself, the memory that it works on and
+//! the nodes that it can run. Callers queue work in a [`Stream`], which runs it in order. The
+//! contract in short:
 //!
-//! - [`Device::supports`] is the truth: a stream runs every node that its device supports, on sources in memory that
-//!   [`Device::supports_buffer_type`] accepts, and nothing else is ever asked of it.
-//! - Nodes were checked by [`infer`](crate::infer): shapes and types fit. Values (row numbers, for example) are checked
-//!   by kernels, which fail with an [`Error`] instead of touching other memory.
-//! - A stream's calls may return before the work is done; they are ordered among themselves. The host waits with
-//!   [`Stream::synchronize`]; other streams wait for events. A failure of queued work is returned by
-//!   the next call that waits for it.
-//! - Everything that a device lacks has a default here, built from what it has. Nothing panics.
-//! - Work becomes runnable in two steps. [`Device::compile`] sees nodes without memory: what takes long, such as building
-//!   kernels, happens there, can be cancelled, and is shared by all places and by later graphs of the same kind.
-//!   [`Stream::prepare`] binds that to places. After it, [`Stream::run`] allocates nothing that grows with the graph.
-//! - Questions come in bulk ([`Device::supports_each`], [`Device::workspaces`], [`BufferType::alloc_sizes`]), so that a device behind a wire
-//!   answers in one round trip; the defaults ask one by one.
-//! - A device that is gone fails with [`Error::DeviceLost`] from then on, everywhere, and quickly.
+//! - [`Device::supports`] is authoritative. A stream runs every node that its device supports,
+//!   provided the sources are in memory that [`Device::supports_buffer_type`] accepts. It never
+//!   gets any other node.
+//! - [`infer`](crate::infer) has checked the shapes and types of all nodes. Kernels check values
+//!   (row numbers, for example) and fail with an [`Error`] instead of touching other memory.
+//! - A stream's calls may return before the work is done, but they are ordered among themselves.
+//!   The host waits with [`Stream::synchronize`], other streams wait for events. The next call that
+//!   waits for failed work returns the error.
+//! - Every optional feature has a default here, built from the required ones. Nothing panics.
+//! - Work becomes runnable in two steps. [`Device::compile`] sees nodes without memory. It does
+//!   what takes long, such as building kernels. It can be cancelled, and its result is shared by
+//!   all placements and by later graphs of the same kind. [`Stream::prepare`] binds the result to
+//!   memory. After it, [`Stream::run`] makes no allocation that grows with the graph.
+//! - Queries come in bulk ([`Device::supports_each`], [`Device::workspaces`],
+//!   [`BufferType::alloc_sizes`]), so that a remote device answers in one round trip. The defaults
+//!   query one item at a time.
+//! - Every call to a lost device fails quickly with [`Error::DeviceLost`].
 
 use crate::buffer::{Buffer, BufferType, Usage};
 use crate::cancel::CancelToken;
@@ -32,17 +36,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a device is.
+/// Kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
-    /// The host's processors: where everything can run in the end.
+    /// The host's processors. Every graph can fall back to them.
     Cpu,
     /// A GPU with memory of its own.
     Gpu,
     /// A GPU that shares the host's memory.
     IntegratedGpu,
-    /// Something that takes some operations from the host, on host memory: BLAS, for example.
+    /// A library that runs some operations for the host, in host memory, such as BLAS.
     Accelerator,
     /// Several devices that act as one.
     Meta,
@@ -60,92 +64,97 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// What a device can do besides computing.
+/// Optional features of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Capabilities {
-    /// Streams return before the work is done.
+    /// True if streams return before the work is done.
     pub asynchronous: bool,
-    /// Has a [host buffer type](Device::host_buffer_type).
+    /// True if it has a [host buffer type](Device::host_buffer_type).
     pub host_buffer: bool,
-    /// Can [import host memory](Device::import_host).
+    /// True if it can [import host memory](Device::import_host).
     pub import_host: bool,
-    /// Can make events.
+    /// True if it can create events.
     pub events: bool,
-    /// Work of several streams overlaps, so that copies can have a stream of their own. Needs events.
+    /// True if the work of several streams overlaps, so that copies can use a stream of their own.
+    /// Requires events.
     pub streams: bool,
 }
 
-/// Memory in bytes; `None` where the device does not know.
+/// Memory in bytes, or `None` if the device does not know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct MemoryInfo {
-    /// Not in use.
+    /// Free memory.
     pub free: Option<usize>,
-    /// In all.
+    /// Total memory.
     pub total: Option<usize>,
 }
 
-/// What a device can do at most, measured.
+/// Measured peak performance of a device.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct DeviceLimits {
-    /// Bytes of its memory read per second.
+    /// Bytes read from device memory per second.
     pub read_bytes: f64,
     /// F32 operations per second; a fused multiply-add counts as two.
     pub f32_operations: f64,
 }
 
-/// Whether a device can [choose](Device::selection) the largest of many numbers for samplers, and should.
+/// Ability of a device to [select](Device::selection) the largest of many numbers for samplers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Selection {
-    /// It does not choose as [`Exact`](Self::Exact) says, or nobody knows whether it does.
+    /// The device does not select as [`Exact`](Self::Exact) describes, or this is unknown.
     #[default]
     Inexact,
-    /// Of equal numbers it chooses the first, and `ArgMax` takes what is not a number as no larger than minus infinity.
+    /// The device selects the first of equal numbers, and `ArgMax` ranks NaN no higher than minus
+    /// infinity.
     Exact,
-    /// It chooses so, and that takes less time than reading all numbers.
+    /// The device selects as [`Exact`](Self::Exact) describes, and faster than the host can read
+    /// all numbers.
     Wanted,
 }
 
-/// Something that was found, or that the user named, and cannot be used.
+/// A backend, device or file that was found or that the user named, but that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
-    /// A file, or what else it is.
+    /// A file name or another description.
     pub what: String,
-    /// Why.
+    /// Reason for the rejection.
     pub why: String,
-    /// Whether the user named it, so that people must be told.
+    /// True if the user named it, so that the rejection must be reported.
     pub named: bool,
 }
 
-/// One implementation of devices: lists those that exist on this machine.
+/// An implementation of devices. Lists those of this machine.
 pub trait Backend: Send + Sync {
     /// Name, such as `cpu` or `blas`.
     fn name(&self) -> &str;
 
-    /// The devices found, in order of preference.
+    /// Returns the devices found, in order of preference.
     fn devices(&self) -> &[Arc<dyn Device>];
 
-    /// Features for people: instruction sets, library versions.
+    /// Features to show to users, such as instruction sets and library versions.
     fn features(&self) -> Vec<(String, String)> {
         Vec::new()
     }
 
-    /// Whether its devices are used without being named. False for those that only serve tests and comparisons, or are
-    /// slower than others that are always there.
+    /// Returns whether its devices are used without being named. False for backends that only serve
+    /// tests and comparisons, or that are slower than one that is always available.
     fn is_automatic(&self) -> bool {
         true
     }
 
-    /// Why `device`, one of its devices, is used only if it is named although the backend is [automatic](Backend::is_automatic): it failed a
-    /// trial, for example.
+    /// Returns the reason why `device` is used only by name even though the backend is
+    /// [automatic](Backend::is_automatic): it failed a trial, for example. `device` belongs to this
+    /// backend.
     fn doubt(&self, _device: &dyn Device) -> Option<String> {
         None
     }
 
-    /// `device`, one of its devices, as `parameters` say. The result works on the same memory, and has the same name unless the parameters make it a part
-    /// of the device.
+    /// Returns `device`, which belongs to this backend, configured with `parameters`. The result
+    /// works on the same memory. It has the same name unless the parameters make it a part of the
+    /// device.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for parameters that it does not have, and what the device says of their values.
+    /// [`Error::InvalidArgument`] for unknown parameters, or the device's error for their values.
     fn configure(
         &self,
         device: &Arc<dyn Device>,
@@ -155,38 +164,39 @@ pub trait Backend: Send + Sync {
         Ok(Arc::clone(device))
     }
 
-    /// What was found but cannot be used, with the reason.
+    /// Returns what was found but cannot be used, with the reasons.
     fn rejected(&self) -> Vec<Rejected> {
         Vec::new()
     }
 }
 
-/// One piece of hardware that computes, or a library that does.
+/// A piece of hardware or a library that computes.
 pub trait Device: Send + Sync + fmt::Debug {
     /// Unique name, such as `cpu` or `cuda0`.
     fn name(&self) -> &str;
 
-    /// What the hardware calls itself.
+    /// Returns the name that the hardware reports.
     fn description(&self) -> String;
 
-    /// What it is.
+    /// Kind of the device.
     fn kind(&self) -> DeviceKind;
 
-    /// Stable identity of the hardware, such as a PCI address: equal for two views of the same device.
+    /// Stable identity of the hardware, such as a PCI address: equal for two views of the same
+    /// device.
     fn physical_id(&self) -> Option<String> {
         None
     }
 
-    /// Memory now.
+    /// Current memory.
     fn memory(&self) -> MemoryInfo {
         MemoryInfo::default()
     }
 
-    /// Fails if it is known to have less than `bytes` of free memory. Operating systems promise memory that they do not have,
-    /// so this is asked before large allocations.
+    /// Fails if the device is known to have less than `bytes` of free memory. Operating systems
+    /// overcommit memory, so callers check this before large allocations.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], naming `what` the memory is for.
+    /// [`Error::OutOfMemory`], which states in `what` the purpose of the memory.
     fn check_free(&self, bytes: usize, what: &str) -> Result<()> {
         match self.memory().free {
             Some(free) if free < bytes => Err(Error::OutOfMemory {
@@ -199,43 +209,50 @@ pub trait Device: Send + Sync + fmt::Debug {
         }
     }
 
-    /// What it can do besides computing.
+    /// Optional features of the device.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }
 
-    /// The memory that it works on.
+    /// Memory that the device works on.
     fn buffer_type(&self) -> Arc<dyn BufferType>;
 
-    /// Host memory that it copies to and from quickly: pinned, for example. Devices that work on host memory get it for their
-    /// results when they work together with this one.
+    /// Host memory that it copies to and from quickly, such as pinned memory. Devices that work on
+    /// host memory use it for their results when they cooperate with this device.
     fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
         None
     }
 
-    /// Memory that gives weights a form of its own, such as packed, most wanted first.
+    /// Memory types that store weights in a special form, such as packed, in order of preference.
     fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>> {
         Vec::new()
     }
 
-    /// Imported memory, and tensors in it, must begin at a multiple of this. A power of two.
+    /// Required alignment of imported memory and of the tensors in it. A power of two.
     fn import_alignment(&self) -> usize {
         1
     }
 
-    /// Makes host memory a buffer of this device without copying. Who asks for it must be able to copy instead.
+    /// Makes host memory a buffer of this device without copying. A caller must be able to copy
+    /// instead.
     ///
-    /// Such memory is not the device's own, so the device may do less with it:
+    /// Such memory does not belong to the device, which limits what the device may do with it:
     ///
-    /// - Read-only memory, such as a mapped file, is never written to: [`Buffer::is_writable`] says no, and writes are errors.
-    /// - A tensor begins where it is, at a multiple of the [import's alignment](Device::import_alignment) or of a mapped file's, which can
-    ///   be less than [`BufferType::alignment`]. A device refuses a tensor that it cannot use there.
-    /// - Its bytes keep the standard layout, since others read them too. Weights are packed only in memory that the device allocated.
-    /// - Others may access it at any time: the device enters its [gate](crate::memory) like everybody else.
+    /// - Read-only memory, such as a mapped file, is never written to: [`Buffer::is_writable`]
+    ///   returns false, and writes are errors.
+    /// - A tensor starts where it already is, at a multiple of the [import
+    ///   alignment](Device::import_alignment) or of the mapped file's alignment. Either can be less
+    ///   than [`BufferType::alignment`]. A device refuses a tensor that it cannot use at its
+    ///   address.
+    /// - The bytes keep the standard layout, because others read them. Weights are packed only in
+    ///   memory that the device allocated.
+    /// - Others may access it at any time, so the device takes its [range locks](crate::memory)
+    ///   like everyone else.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] without [`Capabilities::import_host`], or for memory that cannot be imported: its
-    /// [alignment](Device::import_alignment), size or origin; and what the device says.
+    /// [`Error::Unsupported`] without [`Capabilities::import_host`], or for memory that cannot be
+    /// imported because of its [alignment](Device::import_alignment), size or origin. Otherwise the
+    /// device's error.
     fn import_host(&self, _memory: Arc<HostMemory>, _usage: Usage) -> Result<Arc<dyn Buffer>> {
         Err(Error::unsupported(
             self.name(),
@@ -244,10 +261,10 @@ pub trait Device: Send + Sync + fmt::Debug {
         ))
     }
 
-    /// Whether it can run `node`, and why not.
+    /// Returns whether the device can run `node`, or why not.
     fn supports(&self, node: Node<'_>) -> Support;
 
-    /// [`supports`](Device::supports) for several nodes of a graph, in their order.
+    /// Calls [`supports`](Device::supports) for several nodes of a graph, in order.
     fn supports_each(&self, graph: &Graph, nodes: &[TensorId]) -> Vec<Support> {
         nodes
             .iter()
@@ -255,33 +272,36 @@ pub trait Device: Send + Sync + fmt::Debug {
             .collect()
     }
 
-    /// Whether its kernels can use memory of this type.
+    /// Returns whether its kernels can use memory of this type.
     fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool;
 
-    /// Whether its streams can [copy](Stream::copy) from memory of one type to memory of the other.
+    /// Returns whether its streams can [copy](Stream::copy) from one memory type to the other.
     fn can_copy(&self, _from: &Arc<dyn BufferType>, _to: &Arc<dyn BufferType>) -> bool {
         false
     }
 
-    /// What it can do at most, measured now, which may take a second; `None` if it cannot tell.
+    /// Measures the peak performance, which may take a second. Returns `None` if the device cannot.
     ///
     /// # Errors
-    /// If it fails.
+    /// If the measurement fails.
     fn limits(&self) -> Result<Option<DeviceLimits>> {
         Ok(None)
     }
 
-    /// Whether `node` is worth moving here although its weights lie in host memory.
+    /// Returns whether moving `node` to this device is worthwhile although its weights lie in host
+    /// memory.
     fn wants_offload(&self, _node: Node<'_>) -> bool {
         false
     }
 
-    /// Whether the largest of many numbers in its memory can be chosen here, by `ArgMax` and `TopK`, instead of reading all of them.
+    /// Returns how well `ArgMax` and `TopK` on this device can select the largest of many numbers,
+    /// instead of the host reading all of them.
     fn selection(&self) -> Selection {
         Selection::default()
     }
 
-    /// Bytes of scratch memory, in its own buffer type, that it needs while it runs these nodes of `graph`.
+    /// Returns the bytes of scratch memory, in its own buffer type, that it needs to run these
+    /// nodes.
     ///
     /// # Errors
     /// If the size overflows.
@@ -289,7 +309,7 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(0)
     }
 
-    /// [`workspace`](Device::workspace) for several parts of a graph, in their order.
+    /// Calls [`workspace`](Device::workspace) for several sets of nodes of a graph, in order.
     ///
     /// # Errors
     /// As [`workspace`](Device::workspace).
@@ -300,30 +320,33 @@ pub trait Device: Send + Sync + fmt::Debug {
             .collect()
     }
 
-    /// Kinds of memory besides its own in which it needs scratch memory: those of its members, for a device that is made of several. Such a
-    /// device plans intermediate results itself: it gets places for what is [needed outside](Graph::needed_outside) of its nodes only, and the
-    /// rest lies in [`member_workspaces`](Device::member_workspaces).
+    /// Memory types besides its own in which it needs scratch memory. For a composite device these
+    /// are the memory types of its members. A composite device plans intermediate results itself.
+    /// It gets places only for tensors that are [needed outside](Graph::needed_outside) its nodes,
+    /// and puts the rest in its [`member_workspaces`](Device::member_workspaces).
     fn member_memories(&self) -> Vec<Arc<dyn BufferType>> {
         Vec::new()
     }
 
-    /// Bytes in each of its [`member_memories`](Device::member_memories) that it needs while it runs these nodes of `graph`.
+    /// Returns the bytes that it needs in each of its [`member_memories`](Device::member_memories)
+    /// to run these nodes.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for nodes that it does not support; if a size overflows.
+    /// [`Error::Unsupported`] for unsupported nodes, or an error if a size overflows.
     fn member_workspaces(&self, _graph: &Graph, _nodes: &[TensorId]) -> Result<Vec<usize>> {
         Ok(Vec::new())
     }
 
-    /// Does for `nodes` of `graph` what takes long and needs no memory: kernels, pipelines. The result is bound to places by
-    /// [`Stream::prepare`], as often as wanted and by several streams at once. `earlier` is the result for a graph of the same
-    /// kind (same operations, types and operands; extents and parameters may differ, as they do when a cache grows): the device returns it
-    /// again where it fits.
+    /// Builds kernels, pipelines and everything else for `nodes` that takes long and needs no
+    /// memory. [`Stream::prepare`] binds the result to memory, any number of times and for several
+    /// streams at once. `earlier` is the result for a graph of the same kind: the same operations,
+    /// types and operands. Extents and parameters may differ, as they do when a cache grows. The
+    /// device returns `earlier` again if it fits.
     ///
-    /// `None` if there is nothing to share.
+    /// Returns `None` if there is nothing to share.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a node that the device does not support, [`Error::Cancelled`], or what the device says.
+    /// [`Error::Unsupported`] for an unsupported node, [`Error::Cancelled`], or the device's error.
     fn compile(
         &self,
         _graph: &Graph,
@@ -334,20 +357,20 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// May [reorder](crate::reorder) the nodes of one split for better speed. Returns which memory must stay for longer than
-    /// the graph says, because the device runs several nodes at once. Called before memory is planned, so that nothing but
-    /// stored tensors has a place yet.
+    /// May [reorder](crate::reorder) the nodes of one split to run faster. Returns tensors whose
+    /// memory must live longer than the graph requires, because the device runs several nodes at
+    /// once. The scheduler calls it before it plans memory, so only stored tensors have a place.
     fn optimize(&self, _graph: &Graph, _nodes: &mut [TensorId]) -> Vec<Keep> {
         Vec::new()
     }
 
-    /// A new queue of work.
+    /// Opens a new queue of work.
     ///
     /// # Errors
     /// If the device fails.
     fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>>;
 
-    /// A new event.
+    /// Creates an event.
     ///
     /// # Errors
     /// [`Error::Unsupported`] without [`Capabilities::events`].
@@ -359,64 +382,68 @@ pub trait Device: Send + Sync + fmt::Debug {
         ))
     }
 
-    /// For a backend to recognise its own devices.
+    /// Lets a backend recognise its own devices.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A wish of [`Device::optimize`]: no other tensor may take the memory that `tensor` lies in before `until` was computed, not even the
-/// result of `until`.
+/// A lifetime extension that [`Device::optimize`] requests. No other tensor may use the memory of
+/// `tensor` until `until` has been computed, not even the result of `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
 pub struct Keep {
-    /// Any tensor of the graph; for a view, it is the memory of what it looks at.
+    /// Any tensor of the graph. For a view, the memory of the viewed tensor is kept.
     pub tensor: TensorId,
-    /// A node that [`Device::optimize`] was given.
+    /// A node that was passed to [`Device::optimize`].
     pub until: TensorId,
 }
 
 /// A point in a stream's work that the host and other streams can wait for.
 ///
-/// - [`Device::create_event`] makes one, where [`Capabilities::events`] says so.
-/// - [`Stream::record`] sets the point: behind everything that was queued in that stream before. Recording again moves the point.
-/// - [`Event::synchronize`] lets the host wait, [`Stream::wait`] another stream, also one of another device.
-/// - Without a point, nobody waits.
-/// - Who waits, waits for the point of that moment. Recording again does not change what is awaited already, so that an event
-///   can be used in each run while work of the last one is still queued.
-/// - When the wait is over, what the work before the point wrote is visible to whoever waited. If that work failed, the wait fails, or the stream in which it
-///   is queued.
+/// - [`Device::create_event`] creates one if [`Capabilities::events`] is set.
+/// - [`Stream::record`] sets the point after everything queued in that stream so far. Recording
+///   again moves the point.
+/// - [`Event::synchronize`] makes the host wait. [`Stream::wait`] makes another stream wait, also
+///   one of another device.
+/// - Without a recorded point, waits return at once.
+/// - A wait is for the point at the time of the call. Recording again does not affect waits in
+///   progress, so each run can reuse an event while work of the last run is still queued.
+/// - After the wait, the waiter sees everything that the work before the point wrote. If that work
+///   failed, the wait fails, or the stream in which the wait is queued fails.
 pub trait Event: Send + Sync + fmt::Debug {
-    /// Blocks the host until the recorded point is reached; at once if nothing was recorded.
+    /// Blocks the host until the recorded point is reached. Returns at once if none was recorded.
     ///
     /// # Errors
     /// If work before the point failed.
     fn synchronize(&self) -> Result<()>;
 
-    /// For a stream to recognise its own events.
+    /// Lets a stream recognise its own events.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A part of a graph with a place in memory for every tensor: what a stream [prepares](Stream::prepare).
+/// Nodes of a graph with memory for every tensor: the input of [`Stream::prepare`].
 ///
-/// A device need not write results that nobody reads after the run: those of graphs that have [outputs](crate::Graph::set_output) or
-/// write to operands, if they are no outputs, not [copied](crate::Flags::copied), and operands of nodes of this part only.
+/// A device may skip writing results that cannot be read after the run. In graphs that have
+/// [outputs](crate::Graph::set_output) or write to operands, those are results that are no outputs,
+/// not [copied](crate::Flags::copied), and operands only of nodes of this part.
 #[derive(Clone, Copy)]
 pub struct Placed<'a> {
     /// The graph.
     pub graph: &'a Graph,
-    /// The nodes to run, in order. Views among them need no work.
+    /// The nodes to run, in order. Views among them are not computed.
     pub nodes: &'a [TensorId],
-    /// By position in the graph: where each tensor lies. At least the nodes, their sources, and what these are views of are there.
+    /// Memory of each tensor, by position in the graph. Contains at least the nodes, their sources
+    /// and the tensors that these are views of.
     pub places: &'a [Option<TensorRef>],
     /// Scratch memory of [`Device::workspace`] bytes.
     pub workspace: Option<&'a TensorRef>,
-    /// What [`Device::compile`] made of these nodes; where it is absent, the stream compiles them itself.
+    /// Result of [`Device::compile`] for these nodes. If absent, the stream compiles them itself.
     pub compiled: Option<&'a Arc<dyn Compiled>>,
 }
 
 impl<'a> Placed<'a> {
-    /// Where `id` lies.
+    /// Returns the memory of `id`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the scheduler gave it no place.
+    /// [`Error::InvalidArgument`] if it has no memory.
     pub fn place(&self, id: TensorId) -> Result<&'a TensorRef> {
         self.places
             .get(id.index())
@@ -429,12 +456,13 @@ impl<'a> Placed<'a> {
             })
     }
 
-    /// Checks what kernels rely on where places overlap: memory that a node writes to has no elements in common with what it reads,
-    /// unless the operation [may overwrite](crate::Op::may_overwrite) an operand in exactly the result's place. Streams call it when
-    /// they prepare work, since places need not come from the scheduler.
+    /// Checks what kernels assume about overlapping memory. A node's written memory must not share
+    /// elements with its sources, unless the operation [may overwrite](crate::Op::may_overwrite) an
+    /// operand that lies exactly where the result does. Streams call this in `prepare`, because
+    /// places need not come from the scheduler.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], naming node and operand.
+    /// [`Error::InvalidArgument`], naming the node and the operand.
     pub fn check(&self) -> Result<()> {
         for node in self.computed() {
             let tensor = node.tensor();
@@ -467,7 +495,7 @@ impl<'a> Placed<'a> {
         Ok(())
     }
 
-    /// The nodes that need work.
+    /// Iterates over the nodes that are computed.
     pub fn computed(&self) -> impl Iterator<Item = Node<'a>> + use<'a> {
         let graph = self.graph;
         self.nodes
@@ -477,48 +505,50 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// What a device made of nodes without knowing where their tensors lie.
+/// Result of compiling nodes without knowing where their tensors lie.
 pub trait Compiled: Send + Sync + fmt::Debug {
-    /// For the device to recognise its own.
+    /// Lets the device recognise its own results.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Work that is bound to places in memory, for repeated runs.
+/// Work bound to memory, for repeated runs.
 pub trait Prepared: Send {
-    /// For the device to recognise its own.
+    /// Lets the device recognise its own results.
     fn as_any(&mut self) -> &mut dyn Any;
 }
 
-/// How one run is watched and stopped.
+/// Cancellation and observation of one run.
 #[derive(Clone, Copy)]
 pub struct RunControl<'a> {
     /// Checked between nodes and within long ones, as often as the device can.
     pub cancel: &'a CancelToken,
-    /// Told about each node that ran, where the device can time them.
+    /// Receives the time of each node, if the device can measure it.
     pub observer: Option<&'a Arc<dyn RunObserver>>,
 }
 
-/// Is told which node ran when.
+/// Receives the time of each node.
 ///
-/// A synchronous device tells it of a node right after that ran. An asynchronous one tells it when it knows: at the latest, in the call that waits
-/// for the run.
+/// A synchronous device reports a node right after running it. An asynchronous device reports as
+/// soon as it has the time, at the latest in the call that waits for the run.
 pub trait RunObserver: Send + Sync {
-    /// `node` took `took`, and began `start` after the device had begun with this run.
+    /// Reports that `node` started `start` after this device began the run, and ran for `took`.
     fn ran(&self, node: TensorId, start: Duration, took: Duration);
 }
 
 /// An ordered queue of work on a device.
 pub trait Stream: Send {
-    /// The device.
+    /// Returns the device.
     fn device(&self) -> &dyn Device;
 
     /// Binds [compiled](Device::compile) work to places in memory, for [`run`](Stream::run).
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a node that the device does not support; [`Error::InvalidArgument`] for places that it cannot use.
+    /// [`Error::Unsupported`] for an unsupported node, [`Error::InvalidArgument`] for places that
+    /// the device cannot use.
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>>;
 
-    /// [`prepare`](Stream::prepare) for a device with [members](Device::member_memories): `members` is scratch memory of the sizes that it asked for, by
+    /// Does what [`prepare`](Stream::prepare) does, for a device with
+    /// [members](Device::member_memories). `members` is scratch memory of the requested sizes, by
     /// member.
     ///
     /// # Errors
@@ -534,14 +564,14 @@ pub trait Stream: Send {
     /// Queues prepared work.
     ///
     /// # Errors
-    /// [`Error::Cancelled`], or what the device says.
+    /// [`Error::Cancelled`], or the device's error.
     fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()>;
 
-    /// Lets runs from now on use so many threads of the host, or as many as the device has if that is fewer; `None` for all. A device that computes
-    /// elsewhere ignores it.
+    /// Limits future runs to this number of host threads, or to the device's number if that is
+    /// lower. `None` removes the limit. Devices that do not compute on the host ignore it.
     fn set_threads(&mut self, _threads: Option<usize>) {}
 
-    /// Queues a write. `data` is taken before the call returns.
+    /// Queues a write. Copies `data` before the call returns.
     ///
     /// # Errors
     /// As [`Buffer::write`].
@@ -550,7 +580,8 @@ pub trait Stream: Send {
         to.write(offset, data)
     }
 
-    /// Reads, after everything queued before. (To read without waiting, [`copy`](Stream::copy) to a host buffer.)
+    /// Reads after all queued work is done. To read without waiting, [`copy`](Stream::copy) to a
+    /// host buffer.
     ///
     /// # Errors
     /// As [`Buffer::read`].
@@ -559,7 +590,7 @@ pub trait Stream: Send {
         from.read(offset, out)
     }
 
-    /// Queues a write of pieces at even distances. `data` is taken before the call returns.
+    /// Queues a write of pieces at equal distances. Copies `data` before the call returns.
     ///
     /// # Errors
     /// As [`Buffer::write_rows`].
@@ -568,7 +599,7 @@ pub trait Stream: Send {
         to.write_rows(rows, data)
     }
 
-    /// Reads pieces at even distances, after everything queued before.
+    /// Reads pieces at equal distances after all queued work is done.
     ///
     /// # Errors
     /// As [`Buffer::read_rows`].
@@ -577,10 +608,11 @@ pub trait Stream: Send {
         from.read_rows(rows, out)
     }
 
-    /// Queues a copy between tensors of equal layout in memory for which [`Device::can_copy`] says yes.
+    /// Queues a copy between tensors of equal layout, in memory types that [`Device::can_copy`]
+    /// accepts.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for other memory; or what the device says.
+    /// [`Error::Unsupported`] for other memory types, or the device's error.
     fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
         Err(Error::unsupported(
             self.device().name(),
@@ -593,10 +625,11 @@ pub trait Stream: Send {
         ))
     }
 
-    /// Marks this point of the queue in `event`, which must come from the same device.
+    /// Records this point of the queue in `event`, which must belong to the same device.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an event of another device, [`Error::Unsupported`] without events.
+    /// [`Error::InvalidArgument`] for another device's event, [`Error::Unsupported`] without
+    /// events.
     fn record(&mut self, _event: &dyn Event) -> Result<()> {
         Err(Error::unsupported(
             self.device().name(),
@@ -605,7 +638,7 @@ pub trait Stream: Send {
         ))
     }
 
-    /// Lets work queued from now on wait for `event`, of whatever device.
+    /// Makes work queued from now on wait for `event`, which can belong to any device.
     ///
     /// # Errors
     /// If work before the event failed.
@@ -613,9 +646,9 @@ pub trait Stream: Send {
         event.synchronize()
     }
 
-    /// Blocks the host until everything queued is done.
+    /// Blocks the host until all queued work is done.
     ///
     /// # Errors
-    /// If some of it failed; the error is reported once.
+    /// If any of it failed. Each error is reported once.
     fn synchronize(&mut self) -> Result<()>;
 }

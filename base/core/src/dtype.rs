@@ -4,10 +4,10 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The type of a tensor's elements: a plain number, or a block of quantized numbers.
+/// Type of a tensor's elements: a plain number, or a block of quantized numbers.
 ///
-/// The discriminants are ggml's `ggml_type` values, as found in GGUF files, in its plugin interface
-/// and in its remote protocol.
+/// The discriminants are ggml's `ggml_type` values, as in GGUF files, ggml's plugin interface and
+/// its RPC protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[allow(non_camel_case_types, missing_docs)] // ggml's own spelling of the names is what users know.
 #[repr(u32)]
@@ -49,7 +49,7 @@ pub enum DType {
     Q2_0 = 42,
 }
 
-/// Name, elements per block, bytes per block of one type.
+/// Name, elements per block and bytes per block of one type.
 struct Row(DType, &'static str, usize, usize);
 
 /// Every type, in the order of ggml's numbering.
@@ -95,7 +95,7 @@ const TABLE: [Row; 35] = {
 };
 
 impl DType {
-    /// Every type, in the order of ggml's numbering.
+    /// Iterates over all types, in the order of ggml's numbering.
     pub fn all() -> impl Iterator<Item = DType> {
         TABLE.iter().map(|row| row.0)
     }
@@ -113,22 +113,23 @@ impl DType {
         &TABLE[INDEX[self as usize] as usize]
     }
 
-    /// ggml's number of this type.
+    /// Returns ggml's number of this type.
     pub fn id(self) -> u32 {
         self as u32
     }
 
-    /// The type with ggml's number `id`; `None` for numbers that ggml does not use, or no longer uses.
+    /// Returns the type with ggml's number `id`, or `None` for numbers that ggml does not use (any
+    /// more).
     pub fn from_id(id: u32) -> Option<DType> {
         TABLE.iter().map(|row| row.0).find(|dtype| dtype.id() == id)
     }
 
-    /// ggml's name of this type, such as `f32` or `q4_K`.
+    /// Returns ggml's name of this type, such as `f32` or `q4_K`.
     pub fn name(self) -> &'static str {
         self.row().1
     }
 
-    /// The type called `name`, in any mixture of upper and lower case.
+    /// Returns the type called `name`, ignoring case.
     pub fn from_name(name: &str) -> Option<DType> {
         TABLE
             .iter()
@@ -136,32 +137,32 @@ impl DType {
             .map(|row| row.0)
     }
 
-    /// How many elements one block holds: 1 for plain numbers.
+    /// Returns the number of elements per block. 1 for plain numbers.
     pub fn block_len(self) -> usize {
         self.row().2
     }
 
-    /// How many bytes one block takes.
+    /// Returns the number of bytes per block.
     pub fn block_bytes(self) -> usize {
         self.row().3
     }
 
-    /// Whether elements are packed in blocks, so that a single one has no address.
+    /// Returns whether elements are packed in blocks, so that a single one has no address.
     pub fn is_quantized(self) -> bool {
         self.block_len() > 1
     }
 
-    /// Whether this is F32, F16, BF16 or F64.
+    /// Returns whether this is F32, F16, BF16 or F64.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F64)
     }
 
-    /// Whether this is one of the integer types.
+    /// Returns whether this is one of the integer types.
     pub fn is_integer(self) -> bool {
         matches!(self, DType::I8 | DType::I16 | DType::I32 | DType::I64)
     }
 
-    /// Bytes of a contiguous row of `len` elements.
+    /// Returns the bytes of a contiguous row of `len` elements.
     ///
     /// # Errors
     /// [`Error::Shape`] if `len` is not a whole number of blocks, or if the size overflows.

@@ -1,11 +1,13 @@
-//! What components take from the system that they run on: time, files, threads, connections.
+//! Access to the operating system: time, files, threads, connections.
 //!
-//! Code that waits, or depends on the order in which things happen, takes them from an [`Environment`] only. Production code uses the
-//! [system's](Environment::system). A test puts others in its place: a clock that it moves, files that become shorter, threads that
-//! take turns, a network that loses bytes. Then a run depends on nothing but its input, and can be repeated.
+//! Code that waits, or that depends on the order of events, uses the system only through an
+//! [`Environment`]. Production code uses the [system's](Environment::system). A test replaces it:
+//! with a clock that the test moves, files that get shorter, threads that take turns, a network
+//! that loses bytes. A run then depends only on its input, and can be repeated.
 //!
-//! Hardware that works at its own pace is not in here: [`Device`](crate::Device), [`Stream`](crate::Stream) and [`Event`](crate::Event) are traits
-//! already, so a test brings devices of its own. Files are read through an environment only; they are written directly.
+//! Asynchronous hardware is not part of it: [`Device`](crate::Device), [`Stream`](crate::Stream)
+//! and [`Event`](crate::Event) are traits already, so a test brings its own devices. Files are only
+//! read through an environment. Code writes them directly.
 
 mod chance;
 mod clock;
@@ -27,23 +29,23 @@ pub use throttle::Throttle;
 
 use std::sync::Arc;
 
-/// Time, files, threads and connections, as a component is given them.
+/// Time, files, threads and connections of a component.
 #[derive(Clone, Debug)]
 pub struct Environment {
-    /// Time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// Files that are read.
+    /// Files for reading.
     pub files: Arc<dyn Files>,
-    /// Threads.
+    /// The threads.
     pub threads: Arc<dyn Threads>,
     /// Connections to other processes.
     pub network: Arc<dyn Network>,
-    /// Rare branches, taken on purpose: in a simulation.
+    /// Fault injection, used in simulations.
     pub chance: Arc<dyn Chance>,
 }
 
 impl Environment {
-    /// Those of the operating system.
+    /// Returns the operating system's environment.
     pub fn system() -> Self {
         Environment {
             clock: Arc::new(SystemClock),

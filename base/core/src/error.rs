@@ -1,13 +1,15 @@
-//! The error type. A message names the operation, tensor, device or file, and says what to do where that is known.
+//! The error type. A message names the operation, tensor, device or file, and says what to do if
+//! that is known.
 
 use std::sync::Arc;
 
-/// The result of anything here that can fail.
+/// Result of everything fallible in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of the graph, device and scheduling layers.
 ///
-/// Errors are values. They are cheap to clone and carry their whole message, so that nothing has to be looked up in a log.
+/// Errors are values. They are cheap to clone and carry their whole message, so no log is needed to
+/// understand them.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,49 +17,49 @@ pub enum Error {
     #[error("{0}")]
     Shape(Box<str>),
 
-    /// An argument outside of what the called function documents.
+    /// An argument that the called function's documentation excludes.
     #[error("{0}")]
     InvalidArgument(Box<str>),
 
-    /// A device was asked for something that it does not do.
+    /// A request that the device does not support.
     #[error("{device} does not support {what}: {reason}")]
     Unsupported {
         /// The device's name.
         device: Box<str>,
         /// The operation, buffer type or capability.
         what: Box<str>,
-        /// Why not.
+        /// The reason.
         reason: Box<str>,
     },
 
-    /// A device has not enough memory.
+    /// Not enough memory on a device.
     #[error("{device}: out of memory: {asked} bytes are needed for {what}{}", free.map_or(String::new(), |f| format!(", {f} are free")))]
     OutOfMemory {
         /// The device's name.
         device: Box<str>,
-        /// What the memory was for.
+        /// Purpose of the memory.
         what: Box<str>,
-        /// Bytes asked for.
+        /// Requested bytes.
         asked: usize,
-        /// Bytes that were free, where the device knows.
+        /// Free bytes, if the device knows.
         free: Option<usize>,
     },
 
-    /// Work on a device failed; what the device holds is still valid.
+    /// A failure of work on a device. The device's memory is still valid.
     #[error("{device}: {message}")]
     Device {
         /// The device's name.
         device: Box<str>,
-        /// What happened.
+        /// Description of the failure.
         message: Box<str>,
     },
 
-    /// A device is gone: everything that lived on it is lost.
+    /// A lost device, with everything that was on it.
     #[error("{device}: device lost: {message}")]
     DeviceLost {
         /// The device's name.
         device: Box<str>,
-        /// What happened.
+        /// Description of the failure.
         message: Box<str>,
     },
 
@@ -69,11 +71,11 @@ pub enum Error {
     #[error("cancelled")]
     Cancelled,
 
-    /// A run was stopped by who watches its nodes.
+    /// The run's observer stopped it.
     #[error("stopped by the watcher of the run")]
     Stopped,
 
-    /// The operating system refused something.
+    /// A refusal by the operating system.
     #[error("{what}: {source}")]
     Io {
         /// The file or action.
@@ -84,17 +86,17 @@ pub enum Error {
 }
 
 impl Error {
-    /// An [`Error::Shape`].
+    /// Returns an [`Error::Shape`].
     pub fn shape(message: impl Into<String>) -> Self {
         Error::Shape(message.into().into())
     }
 
-    /// An [`Error::InvalidArgument`].
+    /// Returns an [`Error::InvalidArgument`].
     pub fn invalid(message: impl Into<String>) -> Self {
         Error::InvalidArgument(message.into().into())
     }
 
-    /// An [`Error::Unsupported`].
+    /// Returns an [`Error::Unsupported`].
     pub fn unsupported(device: &str, what: impl Into<String>, reason: impl Into<String>) -> Self {
         Error::Unsupported {
             device: device.into(),
@@ -103,7 +105,7 @@ impl Error {
         }
     }
 
-    /// An [`Error::Device`].
+    /// Returns an [`Error::Device`].
     pub fn device(device: &str, message: impl Into<String>) -> Self {
         Error::Device {
             device: device.into(),
@@ -111,7 +113,7 @@ impl Error {
         }
     }
 
-    /// An [`Error::Io`].
+    /// Returns an [`Error::Io`].
     pub fn io(what: impl Into<String>, source: std::io::Error) -> Self {
         Error::Io {
             what: what.into().into(),

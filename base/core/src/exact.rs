@@ -1,6 +1,7 @@
-//! Serialization of floats that keeps every bit.
+//! Bit-exact serialization of floats.
 //!
-//! JSON has no infinities and no NaN. They are written as text: `"inf"`, `"-inf"`, and `"nan:7fc00000"` with the bits of the NaN.
+//! JSON has no infinities and no NaN. They are written as text: `"inf"`, `"-inf"`, and
+//! `"nan:7fc00000"` with the bits of the NaN.
 
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserializer, Serializer};
@@ -13,7 +14,7 @@ pub fn serialize<S: Serializer>(x: &f32, serializer: S) -> Result<S::Ok, S::Erro
         return serializer.serialize_u32(x.to_bits());
     }
     match *x {
-        // An f64 holds every f32, and its digits are read back to the same f32.
+        // An f64 represents every f32, and its digits parse back to the same f32.
         x if x.is_finite() => serializer.serialize_f64(f64::from(x)),
         f32::INFINITY => serializer.serialize_str("inf"),
         f32::NEG_INFINITY => serializer.serialize_str("-inf"),

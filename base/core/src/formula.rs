@@ -1,8 +1,9 @@
-//! Operations that are defined by a formula: what each element of the result is, said once for all devices.
+//! Element-wise definitions of operations, shared by all devices.
 //!
-//! These are operations of ggml's that language models seldom need: convolutions, pooling, recurrences. A device that has no faster kernel computes
-//! them by [`compute`] with its own way to read and write elements. The work falls into *units* (parts of rows of the result, heads, columns), which write
-//! different elements, so that a device may do them beside each other and in any order.
+//! These are ggml operations that language models rarely need: convolutions, pooling, recurrences.
+//! A device without a faster kernel computes them with [`compute`] and its own way to read and
+//! write elements. The work is split into *units* (parts of rows of the result, heads, columns).
+//! Units write different elements, so a device may run them in parallel and in any order.
 
 mod image;
 mod recurrence;
@@ -11,22 +12,22 @@ mod stream;
 use crate::layout::{DIMS, Layout, Shape};
 use crate::op::{Op, OpKind, Triangle};
 
-/// Most sources of such an operation.
+/// Maximum number of sources of such an operation.
 pub const MOST_SOURCES: usize = 7;
 
-/// The shapes of a node's result and sources; a source that is not there is empty.
+/// Shapes of a node's result and sources. An absent source is empty.
 #[derive(Clone, Copy, Debug)]
 pub struct Shapes {
-    /// Of the result.
+    /// Shape of the result.
     pub result: Shape,
-    /// Of the sources.
+    /// Shapes of the sources.
     pub sources: [Shape; MOST_SOURCES],
     /// Byte strides of the result.
     pub strides: [usize; DIMS],
 }
 
 impl Shapes {
-    /// Of a node with such layouts.
+    /// Returns the shapes of a node with these layouts.
     pub fn new<'l>(result: &Layout, sources: impl IntoIterator<Item = Option<&'l Layout>>) -> Self {
         let mut shapes = [[0; DIMS]; MOST_SOURCES];
         for (shape, layout) in shapes.iter_mut().zip(sources) {
@@ -40,19 +41,19 @@ impl Shapes {
     }
 }
 
-/// What reads elements of sources and writes elements of the result.
+/// Access to the elements of the sources and of the result.
 pub trait Elements {
-    /// An element of a source. Any number, if there is none.
+    /// Returns an element of a source. For an absent source, any number.
     fn get(&self, source: usize, position: [usize; DIMS]) -> f64;
 
     /// Writes an element of the result.
     fn put(&mut self, position: [usize; DIMS], value: f64);
 
-    /// An element of the result that the same unit wrote, as it was rounded.
+    /// Returns an element of the result that the same unit wrote, after rounding.
     fn written(&self, position: [usize; DIMS]) -> f64;
 }
 
-/// Whether operations of this kind are defined by a formula.
+/// Returns whether operations of this kind are defined here.
 pub fn is_formula(kind: OpKind) -> bool {
     matches!(
         kind,
@@ -127,7 +128,7 @@ pub fn reads(op: &Op, shapes: &Shapes) -> f64 {
     (n0 * n1 * n2 * n3 * each).max(sources as f64)
 }
 
-/// Into how many units the work falls.
+/// Returns the number of units of work.
 pub fn units(op: &Op, shapes: &Shapes) -> usize {
     let [n0, n1, n2, n3] = shapes.result;
     if shapes.result.contains(&0) {
@@ -143,7 +144,7 @@ pub fn units(op: &Op, shapes: &Shapes) -> usize {
     }
 }
 
-/// Does one unit. Nothing is written for other operations.
+/// Computes one unit. Writes nothing for other operations.
 pub fn compute(op: &Op, shapes: &Shapes, unit: usize, x: &mut impl Elements) {
     match *op {
         Op::Acc { .. } | Op::Set { .. } => window(op, shapes, x),
@@ -171,7 +172,7 @@ pub fn compute(op: &Op, shapes: &Shapes, unit: usize, x: &mut impl Elements) {
     }
 }
 
-/// Element `at` of the result of an operation whose elements do not depend on each other.
+/// Returns element `at` of the result of an operation whose elements are independent.
 fn element(op: &Op, shapes: &Shapes, at: [usize; DIMS], x: &impl Elements) -> f64 {
     let [i0, i1, i2, i3] = at;
     match *op {
@@ -208,7 +209,7 @@ fn element(op: &Op, shapes: &Shapes, at: [usize; DIMS], x: &impl Elements) -> f6
     }
 }
 
-/// Source 0, and source 1 added to it or in its place, in a window.
+/// Copies source 0, and adds source 1 to it or replaces it in a window.
 fn window(op: &Op, shapes: &Shapes, x: &mut impl Elements) {
     let (strides, offset, adds) = match *op {
         Op::Acc { strides, offset } => (strides, offset, true),
@@ -248,12 +249,12 @@ fn group_norm(shapes: &Shapes, unit: usize, groups: usize, eps: f64, x: &mut imp
     }
 }
 
-/// Row number `unit` of a shape.
+/// Returns the indices of row number `unit` of a shape.
 fn row([_, n1, n2, _]: Shape, unit: usize) -> [usize; 3] {
     [unit % n1, unit / n1 % n2, unit / (n1 * n2)]
 }
 
-/// Every position of `shape`, dimension 0 fastest.
+/// Iterates over all positions of `shape`, dimension 0 fastest.
 fn positions([n0, n1, n2, n3]: Shape) -> impl Iterator<Item = [usize; DIMS]> {
     (0..n3).flat_map(move |i3| {
         (0..n2)

@@ -1,9 +1,10 @@
-//! The gate of a piece of memory: of each byte, any number of readers or one writer.
+//! Range lock of a memory region: each byte has any number of readers or one writer.
 
 use std::ops::Range;
 use std::sync::PoisonError;
 
-// With `--cfg loom`, tests try every order in which threads can meet here; with `--cfg shuttle`, many orders of a whole scheduler.
+// With `--cfg loom`, tests try every interleaving of threads here. With `--cfg shuttle`, they try
+// many interleavings of a whole scheduler.
 #[cfg(loom)]
 use loom::sync::{Condvar, Mutex, MutexGuard};
 #[cfg(shuttle)]
@@ -11,20 +12,21 @@ use shuttle::sync::{Condvar, Mutex, MutexGuard};
 #[cfg(not(any(loom, shuttle)))]
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// What is going to be done with guarded memory.
+/// Kind of access to guarded memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Only read: others may read at the same time.
+    /// Read only. Others may read at the same time.
     Read,
-    /// Written, perhaps also read: nobody else may touch it.
+    /// Write and perhaps read. Excludes all other accesses.
     Write,
 }
 
-/// Any number of readers or one writer of each byte. Unlike with `RwLock`, entering and leaving are separate calls, so
-/// that a set of gates can be held without storing guards.
+/// Lock with any number of readers or one writer per byte. Unlike `RwLock`, it has separate calls
+/// for entering and leaving, so a set of locks can be held without storing guards.
 ///
-/// There is no queue: who comes later may enter first, and readers that overlap without a break keep a writer out. A queue would let a reader
-/// wait behind a writer that waits for that reader's own thread, which may read the same bytes twice at once.
+/// The lock has no queue. Later threads may enter first, and overlapping readers can starve a
+/// writer. A queue would deadlock: a reader could wait behind a writer that waits for that reader's
+/// own thread, which may read the same bytes twice at once.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: Mutex<GateState>,
@@ -33,19 +35,20 @@ pub(crate) struct Gate {
 
 #[derive(Default)]
 struct GateState {
-    /// Who is inside. These are few, so that a list is searched faster than a tree would be.
+    /// Accesses in progress. There are few, so a list is faster than a tree.
     inside: Vec<(Range<usize>, Access)>,
-    /// How many wait for somebody to leave.
+    /// Number of threads that wait.
     waiting: usize,
 }
 
 impl Gate {
     fn lock(&self) -> MutexGuard<'_, GateState> {
-        // Nothing can panic between two changes of the state that belong together, so it is right after a panic too.
+        // No code panics between two changes that belong together, so the state is consistent even
+        // after a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody inside conflicts, then is inside.
+    /// Blocks until no access in progress conflicts, then enters.
     pub fn enter(&self, bytes: Range<usize>, access: Access) {
         let mut state = self.lock();
         let excluded = |(other, theirs): &(Range<usize>, Access)| {
@@ -64,7 +67,8 @@ impl Gate {
         state.inside.push((bytes, access));
     }
 
-    /// Undoes one [`enter`](Gate::enter) with the same `bytes` and `access`, and wakes who waits.
+    /// Undoes one [`enter`](Gate::enter) with the same `bytes` and `access`, and wakes the waiting
+    /// threads.
     pub fn leave(&self, bytes: Range<usize>, access: Access) {
         let mut state = self.lock();
         let left = (bytes, access);
@@ -86,7 +90,7 @@ impl Gate {
         self.lock().waiting
     }
 
-    /// Calls `f` inside. Leaves also if `f` panics.
+    /// Calls `f` inside the lock. Leaves the lock even if `f` panics.
     pub fn with<R>(&self, bytes: Range<usize>, access: Access, f: impl FnOnce() -> R) -> R {
         struct Leave<'a>(&'a Gate, Range<usize>, Access);
         impl Drop for Leave<'_> {
@@ -106,17 +110,19 @@ mod loom_tests {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicUsize, Ordering};
 
-    /// What a thread does: it enters for some bytes, touches them, leaves.
+    /// One visit of a thread: it enters for some bytes, touches them and leaves.
     type Visit = (Range<usize>, Access);
 
-    /// Lets threads visit in every order with up to three preemptions, and checks for each byte that a writer is alone.
+    /// Tries every interleaving of the visits with up to three preemptions, and checks for each
+    /// byte that a writer is alone.
     fn all_orders(visits: &'static [&'static [Visit]]) {
         let mut model = loom::model::Builder::new();
-        // Every known mistake needs fewer; all orders of three threads take minutes.
+        // Every known bug needs fewer. All interleavings of three threads would take minutes.
         model.preemption_bound = Some(3);
         model.check(move || {
             let gate = Arc::new(Gate::default());
-            // Of each byte: readers inside, and a hundred for a writer. Not a way to synchronise: the gate alone does that.
+            // Per byte, the number of readers inside, plus a hundred for a writer. Does not
+            // synchronise: only the lock does that.
             let bytes: Arc<[AtomicUsize; 3]> = Arc::new(Default::default());
             let visit = |gate: &Gate, bytes: &[AtomicUsize; 3], visits: &[Visit]| {
                 for (range, access) in visits {

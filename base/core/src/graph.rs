@@ -16,12 +16,13 @@ use std::sync::Arc;
 pub struct TensorId(u32);
 
 impl TensorId {
-    /// Position in [`Graph::tensors`].
+    /// Returns its position in [`Graph::tensors`].
     pub fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The tensor at position `index`. A graph has fewer than 2^32 - 1 tensors; a greater index identifies none.
+    /// Returns the tensor at position `index`. A graph has fewer than 2^32 - 1 tensors. A greater
+    /// index identifies none.
     pub fn from_index(index: usize) -> Self {
         TensorId(u32::try_from(index).unwrap_or(u32::MAX))
     }
@@ -33,30 +34,30 @@ impl std::fmt::Display for TensorId {
     }
 }
 
-/// Where the memory of a view lies.
+/// Memory of a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ViewOf {
-    /// The tensor that owns the memory; never a view itself.
+    /// The tensor that owns the memory. Never a view itself.
     pub base: TensorId,
     /// Byte offset of the view's first element.
     pub offset: usize,
 }
 
-/// The role of a tensor outside the graph.
+/// Role of a tensor outside the graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// Written from outside before each run.
     pub input: bool,
-    /// Read from outside after each run: its memory is not reused.
+    /// Read from outside after each run, so its memory is not reused.
     pub output: bool,
-    /// Copied to [another tensor](Graph::copy_of) after it was computed.
+    /// Copied to [another tensor](Graph::copy_of) after it has been computed.
     pub copied: bool,
 }
 
 /// One tensor of a graph: a leaf, a computed node, or a view.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// Name for people; may be empty.
+    /// Name to show to users. May be empty.
     pub name: Arc<str>,
     /// The operation that computes it.
     pub op: Op,
@@ -68,12 +69,12 @@ pub struct Tensor {
     pub view: Option<ViewOf>,
     /// Role.
     pub flags: Flags,
-    /// For leaves that live in a buffer already: weights, caches.
+    /// Memory of a leaf that already lies in a buffer, such as a weight or a cache.
     pub stored: Option<Arc<StoredTensor>>,
 }
 
 impl Tensor {
-    /// The operands that are present, with their numbers.
+    /// Returns the operands that are present, with their indices.
     pub fn operands(&self) -> impl Iterator<Item = (usize, TensorId)> + '_ {
         self.sources
             .iter()
@@ -81,71 +82,73 @@ impl Tensor {
             .filter_map(|(i, source)| source.map(|id| (i, id)))
     }
 
-    /// The operands whose memory it writes to, with their numbers.
+    /// Returns the operands whose memory it writes to, with their indices.
     pub fn written(&self) -> impl Iterator<Item = (usize, TensorId)> + '_ {
         let written = self.op.written_sources();
         self.operands().filter(|(i, _)| written.contains(i))
     }
 
-    /// Whether a device has to compute it: neither a leaf nor a view.
+    /// Returns whether a device computes it, because it is neither a leaf nor a view.
     pub fn is_computed(&self) -> bool {
         !matches!(self.op, Op::Leaf) && !self.op.is_view()
     }
 }
 
-/// A computation over tensors, as data: no memory, no device.
+/// A computation over tensors as data, without memory or device.
 ///
-/// Tensors are appended by [`leaf`](Graph::leaf), [`input`](Graph::input), [`stored`](Graph::stored) and the
-/// operations of the [builder](crate::build); operands come first, so the order is topological. The order is
-/// also the meaning where memory is written (`cpy`, `set_rows`): a node sees all writes of nodes before it.
+/// [`leaf`](Graph::leaf), [`input`](Graph::input), [`stored`](Graph::stored) and the operations of
+/// the [builder](crate::build) append tensors. Operands come first, so the order is topological.
+/// The order also defines the effect of writes (`cpy`, `set_rows`): a node sees all writes of
+/// earlier nodes.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     tensors: Vec<Tensor>,
 }
 
 impl Graph {
-    /// A graph without tensors.
+    /// Creates a graph without tensors.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// All tensors in topological order.
+    /// Returns all tensors in topological order.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// The names of all tensors, in topological order.
+    /// Iterates over the ids of all tensors, in topological order.
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = TensorId> + ExactSizeIterator + use<> {
         (0..self.tensors.len()).map(TensorId::from_index)
     }
 
-    /// Number of tensors.
+    /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.tensors.len()
     }
 
-    /// Whether there is no tensor.
+    /// Returns whether the graph has no tensors.
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
 
-    /// The tensor `id`.
+    /// Returns the tensor `id`.
     ///
     /// # Panics
-    /// If `id` is of another, larger graph.
+    /// If `id` belongs to another, larger graph.
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.index()]
     }
 
-    /// The tensor `id` with access to its operands. Its methods panic if `id` is of another, larger graph.
+    /// Returns the tensor `id` with access to its operands. The methods of the result panic if `id`
+    /// belongs to another, larger graph.
     pub fn node(&self, id: TensorId) -> Node<'_> {
         Node { graph: self, id }
     }
 
-    /// The tensor whose memory `id` lies in: itself, or what it is a view of.
+    /// Returns the tensor that owns the memory of `id`: `id` itself, or the base if it is a view.
     ///
     /// # Panics
-    /// If `id` is of another, larger graph.
+    /// If `id` belongs to another, larger graph.
     pub fn memory_of(&self, id: TensorId) -> TensorId {
         self.tensor(id).view.map_or(id, |view| view.base)
     }
@@ -176,7 +179,7 @@ impl Graph {
         })
     }
 
-    /// A leaf without a value until something in the graph writes to it: scratch memory.
+    /// Appends a leaf that has no value until a node writes to it: scratch memory.
     ///
     /// # Errors
     /// [`Error::Shape`] if the size overflows or rows are not whole blocks.
@@ -185,7 +188,7 @@ impl Graph {
         self.append_leaf(name, layout, Flags::default(), None)
     }
 
-    /// A leaf that is written from outside before each run.
+    /// Appends a leaf that is written from outside before each run.
     ///
     /// # Errors
     /// [`Error::Shape`] if the size overflows or rows are not whole blocks.
@@ -202,7 +205,7 @@ impl Graph {
         )
     }
 
-    /// A leaf that lives in a buffer already.
+    /// Appends a leaf that already lies in a buffer.
     ///
     /// # Errors
     /// If the graph is full.
@@ -215,10 +218,11 @@ impl Graph {
         )
     }
 
-    /// Appends the node `op(sources…)` after checking it. All nodes are made here.
+    /// Appends the node `op(sources…)` after checking it. All nodes are created here.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the sources do not fit, [`Error::InvalidArgument`] if one does not exist.
+    /// [`Error::Shape`] if the sources do not fit, [`Error::InvalidArgument`] if one does not
+    /// exist.
     pub fn push(&mut self, op: Op, sources: &[Option<TensorId>]) -> Result<TensorId> {
         if let Some(id) = sources
             .iter()
@@ -291,8 +295,9 @@ impl Graph {
         })
     }
 
-    /// An operand that is written to must not share elements with another one: what is read would depend on the order in which
-    /// elements are computed. Only a copy of a tensor to itself changes nothing.
+    /// Rejects an operand that is written to and shares elements with another operand: the values
+    /// read would depend on the order of computation. Copying a tensor to itself is allowed, since
+    /// it changes nothing.
     fn check_written(&self, op: &Op, sources: &[Option<TensorId>]) -> Result<()> {
         for &written in op.written_sources() {
             let Some(target) = sources[written] else {
@@ -319,7 +324,8 @@ impl Graph {
         Ok(())
     }
 
-    /// Where a tensor begins, as far as the graph knows: a byte of stored memory, or of another tensor's.
+    /// Returns where a tensor starts, as far as the graph knows: at a byte of stored memory or of
+    /// another tensor's memory.
     fn place_in_graph(&self, id: TensorId) -> (Option<MemoryId>, TensorId, usize) {
         let base = self.memory_of(id);
         let shift = self.tensor(id).view.map_or(0, |view| view.offset);
@@ -343,10 +349,10 @@ impl Graph {
                 .may_meet(a_at, &self.tensor(b).layout, b_at)
     }
 
-    /// Gives `id` a name.
+    /// Sets the name of `id`.
     ///
     /// # Panics
-    /// If `id` is of another, larger graph.
+    /// If `id` belongs to another, larger graph.
     pub fn set_name(&mut self, id: TensorId, name: impl Into<Arc<str>>) {
         self.tensors[id.index()].name = name.into();
     }
@@ -358,29 +364,29 @@ impl Graph {
     /// Declares that `id` is read from outside after each run.
     ///
     /// # Panics
-    /// If `id` is of another, larger graph.
+    /// If `id` belongs to another, larger graph.
     pub fn set_output(&mut self, id: TensorId) {
         self.tensors[id.index()].flags.output = true;
     }
 
-    /// Appends a leaf with the layout of `of`, gaps included. It is the place of a copy, which the scheduler makes.
+    /// Appends a leaf with the layout of `of`, including gaps. The scheduler copies `of` to it.
     ///
     /// # Errors
     /// If the graph is full.
     ///
     /// # Panics
-    /// If `of` is of another, larger graph.
+    /// If `of` belongs to another, larger graph.
     pub fn copy_of(&mut self, of: TensorId, name: &str) -> Result<TensorId> {
         self.tensors[of.index()].flags.copied = true;
         let layout = self.tensor(of).layout;
         self.append_leaf(name, layout, Flags::default(), None)
     }
 
-    /// Lets `node` read operand number `index` from another tensor of the same layout. For lowering only: afterwards, the
-    /// order of tensors need not be topological any more.
+    /// Makes `node` read operand number `index` from another tensor of the same layout. For
+    /// lowering only: the order of tensors need not be topological afterwards.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the layouts differ or there is no such tensor or operand.
+    /// [`Error::Shape`] if the layouts differ or the tensor or operand does not exist.
     pub fn redirect(&mut self, node: TensorId, index: usize, to: TensorId) -> Result<()> {
         let layout = |id: TensorId| self.tensors.get(id.index()).map(|tensor| tensor.layout);
         let current = self
@@ -397,15 +403,17 @@ impl Graph {
         Ok(())
     }
 
-    /// By position: whether memory is needed by something outside of `nodes`, some of the computed nodes. That is the memory of outputs and of what is
-    /// copied, of what other nodes read or write that are computed, and of leaves. A device that [plans memory itself](crate::Device::member_memories) gets places for it.
+    /// Returns, by position, whether the memory of a tensor is needed outside `nodes`, some of the
+    /// computed nodes. It is if the tensor is a leaf, an output or copied, or if other computed
+    /// nodes read or write it. A device that [plans memory itself](crate::Device::member_memories)
+    /// gets places for these tensors.
     pub fn needed_outside(&self, nodes: &[TensorId]) -> Vec<bool> {
         let mut inside = vec![false; self.tensors.len()];
         for id in nodes {
             inside[id.index()] = true;
         }
         let mut needed = vec![false; self.tensors.len()];
-        // Nobody computes the others, and memory is not kept for them.
+        // The other nodes are not computed, and no memory is kept for them.
         let live = self.live();
         for id in self.ids() {
             let tensor = self.tensor(id);
@@ -422,18 +430,19 @@ impl Graph {
         needed
     }
 
-    /// Which tensors have to be computed for the outputs and for the writes to stored tensors, inputs and the memory
-    /// of outputs, by position. Without any output, everything is.
+    /// Returns, by position, the tensors that must be computed for the outputs and for writes to
+    /// stored tensors, inputs and the memory of outputs. Without any output, all tensors are live.
     pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.tensors.len()];
         if !self.tensors.iter().any(|t| t.flags.output) {
             live.fill(true);
             return live;
         }
-        // Writes to memory that outlives the run are effects. Writes to memory inside of the graph count if
-        // something live reads that memory; going backwards, all readers are known before their writers.
+        // Writes to memory that outlives the run are effects. Writes to memory inside the graph
+        // count if a live node reads that memory. Going backwards, all readers are known before
+        // their writers.
         let mut memory_read = vec![false; self.tensors.len()];
-        // Outputs are read after everything.
+        // Outputs are read after all nodes.
         for id in self.ids().filter(|&id| self.tensor(id).flags.output) {
             memory_read[self.memory_of(id).index()] = true;
         }
@@ -456,7 +465,8 @@ impl Graph {
     }
 }
 
-/// A tensor of a graph with access to its operands: what devices are asked about.
+/// A tensor of a graph with access to its operands. Devices decide by it whether they support an
+/// operation.
 #[derive(Clone, Copy)]
 pub struct Node<'g> {
     graph: &'g Graph,
@@ -464,48 +474,48 @@ pub struct Node<'g> {
 }
 
 impl<'g> Node<'g> {
-    /// Which tensor of the graph this is.
+    /// Returns the id of the tensor.
     pub fn id(self) -> TensorId {
         self.id
     }
 
-    /// The graph.
+    /// Returns the graph.
     pub fn graph(self) -> &'g Graph {
         self.graph
     }
 
-    /// The tensor.
+    /// Returns the tensor.
     pub fn tensor(self) -> &'g Tensor {
         self.graph.tensor(self.id)
     }
 
-    /// The operation.
+    /// Returns the operation.
     pub fn op(self) -> &'g Op {
         &self.tensor().op
     }
 
-    /// Type, shape and strides of the result.
+    /// Returns the type, shape and strides of the result.
     pub fn layout(self) -> &'g Layout {
         &self.tensor().layout
     }
 
-    /// Element type of the result.
+    /// Returns the element type of the result.
     pub fn dtype(self) -> DType {
         self.layout().dtype()
     }
 
-    /// Operand number `index`, if present.
+    /// Returns operand number `index`, if present.
     pub fn source(self, index: usize) -> Option<Node<'g>> {
         let id = self.tensor().sources.get(index).copied().flatten()?;
         Some(self.graph.node(id))
     }
 
-    /// Layout of operand number `index`, if present.
+    /// Returns the layout of operand number `index`, if present.
     pub fn source_layout(self, index: usize) -> Option<&'g Layout> {
         self.source(index).map(Node::layout)
     }
 
-    /// The buffered tensor in whose memory this one lies, if it does.
+    /// Returns the stored tensor in whose memory this one lies, if any.
     pub fn stored(self) -> Option<&'g Arc<StoredTensor>> {
         self.graph
             .tensor(self.graph.memory_of(self.id))
@@ -625,7 +635,7 @@ mod tests {
         assert!(error.contains("cont"), "{error}");
         let apart = g.cont(top).unwrap();
         g.cpy(apart, middle).unwrap();
-        // Columns side by side: their ranges of bytes overlap, their elements do not.
+        // Columns side by side: their byte ranges overlap, but their elements do not.
         let left = g.view(x, [4, 4, 1, 1], [32, 128, 128], 0).unwrap();
         let right = g.view(x, [4, 4, 1, 1], [32, 128, 128], 16).unwrap();
         let inner = g.view(x, [4, 4, 1, 1], [32, 128, 128], 8).unwrap();
@@ -644,7 +654,7 @@ mod tests {
     fn stored_tensors_over_the_same_bytes_are_the_same_memory() {
         let memory = crate::HostMemory::allocate(128, "test", "x").unwrap();
         let mut g = Graph::new();
-        // Two buffers, and two tensors that begin at different bytes.
+        // Two buffers, and two tensors that start at different bytes.
         let [a, b, c] = [(0, 16), (32, 16), (64, 16)].map(|(at, n)| {
             let buffer = crate::host_buffer(Arc::clone(&memory), crate::Usage::Any);
             let layout = Layout::contiguous(DType::F32, [n, 1, 1, 1]).unwrap();

@@ -7,9 +7,9 @@ use crate::tensor_ref::TensorRef;
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
-/// Plain host memory: the buffer type of every device that computes on the host.
+/// Returns plain host memory, the buffer type of every device that computes on the host.
 ///
-/// There is one for the whole process, so that devices share it without copies.
+/// The whole process has one, so that devices share it without copies.
 pub fn host_buffer_type() -> Arc<dyn BufferType> {
     static HOST: OnceLock<Arc<dyn BufferType>> = OnceLock::new();
     Arc::clone(HOST.get_or_init(|| Arc::new(HostBufferType)))
@@ -39,12 +39,12 @@ impl BufferType for HostBufferType {
     }
 }
 
-/// A buffer over host memory that exists already, such as a mapped file.
+/// Returns a buffer over existing host memory, such as a mapped file.
 pub fn host_buffer(memory: Arc<HostMemory>, usage: Usage) -> Arc<dyn Buffer> {
     host_buffer_of(host_buffer_type(), memory, usage)
 }
 
-/// A buffer over host memory of another [type that is the host's](BufferType::is_host).
+/// Returns a buffer over host memory of another [host buffer type](BufferType::is_host).
 pub fn host_buffer_of(
     buffer_type: Arc<dyn BufferType>,
     memory: Arc<HostMemory>,
@@ -64,7 +64,7 @@ struct HostBuffer {
     usage: Usage,
 }
 
-/// The place of byte `offset` of a tensor in its buffer.
+/// Returns the place of byte `offset` of a tensor in its buffer.
 fn place(tensor: Slot, offset: usize) -> Result<usize> {
     tensor
         .offset
@@ -117,7 +117,8 @@ impl Buffer for HostBuffer {
         let len = to.layout.bytes();
         match from.buffer.host() {
             Some(memory) => memory.copy_to(from.slot.offset, &self.memory, to.offset, len)?,
-            // Reading straight into host memory would hold its gate while another device works; go through a copy.
+            // Reading directly into host memory would hold its lock while another device works, so
+            // the copy takes a detour.
             None => return Ok(false),
         }
         Ok(true)

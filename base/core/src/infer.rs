@@ -1,9 +1,9 @@
-//! Shape inference: the one place that knows which operations fit which operands. There is one rule for each operation, in
-//! one file for each family.
+//! Shape inference: the only code that decides whether operands fit an operation. Each operation
+//! has one rule, each family of operations one file.
 //!
-//! Everything that makes nodes (the builder, imports from other programs, tests) goes through [`infer`], so a
-//! node that exists is well-formed and kernels need no checks of shapes. Values, such as the indices of
-//! `get_rows`, are checked by kernels.
+//! Everything that creates nodes (the builder, imports from other programs, tests) calls [`infer`].
+//! Every node is therefore well-formed, and kernels do not check shapes. Kernels do check values,
+//! such as the indices of `get_rows`.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ mod row;
 mod state;
 mod training;
 
-/// The sources of one node while it is checked; errors name the operation and all operands.
+/// The sources of one node during the check. Errors name the operation and all operands.
 struct Check<'a> {
     op: &'a Op,
     sources: &'a [Option<&'a Layout>],
@@ -56,7 +56,7 @@ impl<'a> Check<'a> {
             .ok_or_else(|| self.error(format_args!("source {index} is missing")))
     }
 
-    /// As many sources as the [table](crate::op) says.
+    /// Checks the number of sources against the [table](crate::op).
     fn count(&self) -> Result<()> {
         let allowed = self.op.kind().sources();
         for index in 0..*allowed.start() {
@@ -68,7 +68,7 @@ impl<'a> Check<'a> {
         )
     }
 
-    /// One of these types, if the source is there.
+    /// Checks that the source, if present, has one of these types.
     fn is(&self, index: usize, what: &str, types: &[DType]) -> Result<()> {
         match self.optional(index) {
             Some(layout) if !types.contains(&layout.dtype()) => {
@@ -78,7 +78,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// A new, contiguous result.
+    /// Returns the layout of a new, contiguous result.
     fn result(&self, dtype: DType, shape: Shape) -> Result<Layout> {
         Layout::contiguous(dtype, shape).map_err(|error| self.error(error))
     }
@@ -90,10 +90,10 @@ impl<'a> Check<'a> {
 
 const FLOATS: &[DType] = &[DType::F32, DType::F16, DType::BF16];
 
-/// The layout of the result of `op` on `sources`, or why they do not fit.
+/// Returns the layout of the result of `op` on `sources`, or the reason why they do not fit.
 ///
-/// For operations whose result lies in a source's memory (views, `cpy`, `set_rows`) the layout holds the
-/// strides in that memory.
+/// For operations whose result lies in a source's memory (views, `cpy`, `set_rows`), the layout
+/// contains the strides in that memory.
 ///
 /// # Errors
 /// [`Error::Shape`] with the operation, the operands and the broken rule.

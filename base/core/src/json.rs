@@ -10,7 +10,7 @@ use crate::stored::StoredTensor;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// What [`Graph::from_json`] reads of one tensor. Views are computed anew.
+/// JSON form of one tensor, for [`Graph::from_json`]. Views are computed again.
 #[derive(serde::Deserialize)]
 struct Entry {
     id: usize,
@@ -24,8 +24,9 @@ struct Entry {
 }
 
 impl Graph {
-    /// The graph as JSON: an array of tensors with `id`, `name`, `op`, `sources`, `dtype`, `shape`, `strides`,
-    /// `view` (`base` and `offset`, for views) and `roles`. Nothing but the memory of stored tensors is lost.
+    /// Returns the graph as JSON: an array of tensors with `id`, `name`, `op`, `sources`, `dtype`,
+    /// `shape`, `strides`, `view` (`base` and `offset`, for views) and `roles`. Only the memory of
+    /// stored tensors is lost.
     pub fn to_json(&self) -> Value {
         self.ids()
             .map(|id| {
@@ -45,12 +46,13 @@ impl Graph {
             .collect()
     }
 
-    /// The graph that [`to_json`](Graph::to_json) wrote. Every node is checked as if it were built. `stored` gives the memory of
-    /// stored tensors, by name and layout.
+    /// Returns the graph that [`to_json`](Graph::to_json) wrote. Checks every node as if it were
+    /// built. `stored` returns the memory of a stored tensor by name and layout.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] or [`Error::Shape`], naming the tensor, for anything that is not a graph: unknown operations, operands that come
-    /// later, layouts that the operation does not have; and for stored tensors that `stored` does not know.
+    /// [`Error::InvalidArgument`] or [`Error::Shape`], naming the tensor, for anything that is not
+    /// a graph: unknown operations, operands that come later, layouts that the operation does not
+    /// produce. Also for stored tensors for which `stored` returns nothing.
     pub fn from_json(
         json: &Value,
         mut stored: impl FnMut(&str, &Layout) -> Option<Arc<StoredTensor>>,
@@ -163,7 +165,7 @@ mod tests {
         );
     }
 
-    /// Bit by bit: `PartialEq` of floats would take -0 for 0.
+    /// Compares bit by bit: `PartialEq` of floats treats -0 and 0 as equal.
     fn text(graph: &Graph) -> String {
         graph.to_json().to_string()
     }

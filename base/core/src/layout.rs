@@ -1,4 +1,4 @@
-//! The layout of a tensor in memory: element type, four extents, four byte strides.
+//! Layout of a tensor in memory: element type, four extents, four byte strides.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -8,15 +8,17 @@ use std::fmt;
 /// Number of dimensions of every tensor. Missing ones have extent 1.
 pub const DIMS: usize = 4;
 
-/// Four extents, innermost first, as in ggml: a matrix of `rows` rows of `columns` is `[columns, rows, 1, 1]`.
+/// Four extents, innermost first, as in ggml: a matrix of `rows` rows of `columns` is `[columns,
+/// rows, 1, 1]`.
 pub type Shape = [usize; DIMS];
 
-/// Element type, extents and byte strides of a tensor: everything about it but its place in memory.
+/// Element type, extents and byte strides of a tensor: everything except its place in memory.
 ///
-/// Invariant, kept by every constructor and by deserialisation: `shape[0]` is a whole number of blocks; the last
-/// byte of the last element lies at most `isize::MAX` bytes after the first; and elements (blocks, for a quantized
-/// type) lie whole elements apart. So [`bytes`](Layout::bytes), counts and all offsets within a tensor can be
-/// computed without overflow, and every element is aligned if the first one is.
+/// Every constructor and deserialisation keep these invariants: `shape[0]` is a whole number of
+/// blocks. The last byte of the last element lies at most `isize::MAX` bytes after the first.
+/// Elements (blocks, for a quantized type) are whole elements apart. So [`bytes`](Layout::bytes),
+/// counts and all offsets within a tensor cannot overflow, and every element is aligned if the
+/// first one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Layout {
@@ -25,7 +27,7 @@ pub struct Layout {
     strides: [usize; DIMS],
 }
 
-/// A layout as it is read from outside.
+/// A layout from an untrusted source.
 #[derive(Deserialize)]
 struct Unchecked {
     dtype: DType,
@@ -58,7 +60,8 @@ pub fn shape(extents: &[usize]) -> Result<Shape> {
 }
 
 impl Layout {
-    /// The layout without gaps: each dimension's stride is the size of everything within it.
+    /// Returns the layout without gaps. Each dimension's stride is the size of everything within
+    /// it.
     ///
     /// # Errors
     /// [`Error::Shape`] if `shape[0]` is not a whole number of blocks or if the size overflows.
@@ -77,13 +80,13 @@ impl Layout {
         Self::strided(dtype, shape, strides)
     }
 
-    /// A layout with byte strides of its own. `strides[0]` is the distance of elements (of blocks, for a
-    /// quantized type).
+    /// Returns a layout with the given byte strides. `strides[0]` is the distance of elements (of
+    /// blocks, for a quantized type).
     ///
     /// # Errors
-    /// [`Error::Shape`] if `shape[0]` is not a whole number of blocks, if the spanned memory or the number of elements
-    /// overflows, or if a stride is not a whole number of elements (blocks). Strides of dimensions with extent 1 may be
-    /// anything.
+    /// [`Error::Shape`] if `shape[0]` is not a whole number of blocks, if the spanned memory or the
+    /// number of elements overflows, or if a stride is not a whole number of elements (blocks).
+    /// Strides of dimensions with extent 1 may be anything.
     pub fn strided(dtype: DType, shape: Shape, strides: [usize; DIMS]) -> Result<Self> {
         dtype.row_bytes(shape[0])?;
         let layout = Layout {
@@ -104,7 +107,8 @@ impl Layout {
                 dtype.block_bytes()
             )));
         }
-        // Empty dimensions count as one, so that products of some of the extents cannot overflow either.
+        // Empty dimensions count as one, so that products of some of the extents cannot overflow
+        // either.
         let elements = shape
             .iter()
             .try_fold(1usize, |n, &extent| n.checked_mul(extent.max(1)));
@@ -128,73 +132,75 @@ impl Layout {
         last.checked_add(self.dtype.block_bytes())
     }
 
-    /// Element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Extents, innermost first.
+    /// Returns the extents, innermost first.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// Byte strides, innermost first.
+    /// Returns the byte strides, innermost first.
     pub fn strides(&self) -> [usize; DIMS] {
         self.strides
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Number of rows: the product of all extents but the first.
+    /// Returns the number of rows: the product of all extents but the first.
     pub fn rows(&self) -> usize {
         self.shape[1..].iter().product()
     }
 
-    /// Whether some extent is zero.
+    /// Returns whether some extent is zero.
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
 
-    /// Bytes from the first to behind the last element, gaps included. (ggml: `ggml_nbytes`.)
+    /// Returns the bytes from the first element to the end of the last, including gaps. (ggml:
+    /// `ggml_nbytes`.)
     pub fn bytes(&self) -> usize {
         self.checked_bytes().unwrap_or(0) // never None: checked at construction
     }
 
-    /// Bytes of one contiguous row.
+    /// Returns the bytes of one contiguous row.
     pub fn row_bytes(&self) -> usize {
         self.shape[0] / self.dtype.block_len() * self.dtype.block_bytes()
     }
 
-    /// Byte offset of row `(i1, i2, i3)`.
+    /// Returns the byte offset of row `(i1, i2, i3)`.
     #[inline]
     pub fn row_offset(&self, i1: usize, i2: usize, i3: usize) -> usize {
         i1 * self.strides[1] + i2 * self.strides[2] + i3 * self.strides[3]
     }
 
-    /// The `(i1, i2, i3)` of row number `row` of all [`rows`](Layout::rows).
+    /// Returns the indices `(i1, i2, i3)` of row number `row` of all [`rows`](Layout::rows).
     #[inline]
     pub fn row_index(&self, row: usize) -> [usize; 3] {
         let [_, n1, n2, _] = self.shape;
         [row % n1, row / n1 % n2, row / (n1 * n2)]
     }
 
-    /// Whether there are no gaps in memory and elements lie in order. Strides of dimensions with extent 1 do
-    /// not matter.
+    /// Returns whether memory has no gaps and elements are in order. Strides of dimensions with
+    /// extent 1 do not matter.
     pub fn is_contiguous(&self) -> bool {
         self.contiguous_from(0)
     }
 
-    /// Whether the elements of each row lie without gaps; rows may be anywhere.
+    /// Returns whether the elements of each row have no gaps. Rows may be anywhere.
     pub fn has_contiguous_rows(&self) -> bool {
         self.shape[0] == self.dtype.block_len() || self.strides[0] == self.dtype.block_bytes()
     }
 
-    /// Whether dimensions 0 to `dim` may have gaps between their slices, but none within the dimensions above:
-    /// `contiguous_from(0)` is [`is_contiguous`](Layout::is_contiguous); with 1, rows may have padding between
-    /// them. (ggml: `ggml_is_contiguous_n`.)
+    /// Returns whether only dimensions 0 to `dim` may have gaps between their slices, and the
+    /// dimensions above have none. `contiguous_from(0)` is
+    /// [`is_contiguous`](Layout::is_contiguous). With 1, rows may have padding between them. (ggml:
+    /// `ggml_is_contiguous_n`.)
     pub fn contiguous_from(&self, dim: usize) -> bool {
         if self.is_empty() {
             return true;
@@ -217,18 +223,18 @@ impl Layout {
         true
     }
 
-    /// Whether the first stride is larger than the second. (ggml: `ggml_is_transposed`.)
+    /// Returns whether the first stride is larger than the second. (ggml: `ggml_is_transposed`.)
     pub fn is_transposed(&self) -> bool {
         self.strides[0] > self.strides[1]
     }
 
-    /// Whether no two elements share memory, so that the tensor can be written to. Says no also for some layouts whose
-    /// dimensions interleave without meeting.
+    /// Returns whether no two elements share memory, so that the tensor can be written to. May
+    /// return false for layouts whose dimensions interleave without overlapping.
     pub fn has_distinct_elements(&self) -> bool {
         let mut dims = [0, 1, 2, 3].map(|dim| (self.strides[dim], self.shape[dim]));
         dims[0].1 /= self.dtype.block_len();
         dims.sort_unstable();
-        // How far the dimensions so far reach.
+        // Extent in bytes of the dimensions so far.
         let mut reach = self.dtype.block_bytes();
         self.is_empty()
             || dims
@@ -241,9 +247,9 @@ impl Layout {
                 })
     }
 
-    /// Whether an element of this layout at byte `at` of some memory may have bytes in common with an element of `other` at byte
-    /// `other_at`. Exact where both have the same strides, which nest, such as windows into one tensor; otherwise, whole ranges of
-    /// bytes are compared.
+    /// Returns whether an element of this layout at byte `at` of some memory may share bytes with
+    /// an element of `other` at byte `other_at`. Exact if both have the same nested strides, such
+    /// as windows into one tensor. Otherwise compares whole byte ranges.
     pub fn may_meet(&self, at: usize, other: &Layout, other_at: usize) -> bool {
         let end = |layout: &Layout, at: usize| at.saturating_add(layout.bytes());
         if self.is_empty() || other.is_empty() {
@@ -263,8 +269,8 @@ impl Layout {
         if !same_grid {
             return true;
         }
-        // Elements meet if indices of both differ by some `k` in each dimension so that `sum(k * stride)` is the distance of the starts,
-        // give or take a part of an element.
+        // Elements overlap if their indices differ by some `k` in each dimension so that `sum(k *
+        // stride)` is the distance of the starts, plus or minus a part of an element.
         let steps: Vec<Steps> = dims
             .into_iter()
             .map(|dim| Steps {
@@ -283,7 +289,7 @@ impl Layout {
         )
     }
 
-    /// Extent `dim` in elements, or blocks along dimension 0 of a quantized type.
+    /// Returns extent `dim` in elements, or in blocks along dimension 0 of a quantized type.
     fn blocks_along(&self, dim: usize) -> usize {
         match dim {
             0 => self.shape[0] / self.dtype.block_len(),
@@ -291,7 +297,8 @@ impl Layout {
         }
     }
 
-    /// Whether a tensor of this shape, repeated a whole number of times along each dimension, fills `shape`.
+    /// Returns whether a tensor of this shape, repeated a whole number of times along each
+    /// dimension, fills `shape`.
     pub fn repeats_to(&self, shape: Shape) -> bool {
         if self.is_empty() {
             return shape.contains(&0);
@@ -302,7 +309,7 @@ impl Layout {
             .all(|(whole, part)| whole % part == 0)
     }
 
-    /// The same element type and shape without gaps.
+    /// Returns the layout with the same element type and shape without gaps.
     ///
     /// # Errors
     /// [`Error::Shape`] if the size overflows, which is possible for a layout that overlaps itself.
@@ -310,11 +317,11 @@ impl Layout {
         Self::contiguous(self.dtype, self.shape)
     }
 
-    /// Source dimension `i` becomes dimension `axes[i]`.
+    /// Returns the layout in which source dimension `i` becomes dimension `axes[i]`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `axes` is not a permutation of 0 to 3, or if a quantized type would no longer have
-    /// whole blocks in its first dimension.
+    /// [`Error::Shape`] if `axes` is not a permutation of 0 to 3, or if a quantized type would no
+    /// longer have whole blocks in its first dimension.
     pub fn permuted(&self, axes: [usize; DIMS]) -> Result<Self> {
         let mut seen = [false; DIMS];
         for axis in axes {
@@ -339,7 +346,7 @@ impl Layout {
     }
 }
 
-/// How far apart the indices of two elements along one dimension can be.
+/// Maximum difference between the indices of two elements along one dimension.
 struct Steps {
     stride: i128,
     least: i128,
@@ -347,7 +354,8 @@ struct Steps {
 }
 
 impl Steps {
-    /// Whether steps along all dimensions, the longest first, lead to less than `block` from `distance`; yes, if that takes too many attempts.
+    /// Returns whether steps along all dimensions, the longest first, end less than `block` away
+    /// from `distance`. Returns true if this takes too many attempts.
     fn reach(dims: &[Steps], distance: i128, block: i128, attempts: &mut usize) -> bool {
         let Some((dim, inner)) = dims.split_first() else {
             return distance.abs() < block;
@@ -362,7 +370,7 @@ impl Steps {
             backward -= least * stride;
             forward += most * stride;
         }
-        // What the inner dimensions can make up for.
+        // Distance that the inner dimensions can compensate.
         let first = (distance - forward).div_euclid(dim.stride)
             + i128::from((distance - forward).rem_euclid(dim.stride) != 0);
         let last = (distance + backward).div_euclid(dim.stride);
@@ -374,7 +382,7 @@ impl Steps {
 }
 
 impl fmt::Display for Layout {
-    /// For example `f32 [64, 7]`, with strides where they are not the contiguous ones.
+    /// Writes for example `f32 [64, 7]`, with strides unless they are contiguous.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dims = self
             .shape

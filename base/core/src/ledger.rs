@@ -1,19 +1,19 @@
-//! Who has taken how much memory, where many share it: clients of a server.
+//! Accounting of memory that many clients of a server share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// An amount of memory, of which parts are taken and given back.
+/// An amount of memory that can be charged and released.
 #[derive(Debug)]
 pub struct Ledger {
     limit: usize,
     taken: AtomicUsize,
-    /// What is taken here is taken there, too.
+    /// Every charge here is also charged there.
     parent: Option<Arc<Ledger>>,
 }
 
 impl Ledger {
-    /// As much as `limit` bytes.
+    /// Creates a ledger of at most `limit` bytes.
     pub fn new(limit: Option<usize>) -> Arc<Self> {
         Arc::new(Ledger {
             limit: limit.unwrap_or(usize::MAX),
@@ -22,7 +22,7 @@ impl Ledger {
         })
     }
 
-    /// A part of this one, as much as `limit` bytes.
+    /// Creates a part of this ledger, of at most `limit` bytes.
     pub fn part(self: &Arc<Self>, limit: Option<usize>) -> Arc<Self> {
         Arc::new(Ledger {
             limit: limit.unwrap_or(usize::MAX),
@@ -31,18 +31,18 @@ impl Ledger {
         })
     }
 
-    /// How much is taken.
+    /// Returns the charged bytes.
     pub fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// How much is left.
+    /// Returns the bytes left.
     pub fn left(&self) -> usize {
         let above = self.parent.as_ref().map_or(usize::MAX, |up| up.left());
         above.min(self.limit.saturating_sub(self.taken()))
     }
 
-    /// Takes `bytes`, until the result is dropped. `None` if there are not as many left.
+    /// Charges `bytes` until the result is dropped. Returns `None` if fewer are left.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Charge> {
         let more = |now: usize| now.checked_add(bytes).filter(|&sum| sum <= self.limit);
         let relaxed = Ordering::Relaxed;
@@ -52,7 +52,8 @@ impl Ledger {
             bytes,
             parent: None,
         };
-        // Last, so that what does not fit here takes nothing from others, not even for a moment.
+        // Last, so that a charge that does not fit here never takes bytes from others, not even for
+        // a moment.
         if let Some(parent) = &self.parent {
             charge.parent = Some(Box::new(parent.take(bytes)?));
         }
@@ -60,7 +61,7 @@ impl Ledger {
     }
 }
 
-/// Memory that was taken.
+/// A charge of memory. Dropping it releases the memory.
 #[derive(Debug)]
 pub struct Charge {
     ledger: Arc<Ledger>,
@@ -69,7 +70,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Takes `bytes` more. Returns false, and takes nothing, if there are not as many left.
+    /// Charges `bytes` more. Returns false and charges nothing if fewer are left.
     pub fn grow(&mut self, bytes: usize) -> bool {
         let Some(more) = self.ledger.take(bytes) else {
             return false;

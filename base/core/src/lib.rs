@@ -2,13 +2,17 @@
 //!
 //! Every other crate builds on this one. It holds no kernels:
 //!
-//! - [`DType`] and [`Layout`]: how a tensor's bytes are read. Four extents, innermost first, and four byte strides, as in ggml.
-//! - [`Op`] and [`infer`]: what can be computed. Shape inference is the only validator of nodes.
-//! - [`formula`]: what each element is, of operations that seldom need more.
-//! - [`Graph`]: a computation as plain data, with [text and DOT](mod@print), and JSON both ways.
-//! - [`BufferType`], [`Buffer`], [`StoredTensor`]: memory. [`HostMemory`]: memory of the host, guarded against conflicting accesses.
-//! - [`Device`], [`Stream`], [`Event`]: the contract between devices and the scheduler, described in [`device`].
-//! - [`Environment`]: time, files, threads and connections, so that tests can put others in their place.
+//! - [`DType`] and [`Layout`]: how to read a tensor's bytes. Four extents, innermost first, and
+//!   four byte strides, as in ggml.
+//! - [`Op`] and [`infer`]: the operations. Shape inference is the only validator of nodes.
+//! - [`formula`]: element-wise definitions of rarely optimised operations.
+//! - [`Graph`]: a computation as plain data, with [text and DOT](mod@print) output, and JSON in
+//!   both directions.
+//! - [`BufferType`], [`Buffer`], [`StoredTensor`]: memory. [`HostMemory`]: host memory, locked
+//!   against conflicting accesses.
+//! - [`Device`], [`Stream`], [`Event`]: the contract between devices and the scheduler, described
+//!   in [`device`].
+//! - [`Environment`]: time, files, threads and connections, so that tests can replace them.
 //! - [`Error`]: the error type, with names and reasons.
 //!
 //! ```

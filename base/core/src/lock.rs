@@ -1,4 +1,4 @@
-//! Memory that is locked: the system never pages it out.
+//! Locked memory, which the system never pages out.
 
 use crate::cancel::CancelToken;
 use crate::error::Result;
@@ -7,31 +7,34 @@ use crate::tensor_ref::TensorRef;
 use std::io;
 use std::ops::Range;
 
-/// How much is locked between two looks at the cancel token.
+/// Bytes locked between two checks of the cancel token.
 const STEP: usize = 64 << 20;
 
-/// Tensors in host memory that are never paged out until this is dropped.
+/// Tensors in host memory that are not paged out until this is dropped.
 ///
-/// Locks do not add up: where small buffers share a page at their ends with others that are locked, that page is unlocked with the first of them.
+/// Locks do not nest. If small buffers share a page with other locked buffers, that page is
+/// unlocked with the first of them.
 #[derive(Debug)]
 pub struct LockedMemory {
-    /// Addresses, in order, without gaps that no page fits in.
+    /// Sorted address ranges. Gaps between them hold at least one page.
     pieces: Vec<Range<usize>>,
     /// Keeps the memory alive until it is unlocked.
     _tensors: Vec<TensorRef>,
 }
 
-/// Why nothing is locked.
+/// Reason why nothing is locked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct LockRefused(Box<str>);
 
 impl LockedMemory {
-    /// Locks `tensors`, each with the bytes that it takes in its memory ([`alloc_size`](crate::BufferType::alloc_size)). Those that do not lie in host memory
-    /// are left out. Either everything is locked or nothing. `progress` is told how many bytes are locked, and of how many.
+    /// Locks `tensors`, each with the bytes that it takes in its memory
+    /// ([`alloc_size`](crate::BufferType::alloc_size)). Skips tensors outside host memory. Locks
+    /// either everything or nothing. Calls `progress` with the locked and the total bytes.
     ///
     /// # Errors
-    /// [`Error::Cancelled`](crate::Error::Cancelled). The inner error if the system refuses: it says which limit is in the way, and how to raise it.
+    /// [`Error::Cancelled`](crate::Error::Cancelled). The inner error if the system refuses: it
+    /// names the limit and how to raise it.
     pub fn lock(
         tensors: impl IntoIterator<Item = (TensorRef, usize)>,
         cancel: &CancelToken,
@@ -49,7 +52,7 @@ impl LockedMemory {
         }
         let pieces = joined(pieces, page_bytes());
         let needed = pieces.iter().map(ExactSizeIterator::len).sum();
-        // What is locked when something fails is unlocked when this is dropped.
+        // If a step fails, dropping this unlocks the locked pages.
         let mut locked = LockedMemory {
             pieces: Vec::with_capacity(pieces.len()),
             _tensors: kept,
@@ -70,7 +73,7 @@ impl LockedMemory {
         Ok(Ok(locked))
     }
 
-    /// How many bytes are locked.
+    /// Returns the number of locked bytes.
     pub fn bytes(&self) -> usize {
         self.pieces.iter().map(ExactSizeIterator::len).sum()
     }
@@ -82,7 +85,7 @@ impl Drop for LockedMemory {
     }
 }
 
-/// The size of a page of the system's memory; a power of two.
+/// Returns the page size of the system, a power of two.
 pub fn page_bytes() -> usize {
     let bytes = system::page_bytes();
     bytes
@@ -90,7 +93,7 @@ pub fn page_bytes() -> usize {
         .unwrap_or(4096)
 }
 
-/// The pages of `pieces`, in order, each once.
+/// Returns the pages of `pieces`, sorted and without duplicates.
 fn joined(mut pieces: Vec<Range<usize>>, page: usize) -> Vec<Range<usize>> {
     for piece in &mut pieces {
         *piece = piece.start / page * page..piece.end.div_ceil(page).saturating_mul(page);
@@ -115,7 +118,7 @@ fn refused(needed: usize, error: &io::Error, limit: Option<u64>) -> LockRefused 
                  --ulimit memlock={needed}"
             )
         }
-        // Other locks of the process count, too.
+        // Other locks of the process also count.
         Some(limit) => format!(
             "the limit RLIMIT_MEMLOCK of this process is {limit} bytes, of which others may be in use; if not, the system has not so much memory to lock"
         ),
@@ -137,7 +140,8 @@ mod system {
     use std::ops::Range;
 
     pub fn lock(pages: &Range<usize>) -> io::Result<()> {
-        // SAFETY: locking changes nothing about the content of memory. Addresses where nothing lies are refused.
+        // SAFETY: locking does not change the content of memory. The system refuses unmapped
+        // addresses.
         match unsafe { libc::mlock(pages.start as *const libc::c_void, pages.len()) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -145,18 +149,18 @@ mod system {
     }
 
     pub fn unlock(pages: &Range<usize>) {
-        // SAFETY: unlocking changes nothing about the content of memory, and addresses where nothing lies are refused. Nothing
-        // is lost where it fails.
+        // SAFETY: unlocking does not change the content of memory, and the system refuses unmapped
+        // addresses. A failure is harmless.
         unsafe { libc::munlock(pages.start as *const libc::c_void, pages.len()) };
     }
 
-    /// How many bytes this process may lock, where there is a limit.
+    /// Returns how many bytes this process may lock, or `None` without a limit.
     pub fn limit() -> Option<u64> {
         let mut limit = libc::rlimit {
             rlim_cur: 0,
             rlim_max: 0,
         };
-        // SAFETY: `getrlimit` writes one `rlimit` to the address, and nothing else.
+        // SAFETY: `getrlimit` writes only one `rlimit` to the address.
         let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
         (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
     }

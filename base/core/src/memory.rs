@@ -1,10 +1,12 @@
-//! Host memory that several devices and threads may share: allocated or borrowed, and guarded.
+//! Host memory that several devices and threads may share, allocated or borrowed, with a range
+//! lock.
 //!
-//! Buffers are shared by reference and kernels work on raw pointers, so something has to keep a write from
-//! one thread away from a read in another. Each piece of memory has a *gate*: of each byte, any number of readers or one
-//! writer at a time. The safe methods pass the gate by themselves, for the bytes that they touch; a device passes it
-//! with a [`MemorySet`] of all memory that a prepared graph touches, then uses [`base`](HostMemory::base). Uncontended,
-//! that costs some nanoseconds per buffer and run.
+//! Buffers are shared by reference and kernels work on raw pointers, so something must keep a write
+//! in one thread away from a read in another. Each piece of memory has a *range lock* (`Gate`):
+//! each byte has any number of readers or one writer at a time. The safe methods lock the bytes
+//! that they touch. A device locks a [`MemorySet`] of all memory that a prepared graph touches,
+//! then uses [`base`](HostMemory::base). Uncontended, this costs a few nanoseconds per buffer and
+//! run.
 
 use crate::error::{Error, Result};
 use crate::gate::{Access, Gate};
@@ -17,13 +19,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Alignment of host memory: a cache line, and enough for any vector register.
+/// Alignment of host memory: one cache line, which suffices for every vector register.
 pub const HOST_ALIGNMENT: usize = 64;
 
-/// Size in bytes from which on memory gets pages of its own.
+/// Minimum size in bytes of memory with pages of its own.
 const LARGE: usize = 4 << 20;
 
-/// One memory: the host's, or a piece of a device's that nothing else overlaps.
+/// Identity of a memory: the host's address space, or a piece of device memory that does not
+/// overlap any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemoryId(u64);
 
@@ -31,21 +34,21 @@ impl MemoryId {
     /// The address space of this process.
     pub const HOST: MemoryId = MemoryId(0);
 
-    /// A memory that no other value names: for a piece that a device allocated.
+    /// Creates the identity of a piece of device memory, different from all others.
     pub fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         MemoryId(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// Where a buffer begins: in which memory, and at which byte of it. It is a matter of the bytes, not of who looks at them: two buffers
-/// over the same bytes, such as host memory and a device's import of it, have the same location, so that accesses through
-/// one are kept apart from those through the other.
+/// Start of a buffer: its memory and a byte in it. A location identifies bytes, not buffers. Two
+/// buffers over the same bytes, such as host memory and a device's import of it, have the same
+/// location, so accesses through one are ordered with accesses through the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Location {
     /// The memory.
     pub memory: MemoryId,
-    /// The byte: in host memory, its address.
+    /// The byte offset. In host memory, the address.
     pub offset: usize,
 }
 
@@ -57,7 +60,7 @@ enum Owner {
     },
 }
 
-/// A piece of host memory behind a gate.
+/// A piece of host memory with a range lock.
 pub struct HostMemory {
     base: NonNull<u8>,
     len: usize,
@@ -65,14 +68,16 @@ pub struct HostMemory {
     gate: Gate,
 }
 
-// SAFETY: the memory is plain bytes owned (or kept alive) by this value, and belongs to no thread: it may be used and freed by any. A borrowed owner is `Send`.
+// SAFETY: the memory is plain bytes that this value owns or keeps alive. It belongs to no thread,
+// so any thread may use and free it. A borrowed owner is `Send`.
 unsafe impl Send for HostMemory {}
-// SAFETY: the methods that take `&self` touch the bytes inside of the gate only, which admits either readers or one writer of each byte; the other fields
-// never change. `base` only returns the address: who uses it promises to be inside of the gate.
+// SAFETY: the methods that take `&self` touch bytes only under the range lock, which admits either
+// readers or one writer of each byte. The other fields never change. `base` only returns the
+// address, and its callers promise to hold the lock.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// Zeroed memory of `len` bytes, aligned to [`HOST_ALIGNMENT`].
+    /// Allocates `len` zeroed bytes, aligned to [`HOST_ALIGNMENT`].
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], naming `device` and `what`.
@@ -85,12 +90,12 @@ impl HostMemory {
         };
         if len >= LARGE {
             let mut map = MmapMut::map_anon(len).map_err(|_| out_of_memory())?;
-            // Fewer, larger pages make streaming through weights faster. Where there are none, nothing is lost.
+            // Fewer, larger pages make streaming through weights faster. Failure is harmless.
             #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
             let base = NonNull::new(map.as_mut_ptr()).ok_or_else(out_of_memory)?;
-            // SAFETY: the mapping has `len` zeroed bytes at pages of its own, and moves to the owner, which does not
-            // touch them.
+            // SAFETY: the mapping has `len` zeroed bytes in pages of its own. It moves to the
+            // owner, which does not touch them.
             return Ok(unsafe { Self::borrow(base, len, true, Box::new(map)) });
         }
         let layout = AllocLayout::from_size_align(len.max(1), HOST_ALIGNMENT)
@@ -105,13 +110,15 @@ impl HostMemory {
         }))
     }
 
-    /// Memory that somebody else allocated, such as a mapped file. `owner` is dropped with the last reference.
+    /// Wraps memory that other code allocated, such as a mapped file. `owner` is dropped with the
+    /// last reference.
     ///
     /// # Safety
     /// As long as `owner` lives:
     ///
     /// - `base` points to `len` initialised bytes, valid for reads, and for writes if `writable`.
-    /// - Nobody writes to them except through this value. If `writable`, nobody reads them otherwise either.
+    /// - They are written to only through this value. If `writable`, they are also read only
+    ///   through this value.
     pub unsafe fn borrow(
         base: NonNull<u8>,
         len: usize,
@@ -129,17 +136,17 @@ impl HostMemory {
         })
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the size is zero.
+    /// Returns whether the size is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the memory may be written to.
+    /// Returns whether the memory may be written to.
     pub fn is_writable(&self) -> bool {
         matches!(
             self.owner,
@@ -147,13 +154,14 @@ impl HostMemory {
         )
     }
 
-    /// The first byte. Reading or writing through the pointer is allowed only inside of [`MemorySet::with`], with this
-    /// memory in the set and the right access; a set does not take read-only memory for writing.
+    /// Returns the address of the first byte. Accessing memory through the pointer is allowed only
+    /// inside [`MemorySet::with`], with this memory in the set and the right access. A set does not
+    /// accept read-only memory for writing.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Where it begins.
+    /// Returns the location of the first byte.
     pub fn location(&self) -> Location {
         Location {
             memory: MemoryId::HOST,
@@ -161,11 +169,12 @@ impl HostMemory {
         }
     }
 
-    /// Enters the gate for `len` bytes at `offset` until what is returned is dropped: for work that goes on after the call that started it,
-    /// such as a copy by a device. Meanwhile accesses that conflict wait; one by the thread that would drop it waits forever.
+    /// Locks `len` bytes at `offset` until the returned guard is dropped. For work that outlives
+    /// the call that started it, such as a copy by a device. Conflicting accesses wait meanwhile.
+    /// An access by the thread that would drop the guard deadlocks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there are not so many bytes, or for writing to read-only memory.
+    /// [`Error::InvalidArgument`] if the range does not exist, or for writing to read-only memory.
     pub fn hold(self: &Arc<Self>, offset: usize, len: usize, access: Access) -> Result<HeldGate> {
         match access {
             Access::Read => self.range(offset, len)?,
@@ -180,8 +189,8 @@ impl HostMemory {
         })
     }
 
-    /// Where gates of several pieces are entered in one order, so that nobody waits in a circle. Two pieces may start
-    /// at one address (read-only ones, or empty ones), but are different values.
+    /// Key that orders the locking of several pieces, to prevent deadlocks. Two read-only or empty
+    /// pieces may start at one address, but they are different values.
     fn rank(&self) -> (NonNull<u8>, *const Self) {
         (self.base, self)
     }
@@ -193,7 +202,8 @@ impl HostMemory {
                 self.len
             )));
         }
-        // SAFETY: `offset` was just checked to be at most `self.len`, so the result is inside of the allocation or at its end.
+        // SAFETY: `offset` was just checked to be at most `self.len`, so the result is inside the
+        // allocation or at its end.
         Ok(unsafe { self.base.add(offset) })
     }
 
@@ -223,7 +233,7 @@ impl HostMemory {
     /// Copies from `offset` to `out`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there are not so many bytes.
+    /// [`Error::InvalidArgument`] if the range does not exist.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.with_bytes(offset, out.len(), |bytes| out.copy_from_slice(bytes))
     }
@@ -231,15 +241,15 @@ impl HostMemory {
     /// Sets `len` bytes at `offset` to `value`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there are not so many bytes or the memory is read-only.
+    /// [`Error::InvalidArgument`] if the range does not exist or the memory is read-only.
     pub fn fill(&self, offset: usize, len: usize, value: u8) -> Result<()> {
         self.with_bytes_mut(offset, len, |bytes| bytes.fill(value))
     }
 
-    /// Calls `f` with `len` bytes at `offset`; meanwhile nobody can write to them.
+    /// Calls `f` with `len` bytes at `offset`, locked for reading.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there are not so many bytes.
+    /// [`Error::InvalidArgument`] if the range does not exist.
     pub fn with_bytes<R>(
         &self,
         offset: usize,
@@ -248,15 +258,16 @@ impl HostMemory {
     ) -> Result<R> {
         let at = self.range(offset, len)?;
         Ok(self.gate.with(span(offset, len), Access::Read, || {
-            // SAFETY: `range` checked the bytes; they are initialised (zeroed or borrowed as such), and not written to while the gate is held.
+            // SAFETY: `range` checked the bytes. They are initialised (zeroed or borrowed as such),
+            // and not written to while the lock is held.
             f(unsafe { std::slice::from_raw_parts(at.as_ptr(), len) })
         }))
     }
 
-    /// Calls `f` with `len` bytes at `offset` to change; meanwhile nobody else can touch them.
+    /// Calls `f` with `len` mutable bytes at `offset`, locked for writing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there are not so many bytes or the memory is read-only.
+    /// [`Error::InvalidArgument`] if the range does not exist or the memory is read-only.
     pub fn with_bytes_mut<R>(
         &self,
         offset: usize,
@@ -265,7 +276,8 @@ impl HostMemory {
     ) -> Result<R> {
         let at = self.writable_range(offset, len)?;
         Ok(self.gate.with(span(offset, len), Access::Write, || {
-            // SAFETY: `writable_range` checked the bytes; they are initialised, may be written to, and are nobody else's while the gate is held.
+            // SAFETY: `writable_range` checked the bytes. They are initialised and writable, and
+            // the lock excludes all other accesses.
             f(unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), len) })
         }))
     }
@@ -282,12 +294,14 @@ impl HostMemory {
         len: usize,
     ) -> Result<()> {
         let (from, into) = (self.range(offset, len)?, to.writable_range(to_offset, len)?);
-        // SAFETY: both ranges were checked, and `copy` is only called inside of the gates entered below, so that nobody writes to `from` or touches
-        // `into` meanwhile; ranges may overlap in `copy_to`.
+        // SAFETY: both ranges were checked, and `copy` is called only under the locks taken below,
+        // so `from` is not written to and `into` is not accessed meanwhile. Ranges may overlap in
+        // `copy_to`.
         let copy = || unsafe { from.copy_to(into, len) };
         let (read, written) = (span(offset, len), span(to_offset, len));
         if std::ptr::eq(self, to) {
-            // All at once: who enters twice could wait for another one that does.
+            // One lock for both ranges: a thread that locks twice could deadlock with another one
+            // that does.
             let both = read.start.min(written.start)..read.end.max(written.end);
             self.gate.with(both, Access::Write, copy);
         } else if self.rank() < to.rank() {
@@ -303,7 +317,7 @@ impl HostMemory {
     }
 }
 
-/// A gate that was entered and is left when this is dropped.
+/// Guard of a locked byte range. Dropping it unlocks the range.
 #[derive(Debug)]
 #[must_use = "the gate is left at once if this is dropped"]
 pub struct HeldGate {
@@ -313,25 +327,28 @@ pub struct HeldGate {
 }
 
 impl HeldGate {
-    /// The first of the bytes. Until the gate is left, they may be read through the pointer, and written to with [`Access::Write`].
+    /// Returns the address of the first byte. Until the guard is dropped, the bytes may be read
+    /// through the pointer, and written to with [`Access::Write`].
     pub fn base(&self) -> NonNull<u8> {
-        // SAFETY: `hold`, which alone makes this value, checked the range, and `memory` keeps the allocation alive.
+        // SAFETY: only `hold` creates this value. It checked the range, and `memory` keeps the
+        // allocation alive.
         unsafe { self.memory.base.add(self.bytes.start) }
     }
 
-    /// How many bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the range is empty.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 }
 
-/// A copy that has begun and was not made yet. It holds the gates of the bytes that it reads and writes, from [`begin`](HeldCopy::begin) until it is made by
-/// [`end`](HeldCopy::end), or given up by dropping it. For devices that copy from and to host memory on their own time.
+/// A copy in progress. It locks the bytes that it reads and writes from [`begin`](HeldCopy::begin)
+/// until [`end`](HeldCopy::end) makes the copy or the value is dropped. For devices that copy from
+/// and to host memory asynchronously.
 #[derive(Debug)]
 pub struct HeldCopy {
     from: HeldGate,
@@ -339,10 +356,12 @@ pub struct HeldCopy {
 }
 
 impl HeldCopy {
-    /// Enters the gates for a copy of `len` bytes, each place a piece of memory and an offset in it. Waits for who is inside.
+    /// Locks both ranges for a copy of `len` bytes. Each range is a piece of memory and an offset
+    /// in it. Waits for conflicting accesses.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if a range does not exist, both have bytes in common, or `to` is read-only.
+    /// [`Error::InvalidArgument`] if a range does not exist, both have bytes in common, or `to` is
+    /// read-only.
     pub fn begin(
         from: (&Arc<HostMemory>, usize),
         to: (&Arc<HostMemory>, usize),
@@ -372,7 +391,8 @@ impl HeldCopy {
     /// Makes the copy.
     pub fn end(self) {
         let (from, to) = (self.from.base(), self.to.base());
-        // SAFETY: `begin` checked that both have as many bytes and none in common; both gates are still held, one for reading, one for writing.
+        // SAFETY: `begin` checked that both ranges have `len` bytes and do not overlap. Both are
+        // still locked, one for reading, one for writing.
         unsafe { from.copy_to_nonoverlapping(to, self.from.len()) }
     }
 }
@@ -386,7 +406,8 @@ impl Drop for HeldGate {
 impl Drop for HostMemory {
     fn drop(&mut self) {
         if let Owner::Allocated(layout) = self.owner {
-            // SAFETY: `allocate` got `base` from the same allocator with this layout; this is the last use of the value, so the memory is freed once.
+            // SAFETY: `allocate` got `base` from the same allocator with this layout. This is the
+            // last use of the value, so the memory is freed once.
             unsafe { dealloc(self.base.as_ptr(), layout) }
         }
     }
@@ -401,14 +422,16 @@ impl fmt::Debug for HostMemory {
     }
 }
 
-/// Several pieces of memory that are entered and left together, in an order that cannot deadlock.
+/// Several pieces of memory that are locked and unlocked together, in an order that cannot
+/// deadlock.
 #[derive(Debug, Default)]
 pub struct MemorySet {
     pieces: Vec<(Arc<HostMemory>, Access)>,
 }
 
 impl MemorySet {
-    /// Adds a piece; [`Access::Write`] wins over [`Access::Read`] for a piece that is there already.
+    /// Adds a piece. [`Access::Write`] wins over [`Access::Read`] for a piece that is already in
+    /// the set.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for writing to read-only memory.
@@ -427,8 +450,8 @@ impl MemorySet {
         Ok(())
     }
 
-    /// Calls `f` while all pieces are entered. Allocates nothing from the second time on. `f` uses the pieces through their
-    /// [`base`](HostMemory::base) only: the safe methods would wait for `f` to end.
+    /// Calls `f` while all pieces are locked. Allocates only on the first call. `f` uses the pieces
+    /// only through [`base`](HostMemory::base): the safe methods would deadlock.
     pub fn with<R>(&self, f: impl FnOnce() -> R) -> R {
         struct Leave<'a>(&'a [(Arc<HostMemory>, Access)]);
         impl Drop for Leave<'_> {
@@ -446,7 +469,7 @@ impl MemorySet {
     }
 }
 
-/// `len` bytes at `offset`, which were checked to exist.
+/// Returns the range of `len` bytes at `offset`, which the caller has checked.
 fn span(offset: usize, len: usize) -> Range<usize> {
     offset..offset + len
 }
@@ -456,7 +479,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// How often threads meet. Miri is slow, and changes threads more often.
+    /// Number of iterations. Miri is slow, and switches threads more often.
     const MEETINGS: usize = if cfg!(miri) { 10 } else { 500 };
 
     #[test]
@@ -503,7 +526,8 @@ mod tests {
         let owner = Arc::new(vec![7u8; 16]);
         let base = NonNull::from(owner.as_slice()).cast();
         let [part, whole] = [0, 16].map(|len| {
-            // SAFETY: the vector is never written to, and each piece keeps it alive by a reference of its own.
+            // SAFETY: the vector is never written to, and each piece keeps it alive by a reference
+            // of its own.
             unsafe { HostMemory::borrow(base, len, false, Box::new(Arc::clone(&owner))) }
         });
         let mut set = MemorySet::default();
@@ -554,7 +578,7 @@ mod tests {
     #[test]
     fn writers_of_different_bytes_do_not_wait_for_each_other() {
         let memory = HostMemory::allocate(100, "test", "a").unwrap();
-        // Each half is held until the other is.
+        // Each half is locked until the other one is.
         let both = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
             for half in 0..2 {
@@ -609,7 +633,7 @@ mod tests {
         for (from, to) in [((&a, 1), (&b, 4)), ((&b, 4), (&a, 5)), ((&a, 0), (&a, 4))] {
             let copy = HeldCopy::begin(from, to, 3).unwrap();
             let mut expected = [0; 3];
-            // Others may read what is read, and touch what lies beside it.
+            // Others may read what is read, and touch the bytes next to the locked ones.
             from.0.read(from.1, &mut expected).unwrap();
             to.0.fill(to.1 + 3, 8 - to.1 - 3, 9).unwrap();
             let made = AtomicUsize::new(0);
@@ -677,12 +701,14 @@ mod tests {
 mod loom_tests {
     use super::*;
 
-    /// Two pieces of eight bytes of one allocation, so that their order is the same in each order of threads: the first is full of ones, the second of twos.
+    /// Two pieces of eight bytes of one allocation, so that their lock order does not depend on the
+    /// interleaving. The first contains ones, the second twos.
     fn pieces() -> [Arc<HostMemory>; 2] {
         let owner = HostMemory::allocate(16, "test", "both").unwrap();
         [0, 8].map(|offset| {
             owner.fill(offset, 8, 1 + (offset / 8) as u8).unwrap();
-            // SAFETY: the bytes are inside of the allocation, which is kept alive and touched through this piece only from now on.
+            // SAFETY: the bytes are inside the allocation, which is kept alive and from now on
+            // accessed only through this piece.
             unsafe {
                 let start = owner.base().add(offset);
                 HostMemory::borrow(start, 8, true, Box::new(Arc::clone(&owner)))
@@ -690,7 +716,8 @@ mod loom_tests {
         })
     }
 
-    /// Lets two threads copy between the same pieces in opposite directions, in all orders with up to three preemptions.
+    /// Copies between the same pieces in opposite directions on two threads, in every interleaving
+    /// with up to three preemptions.
     fn all_orders(
         mine: fn(&Arc<HostMemory>, &Arc<HostMemory>),
         theirs: fn(&Arc<HostMemory>, &Arc<HostMemory>),
@@ -705,7 +732,7 @@ mod loom_tests {
             };
             mine(&a, &b);
             other.join().unwrap();
-            // Whoever was first, the second copied back what the first had copied.
+            // Whichever copy came first, the second one copied its result back.
             let bytes = |piece: &HostMemory| piece.with_bytes(0, 8, <[u8]>::to_vec).unwrap();
             assert!(
                 bytes(&a) == bytes(&b)
@@ -727,7 +754,7 @@ mod loom_tests {
         let mut set = MemorySet::default();
         set.add(to, Access::Write).unwrap();
         set.add(from, Access::Read).unwrap();
-        // SAFETY: both gates are entered, and the pieces have eight bytes each, none in common.
+        // SAFETY: both locks are held, and the pieces have eight bytes each and do not overlap.
         set.with(|| unsafe { from.base().copy_to_nonoverlapping(to.base(), 8) });
     }
 

@@ -1,23 +1,23 @@
-//! Parameters of devices: `key=value,key=value`.
+//! Device parameters: `key=value,key=value`.
 
 use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// What a device is told when it is made, in words of its own.
+/// Parameters for the creation of a device. Each device defines its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
-    /// Whether there are none.
+    /// Returns whether there are no parameters.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Adds one, such as `threads=4`.
+    /// Adds a parameter, such as `threads=4`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for text without a key or without `=`, and for a key that is there already.
+    /// [`Error::InvalidArgument`] for text without a key or without `=`, and for a duplicate key.
     pub fn add(&mut self, text: &str) -> Result<()> {
         let (key, value) = match text.split_once('=') {
             Some((key, value)) if !key.trim().is_empty() => (key.trim(), value.trim()),
@@ -34,13 +34,14 @@ impl Parameters {
         Ok(())
     }
 
-    /// Takes out the value of `key`.
+    /// Removes the value of `key` and returns it.
     pub fn take(&mut self, key: &str) -> Option<String> {
         let at = self.0.iter().position(|(known, _)| known == key)?;
         Some(self.0.remove(at).1)
     }
 
-    /// Takes out the number from `least` to `most` that `key` is for the device called `device`.
+    /// Removes the value of `key` and returns it as a number from `least` to `most`. `device` is
+    /// the device's name.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another value.
@@ -62,10 +63,10 @@ impl Parameters {
         }
     }
 
-    /// Says that all parameters were taken that the device called `device` has, which are `known`.
+    /// Checks that the device has taken all parameters. `device` is its name, `known` are its keys.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], naming one that is left.
+    /// [`Error::InvalidArgument`], naming one that was not taken.
     pub fn finish(&self, device: &str, known: &[&str]) -> Result<()> {
         let Some((key, _)) = self.0.first() else {
             return Ok(());
@@ -83,7 +84,7 @@ impl Parameters {
 impl FromStr for Parameters {
     type Err = Error;
 
-    /// Reads `key=value,key=value`.
+    /// Parses `key=value,key=value`.
     fn from_str(text: &str) -> Result<Self> {
         let mut parameters = Parameters::default();
         for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {

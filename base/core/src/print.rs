@@ -1,16 +1,16 @@
-//! Graphs as text and Graphviz DOT, and numbers of things in words.
+//! Graphs as text and Graphviz DOT, and counts with units.
 
 use crate::graph::{Graph, Tensor, TensorId};
 use std::fmt::{self, Write};
 
-/// A number of things: `1 token`, `2 tokens`.
+/// Returns a count with its unit: `1 token`, `2 tokens`.
 pub fn counted(count: usize, thing: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {thing}{plural}")
 }
 
 impl fmt::Display for Graph {
-    /// One line per tensor: `%7 = mul_mat(%2 'wq', %6) : f32 [64, 5]`.
+    /// Writes one line per tensor: `%7 = mul_mat(%2 'wq', %6) : f32 [64, 5]`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for id in self.ids() {
             let tensor = self.tensor(id);
@@ -39,7 +39,7 @@ impl fmt::Display for Graph {
     }
 }
 
-/// The words for what a tensor is to the outside.
+/// Returns the names of a tensor's roles outside the graph.
 pub(crate) fn roles(tensor: &Tensor) -> impl Iterator<Item = &'static str> {
     [
         tensor.stored.is_some().then_some("stored"),
@@ -59,7 +59,7 @@ impl Graph {
         }
     }
 
-    /// The graph for Graphviz: leaves as boxes, views dashed, nodes as ellipses.
+    /// Returns the graph for Graphviz: leaves as boxes, views dashed, nodes as ellipses.
     pub fn to_dot(&self) -> String {
         let mut dot = String::from(
             "digraph samite {\n  rankdir=LR;\n  node [fontname=\"sans-serif\", fontsize=10];\n",
@@ -145,7 +145,7 @@ mod tests {
         else {
             return false;
         };
-        // The first quote that is not escaped ends the label and the statement.
+        // The first unescaped quote ends the label and the statement.
         let mut escaped = false;
         let end = label.find(|c| {
             let ends = c == '"' && !escaped;

@@ -1,16 +1,16 @@
-//! Who reads what is computed: devices that fuse nodes leave out results that nobody else reads.
+//! Readers of computed results. Devices that fuse nodes skip results without other readers.
 
 use crate::graph::{Graph, TensorId};
 
-/// How many operands of computed nodes lie in a tensor's memory.
+/// Number of operands of computed nodes in each tensor's memory.
 #[derive(Debug)]
 pub struct Readers(Vec<usize>);
 
 impl Readers {
-    /// Those of a graph.
+    /// Counts the readers in a graph.
     pub fn new(graph: &Graph) -> Self {
         let mut readers = vec![0usize; graph.len()];
-        // A graph that neither has outputs nor writes anything is for all its results.
+        // In a graph without outputs and writes, all results count as outputs.
         let has_purpose = graph
             .tensors()
             .iter()
@@ -28,7 +28,8 @@ impl Readers {
         Readers(readers)
     }
 
-    /// Whether so many operands, and nobody else, read what is computed for a tensor.
+    /// Returns whether exactly `count` operands, and nothing else, read the memory of a computed
+    /// tensor.
     pub fn only(&self, id: TensorId, count: usize) -> bool {
         self.0[id.index()] == count
     }

@@ -1,15 +1,15 @@
-//! Orders of a graph's nodes that give the same results.
+//! Reordering of a graph's nodes without changing the results.
 //!
-//! A node sees all writes of the nodes before it. So two nodes may change places unless both access the same memory and one of
-//! them writes to it. A result counts as a write to its own memory.
+//! A node sees all writes of earlier nodes. So two nodes may be swapped unless both access the same
+//! memory and one of them writes to it. A result counts as a write to its own memory.
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, TensorId};
 use crate::memory::MemoryId;
 use std::collections::BTreeMap;
 
-/// By tensor: which tensor stands for the memory that it lies in. That is the one that it is a view of, or the first of all stored
-/// tensors that overlap.
+/// Returns, by tensor, the tensor that represents its memory: the base of a view, or the first of
+/// all overlapping stored tensors.
 pub fn memories(graph: &Graph) -> Vec<TensorId> {
     let mut owners: Vec<TensorId> = graph.ids().collect();
     let mut stored: Vec<_> = graph
@@ -38,11 +38,11 @@ pub fn memories(graph: &Graph) -> Vec<TensorId> {
         .collect()
 }
 
-/// Checks that `after` is a permutation of `before`, nodes of `graph`, that gives the same results. `memories` are those of the
-/// [graph](memories()).
+/// Checks that `after` is a permutation of `before`, nodes of `graph`, with the same results.
+/// `memories` is the result of [`memories()`](memories()).
 ///
 /// # Errors
-/// [`Error::InvalidArgument`], naming the first node of `before` that must not be where it is.
+/// [`Error::InvalidArgument`], naming the first node of `before` that was moved incorrectly.
 pub fn check_order(
     graph: &Graph,
     memories: &[TensorId],
@@ -59,7 +59,7 @@ pub fn check_order(
             before.len()
         )));
     }
-    /// Where the last write to a memory and the last read since went.
+    /// Positions of the last write to a memory and of the last read since.
     #[derive(Default)]
     struct Last {
         write: Option<usize>,

@@ -1,16 +1,17 @@
-//! A limit on tensors that repeat their memory.
+//! Limit for tensors whose strides repeat memory.
 
 use crate::error::{Error, Result};
 use crate::layout::Layout;
 
-/// Bytes that a tensor may repeat out of a smaller buffer.
+/// Maximum bytes of a tensor that repeats a smaller buffer.
 pub const MAX_REPEATED_BYTES: usize = 1 << 30;
 
-/// Checks that a tensor a peer describes has no more elements than `buffer` bytes of memory, or
-/// [`MAX_REPEATED_BYTES`], hold side by side.
+/// Checks that a tensor described by a peer has no more elements than fit side by side in `buffer`
+/// bytes or [`MAX_REPEATED_BYTES`].
 ///
-/// Strides of 0 let a few bytes stand for 2⁶² elements, and a kernel visits each of them. An extent
-/// of 0 makes a tensor empty, but kernels loop over its other extents; so it counts as 1 here.
+/// With strides of 0, a few bytes represent up to 2⁶² elements, and a kernel visits each of them.
+/// An extent of 0 makes a tensor empty, but kernels loop over its other extents, so it counts as 1
+/// here.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] that names the tensor.
@@ -19,7 +20,7 @@ pub fn check_repeated(name: &str, layout: &Layout, buffer: usize) -> Result<()> 
     let row = layout.row_bytes().max(layout.dtype().block_bytes());
     let times = |bytes: usize, extent: usize| bytes.saturating_mul(extent.max(1));
     let dense = rows.into_iter().fold(row, times);
-    // Packed buffers may be smaller than what they hold.
+    // Packed buffers may be smaller than their tensors.
     if dense <= buffer.max(layout.bytes()).max(MAX_REPEATED_BYTES) {
         return Ok(());
     }
@@ -51,7 +52,7 @@ mod tests {
         assert!(is_row_allowed((1 << 18) + 1, (1 << 30) + 4096));
         assert!(!is_allowed([1, 1 << 25, 1 << 25, 1], [4, 0, 0, 0], 64));
         assert!(!is_allowed([1 << 50, 1, 1, 1], [0; 4], 64));
-        // Without repetition, the buffer need not be as large: it may be packed.
+        // Without repetition, the buffer may be smaller, because it may be packed.
         let dense = Layout::contiguous(DType::F32, [1 << 20, 1 << 12, 1, 1]).unwrap();
         assert!(check_repeated("t", &dense, 64).is_ok());
     }

@@ -1,9 +1,10 @@
-//! Whether there is memory for what is made of many small pieces.
+//! Memory checks before many small allocations.
 
 use crate::error::{Error, Result};
 
-/// Fails where so many bytes of host memory cannot be had at once. For what is made of many small pieces: a program ends where one of these is refused, so all are asked
-/// for before the first is made. `what` says in the error what the memory was for.
+/// Fails if the host cannot allocate `bytes` bytes at once. For data that consists of many small
+/// allocations: a failure of one of them ends the program, so all are checked before the first is
+/// made. `what` is the purpose of the memory, for the error.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`].

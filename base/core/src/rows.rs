@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 
-/// Rows at even distances, for two-dimensional writes and reads: `count` pieces of `len` bytes.
+/// Rows at equal distances, for two-dimensional writes and reads: `count` pieces of `len` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// Byte offset of the first piece in the tensor.
@@ -18,10 +18,12 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Calls `f` with each piece's byte offset in a tensor of `tensor` bytes and its range in `host` bytes.
+    /// Calls `f` with each piece's byte offset in a tensor of `tensor` bytes and its range in
+    /// `host` bytes.
     ///
     /// # Errors
-    /// If a piece is not inside of either, before anything is done; and the first error of `f`.
+    /// If a piece is outside either side, before anything is done. Otherwise the first error of
+    /// `f`.
     pub fn each(
         &self,
         tensor: usize,
@@ -37,7 +39,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Whether there is anything to do, once every piece is known to be inside of both sides.
+    /// Returns whether there is work to do, after checking that every piece is inside both sides.
     pub(crate) fn check(&self, tensor: usize, host: usize) -> Result<bool> {
         if self.len == 0 || self.count == 0 {
             return Ok(false);
@@ -146,7 +148,7 @@ mod tests {
         let mut out = [0; 8];
         a.read_rows(two, &mut out).unwrap();
         assert_eq!(out, [1; 8]);
-        // Nothing to do is done at once.
+        // An empty transfer returns at once.
         let none = Rows {
             len: 0,
             count: usize::MAX,

@@ -6,7 +6,7 @@ use crate::layout::Layout;
 use crate::tensor_ref::TensorRef;
 use std::sync::Arc;
 
-/// A named tensor that lives in a buffer: a weight, a cache. Graphs refer to it as a leaf.
+/// A named tensor in a buffer, such as a weight or a cache. Graphs refer to it as a leaf.
 #[derive(Debug)]
 pub struct StoredTensor {
     name: Arc<str>,
@@ -19,8 +19,9 @@ impl StoredTensor {
     /// Declares that `layout` lies at `offset` of `buffer`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if it does not fit; and any error of the buffer. A tensor in a mapped file has the
-    /// file's alignment, not the buffer type's; a device refuses a tensor that it cannot use.
+    /// [`Error::InvalidArgument`] if it does not fit, or an error of the buffer. A tensor in a
+    /// mapped file has the file's alignment, not the buffer type's. A device refuses a tensor that
+    /// it cannot use.
     pub fn new(
         name: impl Into<Arc<str>>,
         buffer: Arc<dyn Buffer>,
@@ -32,7 +33,7 @@ impl StoredTensor {
         Self::described(&info, buffer, offset)
     }
 
-    /// [`new`](StoredTensor::new) for a tensor of which more is known.
+    /// Does what [`new`](StoredTensor::new) does, with more information about the tensor.
     ///
     /// # Errors
     /// As [`new`](StoredTensor::new).
@@ -72,17 +73,17 @@ impl StoredTensor {
         }))
     }
 
-    /// What it does in its model.
+    /// Returns its role in the model.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// How it may be divided.
+    /// Returns how it may be split.
     pub fn cut(&self) -> Option<Cut> {
         self.cut
     }
 
-    /// What its memory was told about it.
+    /// Returns the description that its memory got.
     pub fn info(&self) -> TensorInfo<'_> {
         TensorInfo {
             role: self.role,
@@ -91,17 +92,17 @@ impl StoredTensor {
         }
     }
 
-    /// Name for people.
+    /// Returns the name to show to users.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Type, shape and strides.
+    /// Returns the type, shape and strides.
     pub fn layout(&self) -> &Layout {
         self.tensor.layout()
     }
 
-    /// The memory.
+    /// Returns the tensor in its buffer.
     pub fn tensor(&self) -> &TensorRef {
         &self.tensor
     }
@@ -110,7 +111,7 @@ impl StoredTensor {
 /// Tensors allocated together, in as few buffers of one type as its size limit allows.
 #[derive(Debug, Default)]
 pub struct TensorGroup {
-    /// The tensors, in the order in which they were asked for.
+    /// The tensors, in the requested order.
     pub tensors: Vec<Arc<StoredTensor>>,
     /// Their buffers.
     pub buffers: Vec<Arc<dyn Buffer>>,
@@ -134,7 +135,7 @@ impl TensorGroup {
     /// Allocates memory for tensors.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::Unsupported`] if a tensor is larger than the largest possible buffer.
+    /// [`Error::OutOfMemory`]. [`Error::Unsupported`] if a tensor exceeds the maximum buffer size.
     pub fn allocate_described(
         buffer_type: &Arc<dyn BufferType>,
         usage: Usage,
@@ -157,10 +158,11 @@ impl TensorGroup {
         Ok(group)
     }
 
-    /// Bytes of the buffers that [`allocate_described`](TensorGroup::allocate_described) would allocate.
+    /// Returns the bytes that [`allocate_described`](TensorGroup::allocate_described) would
+    /// allocate.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if a tensor is larger than the largest possible buffer.
+    /// [`Error::Unsupported`] if a tensor exceeds the maximum buffer size.
     pub fn planned_size(
         buffer_type: &Arc<dyn BufferType>,
         tensors: &[TensorInfo<'_>],
@@ -172,7 +174,8 @@ impl TensorGroup {
         total.ok_or_else(|| Error::invalid("the sizes of all tensors together overflow"))
     }
 
-    /// [`planned_size`](TensorGroup::planned_size) by the name of the memory, each member's apart where memory is divided.
+    /// Returns the [`planned_size`](TensorGroup::planned_size) by memory name. Memory that is split
+    /// has one entry per member.
     ///
     /// # Errors
     /// As [`planned_size`](TensorGroup::planned_size).
@@ -196,7 +199,7 @@ impl TensorGroup {
         Ok(sizes)
     }
 
-    /// Bytes of all buffers.
+    /// Returns the bytes of all buffers.
     pub fn size(&self) -> usize {
         self.buffers.iter().map(|buffer| buffer.size()).sum()
     }
@@ -212,13 +215,13 @@ impl TensorGroup {
     }
 }
 
-/// One buffer of a group: where consecutive tensors lie in it.
+/// One buffer of a group, with the offsets of consecutive tensors.
 struct Piece {
     offsets: Vec<usize>,
     size: usize,
 }
 
-/// Divides tensors over as few buffers as the type's size limit allows.
+/// Distributes tensors over as few buffers as the type's size limit allows.
 fn pieces(buffer_type: &Arc<dyn BufferType>, tensors: &[TensorInfo<'_>]) -> Result<Vec<Piece>> {
     let sizes = buffer_type.alloc_sizes(tensors)?;
     let (alignment, max_size) = (buffer_type.alignment(), buffer_type.max_size());

@@ -1,28 +1,28 @@
-//! Whether a device supports something, and why not.
+//! Answers to support queries, with the reason for a refusal.
 
 use std::borrow::Cow;
 
-/// Whether a device can do something, and why not.
+/// Answer to a support query, with the reason for a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// It can.
+    /// Supported.
     Yes,
-    /// It cannot, for this reason.
+    /// Not supported, for this reason.
     No(Cow<'static, str>),
 }
 
 impl Support {
-    /// A refusal with its reason.
+    /// Returns a refusal with its reason.
     pub fn no(reason: impl Into<Cow<'static, str>>) -> Self {
         Support::No(reason.into())
     }
 
-    /// Whether the answer is yes.
+    /// Returns whether the answer is yes.
     pub fn is_yes(&self) -> bool {
         matches!(self, Support::Yes)
     }
 
-    /// Yes if `condition` holds, else no for `reason`.
+    /// Returns yes if `condition` holds, else no with `reason`.
     pub fn when(condition: bool, reason: impl Into<Cow<'static, str>>) -> Self {
         if condition {
             Support::Yes
@@ -31,7 +31,7 @@ impl Support {
         }
     }
 
-    /// The first refusal of both.
+    /// Returns the first refusal of both.
     pub fn and(self, other: impl FnOnce() -> Support) -> Self {
         if self.is_yes() { other() } else { self }
     }

@@ -10,14 +10,14 @@ use std::sync::Arc;
 /// A tensor in a buffer.
 #[derive(Clone, Debug)]
 pub struct TensorRef {
-    /// The memory.
+    /// The buffer.
     pub buffer: Arc<dyn Buffer>,
-    /// Where in it, and what.
+    /// Place and layout in the buffer.
     pub slot: Slot,
 }
 
 impl TensorRef {
-    /// Checks that `len` bytes from byte `offset` on are inside of the tensor.
+    /// Checks that `len` bytes from byte `offset` on are inside the tensor.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if they are not.
@@ -32,12 +32,12 @@ impl TensorRef {
         Ok(())
     }
 
-    /// Type, shape and strides.
+    /// Returns the type, shape and strides.
     pub fn layout(&self) -> &Layout {
         &self.slot.layout
     }
 
-    /// Where its first element lies.
+    /// Returns the location of its first element.
     pub fn location(&self) -> Location {
         let Location { memory, offset } = self.buffer.location();
         Location {
@@ -46,7 +46,8 @@ impl TensorRef {
         }
     }
 
-    /// Whether the bytes from the first to the last element have some in common with those of `other`, in whatever buffers both lie.
+    /// Returns whether the byte ranges from the first to the last element of both tensors overlap,
+    /// even in different buffers.
     pub fn overlaps(&self, other: &TensorRef) -> bool {
         let (mine, theirs) = (self.location(), other.location());
         let end = |start: Location, layout: &Layout| start.offset.saturating_add(layout.bytes());
@@ -55,7 +56,8 @@ impl TensorRef {
             && theirs.offset < end(mine, self.layout())
     }
 
-    /// Whether some element may share bytes with one of `other`; exact for tensors with the same strides.
+    /// Returns whether an element may share bytes with one of `other`. Exact for tensors with the
+    /// same strides.
     pub fn may_share_elements(&self, other: &TensorRef) -> bool {
         let (mine, theirs) = (self.location(), other.location());
         mine.memory == theirs.memory
@@ -67,7 +69,7 @@ impl TensorRef {
     /// Writes `data` at byte `offset` of the tensor.
     ///
     /// # Errors
-    /// If the range is not inside of the tensor, the buffer is read-only, or the device fails.
+    /// If the range is outside the tensor, the buffer is read-only, or the device fails.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
         self.check_range(offset, data.len())?;
         self.buffer.write(self.slot, offset, data)
@@ -76,16 +78,16 @@ impl TensorRef {
     /// Reads from byte `offset` of the tensor.
     ///
     /// # Errors
-    /// If the range is not inside of the tensor or the device fails.
+    /// If the range is outside the tensor or the device fails.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.check_range(offset, out.len())?;
         self.buffer.read(self.slot, offset, out)
     }
 
-    /// Writes pieces at even distances.
+    /// Writes pieces at equal distances.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if a piece is not inside of the tensor or of `data`; otherwise as
+    /// [`Error::InvalidArgument`] if a piece is outside the tensor or `data`. Otherwise as
     /// [`write`](TensorRef::write).
     pub fn write_rows(&self, rows: Rows, data: &[u8]) -> Result<()> {
         if rows.check(self.slot.layout.bytes(), data.len())? {
@@ -94,10 +96,10 @@ impl TensorRef {
         Ok(())
     }
 
-    /// Reads pieces at even distances.
+    /// Reads pieces at equal distances.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if a piece is not inside of the tensor or of `out`; otherwise as
+    /// [`Error::InvalidArgument`] if a piece is outside the tensor or `out`. Otherwise as
     /// [`read`](TensorRef::read).
     pub fn read_rows(&self, rows: Rows, out: &mut [u8]) -> Result<()> {
         if rows.check(self.slot.layout.bytes(), out.len())? {
@@ -106,15 +108,17 @@ impl TensorRef {
         Ok(())
     }
 
-    /// Copies from a tensor of equal layout, through the host if there is no shorter way.
+    /// Copies from a tensor of equal layout, through the host if there is no direct way.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the layouts differ; otherwise as [`read`](TensorRef::read) and [`write`](TensorRef::write).
+    /// [`Error::Shape`] if the layouts differ. Otherwise as [`read`](TensorRef::read) and
+    /// [`write`](TensorRef::write).
     pub fn copy_from(&self, from: &TensorRef) -> Result<()> {
         self.copy_with(from, &mut Bounce::default())
     }
 
-    /// [`copy_from`](TensorRef::copy_from) with memory for the detour over the host that can be used again.
+    /// Does what [`copy_from`](TensorRef::copy_from) does, with a reusable buffer for copies
+    /// through the host.
     ///
     /// # Errors
     /// As [`copy_from`](TensorRef::copy_from).
@@ -130,11 +134,13 @@ impl TensorRef {
         }
         let len = self.slot.layout.bytes();
         match (from.buffer.host(), self.buffer.host()) {
-            // Both gates at once: holding one and then waiting for the other could be a deadlock.
+            // Locks both ranges in one call: holding one while waiting for the other could
+            // deadlock.
             (Some(source), Some(target)) => {
                 source.copy_to(from.slot.offset, target, self.slot.offset, len)
             }
-            // Nobody ever writes to read-only memory, so its gate may be held while another one is waited for.
+            // Read-only memory is never written to, so its lock may be held while waiting for
+            // another one.
             (Some(source), None) if !source.is_writable() => {
                 source.with_bytes(from.slot.offset, len, |bytes| {
                     self.buffer.write(self.slot, 0, bytes)
@@ -155,7 +161,7 @@ impl TensorRef {
         }
     }
 
-    /// Makes `bounce` large enough for a copy from `from`, so that making the copy allocates nothing.
+    /// Makes `bounce` large enough for a copy from `from`, so that the copy does not allocate.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -170,7 +176,8 @@ impl TensorRef {
         bounce.reserve(self.bounce_piece().min(self.slot.layout.bytes()))
     }
 
-    /// Bytes of one piece of a copy over the host: whole groups of rows, where the memory takes pieces.
+    /// Returns the bytes of one piece of a copy through the host. Whole groups of rows, if the
+    /// memory accepts pieces.
     fn bounce_piece(&self) -> usize {
         let layout = &self.slot.layout;
         let group = self.buffer.buffer_type().row_group();
@@ -189,18 +196,18 @@ impl TensorRef {
     }
 }
 
-/// Memory of the host for copies between memories that no device copies between. It grows to what the largest copy needs, some MiB where
-/// the target takes pieces.
+/// Host buffer for copies between memories without a direct copy. It grows to the size of the
+/// largest copy, or to a few MiB if the target accepts pieces.
 #[derive(Debug, Default)]
 pub struct Bounce {
     bytes: Vec<u8>,
 }
 
 impl Bounce {
-    /// Bytes that a copy takes at a time, if it can be cut.
+    /// Maximum bytes of a piece of a copy.
     const PIECE: usize = 4 << 20;
 
-    /// Makes it at least `len` bytes large.
+    /// Grows it to at least `len` bytes.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -218,10 +225,10 @@ impl Bounce {
         Ok(())
     }
 
-    /// The first `len` bytes, which were [reserved](Bounce::reserve).
+    /// Returns the first `len` bytes, which should be [reserved](Bounce::reserve) already.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], where they were not and there are not as many.
+    /// [`Error::OutOfMemory`] if they were not reserved and cannot be allocated.
     pub fn bytes(&mut self, len: usize) -> Result<&mut [u8]> {
         self.reserve(len)?;
         Ok(&mut self.bytes[..len])
@@ -238,7 +245,7 @@ mod tests {
         Layout::contiguous(DType::F32, [n, 1, 1, 1]).unwrap()
     }
 
-    /// Host memory that does not know how to copy by itself.
+    /// Host memory without `copy_from`.
     #[derive(Debug)]
     struct Plain(Arc<dyn Buffer>);
 

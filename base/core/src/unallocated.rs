@@ -1,4 +1,4 @@
-//! Buffers without memory, for plans that are made before anything is allocated.
+//! Buffers without memory, for planning before any allocation.
 
 use crate::buffer::{Buffer, BufferType, Slot, Usage};
 use crate::error::{Error, Result};
@@ -6,8 +6,9 @@ use crate::memory::{Location, MemoryId};
 use std::any::Any;
 use std::sync::Arc;
 
-/// A buffer that is planned: it has a type, a size and a location of its own, but no bytes. Graphs whose stored tensors lie in such buffers can
-/// be placed and planned, which gives exact sizes, but not run.
+/// Returns a planned buffer. It has a type, a size and a location, but no bytes. Graphs whose
+/// stored tensors lie in such buffers can be placed and planned, which yields exact sizes, but they
+/// cannot run.
 pub fn unallocated(
     buffer_type: &Arc<dyn BufferType>,
     size: usize,

@@ -1,4 +1,4 @@
-//! A file that appears under its name when it is complete, or not at all.
+//! Atomic files: complete under their name, or not there at all.
 
 use crate::error::{Error, Result};
 use std::fs::File;
@@ -7,48 +7,50 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tempfile::NamedTempFile;
 
-/// The temporary files that are there now.
+/// Existing temporary files.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Deletes the temporary files of all [`AtomicFile`]s that are not committed, for a program that is about to exit without
-/// dropping them: from the handler of a signal, say. As long as the result is held, other threads wait if they create a file or
-/// commit one, so that nothing is left behind by what they do until the program has exited. Afterwards, committing a file that
-/// was deleted fails.
+/// Deletes the temporary files of all [`AtomicFile`]s that are not committed, for a program that
+/// exits without dropping them, for example in a signal handler. While the result is held, other
+/// threads block when they create or commit a file, so that they leave no files behind until the
+/// program exits. Committing a deleted file fails afterwards.
 #[must_use = "other threads go on to make files when this is dropped"]
 pub fn remove_unfinished_files() -> UnfinishedFiles {
     let mut files = unfinished();
     for path in files.drain(..) {
-        // What cannot be removed only takes space.
+        // A file that cannot be removed only takes space.
         let _ = std::fs::remove_file(path);
     }
     UnfinishedFiles { _files: files }
 }
 
-/// No file is made and none gets its name while this is held: see [`remove_unfinished_files`].
+/// Blocks creating and committing files while held: see [`remove_unfinished_files`].
 #[derive(Debug)]
 pub struct UnfinishedFiles {
     _files: MutexGuard<'static, Vec<PathBuf>>,
 }
 
-/// A file under a temporary name beside its target. [`commit`](Self::commit) gives it its name, replacing what had it;
-/// dropping it without that deletes it. [`remove_unfinished_files`] deletes all of them where nothing is dropped.
+/// A file under a temporary name next to its target. [`commit`](Self::commit) renames it, replacing
+/// an existing target. Dropping it without that deletes it. [`remove_unfinished_files`] deletes all
+/// of them if nothing is dropped.
 #[derive(Debug)]
 pub struct AtomicFile {
     target: PathBuf,
-    /// `None` once the file is committed.
+    /// `None` after the commit.
     file: Option<BufWriter<NamedTempFile>>,
 }
 
 impl AtomicFile {
-    /// Creates the temporary file. As for any new file, what others may do with it is left to the
-    /// process's mask.
+    /// Creates the temporary file. As for any new file, the process's umask decides about access by
+    /// others.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] if `target` exists but is no regular file; [`crate::ErrorKind::Io`].
+    /// [`crate::ErrorKind::InvalidArgument`] if `target` exists but is not a regular file, or
+    /// [`crate::ErrorKind::Io`].
     pub fn create(target: impl AsRef<Path>) -> Result<Self> {
         Self::with_mode(target.as_ref(), 0o666)
     }
@@ -82,10 +84,10 @@ impl AtomicFile {
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(mode));
         #[cfg(not(unix))]
         let _ = mode;
-        // Under the lock, so that no file is made while all are removed.
+        // Under the lock, so that no file is created while all are removed.
         let mut unfinished = unfinished();
         let file = builder.tempfile_in(folder).map_err(|error| {
-            // Of the error, only the kind is of interest: its text names the folder.
+            // Only the kind of the error matters: its text names the folder.
             let error = io::Error::from(error.kind());
             let doing = match error.kind() {
                 io::ErrorKind::NotFound => "its folder does not exist",
@@ -100,12 +102,12 @@ impl AtomicFile {
         })
     }
 
-    /// The path that the file will have.
+    /// Returns the path that the file will have.
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// Where the next byte goes, with everything before it handed to the system.
+    /// Returns the position of the next byte. Flushes everything before it to the system.
     pub(crate) fn position(&mut self) -> Result<u64> {
         let position = self.flush().and_then(|()| match &mut self.file {
             Some(file) => file.get_mut().as_file_mut().stream_position(),
@@ -114,7 +116,7 @@ impl AtomicFile {
         position.map_err(|error| Error::io("cannot write", &error))
     }
 
-    /// Lets the next byte go to `position`.
+    /// Sets the position of the next byte.
     pub(crate) fn set_position(&mut self, position: u64) -> Result<()> {
         let moved = match &mut self.file {
             Some(file) => file.seek(SeekFrom::Start(position)),
@@ -134,10 +136,10 @@ impl AtomicFile {
         written.map_err(|error| Error::io("cannot write", &error).in_file(&self.target))
     }
 
-    /// Makes the content durable and gives the file its name.
+    /// Makes the content durable and renames the file.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Io`]; then the target is as it was.
+    /// [`crate::ErrorKind::Io`]. Then the target is unchanged.
     pub fn commit(mut self) -> Result<()> {
         let Some(mut file) = self.file.take() else {
             return Ok(());
@@ -146,7 +148,7 @@ impl AtomicFile {
         let flushed = file
             .flush()
             .and_then(|()| file.get_ref().as_file().sync_all());
-        // The buffer is empty, or what is in it must not be written any more.
+        // The buffer is empty, or its content must not be written any more.
         let (file, _) = file.into_parts();
         let mut unfinished = unfinished();
         let committed = flushed.and_then(|()| {
@@ -180,7 +182,7 @@ fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<
     Ok(())
 }
 
-/// How much is collected before it is written: much, where there is memory for it.
+/// Returns the size of the write buffer, which is large if there is memory for it.
 fn buffer_bytes() -> usize {
     const LARGE: usize = 1 << 20;
     const SMALL: usize = 8 << 10;
@@ -213,7 +215,7 @@ impl Drop for AtomicFile {
         let Some(file) = self.file.take() else {
             return;
         };
-        // Without writing what is still buffered.
+        // Does not write the buffered bytes.
         let (file, _) = file.into_parts();
         let path = file.path().to_owned();
         let mut unfinished = unfinished();
@@ -237,7 +239,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a");
-        // It also replaces a file that everybody could read.
+        // It also replaces a file that everyone could read.
         std::fs::write(&target, "old").unwrap();
         let mut file = AtomicFile::private(&target).unwrap();
         file.write_all(b"new").unwrap();

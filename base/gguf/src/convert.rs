@@ -1,20 +1,21 @@
-//! Conversion of metadata values to Rust types. A value that does not fit gives an error with the reason.
+//! Conversion of metadata values to Rust types. A mismatch gives an error with the reason.
 
 use crate::strings::StringArray;
 use crate::value::{Array, Value};
 
-/// A type that a metadata value can be read as.
+/// A Rust type that metadata values can be converted to.
 ///
-/// Integers are read from every integer type whose value fits; floats from both float types; arrays as [`Vec`] with the
-/// same rules for each element, or without a copy as a slice of exactly the stored type.
+/// Integers convert from every integer type if the value fits, floats from both float types. Arrays
+/// convert to [`Vec`] with the same rules for each element, or without a copy to a slice of exactly
+/// the stored type.
 pub trait FromValue<'a>: Sized {
-    /// The name of what is wanted, for messages.
+    /// Returns the name of the wanted type, for messages.
     fn wanted() -> String;
 
     /// Reads the value.
     ///
     /// # Errors
-    /// A description of what was found instead, such as `str` or `i32 -1, which does not fit`.
+    /// A description of the value found, such as `str` or `i32 -1, which does not fit`.
     fn from_value(value: &'a Value) -> Result<Self, String>;
 }
 

@@ -1,14 +1,15 @@
-//! Sequential reading of fields. Every length is checked before it is used.
+//! Sequential parsing of fields. Every length is checked before use.
 
 use crate::error::{Error, ErrorKind, quoted};
 use std::fmt;
 
-/// Why parsing stopped.
+/// Reason for the end of parsing.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// The bytes at hand end, but the file goes on: parsing can be repeated with at least so many bytes.
+    /// The available bytes end, but the file continues. Parsing can be repeated with at least this
+    /// many bytes.
     NeedMore(u64),
-    /// The file is bad.
+    /// The file is invalid.
     Failed(Error),
 }
 
@@ -18,20 +19,20 @@ impl From<Error> for Stop {
     }
 }
 
-/// What is being read, for messages. Built for every field, so it only borrows.
+/// Description of the current field, for messages. It is built for every field, so it only borrows.
 #[derive(Clone, Copy)]
 pub(crate) enum Field<'a> {
     /// A field of the header.
     Header(&'a str),
     /// The key with this number.
     Key(u64),
-    /// Something about the value of a key.
+    /// A part of the value of a key.
     Value(&'a str, &'a str),
     /// An element of the array that is the value of a key.
     Element(&'a str, u64),
     /// The name of the tensor with this number.
     TensorName(u64),
-    /// Something about a tensor.
+    /// A property of a tensor.
     Tensor(&'a str, &'a str),
     /// A dimension of a tensor.
     Dimension(&'a str, usize),
@@ -62,7 +63,7 @@ pub(crate) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Reads from `bytes`, the beginning of a file of `file_len` bytes.
+    /// Creates a cursor at the start of `bytes`, the first bytes of a file of `file_len` bytes.
     pub(crate) fn new(bytes: &'a [u8], file_len: u64) -> Self {
         Cursor {
             bytes,
@@ -71,17 +72,17 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Bytes from the start of the file.
+    /// Returns the bytes from the start of the file.
     pub(crate) fn position(&self) -> u64 {
         self.position as u64
     }
 
-    /// Bytes to the end of the file.
+    /// Returns the bytes to the end of the file.
     pub(crate) fn left(&self) -> u64 {
         self.file_len.saturating_sub(self.position())
     }
 
-    /// The next `count` bytes.
+    /// Returns the next `count` bytes.
     pub(crate) fn take(&mut self, count: u64, field: Field<'_>) -> Result<&'a [u8], Stop> {
         if count > self.left() {
             let message = format!(
@@ -116,7 +117,7 @@ impl<'a> Cursor<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// A number of things of which each takes at least `least` bytes of what is left.
+    /// Returns a count of items that each take at least `least` of the remaining bytes.
     pub(crate) fn count(&mut self, least: u64, field: Field<'_>) -> Result<u64, Stop> {
         let start = self.position();
         let count = self.u64(field)?;
@@ -135,9 +136,10 @@ impl<'a> Cursor<'a> {
         Ok(count)
     }
 
-    /// A string: its length and its bytes.
+    /// Returns the bytes of a string, which its length precedes.
     pub(crate) fn string(&mut self, field: Field<'_>) -> Result<&'a [u8], Stop> {
-        // Vocabularies have hundreds of thousands of strings, all good: errors are looked for only when there is one.
+        // Vocabularies have hundreds of thousands of valid strings, so this path does not look for
+        // errors.
         if let Some(string) = self.whole_string() {
             return Ok(string);
         }
@@ -145,7 +147,7 @@ impl<'a> Cursor<'a> {
         self.take(len, field)
     }
 
-    /// The next string, if all of it is at hand.
+    /// Returns the next string, if it is completely available.
     fn whole_string(&mut self) -> Option<&'a [u8]> {
         let (len, rest) = self.bytes.get(self.position..)?.split_first_chunk()?;
         let string = rest.get(..usize::try_from(u64::from_le_bytes(*len)).ok()?)?;

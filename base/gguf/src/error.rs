@@ -3,12 +3,14 @@
 use std::fmt;
 use std::path::Path;
 
-/// The result of anything here that can fail.
+/// Result of everything fallible in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error that names the file, the field and the byte where it was found, and says what to do where that is known.
+/// An error that names the file, the field and the byte offset, and says what to do if that is
+/// known.
 ///
-/// Its text is a single line, whatever the file contains: names from the file are escaped and shortened.
+/// Its text is a single line, whatever the file contains: names from the file are escaped and
+/// shortened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Error {
     kind: ErrorKind,
@@ -18,38 +20,38 @@ pub struct Error {
     message: Box<str>,
 }
 
-/// The sort of an [`Error`], for programs that want to react to it.
+/// Kind of an [`Error`], for programs that react to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The operating system refused something.
+    /// A failure of the operating system.
     Io(std::io::ErrorKind),
-    /// The file is something else than GGUF: its first bytes say so.
+    /// Not a GGUF file, by its first bytes.
     NotGguf,
-    /// GGUF of a version or byte order that is not read.
+    /// GGUF of an unsupported version or byte order.
     Unsupported,
-    /// The file ends before what it announces.
+    /// The file ends too early.
     Truncated,
-    /// The file contradicts the format or itself.
+    /// The file violates the format or contradicts itself.
     Corrupt,
-    /// A metadata key is not there.
+    /// Missing metadata key.
     MissingKey,
-    /// A metadata key has another type than wanted, or a value that does not fit.
+    /// A metadata key with an unexpected type, or with a value that does not fit.
     WrongType,
-    /// A tensor is not there.
+    /// Missing tensor.
     MissingTensor,
     /// A part of a split file is missing, or does not belong to the others.
     Split,
-    /// The caller asked for something that cannot be done.
+    /// An invalid request by the caller.
     InvalidArgument,
-    /// Memory for a tensor could not be had.
+    /// Not enough memory for a tensor.
     OutOfMemory,
-    /// The work was stopped by its cancel function.
+    /// The cancel function stopped the work.
     Cancelled,
 }
 
 impl Error {
-    /// An error about `field` (empty if it is about the file as a whole).
+    /// Returns an error about `field` (empty if it is about the file as a whole).
     pub fn new(kind: ErrorKind, field: impl fmt::Display, message: impl Into<String>) -> Self {
         Error {
             kind,
@@ -60,7 +62,7 @@ impl Error {
         }
     }
 
-    /// An error of the operating system while `doing`.
+    /// Returns an operating system error while `doing`.
     pub(crate) fn io(doing: &str, source: &std::io::Error) -> Self {
         Error::new(
             ErrorKind::Io(source.kind()),
@@ -69,12 +71,12 @@ impl Error {
         )
     }
 
-    /// A use of the library that cannot work.
+    /// Returns an error for invalid use of the library.
     pub(crate) fn invalid(field: impl fmt::Display, message: impl Into<String>) -> Self {
         Error::new(ErrorKind::InvalidArgument, field, message)
     }
 
-    /// The work was stopped by its cancel function.
+    /// Returns the error for work that its cancel function stopped.
     pub(crate) fn cancelled() -> Self {
         Error::new(ErrorKind::Cancelled, "", "cancelled")
     }
@@ -85,33 +87,34 @@ impl Error {
         self
     }
 
-    /// Adds the file, unless one is named already.
+    /// Adds the file, unless the error already names one.
     pub fn in_file(mut self, path: &Path) -> Self {
         self.path.get_or_insert_with(|| path.into());
         self
     }
 
-    /// The sort of error.
+    /// Returns the kind of error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The file, where it is known.
+    /// Returns the file, if known.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// What the error is about, such as `tensor "output.weight", dimension 1`; empty for the file as a whole.
+    /// Returns the subject of the error, such as `tensor "output.weight", dimension 1`. Empty for
+    /// the file as a whole.
     pub fn field(&self) -> &str {
         &self.field
     }
 
-    /// The byte offset in the file of what the error is about, where there is one.
+    /// Returns the byte offset of the subject in the file, if known.
     pub fn offset(&self) -> Option<u64> {
         self.offset
     }
 
-    /// What is wrong with it and what to do, without file, field and offset.
+    /// Returns the problem and what to do, without file, field and offset.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -141,7 +144,7 @@ impl From<Error> for samite_core::Error {
     }
 }
 
-/// A name from a file, fit for a one-line message: quoted, escaped, shortened.
+/// Returns a name from a file in a form for one-line messages: quoted, escaped, shortened.
 pub(crate) fn quoted(name: &str) -> String {
     const SHOWN: usize = 80;
     match name.char_indices().nth(SHOWN) {

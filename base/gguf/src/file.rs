@@ -13,17 +13,19 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How tensor data gets into memory.
+/// Access to tensor data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
-    /// Data is read into the caller's memory. A file that changes causes an error at worst.
+    /// Data is read into the caller's memory. A file that changes causes at most an error.
     #[default]
     Read,
-    /// Files are mapped: pages are read when they are touched, shared between processes, and dropped under pressure. If
-    /// somebody shortens a file meanwhile, the system kills this process: see [`Mapping`].
+    /// Files are mapped. Pages are read on access, shared between processes, and dropped under
+    /// memory pressure. If the file is truncated meanwhile, the system kills this process: see
+    /// [`Mapping`].
     Mmap,
-    /// As `Read`, but past the page cache of the system: the model pushes nothing out of it, and has to be read from the disk each time. Where that is
-    /// not possible it is as `Read`, with a warning; see [`Part::direct_refused`].
+    /// Like `Read`, but bypasses the system's page cache. The model evicts nothing from it, but has
+    /// to be read from the disk each time. If that is not possible, this is like `Read`, with a
+    /// warning; see [`Part::direct_refused`].
     Direct,
 }
 
@@ -40,38 +42,39 @@ pub struct Part {
 }
 
 impl Part {
-    /// The path under which the file was opened.
+    /// Returns the path under which the file was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The size of the file in bytes.
+    /// Returns the size of the file in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.len
     }
 
-    /// The version of the format: 2 or 3.
+    /// Returns the version of the format: 2 or 3.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// The alignment of tensor data in the file.
+    /// Returns the alignment of tensor data in the file.
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 
-    /// The whole file in memory, for devices that import host memory; `None` unless it is [`LoadMode::Mmap`]. A tensor begins at
-    /// its [`TensorInfo::offset`].
+    /// Returns the whole file in memory, for devices that import host memory. `None` unless it is
+    /// [`LoadMode::Mmap`]. A tensor starts at its [`TensorInfo::offset`].
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.mapping.as_ref()
     }
 
-    /// Why the file is read through the page cache, if that is the case although it was opened in [`LoadMode::Direct`].
+    /// Returns the reason why the file is read through the page cache although it was opened in
+    /// [`LoadMode::Direct`].
     pub fn direct_refused(&self) -> Option<&Error> {
         self.direct_refused.as_ref()
     }
 
-    /// Says that the file will be read from the beginning to the end.
+    /// Hints that the file will be read from start to end.
     pub(crate) fn advise_in_order(&self) {
         self.file.advise_in_order();
     }
@@ -95,8 +98,8 @@ impl Part {
 
 /// An open model with its metadata, its tensors, and access to their data.
 ///
-/// For a split model, any part may be named; all parts are opened, the metadata is the first part's, and the tensors are
-/// those of all parts.
+/// For a split model, the path may be that of any part. All parts are opened. The metadata is that
+/// of the first part, the tensors are those of all parts.
 #[derive(Debug)]
 pub struct GgufFile {
     parts: Vec<Part>,
@@ -108,26 +111,27 @@ impl GgufFile {
     /// Opens a model and reads everything but its tensor data.
     ///
     /// # Errors
-    /// Whatever is wrong with the path or with the content of any part; see [`ErrorKind`].
+    /// If the path or the content of any part is invalid. See [`ErrorKind`].
     pub fn open(path: impl AsRef<Path>, mode: LoadMode) -> Result<Self> {
         Self::open_in(&SystemFiles, path, mode)
     }
 
-    /// As [`open`](Self::open), among other files than those of the operating system.
+    /// Does what [`open`](Self::open) does, with other files than the operating system's.
     ///
     /// # Errors
-    /// As [`open`](Self::open); [`ErrorKind::InvalidArgument`] for mapping a file that is not of the operating system.
+    /// As [`open`](Self::open). [`ErrorKind::InvalidArgument`] for mapping a file that is not the
+    /// operating system's.
     pub fn open_in(files: &dyn Files, path: impl AsRef<Path>, mode: LoadMode) -> Result<Self> {
         Self::open_with(files, path.as_ref(), mode, Data::Complete)
     }
 
-    /// Opens a model of which only the headers are needed: tensor data may be missing at the end of its files, as in a
-    /// download that is not complete. Reading a tensor that is not there as a whole is an error.
+    /// Opens a model only for its headers. Tensor data may be missing at the end of its files, as
+    /// in an incomplete download. Reading an incomplete tensor is an error.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_header(path: impl AsRef<Path>, mode: LoadMode) -> Result<Self> {
-        // Little is read, so that the page cache does no harm.
+        // Little is read, so the page cache is not affected much.
         let mode = match mode {
             LoadMode::Direct => LoadMode::Read,
             mode => mode,
@@ -149,19 +153,20 @@ impl GgufFile {
         Ok(file)
     }
 
-    /// A model that is part of the program, in one piece: as [`open`](Self::open) in [`LoadMode::Read`], but without a file.
-    /// `name` stands for its path, in errors and elsewhere.
+    /// Returns a model that is part of the program, in one piece. Does what [`open`](Self::open)
+    /// does in [`LoadMode::Read`], without a file. `name` is used as its path, in errors and
+    /// elsewhere.
     ///
     /// # Errors
-    /// Whatever is wrong with the content; see [`ErrorKind`].
+    /// If the content is invalid. See [`ErrorKind`].
     pub fn from_static(name: impl AsRef<Path>, bytes: &'static [u8]) -> Result<Self> {
         Self::in_memory(name.as_ref(), bytes, Arc::new(bytes))
     }
 
-    /// A file that is in memory, as [`from_static`](Self::from_static).
+    /// Returns a model from memory, like [`from_static`](Self::from_static).
     ///
     /// # Errors
-    /// Whatever is wrong with the content; see [`ErrorKind`].
+    /// If the content is invalid. See [`ErrorKind`].
     pub fn from_bytes(name: impl AsRef<Path>, bytes: Arc<[u8]>) -> Result<Self> {
         Self::in_memory(name.as_ref(), &bytes, Arc::new(Arc::clone(&bytes)))
     }
@@ -195,53 +200,53 @@ impl GgufFile {
         read().map_err(|error| error.in_file(path))
     }
 
-    /// The keys and values; of a split model, those of the first part.
+    /// Returns the keys and values; of a split model, those of the first part.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The keys and values, to have others than the file says.
+    /// Returns the keys and values, to have others than the file says.
     pub fn metadata_mut(&mut self) -> &mut Metadata {
         &mut self.metadata
     }
 
-    /// The tensors, in file order, with lookup by name.
+    /// Returns the tensors, in file order, with lookup by name.
     pub fn tensors(&self) -> &Tensors {
         &self.tensors
     }
 
-    /// The tensor called `name`.
+    /// Returns the tensor called `name`.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.get(name)
     }
 
-    /// The tensor called `name`.
+    /// Returns the tensor called `name`.
     ///
     /// # Errors
-    /// [`ErrorKind::MissingTensor`] if there is none.
+    /// [`ErrorKind::MissingTensor`] if it does not exist.
     pub fn require_tensor(&self, name: &str) -> Result<&TensorInfo> {
         self.tensors
             .require(name)
             .map_err(|error| error.in_file(self.path()))
     }
 
-    /// The files: one, or all parts in order. [`TensorInfo::file`] is an index of them.
+    /// Returns the files: one, or all parts in order. [`TensorInfo::file`] indexes them.
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// The path of the file, or of the first part.
+    /// Returns the path of the file, or of the first part.
     pub fn path(&self) -> &Path {
         self.parts.first().map_or(Path::new(""), |part| &part.path)
     }
 
-    /// The size of all files together.
+    /// Returns the size of all files together.
     pub fn file_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len).sum()
     }
 
-    /// The file of a tensor, after checking that `info` describes something inside of it (anybody can make a
-    /// [`TensorInfo`]).
+    /// Returns the file of a tensor, after checking that `info` describes data inside it, because
+    /// anyone can create a [`TensorInfo`].
     pub(crate) fn part_of(&self, info: &TensorInfo) -> Result<&Part> {
         self.parts
             .get(info.file)
@@ -252,20 +257,21 @@ impl GgufFile {
             })
     }
 
-    /// The mapping of a tensor's file, and the tensor's place in it.
+    /// Returns the mapping of a tensor's file, and the tensor's place in it.
     fn mapped(&self, info: &TensorInfo) -> Result<Option<(&Mapping, Range<usize>)>> {
         let Some(mapping) = &self.part_of(info)?.mapping else {
             return Ok(None);
         };
-        // What was mapped fits `usize`.
+        // Mapped offsets fit `usize`.
         let start = info.offset as usize;
         Ok(Some((mapping, start..start + info.size)))
     }
 
-    /// The data of a tensor, in place.
+    /// Returns the data of a tensor, in place.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] unless it is [`LoadMode::Mmap`], or for a tensor of another model.
+    /// [`ErrorKind::InvalidArgument`] unless it is [`LoadMode::Mmap`], or for a tensor of another
+    /// model.
     pub fn tensor_bytes(&self, info: &TensorInfo) -> Result<&[u8]> {
         let bytes = self
             .mapped(info)?
@@ -279,8 +285,8 @@ impl GgufFile {
     /// Reads the data of a tensor, from any thread. Works in every mode.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if `buffer` has not exactly the tensor's size, or for a tensor of another model;
-    /// [`ErrorKind::Io`].
+    /// [`ErrorKind::InvalidArgument`] if the size of `buffer` is not exactly the tensor's, or for a
+    /// tensor of another model. [`ErrorKind::Io`].
     pub fn read_tensor_into(&self, info: &TensorInfo, buffer: &mut [u8]) -> Result<()> {
         let part = self.part_of(info)?;
         if buffer.len() != info.size {
@@ -290,7 +296,7 @@ impl GgufFile {
         part.read_at(buffer, info.offset)
     }
 
-    /// Tells the system that a tensor's data will be needed soon. A hint; does nothing unless it is mapped.
+    /// Hints that a tensor's data will be needed soon. Does nothing unless it is mapped.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a tensor of another model.
@@ -301,8 +307,9 @@ impl GgufFile {
         Ok(())
     }
 
-    /// Gives the memory of a tensor's data back to the system, after it was copied elsewhere. The data stays readable: it
-    /// comes from the file again. A hint; does nothing unless it is mapped.
+    /// Returns the memory of a tensor's data to the system, after it was copied elsewhere. The data
+    /// stays readable, because it is read from the file again. A hint that does nothing unless it
+    /// is mapped.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a tensor of another model.
@@ -372,7 +379,8 @@ fn open_part(files: &dyn Files, path: &Path, mode: LoadMode, data: Data) -> Resu
     open().map_err(|error| error.in_file(path))
 }
 
-/// Reads the header of a file without knowing its size: parses the first bytes, and more of them if they do not suffice.
+/// Reads the header of a file without knowing its size: parses the first bytes, and more of them if
+/// they do not suffice.
 fn read_header(file: &dyn File, len: u64, data: Data) -> Result<Header> {
     let mut bytes = Vec::new();
     let mut wanted = 4 << 20;
@@ -394,7 +402,8 @@ fn read_header(file: &dyn File, len: u64, data: Data) -> Result<Header> {
     }
 }
 
-/// Opens all parts of a split model of which `path` is one, and checks that they belong together.
+/// Opens all parts of a split model, given the path of one of them, and checks that they belong
+/// together.
 fn open_parts(
     files: &dyn Files,
     path: &Path,

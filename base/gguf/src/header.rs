@@ -11,46 +11,47 @@ use samite_core::DType;
 
 /// The first four bytes of every file.
 pub const MAGIC: [u8; 4] = *b"GGUF";
-/// The version that is written; it and version 2 are read.
+/// Version that is written. Version 2 can also be read.
 pub const VERSION: u32 = 3;
-/// The alignment of tensor data in bytes if the key `general.alignment` does not say otherwise.
+/// Alignment of tensor data in bytes without the key `general.alignment`.
 pub const DEFAULT_ALIGNMENT: u64 = 32;
-/// The largest alignment that is believed.
+/// Maximum accepted alignment.
 pub const MAX_ALIGNMENT: u64 = 1 << 24;
-/// The most keys that are believed; models have tens of them.
+/// Maximum accepted number of keys. Models have tens of them.
 pub const MAX_KEYS: u64 = 1 << 16;
-/// The most tensors in one file that are believed; the largest models have some ten thousands.
+/// Maximum accepted number of tensors in one file. The largest models have tens of thousands.
 pub const MAX_TENSORS: u64 = 1 << 18;
-/// The longest tensor name that is read, in bytes. ggml's default is 63; some of its users compile it with more.
+/// Maximum length of a tensor name that is read, in bytes. ggml's default is 63, but some users
+/// compile it with more.
 pub const MAX_NAME_BYTES: usize = 1024;
 
-/// What a file says before its tensor data.
+/// Contents of a file before its tensor data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Header {
     /// The version of the format: 2 or 3.
     pub version: u32,
     /// The alignment of tensor data in bytes: a power of two.
     pub alignment: u64,
-    /// Where the data section begins: bytes from the start of the file.
+    /// Start of the data section, in bytes from the start of the file.
     pub data_offset: u64,
     /// The keys and values.
     pub metadata: Metadata,
-    /// The tensors; their data is inside the file.
+    /// The tensors. Their data is inside the file.
     pub tensors: Tensors,
 }
 
 impl Header {
-    /// Reads the header of a file that is in memory as a whole. Nothing in `bytes` is trusted; what is allocated is never
-    /// more than their number and a constant.
+    /// Reads the header of a file that is completely in memory. Nothing in `bytes` is trusted, and
+    /// allocations never exceed their number plus a constant.
     ///
     /// # Errors
-    /// [`ErrorKind::NotGguf`], [`ErrorKind::Unsupported`], [`ErrorKind::Truncated`] or [`ErrorKind::Corrupt`], with field
-    /// and offset.
+    /// [`ErrorKind::NotGguf`], [`ErrorKind::Unsupported`], [`ErrorKind::Truncated`] or
+    /// [`ErrorKind::Corrupt`], with field and offset.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         Self::whole(bytes, Data::Complete)
     }
 
-    /// As [`from_bytes`](Self::from_bytes), where tensor data may be missing.
+    /// Does what [`from_bytes`](Self::from_bytes) does, also if tensor data is missing.
     pub(crate) fn whole(bytes: &[u8], data: Data) -> Result<Self> {
         Self::parse(bytes, bytes.len() as u64, data).map_err(|stop| match stop {
             Stop::Failed(error) => error,
@@ -62,7 +63,7 @@ impl Header {
         })
     }
 
-    /// Reads the header from `bytes`, the beginning of a file of `file_len` bytes.
+    /// Reads the header from `bytes`, the first bytes of a file of `file_len` bytes.
     pub(crate) fn parse(bytes: &[u8], file_len: u64, data: Data) -> Result<Self, Stop> {
         let mut cursor = Cursor::new(bytes, file_len);
         let cursor = &mut cursor;
@@ -93,16 +94,16 @@ impl Header {
     }
 }
 
-/// How much of the tensor data a file must have.
+/// Amount of tensor data that a file must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Data {
     /// All of it.
     Complete,
-    /// None is needed: the header says enough.
+    /// None: only the header is needed.
     MayBeMissing,
 }
 
-/// What is wrong with `alignment`, if anything.
+/// Checks `alignment`, and describes the problem if it is invalid.
 pub(crate) fn check_alignment(alignment: u64) -> Result<(), String> {
     if alignment.is_power_of_two() && alignment <= MAX_ALIGNMENT {
         Ok(())
@@ -124,7 +125,8 @@ fn corrupt(field: Field<'_>, offset: u64, message: impl Into<String>) -> Stop {
         .into()
 }
 
-/// A vector with room for exactly `count` items. Whoever asks has checked `count` against the bytes left; there may be too little memory still.
+/// Returns a vector with room for exactly `count` items. The caller has checked `count` against the
+/// bytes left, but there may still be too little memory.
 fn room_for<T>(count: usize, field: Field<'_>) -> Result<Vec<T>, Stop> {
     let mut all = Vec::new();
     all.try_reserve_exact(count).map_err(|_| {
@@ -135,7 +137,7 @@ fn room_for<T>(count: usize, field: Field<'_>) -> Result<Vec<T>, Stop> {
     Ok(all)
 }
 
-/// A vector of exactly `count` items: memory is taken once.
+/// Returns a vector of exactly `count` items, with a single allocation.
 fn collect_exactly<T>(
     count: u64,
     field: Field<'_>,
@@ -148,7 +150,7 @@ fn collect_exactly<T>(
     Ok(all)
 }
 
-/// Magic and version.
+/// Reads magic and version.
 fn preamble(cursor: &mut Cursor<'_>, bytes: &[u8]) -> Result<u32, Stop> {
     let start = &bytes[..bytes.len().min(64)];
     if cursor.left() == 0 {
@@ -183,7 +185,7 @@ fn preamble(cursor: &mut Cursor<'_>, bytes: &[u8]) -> Result<u32, Stop> {
         1 => {
             unsupported("is 1, which is no longer in use: convert the original model again".into())
         }
-        // A small number, seen from the wrong end.
+        // A small number in the wrong byte order.
         _ if version & 0xffff == 0 => unsupported(format!(
             "is {} with swapped bytes: this is a big-endian file, get the little-endian one",
             version.swap_bytes()
@@ -205,13 +207,13 @@ fn limited_count(cursor: &mut Cursor<'_>, least: u64, limit: u64, what: &str) ->
     Ok(count)
 }
 
-/// The text of a name that was read; `start` is the offset of its length.
+/// Returns the text of a name that was read; `start` is the offset of its length.
 fn name_text<'a>(bytes: &'a [u8], field: Field<'_>, start: u64) -> Result<&'a str, Stop> {
     std::str::from_utf8(bytes)
         .map_err(|error| corrupt(field, start, format!("is not UTF-8 ({error})")))
 }
 
-/// All keys and values, and the alignment that they ask for.
+/// Reads all keys and values. Returns them with the alignment that they set.
 fn metadata(cursor: &mut Cursor<'_>, n_keys: u64) -> Result<(Metadata, u64), Stop> {
     let mut offsets = room_for(n_keys as usize, Field::Header("keys"))?;
     let mut alignment = DEFAULT_ALIGNMENT;
@@ -259,7 +261,7 @@ fn value_type(cursor: &mut Cursor<'_>, field: Field<'_>) -> Result<ValueType, St
     })
 }
 
-/// The type and the value of `key`.
+/// Reads the type and the value of `key`.
 fn value(cursor: &mut Cursor<'_>, key: &str) -> Result<Value, Stop> {
     let field = Field::Value(key, "value");
     Ok(match value_type(cursor, Field::Value(key, "type"))? {
@@ -318,7 +320,7 @@ fn numbers<T: Number>(cursor: &mut Cursor<'_>, key: &str) -> Result<Vec<T>, Stop
 
 fn strings(cursor: &mut Cursor<'_>, key: &str) -> Result<StringArray, Stop> {
     let count = cursor.count(8, Field::Value(key, "array length"))?;
-    // Once to learn how much memory it takes, once to fill it.
+    // The first pass computes the size, the second one fills the memory.
     let mut ahead = cursor.clone();
     let mut total = 0;
     for index in 0..count {
@@ -333,10 +335,10 @@ fn strings(cursor: &mut Cursor<'_>, key: &str) -> Result<StringArray, Stop> {
     Ok(strings)
 }
 
-/// Fixed-size values, as little-endian bytes.
+/// Fixed-size values, read as little-endian bytes.
 trait Number: Sized {
     const BYTES: u64;
-    /// `bytes` are exactly [`Self::BYTES`].
+    /// Converts `bytes`, which are exactly [`Self::BYTES`].
     fn from_le(bytes: &[u8]) -> Self;
 }
 
@@ -358,17 +360,17 @@ numbers!(u8, i8, u16, i16, u32, i32, f32, u64, i64, f64);
 impl Number for bool {
     const BYTES: u64 = 1;
 
-    /// As in ggml, everything but 0 is true.
+    /// As in ggml, everything except 0 is true.
     fn from_le(bytes: &[u8]) -> Self {
         bytes != [0]
     }
 }
 
-/// What was read about a tensor, before its data is found in the file.
+/// A tensor's description, before its data is located in the file.
 struct Described {
-    /// Complete but for `offset`, which still counts from the start of the data section.
+    /// Complete except for `offset`, which still counts from the start of the data section.
     info: TensorInfo,
-    /// Where the name and the offset are in the file.
+    /// Positions of the name and the offset in the file.
     name_at: u64,
     offset_at: u64,
 }
@@ -423,7 +425,7 @@ fn tensor(cursor: &mut Cursor<'_>, number: u64) -> Result<Described, Stop> {
     let info = TensorInfo {
         name: name.into(),
         dtype,
-        // No extent is lost: their product fits usize, and none is 0.
+        // The conversion is lossless: the product of the extents fits usize, and none is 0.
         shape: dims.map(|extent| extent as usize),
         n_dims,
         offset,
@@ -448,7 +450,8 @@ fn unknown_dtype(id: u32) -> String {
     }
 }
 
-/// Checks that the tensors' data lies one after the other, padded, inside the file; makes offsets count from its start.
+/// Checks that the tensors' data is contiguous, padded and inside the file. Makes offsets count
+/// from the start of the file.
 fn place(
     described: Vec<Described>,
     data_offset: u64,
@@ -490,7 +493,7 @@ fn place(
             ends().ok_or_else(|| corrupt(field, *offset_at, "the end of the data overflows"))?;
     }
 
-    // The first tensor that is not there as a whole; `end` is the end of the last one.
+    // The first tensor that is incomplete. `end` is the end of the last one.
     let is_cut = |d: &&Described| data_offset + d.info.offset + d.info.size as u64 > file_len;
     if let Some(Described {
         info, offset_at, ..

@@ -1,13 +1,13 @@
 //! Lookup by name without a second copy of the names.
 
-/// The indices of `items` sorted by name, for binary search.
+/// Returns the indices of `items` sorted by name, for binary search.
 ///
 /// # Errors
-/// The index of the first item, in the order of `items`, whose name occurred before.
+/// The index of the first item, in the order of `items`, with a repeated name.
 pub(crate) fn sorted_index<T>(items: &[T], name: impl Fn(&T) -> &str) -> Result<Vec<u32>, usize> {
     let mut index: Vec<u32> = (0..items.len() as u32).collect();
     index.sort_by(|&a, &b| name(&items[a as usize]).cmp(name(&items[b as usize])));
-    // The sort is stable, so of two neighbours with one name the second came later.
+    // The sort is stable, so the second of two neighbours with one name came later.
     let repeated = index
         .windows(2)
         .filter(|pair| name(&items[pair[0] as usize]) == name(&items[pair[1] as usize]))

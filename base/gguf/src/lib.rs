@@ -1,7 +1,8 @@
 //! The GGUF file format: a hardened reader, a writer, and loading of tensor data.
 //!
-//! A GGUF file holds a machine learning model: *metadata* (keys with typed values: architecture, sizes, vocabulary) and
-//! *tensors* (types of ggml, with names and shapes). All numbers are little-endian:
+//! A GGUF file holds a machine learning model: *metadata* (keys with typed values: architecture,
+//! sizes, vocabulary) and *tensors* (types of ggml, with names and shapes). All numbers are
+//! little-endian:
 //!
 //! | field | type |
 //! |---|---|
@@ -13,23 +14,28 @@
 //! | padding | to a multiple of the alignment: the key `general.alignment`, or 32 |
 //! | data of each tensor | where its offset says, counted from here, padded |
 //!
-//! A string is a `u64` length and bytes. An array is the type of its elements (`u32`), their number (`u64`) and the
-//! elements. The format is specified in `docs/gguf.md` of the ggml project; where that leaves a choice, this crate does
-//! what ggml's own reader does, so that both accept the same files. There are two exceptions: this crate refuses what no
-//! real file has (tensors without elements or dimensions; more keys than [`MAX_KEYS`], more tensors than [`MAX_TENSORS`]), and accepts tensor names of up to [`MAX_NAME_BYTES`].
+//! A string is a `u64` length and bytes. An array is the type of its elements (`u32`), their number
+//! (`u64`) and the elements. The format is specified in `docs/gguf.md` of the ggml project. If that
+//! leaves a choice, this crate follows ggml's own reader, so that both accept the same files. There
+//! are two exceptions. This crate refuses what no real file contains: tensors without elements or
+//! dimensions, more keys than [`MAX_KEYS`], more tensors than [`MAX_TENSORS`]. And it accepts
+//! tensor names of up to [`MAX_NAME_BYTES`].
 //!
 //! # Contract
-//! - [`GgufFile::open`] opens a model, whole or split into parts; [`Header::from_bytes`] reads one that is in memory.
-//! - A file is not trusted. Every count and size is checked against the bytes that are left before memory is taken for it,
-//!   every sum and product for overflow. After opening, each tensor's data is known to be inside its file, contiguous
-//!   and aligned, and names are unique. No input makes a function panic.
-//! - [`Metadata`] is read with types: [`Metadata::get`] and [`Metadata::require`] return an error with key, wanted and found
-//!   type. Strings in values need not be UTF-8 until they are read as text.
-//! - Data is reached in place ([`GgufFile::tensor_bytes`], [`Part::mapping`]), read piece by piece
-//!   ([`GgufFile::read_tensor_into`]), or streamed by several threads ([`GgufFile::load`], [`GgufFile::load_chunks`]) with
-//!   progress and cancellation.
-//! - [`Writer`] streams a file out; on disk it appears complete or not at all. [`rewrite`] edits metadata. Keys that
-//!   nobody here knows survive it, in order.
+//! - [`GgufFile::open`] opens a model, whole or split into parts. [`Header::from_bytes`] reads one
+//!   that is in memory.
+//! - Files are not trusted. Every count and size is checked against the remaining bytes before an
+//!   allocation, and every sum and product for overflow. After opening, each tensor's data is
+//!   inside its file, contiguous and aligned, and names are unique. No input makes a function
+//!   panic.
+//! - [`Metadata`] is read with types. [`Metadata::get`] and [`Metadata::require`] return an error
+//!   with the key, the wanted and the found type. Strings in values need not be UTF-8 until they
+//!   are read as text.
+//! - Data is accessed in place ([`GgufFile::tensor_bytes`], [`Part::mapping`]), read piece by piece
+//!   ([`GgufFile::read_tensor_into`]), or streamed by several threads ([`GgufFile::load`],
+//!   [`GgufFile::load_chunks`]) with progress and cancellation.
+//! - [`Writer`] streams a file out. It appears on disk complete or not at all. [`rewrite`] edits
+//!   metadata. Unknown keys are preserved, in order.
 //! - [`Error`] is one line that names file, field and byte offset, and what to do.
 //!
 //! # Example
@@ -58,7 +64,8 @@
 //! # }
 //! ```
 //!
-//! The only `unsafe` code is in the module that maps files. [`Mapping`] says what the user must promise: that nobody changes a file while it is mapped.
+//! The only `unsafe` code is in the module that maps files. [`Mapping`] documents what the user
+//! must guarantee: a file does not change while it is mapped.
 
 mod atomic;
 mod convert;

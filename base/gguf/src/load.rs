@@ -8,32 +8,38 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How much is read between two calls of the cancel function: some ten milliseconds on a slow disk.
+/// Number of bytes read between two calls of the cancel function: tens of milliseconds on a slow
+/// disk.
 const STEP: usize = 1 << 20;
 
-/// How many neighbouring pieces a thread takes at a time: pages of memory that they share are then touched by it alone.
+/// Number of consecutive pieces that a thread takes at a time, so that only one thread touches the
+/// memory pages that they share.
 const RUN: usize = 8;
 
-/// How to load. The default is a few threads, without progress and cancellation.
+/// Options for loading. The default is a few threads, without progress and cancellation.
 #[derive(Clone, Copy)]
 pub struct LoadOptions<'a> {
-    /// How many threads read; at least one. One is the calling thread itself.
+    /// Number of threads that read, at least one, including the calling thread.
     pub threads: usize,
-    /// Where the threads come from.
+    /// Source of the threads.
     pub system: &'a dyn Threads,
-    /// Hands data of a mapped file over where it is mapped. Without, it is read into the threads' buffers as if it were not
-    /// mapped: faster for data that is copied elsewhere anyway, because no page of the mapping is touched.
+    /// True to pass data of a mapped file in place. Otherwise it is read into the threads' buffers
+    /// as if it were not mapped, which is faster for data that is copied elsewhere anyway, because
+    /// no page of the mapping is touched.
     pub in_place: bool,
-    /// Called with the bytes read so far, which never decrease, and the bytes in all. Any of the threads calls it, one at a time.
+    /// Called with the bytes read so far, which never decrease, and the total. Any of the threads
+    /// calls it, one at a time.
     pub progress: &'a (dyn Fn(u64, u64) + Sync),
-    /// Called by every thread between small pieces. Once it returns true, loading stops with [`ErrorKind::Cancelled`].
+    /// Called by every thread between small pieces. Once it returns true, loading stops with
+    /// [`ErrorKind::Cancelled`].
     pub cancel: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl Default for LoadOptions<'_> {
     fn default() -> Self {
         LoadOptions {
-            // More rarely make a disk faster, and reading leaves the processors free anyway.
+            // More threads rarely make a disk faster, and reading leaves the processors free
+            // anyway.
             threads: SystemThreads.parallelism().min(8),
             system: &SystemThreads,
             in_place: true,
@@ -43,7 +49,7 @@ impl Default for LoadOptions<'_> {
     }
 }
 
-/// A piece of a tensor, handed to the sink as a whole.
+/// A piece of a tensor, passed to the sink as a whole.
 struct Job<'a> {
     info: &'a TensorInfo,
     start: usize,
@@ -51,14 +57,16 @@ struct Job<'a> {
 }
 
 impl GgufFile {
-    /// Hands the whole data of each of `tensors` to `sink`, from several threads at once, in no particular order.
+    /// Passes the whole data of each of `tensors` to `sink`, from several threads at once, in no
+    /// particular order.
     ///
-    /// A mapped file is paged in and handed over in place, unless [`LoadOptions::in_place`] is off. Otherwise every thread reads into a buffer that grows to the
-    /// largest tensor that it meets; [`load_chunks`](Self::load_chunks) does with less.
+    /// A mapped file is paged in and passed in place, unless [`LoadOptions::in_place`] is off.
+    /// Otherwise every thread reads into a buffer that grows to its largest tensor.
+    /// [`load_chunks`](Self::load_chunks) needs less memory.
     ///
     /// # Errors
-    /// The first error, of `sink` or of reading; then the other threads stop soon. [`ErrorKind::Cancelled`];
-    /// [`ErrorKind::OutOfMemory`] if there is no memory for a buffer.
+    /// The first error of `sink` or of reading. The other threads then stop soon.
+    /// [`ErrorKind::Cancelled`]. [`ErrorKind::OutOfMemory`] if there is no memory for a buffer.
     pub fn load<'t, E: From<Error> + Send>(
         &self,
         tensors: impl IntoIterator<Item = &'t TensorInfo>,
@@ -73,9 +81,10 @@ impl GgufFile {
         )
     }
 
-    /// As [`load`](Self::load), but hands tensors over in chunks of so many bytes as `chunk_bytes` says of them (the last of
-    /// a tensor may be shorter), with their offset in the tensor: a huge tensor needs no huge buffer, and is read by
-    /// several threads; and a small chunk is still in the processor's caches when the sink gets it.
+    /// As [`load`](Self::load), but hands tensors over in chunks of so many bytes as `chunk_bytes`
+    /// says of them (the last of a tensor may be shorter), with their offset in the tensor: a huge
+    /// tensor needs no huge buffer, and is read by several threads; and a small chunk is still in
+    /// the processor's caches when the sink gets it.
     ///
     /// # Errors
     /// As [`load`](Self::load); [`ErrorKind::InvalidArgument`] if `chunk_bytes` says 0.
@@ -164,7 +173,8 @@ impl GgufFile {
             .map_or(Ok(()), Err)
     }
 
-    /// The bytes of a job: where they are mapped if that is wanted and the case, in `buffer` otherwise.
+    /// Returns the bytes of a job: where they are mapped if that is wanted and the case, in
+    /// `buffer` otherwise.
     fn fetch<'a>(
         &'a self,
         job: &Job<'_>,
@@ -183,7 +193,8 @@ impl GgufFile {
             let bytes = &mapping[start..start + job.len];
             for step in steps {
                 stop()?;
-                // The system reads this step and the next while the pages of this one are waited for.
+                // The system reads this step and the next while the pages of this one are waited
+                // for.
                 mapping.will_need(start + step.start..start + job.len.min(step.end + STEP));
                 bytes[step.clone()]
                     .iter()

@@ -1,4 +1,5 @@
-//! Memory-mapped files, and hints to the operating system about them. The only `unsafe` code of the crate.
+//! Memory-mapped files, and hints to the operating system about them. Contains the only `unsafe`
+//! code of the crate.
 
 use crate::error::{Error, Result};
 use samite_core::HostMemory;
@@ -9,13 +10,14 @@ use std::sync::Arc;
 
 /// A whole file, mapped read-only: byte `i` of the mapping is byte `i` of the file.
 ///
-/// Shared by [`std::sync::Arc`], so that a device which uses the memory in place can keep it alive.
+/// Shared by [`std::sync::Arc`], so that a device that uses the memory in place can keep it alive.
 ///
 /// # A file that changes
-/// Nobody may write to or shorten a file while it is mapped. Content that changes appears in the mapping; touching a page
-/// behind the new end of a shortened file kills the process (SIGBUS), which no library can prevent. Replace a model file
-/// by renaming a new one over it, as [`crate::Writer`] does: the mapping then keeps the old content.
-/// [`crate::LoadMode::Read`] does not have this problem.
+/// A file must not be written to or truncated while it is mapped. Changed content appears in the
+/// mapping. Touching a page after the new end of a truncated file kills the process (SIGBUS), which
+/// no library can prevent. Replace a model file by renaming a new one over it, as [`crate::Writer`]
+/// does: the mapping then keeps the old content. [`crate::LoadMode::Read`] does not have this
+/// problem.
 #[derive(Debug)]
 pub struct Mapping {
     map: memmap2::Mmap,
@@ -24,9 +26,10 @@ pub struct Mapping {
 impl Mapping {
     /// Maps `file`, which must not be empty.
     pub(crate) fn new(file: &File) -> Result<Self> {
-        // SAFETY: The mapping is read-only, and nothing is assumed about the bytes but that they can be read: what was
-        // checked once is never used to index memory without another check. That the file is not changed from outside
-        // cannot be enforced; the type's documentation makes it the user's duty.
+        // SAFETY: The mapping is read-only, and the code only assumes that the bytes can be read:
+        // bytes that were checked once are never used to index memory without another check. It
+        // cannot be enforced that the file is not changed from outside. The type's documentation
+        // makes this the user's duty.
         let map = unsafe { memmap2::Mmap::map(file) };
         map.map(|map| Mapping { map }).map_err(|error| {
             Error::io(
@@ -36,15 +39,17 @@ impl Mapping {
         })
     }
 
-    /// The mapping as read-only host memory, which devices can use in place. Keeps the mapping alive.
+    /// Returns the mapping as read-only host memory, which devices can use in place. Keeps the
+    /// mapping alive.
     pub fn host_memory(self: &Arc<Self>) -> Arc<HostMemory> {
         let base = NonNull::from(&self.map[..]).cast();
-        // SAFETY: The mapping is valid for reads as long as the second reference, which is the owner, lives. It is
-        // mapped read-only, so this process cannot write to it; that no other process writes to the file is the user's duty, as the type says.
+        // SAFETY: The mapping is valid for reads while the second reference, the owner, lives. It
+        // is mapped read-only, so this process cannot write to it. The type's documentation makes
+        // the user responsible for writes by other processes.
         unsafe { HostMemory::borrow(base, self.map.len(), false, Box::new(Arc::clone(self))) }
     }
 
-    /// Tells the system that `range` will be needed soon. Only a hint: failure is of no consequence.
+    /// Hints that `range` will be needed soon. Failure has no consequences.
     pub(crate) fn will_need(&self, range: Range<usize>) {
         #[cfg(unix)]
         if self.map.get(range.clone()).is_some() {
@@ -56,15 +61,17 @@ impl Mapping {
         let _ = range;
     }
 
-    /// Gives the pages that lie wholly in `range` back to the system; touching them reads the file again. Only a hint.
+    /// Returns the pages that lie completely in `range` to the system. Touching them reads the file
+    /// again. Only a hint.
     pub(crate) fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         if self.map.get(range.clone()).is_some() {
             let page = samite_core::page_bytes();
             let (start, end) = (range.start.next_multiple_of(page), range.end / page * page);
             if start < end {
-                // SAFETY: The range is inside the mapping. It is a read-only mapping of a file, so the pages that are
-                // dropped have no content but the file's, and come back with the same bytes when they are touched.
+                // SAFETY: The range is inside the mapping. It is a read-only mapping of a file, so
+                // the dropped pages contain only the file's content, and return with the same bytes
+                // when they are touched.
                 let _ = unsafe {
                     self.map.unchecked_advise_range(
                         memmap2::UncheckedAdvice::DontNeed,
@@ -79,7 +86,7 @@ impl Mapping {
     }
 }
 
-/// All bytes of the file.
+/// Gives access to all bytes of the file.
 impl Deref for Mapping {
     type Target = [u8];
 

@@ -7,27 +7,28 @@ use crate::value::Value;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The key of the alignment of tensor data; see [`crate::DEFAULT_ALIGNMENT`].
+/// Key of the alignment of tensor data; see [`crate::DEFAULT_ALIGNMENT`].
 pub const KEY_ALIGNMENT: &str = "general.alignment";
-/// The key that names the model's architecture.
+/// Key with the name of the model's architecture.
 pub const KEY_ARCHITECTURE: &str = "general.architecture";
-/// The longest key that the specification allows, in bytes.
+/// Maximum length of a key in the specification, in bytes.
 pub const MAX_KEY_BYTES: usize = 65_535;
 
 /// Metadata: unique keys with values, in the order of the file.
 ///
-/// Reading is typed and never panics: [`get`](Self::get) for what may be absent, [`require`](Self::require) for what
-/// may not. Both fail with the key, the wanted and the found type if the value is of another type.
+/// Reading is typed and never panics: [`get`](Self::get) for optional keys,
+/// [`require`](Self::require) for required ones. Both fail with the key, the wanted and the found
+/// type if the value has another type.
 #[derive(Clone, Debug, Default)]
 pub struct Metadata {
     entries: Vec<(Box<str>, Value)>,
     /// Indices of `entries`, sorted by key.
     by_key: Vec<u32>,
-    /// The file that errors name.
+    /// Name of the file, for errors.
     origin: Option<Arc<Path>>,
 }
 
-/// Equal keys and values in the same order, wherever they were read from.
+/// Compares keys and values, including their order, but not their origin.
 impl PartialEq for Metadata {
     fn eq(&self, other: &Self) -> bool {
         self.entries == other.entries
@@ -35,15 +36,15 @@ impl PartialEq for Metadata {
 }
 
 impl Metadata {
-    /// No keys yet.
+    /// Creates metadata without keys.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes over entries whose keys were checked one by one.
+    /// Creates metadata from entries whose keys were checked individually.
     ///
     /// # Errors
-    /// The index and the key of the first entry whose key occurred before.
+    /// The index and the key of the first entry with a repeated key.
     pub(crate) fn from_entries(
         mut entries: Vec<(Box<str>, Value)>,
     ) -> Result<Self, (usize, Box<str>)> {
@@ -60,22 +61,22 @@ impl Metadata {
         self.origin = Some(path.into());
     }
 
-    /// How many keys there are.
+    /// Returns the number of keys.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is no key.
+    /// Returns whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// All keys and values, in order.
+    /// Iterates over all keys and values, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
         self.entries.iter().map(|(key, value)| (&**key, value))
     }
 
-    /// Where `key` stands in `by_key`, or where it would have to be put.
+    /// Returns the position of `key` in `by_key`, or the position to insert it.
     fn rank(&self, key: &str) -> Result<usize, usize> {
         self.by_key
             .binary_search_by(|&index| (*self.entries[index as usize].0).cmp(key))
@@ -85,17 +86,17 @@ impl Metadata {
         self.rank(key).ok().map(|rank| self.by_key[rank] as usize)
     }
 
-    /// The value of `key`, of whatever type.
+    /// Returns the value of `key`, of any type.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.position(key).map(|index| &self.entries[index].1)
     }
 
-    /// Whether `key` is there.
+    /// Returns whether `key` exists.
     pub fn contains(&self, key: &str) -> bool {
         self.rank(key).is_ok()
     }
 
-    /// The value of `key`, or `None` if the key is absent.
+    /// Returns the value of `key`, or `None` if the key is absent.
     ///
     /// # Errors
     /// [`ErrorKind::WrongType`] if the value cannot be read as `T`.
@@ -113,7 +114,7 @@ impl Metadata {
         T::from_value(value).map(Some).map_err(explain)
     }
 
-    /// The value of `key`, or `default` if the key is absent.
+    /// Returns the value of `key`, or `default` if the key is absent.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -121,10 +122,11 @@ impl Metadata {
         Ok(self.get(key)?.unwrap_or(default))
     }
 
-    /// The value of `key`.
+    /// Returns the value of `key`.
     ///
     /// # Errors
-    /// [`ErrorKind::MissingKey`] if the key is absent; [`ErrorKind::WrongType`] if the value cannot be read as `T`.
+    /// [`ErrorKind::MissingKey`] if the key is absent. [`ErrorKind::WrongType`] if the value cannot
+    /// be read as `T`.
     pub fn require<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T> {
         let missing = || {
             let message = format!("is missing, but needed ({} wanted)", T::wanted());
@@ -133,8 +135,8 @@ impl Metadata {
         self.get(key)?.ok_or_else(missing)
     }
 
-    /// The value of a key that holds either an array of exactly `len` elements, or one value that stands for all of them
-    /// (as per-layer parameters do). `None` if the key is absent.
+    /// Returns the value of a key that holds either an array of exactly `len` elements, or one
+    /// value that is repeated (as per-layer parameters are). `None` if the key is absent.
     ///
     /// # Errors
     /// [`ErrorKind::WrongType`] for another type or length.
@@ -168,7 +170,7 @@ impl Metadata {
         }
     }
 
-    /// Sets `key`: in its place if it is there, at the end otherwise. Returns the former value.
+    /// Sets `key`: in its place if it exists, otherwise at the end. Returns the former value.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the key is empty, too long, or contains a NUL character.
@@ -203,11 +205,11 @@ impl Metadata {
         Some(self.entries.remove(removed as usize).1)
     }
 
-    /// Gives the value of `from` the key `to`, in the same place.
+    /// Renames the key `from` to `to`, in the same place.
     ///
     /// # Errors
-    /// [`ErrorKind::MissingKey`] if there is no `from`; [`ErrorKind::InvalidArgument`] if there is a `to` already, or if
-    /// `to` cannot be a key.
+    /// [`ErrorKind::MissingKey`] if `from` does not exist. [`ErrorKind::InvalidArgument`] if `to`
+    /// already exists or is not a valid key.
     pub fn rename(&mut self, from: &str, to: &str) -> Result<()> {
         let rank = self.rank(from).map_err(|_| {
             self.error(
@@ -235,7 +237,7 @@ impl Metadata {
     }
 }
 
-/// What is wrong with `key` as a key, if anything.
+/// Checks `key`, and describes the problem if it is invalid.
 pub(crate) fn check_key(key: &str) -> Result<(), String> {
     if key.is_empty() {
         Err("is empty".into())
@@ -351,7 +353,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any sequence of edits does what the same edits do to a plain list.
+        /// Compares a sequence of edits with the same edits of a plain list.
         #[test]
         fn edits_agree_with_a_list(edits in prop::collection::vec((0u8..3, 0u8..6, 0u8..6), 0..40)) {
             let mut metadata = Metadata::new();

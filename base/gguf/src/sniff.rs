@@ -2,7 +2,7 @@
 
 /// Describes a file by its first bytes, which are not those of GGUF.
 pub(crate) fn not_gguf(start: &[u8]) -> &'static str {
-    /// How a format begins, and what to say about it.
+    /// First bytes of other formats, with a message.
     const KNOWN: [(&[u8], &str); 17] = [
         (b"lmgg", OLD), // The magic numbers of ggml's old formats, as little-endian bytes.
         (b"fmgg", OLD),

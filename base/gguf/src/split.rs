@@ -1,22 +1,23 @@
 //! Models in several files.
 //!
-//! Part `i` of `n` of a model is called `<prefix>-<i+1>-of-<n>.gguf`, both numbers with five digits, and says so itself:
-//! `split.no` is `i`, `split.count` is `n`, and `split.tensors.count` is the number of tensors in all parts together.
-//! Only the first part must have metadata beyond that. Names of other parts are derived from the name that the user
-//! gave, never from the content of a file, so no file can make another path be opened.
+//! Part `i` of `n` of a model is called `<prefix>-<i+1>-of-<n>.gguf`, both numbers with five
+//! digits. Its metadata repeats this: `split.no` is `i`, `split.count` is `n`, and
+//! `split.tensors.count` is the number of tensors in all parts. Only the first part must have other
+//! metadata. Names of other parts are derived from the name that the user gave, never from the
+//! content of a file, so no file can make another path be opened.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::metadata::Metadata;
 use std::path::{Path, PathBuf};
 
-/// The key with the number of parts.
+/// Key with the number of parts.
 pub const KEY_SPLIT_COUNT: &str = "split.count";
-/// The key with the number of this part, from 0.
+/// Key with the index of this part, from 0.
 pub const KEY_SPLIT_NO: &str = "split.no";
-/// The key with the number of tensors in all parts.
+/// Key with the number of tensors in all parts.
 pub const KEY_SPLIT_TENSORS_COUNT: &str = "split.tensors.count";
 
-/// What a file says about being a part.
+/// Split information in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Split {
     pub(crate) no: u16,
@@ -25,7 +26,7 @@ pub(crate) struct Split {
 }
 
 impl Split {
-    /// `None` if the file is a whole model.
+    /// Returns `None` if the file is a whole model.
     pub(crate) fn of(metadata: &Metadata) -> Result<Option<Self>> {
         let count = metadata.get_or::<u16>(KEY_SPLIT_COUNT, 0)?;
         if count <= 1 {
@@ -48,12 +49,12 @@ impl Split {
     }
 }
 
-/// The file name of part `no` (from 0) of `count`.
+/// Returns the file name of part `no` (from 0) of `count`.
 pub fn split_file_name(prefix: &str, no: u16, count: u16) -> String {
     format!("{prefix}-{:05}-of-{count:05}.gguf", u32::from(no) + 1)
 }
 
-/// The paths of all parts, derived from the path of one of them.
+/// Returns the paths of all parts, derived from the path of one of them.
 pub(crate) fn part_paths(path: &Path, split: Split) -> Result<Vec<PathBuf>> {
     let name = path
         .file_name()

@@ -2,10 +2,11 @@
 
 use std::str::Utf8Error;
 
-/// Many strings, stored compactly: one block of bytes and where each string ends in it.
+/// Many strings, stored compactly as one block of bytes and the end of each string.
 ///
-/// A vocabulary has a quarter of a million strings; one allocation for each would make opening a file slow. GGUF says
-/// that strings are UTF-8, but vocabularies are known to break that, so these are bytes.
+/// A vocabulary has a quarter of a million strings, and one allocation for each would make opening
+/// a file slow. GGUF strings should be UTF-8, but vocabularies are known to violate that, so these
+/// are bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StringArray {
     bytes: Vec<u8>,
@@ -13,7 +14,8 @@ pub struct StringArray {
 }
 
 impl StringArray {
-    /// An empty array in memory that was had before: for the bytes of all strings, and for where each ends.
+    /// Returns an empty array with existing memory for the bytes of all strings, and for their
+    /// ends.
     pub(crate) fn within(bytes: Vec<u8>, ends: Vec<usize>) -> Self {
         debug_assert!(bytes.is_empty() && ends.is_empty());
         StringArray { bytes, ends }
@@ -25,22 +27,22 @@ impl StringArray {
         self.ends.push(self.bytes.len());
     }
 
-    /// How many strings there are.
+    /// Returns the number of strings.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is no string.
+    /// Returns whether there are no strings.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The bytes of all strings together.
+    /// Returns the bytes of all strings together.
     pub fn total_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The string at `index` as bytes; `None` past the end.
+    /// Returns the string at `index` as bytes, or `None` past the end.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         let end = *self.ends.get(index)?;
         let start = match index.checked_sub(1) {
@@ -50,7 +52,7 @@ impl StringArray {
         self.bytes.get(start..end)
     }
 
-    /// The string at `index` as text; `None` past the end.
+    /// Returns the string at `index` as text, or `None` past the end.
     ///
     /// # Errors
     /// If the string is not valid UTF-8.
@@ -58,7 +60,7 @@ impl StringArray {
         self.get(index).map(std::str::from_utf8)
     }
 
-    /// All strings as bytes, in order.
+    /// Iterates over all strings as bytes, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
         let mut start = 0;
         self.ends.iter().map(move |&end| {

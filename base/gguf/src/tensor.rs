@@ -4,41 +4,44 @@ use crate::error::{Error, ErrorKind, Result, quoted};
 use crate::index::sorted_index;
 use samite_core::DType;
 
-/// How many dimensions a tensor can have.
+/// Maximum number of dimensions of a tensor.
 pub const MAX_DIMS: usize = 4;
 
-/// One tensor: its type and shape, and where its data is.
+/// Type, shape and data location of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// The unique name, such as `blk.0.attn_q.weight`.
     pub name: Box<str>,
     /// The type of the elements.
     pub dtype: DType,
-    /// The extents, innermost first; 1 from `n_dims` on; never 0.
+    /// The extents, innermost first. 1 from `n_dims` on, and never 0.
     pub shape: [usize; MAX_DIMS],
-    /// How many extents the file gives: 1 to 4.
+    /// Number of extents in the file: 1 to 4.
     pub n_dims: usize,
-    /// Where the data begins: bytes from the start of the file (not from the start of its data section).
+    /// Start of the data, in bytes from the start of the file (not from the start of its data
+    /// section).
     pub offset: u64,
     /// The size of the data in bytes.
     pub size: usize,
-    /// The file that holds the data: an index of [`crate::GgufFile::parts`], 0 if the model is not split.
+    /// Index of the file that holds the data in [`crate::GgufFile::parts`]. 0 if the model is not
+    /// split.
     pub file: usize,
 }
 
 impl TensorInfo {
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// The end of the data in its file.
+    /// Returns the end of the data in its file.
     pub(crate) fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.size as u64)
     }
 }
 
-/// The size in bytes of a contiguous tensor. `Err` names the wrong dimension, if it is one, and the reason.
+/// Returns the size in bytes of a contiguous tensor. `Err` contains the invalid dimension, if it is
+/// one, and the reason.
 pub(crate) fn tensor_bytes(dtype: DType, dims: &[u64]) -> Result<usize, (Option<usize>, String)> {
     for (dimension, &extent) in dims.iter().enumerate() {
         if extent == 0 {
@@ -60,7 +63,7 @@ pub(crate) fn tensor_bytes(dtype: DType, dims: &[u64]) -> Result<usize, (Option<
             format!("the size of shape {dims:?} in {dtype} overflows"),
         )
     };
-    // Every product must fit a signed number: ggml counts elements and bytes in those.
+    // Every product must fit a signed number, in which ggml counts elements and bytes.
     let product = |factors: &[u64]| {
         let product = factors
             .iter()
@@ -98,7 +101,7 @@ pub struct Tensors {
 
 impl Tensors {
     /// # Errors
-    /// The index and the name of the first tensor whose name occurred before.
+    /// The index and the name of the first tensor with a repeated name.
     pub(crate) fn new(mut list: Vec<TensorInfo>) -> Result<Self, (usize, Box<str>)> {
         let by_name = sorted_index(&list, |info| &info.name)
             .map_err(|repeated| (repeated, std::mem::take(&mut list[repeated].name)))?;
@@ -109,7 +112,7 @@ impl Tensors {
         self.list
     }
 
-    /// The tensor called `name`.
+    /// Returns the tensor called `name`.
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
         let rank = self
             .by_name
@@ -118,10 +121,10 @@ impl Tensors {
             .map(|rank| &self.list[self.by_name[rank] as usize])
     }
 
-    /// The tensor called `name`.
+    /// Returns the tensor called `name`.
     ///
     /// # Errors
-    /// [`ErrorKind::MissingTensor`] if there is none.
+    /// [`ErrorKind::MissingTensor`] if it does not exist.
     pub fn require(&self, name: &str) -> Result<&TensorInfo> {
         self.get(name).ok_or_else(|| {
             let field = format!("tensor {}", quoted(name));
@@ -133,12 +136,12 @@ impl Tensors {
         })
     }
 
-    /// The data of all tensors in bytes, without padding.
+    /// Returns the data of all tensors in bytes, without padding.
     pub fn total_bytes(&self) -> u64 {
         self.list.iter().map(|info| info.size as u64).sum()
     }
 
-    /// All elements of all tensors: the number of parameters.
+    /// Returns the number of elements of all tensors: the number of parameters.
     pub fn total_elements(&self) -> u64 {
         self.list.iter().map(|info| info.elements() as u64).sum()
     }
@@ -176,7 +179,8 @@ mod tests {
             Some(1)
         );
         assert!(tensor_bytes(DType::F32, &[]).is_err());
-        // Products that wrap to zero, to something small, and byte counts that do while elements fit.
+        // Products that wrap to zero or to something small, and byte counts that wrap while element
+        // counts fit.
         for dims in [
             &[1 << 32, 1 << 32][..],
             &[1 << 33, (1 << 31) + 1],

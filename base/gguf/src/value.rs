@@ -3,7 +3,7 @@
 use crate::strings::StringArray;
 use std::fmt;
 
-/// The type of a metadata value. The discriminants are the format's.
+/// Type of a metadata value. The discriminants are the format's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // The names say it all.
 #[repr(u32)]
@@ -31,17 +31,17 @@ impl ValueType {
         ]
     };
 
-    /// The type with the format's number `id`.
+    /// Returns the type with the format's number `id`.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(id).ok()?).copied()
     }
 
-    /// The format's number of this type.
+    /// Returns the format's number of this type.
     pub fn id(self) -> u32 {
         self as u32
     }
 
-    /// The name of this type, as ggml's tools print it.
+    /// Returns the name of this type, as ggml's tools print it.
     pub fn name(self) -> &'static str {
         use ValueType::*;
         match self {
@@ -80,7 +80,7 @@ pub enum Value {
     I32(i32),
     F32(f32),
     Bool(bool),
-    /// Meant to be UTF-8, but not checked when a file is read: reading it as `&str` checks.
+    /// Should be UTF-8, but this is checked only when the value is read as `&str`.
     String(Box<[u8]>),
     Array(Array),
     U64(u64),
@@ -88,7 +88,8 @@ pub enum Value {
     F64(f64),
 }
 
-/// An array of metadata values of one type. Arrays of arrays are not supported (nor are they by ggml).
+/// An array of metadata values of one type. Arrays of arrays are not supported (nor are they by
+/// ggml).
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // One variant a type, named like it.
 pub enum Array {
@@ -106,7 +107,8 @@ pub enum Array {
     F64(Vec<f64>),
 }
 
-/// Runs `$body` with `$items` bound to the vector of a numeric or boolean array, or `$strings` to the strings.
+/// Runs `$body` with `$items` bound to the vector of a numeric or boolean array, or `$strings` to
+/// the strings.
 macro_rules! with_array {
     ($array:expr, $items:ident => $body:expr, $strings:ident => $string_body:expr) => {
         match $array {
@@ -128,7 +130,7 @@ macro_rules! with_array {
 pub(crate) use with_array;
 
 impl Value {
-    /// The type of the value; [`ValueType::Array`] for every array.
+    /// Returns the type of the value, [`ValueType::Array`] for every array.
     pub fn value_type(&self) -> ValueType {
         match self {
             Value::U8(_) => ValueType::U8,
@@ -147,7 +149,7 @@ impl Value {
         }
     }
 
-    /// The value of any integer type, without loss; `None` for everything else.
+    /// Returns the value of any integer type, without loss, or `None` for other types.
     pub fn as_integer(&self) -> Option<i128> {
         Some(match *self {
             Value::U8(v) => v.into(),
@@ -162,7 +164,7 @@ impl Value {
         })
     }
 
-    /// A description for messages: the type, and for arrays also the length.
+    /// Returns a description for messages: the type, and for arrays also the length.
     pub(crate) fn describe(&self) -> String {
         match self {
             Value::Array(array) => format!("arr of {} {}", array.len(), array.element_type()),
@@ -172,7 +174,7 @@ impl Value {
 }
 
 impl Array {
-    /// The type of the elements.
+    /// Returns the type of the elements.
     pub fn element_type(&self) -> ValueType {
         match self {
             Array::U8(_) => ValueType::U8,
@@ -190,18 +192,18 @@ impl Array {
         }
     }
 
-    /// How many elements there are.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         with_array!(self, items => items.len(), strings => strings.len())
     }
 
-    /// Whether there is no element.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// For people: numbers as they are, strings quoted, of long strings and arrays only the beginning.
+/// Writes numbers, quoted strings, and the start of long strings and arrays.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -222,7 +224,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// For people: the first elements, and how many there are in all.
+/// Writes the first elements and the total number.
 impl fmt::Display for Array {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
@@ -243,7 +245,7 @@ impl fmt::Display for Array {
     }
 }
 
-/// The beginning of a string that may be huge and may not be UTF-8, for display.
+/// Returns the beginning of a string that may be huge and may not be UTF-8, for display.
 fn lossy_start(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(&bytes[..bytes.len().min(512)])
 }

@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The longest tensor name that is written, in bytes: what ggml reads.
+/// Maximum length of a tensor name that is written, in bytes. ggml reads no longer ones.
 pub const MAX_WRITTEN_NAME_BYTES: usize = 63;
 
 /// A tensor that will be written.
@@ -27,11 +27,12 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// A tensor with `dims` as its extents, innermost first.
+    /// Returns a tensor with `dims` as its extents, innermost first.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] if the name is longer than [`MAX_WRITTEN_NAME_BYTES`] or contains NUL, if
-    /// there are not 1 to 4 dimensions, if one is 0, if rows are not whole blocks, or if the size overflows.
+    /// [`crate::ErrorKind::InvalidArgument`] if the name is longer than [`MAX_WRITTEN_NAME_BYTES`]
+    /// or contains NUL, if there are not 1 to 4 dimensions, if one is 0, if rows are not whole
+    /// blocks, or if the size overflows.
     pub fn new(name: &str, dtype: DType, dims: &[usize]) -> Result<Self> {
         let invalid = |message: String| Error::invalid(format!("tensor {}", quoted(name)), message);
         if name.len() > MAX_WRITTEN_NAME_BYTES || name.contains('\0') {
@@ -59,7 +60,7 @@ impl TensorSpec {
         })
     }
 
-    /// The tensor that `info` describes, with another type.
+    /// Returns the tensor of `info` with another type.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -67,23 +68,23 @@ impl TensorSpec {
         Self::new(&info.name, dtype, &info.shape[..info.n_dims.min(MAX_DIMS)])
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The size of the data in bytes.
+    /// Returns the size of the data in bytes.
     pub fn size(&self) -> usize {
         self.size
     }
 }
 
-/// The bytes of a file up to its data section, and the alignment of that.
+/// Returns the bytes of a file up to its data section, and the alignment of that.
 fn encode_header(metadata: &Metadata, tensors: &[TensorSpec]) -> Result<(Vec<u8>, u64)> {
     let alignment = match metadata.value(KEY_ALIGNMENT) {
         None => DEFAULT_ALIGNMENT,
@@ -164,7 +165,7 @@ fn put_value(out: &mut Vec<u8>, value: &Value) {
     }
 }
 
-/// Fixed-size values, as little-endian bytes.
+/// Fixed-size values, written as little-endian bytes.
 trait Put {
     fn put(&self, out: &mut Vec<u8>);
 }
@@ -186,18 +187,20 @@ impl Put for bool {
     }
 }
 
-/// Called with the bytes of tensor data written so far, and the bytes in all.
+/// Callback for the bytes of tensor data written so far, and the total.
 type ProgressFn = Box<dyn FnMut(u64, u64) + Send>;
 
-/// Writes a file: the header when it is made, then the data of the tensors one after the other, in pieces of any size.
+/// Writer of a file: first the header, then the data of the tensors one after the other, in pieces
+/// of any size.
 ///
-/// Nothing needs to be in memory as a whole, because types and shapes determine every offset beforehand.
+/// Nothing needs to be completely in memory, because types and shapes determine every offset in
+/// advance.
 pub struct Writer<W: Write> {
     out: W,
     path: Option<Box<Path>>,
     tensors: Vec<TensorSpec>,
     alignment: usize,
-    /// The tensor that is being written, and how much of it is.
+    /// The current tensor, and the number of its bytes written so far.
     current: usize,
     in_current: usize,
     done: u64,
@@ -206,11 +209,12 @@ pub struct Writer<W: Write> {
 }
 
 impl Writer<AtomicFile> {
-    /// Begins a file that appears at `path` when it is complete ([`commit`](Self::commit)), replacing what was there, or
-    /// not at all: without commit, because of an error or because the writer is dropped, nothing is left.
+    /// Starts a file that appears at `path` when it is complete ([`commit`](Self::commit)),
+    /// replacing an existing one, or not at all. Without commit, because of an error or a dropped
+    /// writer, nothing is left behind.
     ///
     /// # Errors
-    /// As [`Writer::new`]; also if the file cannot be created.
+    /// As [`Writer::new`], or if the file cannot be created.
     pub fn create(
         path: impl AsRef<Path>,
         metadata: &Metadata,
@@ -221,7 +225,7 @@ impl Writer<AtomicFile> {
         })
     }
 
-    /// Begins a [private](AtomicFile::private) file, otherwise as [`create`](Self::create).
+    /// Starts a [private](AtomicFile::private) file, otherwise like [`create`](Self::create).
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -241,16 +245,18 @@ impl Writer<AtomicFile> {
         tensors: Vec<TensorSpec>,
         create: impl FnOnce(&Path) -> Result<AtomicFile>,
     ) -> Result<Self> {
-        // The header is made before the file: what cannot be written touches no disk.
+        // The header is encoded before the file is created: invalid input touches no disk.
         let encoded = encode_header(metadata, &tensors).map_err(|error| error.in_file(path))?;
         Self::with_header(create(path)?, Some(path.into()), encoded, tensors)
     }
 
-    /// Has `fill` write the data of the tensor that comes next, in pieces in any order, from as many threads as it likes.
+    /// Lets `fill` write the data of the next tensor, in pieces in any order, from any number of
+    /// threads.
     ///
     /// # Errors
-    /// Those of `fill`; [`crate::ErrorKind::InvalidArgument`] if all tensors are written already, if some data of this one is,
-    /// or if the pieces do not add up to its size; [`crate::ErrorKind::Io`].
+    /// The error of `fill`. [`crate::ErrorKind::InvalidArgument`] if all tensors or some data of
+    /// this one are already written, or if the pieces do not add up to its size.
+    /// [`crate::ErrorKind::Io`].
     pub fn fill_tensor<E: From<Error>>(
         &mut self,
         fill: impl FnOnce(&TensorSlot<'_>) -> Result<(), E>,
@@ -283,7 +289,7 @@ impl Writer<AtomicFile> {
         Ok(self.advance(size)?)
     }
 
-    /// Completes the file and gives it its name.
+    /// Completes the file and renames it.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] if data is missing; [`crate::ErrorKind::Io`].
@@ -292,7 +298,7 @@ impl Writer<AtomicFile> {
     }
 }
 
-/// The place of one tensor's data in a file that is being written.
+/// Place of one tensor's data in a file that is being written.
 pub struct TensorSlot<'a> {
     file: &'a AtomicFile,
     spec: &'a TensorSpec,
@@ -304,7 +310,8 @@ impl TensorSlot<'_> {
     /// Writes a piece of the tensor's data, `offset` bytes from its start.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] if it does not lie within the tensor; [`crate::ErrorKind::Io`].
+    /// [`crate::ErrorKind::InvalidArgument`] if it is not within the tensor.
+    /// [`crate::ErrorKind::Io`].
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let end = offset.checked_add(bytes.len());
         if end.is_none_or(|end| end > self.spec.size) {
@@ -323,10 +330,11 @@ impl TensorSlot<'_> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a file in `out`, with the alignment that `metadata` asks for.
+    /// Starts a file in `out`, with the alignment in `metadata`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for a bad alignment or tensors with the same name; [`crate::ErrorKind::Io`].
+    /// [`crate::ErrorKind::InvalidArgument`] for a bad alignment or tensors with the same name;
+    /// [`crate::ErrorKind::Io`].
     pub fn new(out: W, metadata: &Metadata, tensors: Vec<TensorSpec>) -> Result<Self> {
         let encoded = encode_header(metadata, &tensors)?;
         Self::with_header(out, None, encoded, tensors)
@@ -353,21 +361,24 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Calls `progress` after every piece with the bytes of tensor data written so far and the bytes in all.
+    /// Calls `progress` after every piece with the bytes of tensor data written so far and the
+    /// total.
     pub fn on_progress(mut self, progress: impl FnMut(u64, u64) + Send + 'static) -> Self {
         self.progress = Some(Box::new(progress));
         self
     }
 
-    /// The tensor whose data comes next; `None` when all data is written.
+    /// Returns the tensor whose data comes next, or `None` when all data is written.
     pub fn next_tensor(&self) -> Option<&TensorSpec> {
         self.tensors.get(self.current)
     }
 
-    /// Appends `bytes` to the data of the tensor that comes next. When that has all its bytes, the next one comes.
+    /// Appends `bytes` to the data of the current tensor. After its last byte, the next tensor
+    /// follows.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] if `bytes` are more than the tensor lacks; [`crate::ErrorKind::Io`].
+    /// [`crate::ErrorKind::InvalidArgument`] if `bytes` are more than the tensor needs.
+    /// [`crate::ErrorKind::Io`].
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
         let Some(spec) = self.tensors.get(self.current) else {
             return Err(self.invalid("data", "all tensors are written already".into()));
@@ -397,10 +408,11 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Writes the data of a whole tensor, which must be the one that comes next.
+    /// Writes the data of a whole tensor, which must be the next one.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] if it is not, or if `bytes` has not its size; [`crate::ErrorKind::Io`].
+    /// [`crate::ErrorKind::InvalidArgument`] if it is not, or if the size of `bytes` is wrong.
+    /// [`crate::ErrorKind::Io`].
     pub fn write_tensor(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         let next = self.next_tensor();
         let message = match next {
@@ -416,7 +428,7 @@ impl<W: Write> Writer<W> {
         Err(self.invalid(format!("tensor {}", quoted(name)), message))
     }
 
-    /// Completes the data and gives the output back.
+    /// Completes the data and returns the output.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] if data is missing; [`crate::ErrorKind::Io`].
@@ -461,13 +473,14 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Writes the tensors of `source` to `target` with other metadata: the way to edit metadata, and to join a split model
-/// (the keys that describe the split are left out). `target` may be the file of `source` itself.
+/// Writes the tensors of `source` to `target` with other metadata, to edit metadata or to join a
+/// split model. (The keys that describe the split are left out.) `target` may be the file of
+/// `source` itself.
 ///
-/// `options` gives progress and cancellation; the work is done by the calling thread.
+/// `options` provide progress and cancellation. The calling thread does the work.
 ///
 /// # Errors
-/// As [`Writer::create`] and reading; [`crate::ErrorKind::Cancelled`]. Then `target` is as it was.
+/// As [`Writer::create`] and reading. [`crate::ErrorKind::Cancelled`]. Then `target` is unchanged.
 pub fn rewrite(
     source: &GgufFile,
     target: impl AsRef<Path>,

@@ -1,4 +1,4 @@
-//! Files that are wrong in one place each: the error must name the field, the byte, and what is wrong.
+//! Files with one error each: the message must name the field, the byte, and the problem.
 
 mod common;
 
@@ -165,7 +165,7 @@ fn nested_arrays_and_unknown_types_are_refused() {
     }
 }
 
-/// A file with one tensor, and the offset of its description.
+/// Returns a file with one tensor, and the offset of its description.
 fn one_tensor(dims: &[u64], dtype: u32) -> Bytes {
     Bytes::header(1, 0).tensor("t", dims, dtype, 0).data(64)
 }
@@ -173,7 +173,7 @@ fn one_tensor(dims: &[u64], dtype: u32) -> Bytes {
 #[test]
 fn sizes_that_overflow_are_refused() {
     let dims_at = 24 + 9 + 4;
-    // Element counts that wrap to zero and to small numbers; then byte counts that do.
+    // Element counts that wrap around to zero and to small numbers; then such byte counts.
     for dims in [
         &[1 << 32, 1 << 32][..],
         &[1 << 16, 1 << 16, 1 << 16, 1 << 16],
@@ -200,7 +200,7 @@ fn sizes_that_overflow_are_refused() {
         dims_at,
         "overflows",
     );
-    // Sizes that fit alone, but not together.
+    // Sizes that fit individually, but not together.
     let sum = Bytes::header(4, 0)
         .tensor("a", &[1 << 59], 28, 0)
         .tensor("b", &[1 << 59], 28, 1 << 62)

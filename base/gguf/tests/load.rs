@@ -1,5 +1,5 @@
 //! Loading with threads, progress and cancellation.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::DType;
 use samite_core::environment::{File, Files, Threads};
@@ -18,7 +18,7 @@ fn content_of(index: usize, size: usize) -> Vec<u8> {
     (0..size).map(|i| (i * (index + 3) % 253) as u8).collect()
 }
 
-/// A model with tensors of these sizes.
+/// Writes a model with tensors of these sizes.
 fn model(path: &Path, sizes: &[usize]) {
     let spec = |(index, &size)| TensorSpec::new(&format!("t{index}"), DType::I8, &[size]).unwrap();
     let specs = sizes.iter().enumerate().map(spec).collect();
@@ -135,7 +135,7 @@ fn cancellation_stops_soon() {
             *read.lock().unwrap() <= 5 << 20,
             "in the middle of a tensor"
         );
-        // Each thread asks once more, before its next piece, and ends.
+        // Each thread calls the function once more, before its next piece, and ends.
         assert!(asked.load(Ordering::Relaxed) <= 5 + options.threads);
     }
 }
@@ -277,7 +277,7 @@ fn large_headers_are_read_in_pieces() {
     }
 }
 
-/// A file that becomes shorter after `reads` reads.
+/// A file that is truncated after `reads` reads.
 #[derive(Debug)]
 struct Shrinking {
     content: Vec<u8>,
@@ -325,7 +325,7 @@ impl Files for Disk {
     }
 }
 
-/// Threads that take turns, the last one first.
+/// Threads that take turns, starting with the last one.
 #[derive(Debug)]
 struct Turns;
 
@@ -371,7 +371,7 @@ fn a_file_that_becomes_shorter_at_any_read_is_an_error() {
     whole.unwrap();
     assert!(reads > 4);
     for left in 0..reads {
-        // What lies in the first half is still there, so that only reads behind it fail.
+        // The first half still exists, so only reads after it fail.
         let (result, _) = attempt(left);
         let error = result.expect_err("the end of the file is gone");
         assert!(error.to_string().contains("m.gguf"), "{error}");
@@ -387,13 +387,13 @@ fn a_file_that_becomes_shorter_at_any_read_is_an_error() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
-/// How many bytes of a file are in the page cache.
+/// Returns how many bytes of a file are in the page cache.
 #[cfg(target_os = "linux")]
 fn cached(path: &Path) -> usize {
     let file = std::fs::File::open(path).unwrap();
-    // SAFETY: nobody changes the file, which is in a folder of this test.
+    // SAFETY: the file is in a folder of this test, so it does not change.
     let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
-    // Pages are not smaller than this, so that there are bytes enough.
+    // Pages are at least this large, so there are enough bytes.
     let mut pages = vec![0u8; map.len().div_ceil(4096)];
     // SAFETY: the range is mapped, and there is a byte for each of its pages.
     let result = unsafe { libc::mincore(map.as_ptr() as *mut _, map.len(), pages.as_mut_ptr()) };
@@ -411,7 +411,7 @@ fn reading_directly_goes_past_the_page_cache() {
     model(&path, &[SIZE]);
     let written = std::fs::File::open(&path).unwrap();
     written.sync_all().unwrap();
-    // SAFETY: the descriptor is open, and no memory is touched.
+    // SAFETY: the descriptor is open, and the call does not touch memory.
     unsafe { libc::posix_fadvise(written.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
     let load = |mode| {
         let file = GgufFile::open(&path, mode).unwrap();
@@ -456,7 +456,7 @@ fn what_cannot_be_read_directly_is_read_through_the_cache_and_says_so() {
     assert_eq!(bytes[..], content_of(1, 100));
     let read = GgufFile::open_in(&disk, "m.gguf", LoadMode::Read).unwrap();
     assert!(read.parts()[0].direct_refused().is_none());
-    // What is not there at all is an error, as ever.
+    // As always, a missing file is an error.
     let missing = dir.path().join("missing");
     let error = GgufFile::open(missing, LoadMode::Direct).unwrap_err();
     assert!(error.to_string().contains("cannot open"), "{error}");
@@ -490,7 +490,7 @@ fn the_system_is_told_that_a_file_is_read_in_order() {
     assert_eq!(advised(), 1);
 }
 
-/// A model of which the last bytes are missing, in one file or in two parts.
+/// Opens a model whose last bytes are missing, in one file or in two parts.
 #[test]
 fn a_header_is_opened_without_the_data_behind_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -504,7 +504,7 @@ fn a_header_is_opened_without_the_data_behind_it() {
         assert!(error.to_string().contains("truncated"), "{error}");
         let file = GgufFile::open_header(&path, mode).unwrap();
         assert_eq!(file.tensors().len(), sizes.len());
-        // What is there can be read.
+        // The existing data can be read.
         let read = |name: &str| {
             let info = file.tensor(name).unwrap();
             let mut bytes = vec![0; info.size];

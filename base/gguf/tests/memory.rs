@@ -1,5 +1,5 @@
-//! No bytes make the reader panic, or take more memory than they are themselves and a constant. Files are written with little
-//! memory, or refused.
+//! No input makes the reader panic, or allocate more than its size plus a constant. Files are
+//! written with little memory, or refused.
 
 mod common;
 
@@ -12,7 +12,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::io::Write;
 
-/// Counts what the current thread has allocated, and the most that it had at once; refuses what is larger than a limit.
+/// Allocator that counts the current thread's allocations and their maximum, and refuses
+/// allocations above a limit.
 struct Counting;
 
 thread_local! {
@@ -21,7 +22,8 @@ thread_local! {
     static LARGEST: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-// SAFETY: Everything is refused, or handed to the system's allocator unchanged; the counters allocate nothing.
+// SAFETY: every call is rejected or goes to the system's allocator unchanged; the counters do not
+// allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if LARGEST.try_with(|largest| layout.size() > largest.get()) == Ok(true) {
@@ -32,13 +34,13 @@ unsafe impl GlobalAlloc for Counting {
             now.set(now.get().wrapping_add(layout.size()));
             let _ = PEAK.try_with(|peak| peak.set(peak.get().max(now.get())));
         });
-        // SAFETY: The caller keeps the contract, which is the same.
+        // SAFETY: the caller fulfils the contract, which is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         let _ = NOW.try_with(|now| now.set(now.get().saturating_sub(layout.size())));
-        // SAFETY: The caller keeps the contract, which is the same.
+        // SAFETY: the caller fulfils the contract, which is the same.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -46,12 +48,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Parses `bytes` and returns the most memory that this took at any time.
+/// Parses `bytes` and returns the peak memory use.
 fn peak_of_parsing(bytes: &[u8]) -> usize {
     let before = NOW.get();
     PEAK.set(before);
     if let Ok(header) = Header::from_bytes(bytes) {
-        // What was accepted is sound.
+        // Accepted files are valid.
         for info in &header.tensors {
             assert!(info.offset as usize + info.size <= bytes.len());
             assert_eq!(
@@ -61,7 +63,7 @@ fn peak_of_parsing(bytes: &[u8]) -> usize {
             assert_eq!(header.tensors.get(&info.name), Some(info));
         }
         for (key, value) in header.metadata.iter() {
-            // Not by value: that would fail for NaN.
+            // Do not compare values: NaN would fail.
             assert!(
                 header
                     .metadata
@@ -73,14 +75,15 @@ fn peak_of_parsing(bytes: &[u8]) -> usize {
     PEAK.get() - before
 }
 
-/// What structures for keys, tensors and messages may take beyond what they describe. Independent of what a count says.
+/// Limit for structures of keys, tensors and messages beyond the data that they describe,
+/// independent of claimed counts.
 const CONSTANT: usize = 64 << 10;
 
 #[derive(Clone, Debug)]
 enum Mutation {
     /// One byte is replaced.
     Byte(prop::sample::Index, u8),
-    /// Eight bytes become a number that means trouble.
+    /// Eight bytes become a problematic number.
     Number(prop::sample::Index, u64),
     Cut(prop::sample::Index),
     Insert(prop::sample::Index, Vec<u8>),
@@ -200,7 +203,7 @@ fn arrays_for_which_there_is_no_memory_are_named() {
         metadata.set(key, value).unwrap();
         let writer = Writer::new(Vec::new(), &metadata, Vec::new()).unwrap();
         let bytes = writer.finish().unwrap();
-        // The texts themselves, where they end, the numbers.
+        // The strings themselves, their ends, and the numbers.
         for limit in [50_000, 150_000] {
             LARGEST.set(limit);
             let refused = Header::from_bytes(&bytes);
@@ -232,6 +235,6 @@ fn files_are_written_with_little_memory_or_not_at_all() {
     LARGEST.set(usize::MAX);
     assert_eq!(std::fs::read(&written).unwrap(), content);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::OutOfMemory);
-    // Nothing else is left.
+    // No other file is left.
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
 }

@@ -1,5 +1,5 @@
-//! Agreement with the Python package `gguf`, and with ourselves.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+//! Agreement with the Python package `gguf`, and round trips.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use proptest::prelude::*;
 use samite_core::DType;
@@ -16,7 +16,7 @@ fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The metadata of `all-types.gguf`, as `make.py` says.
+/// Returns the metadata of `all-types.gguf`, as in `make.py`.
 fn all_types_metadata() -> Metadata {
     let strings: [&[u8]; 4] = [b"<s>", b"", "\u{2581}the".as_bytes(), b"\xff\x80"];
     let mut metadata = Metadata::new();
@@ -55,7 +55,7 @@ fn all_types_metadata() -> Metadata {
     metadata
 }
 
-/// The tensors of `all-types.gguf` with their data, as `make.py` says.
+/// Returns the tensors of `all-types.gguf` with their data, as in `make.py`.
 fn all_types_tensors() -> Vec<(TensorSpec, Vec<u8>)> {
     let raw = |count: usize| (0..count).map(|i| (i * 7 % 256) as u8).collect();
     let halves = [0x0000u16, 0x3c00, 0x4000, 0x4200, 0x4400]; // 0 to 4
@@ -343,7 +343,8 @@ fn version_2_is_read_as_version_3() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// What is written is read back: any keys, strings of any bytes, tensors of any type, any alignment.
+    /// Written data is read back: any keys, strings of any bytes, tensors of any type, any
+    /// alignment.
     #[test]
     fn what_is_written_is_read_back(
         keys in prop::collection::btree_map("[^\0]{1,12}", prop::collection::vec(any::<u8>(), 0..20), 0..6),

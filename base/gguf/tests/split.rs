@@ -1,5 +1,5 @@
-//! Models in several files: those that Python wrote, and those that do not fit together.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+//! Models in several files: those written by Python, and those that do not fit together.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 mod common;
 
@@ -41,7 +41,7 @@ fn a_model_is_opened_from_any_of_its_parts() {
     }
 }
 
-/// The parts, which only this knows by their names.
+/// The parts, available only under their names.
 #[derive(Debug)]
 struct Parts([Vec<u8>; 2]);
 
@@ -97,7 +97,7 @@ fn a_rewrite_joins_the_parts() {
     }
 }
 
-/// A part that claims to be what the arguments say, with one tensor.
+/// Returns a part with one tensor, whose metadata has these values.
 fn part(no: u32, count: u32, tensors: u32, architecture: &str, tensor: &str) -> Vec<u8> {
     Bytes::header(1, 4)
         .key_str("general.architecture", architecture)
@@ -109,7 +109,7 @@ fn part(no: u32, count: u32, tensors: u32, architecture: &str, tensor: &str) -> 
         .0
 }
 
-/// A folder with `m-00001-of-00002.gguf` and so on.
+/// Returns a folder with `m-00001-of-00002.gguf` and so on.
 fn folder(parts: &[Vec<u8>]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (no, bytes) in parts.iter().enumerate() {

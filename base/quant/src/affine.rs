@@ -8,7 +8,8 @@ use crate::search::{
 };
 use half::f16;
 
-/// Groups of one super-block, scales and minima quantized, with the codes that were fitted before these were.
+/// Groups of one super-block with quantized scales and minima, and the codes that were fitted
+/// before that quantization.
 struct Groups<const GROUPS: usize> {
     d: f16,
     dmin: f16,
@@ -18,7 +19,8 @@ struct Groups<const GROUPS: usize> {
 }
 
 impl<const GROUPS: usize> Groups<GROUPS> {
-    /// The codes, up to `limit`, chosen again for the scales and minima that a block decodes to.
+    /// Returns the codes, up to `limit`, chosen again for the scales and minima that a block
+    /// decodes to.
     fn codes_for<const N: usize>(
         &self,
         x: &[f32; 256],
@@ -39,7 +41,8 @@ impl<const GROUPS: usize> Groups<GROUPS> {
     }
 }
 
-/// Fits every group of `N` elements, and quantizes the fitted scales and minima with `quantize`, given the sums of the groups' weights.
+/// Fits every group of `N` elements, and quantizes the fitted scales and minima with `quantize`,
+/// which gets the sums of the groups' weights.
 fn fit_groups<const GROUPS: usize, const N: usize>(
     x: &[f32; 256],
     search: AffineSearch,
@@ -84,7 +87,8 @@ fn fit_groups<const GROUPS: usize, const N: usize>(
     }
 }
 
-/// Fits groups with weights that depend on nothing else; the largest scale and the largest minimum get the code `top`.
+/// Fits groups with weights that depend only on the elements. The largest scale and the largest
+/// minimum get the code `top`.
 fn encode_groups<const GROUPS: usize, const N: usize>(
     x: &[f32; 256],
     search: AffineSearch,
@@ -104,7 +108,8 @@ fn encode_groups<const GROUPS: usize, const N: usize>(
     )
 }
 
-/// Fits groups, and their scales and minima up to `top`, with weights of the columns' importance beside `mean_square`.
+/// Fits groups, and their scales and minima up to `top`, with weights from the columns' importance
+/// and `mean_square`.
 fn quantize_groups<const GROUPS: usize, const N: usize>(
     x: &[f32; 256],
     importance: &[f32; 256],
@@ -121,7 +126,8 @@ fn quantize_groups<const GROUPS: usize, const N: usize>(
     )
 }
 
-/// Large elements count more, but even a zero counts as much as the group's typical element.
+/// Returns weights that grow with the magnitude of elements. A zero weighs as much as the group's
+/// typical element.
 fn magnitude_weights(x: &[f32; 32]) -> [f32; 32] {
     let mut squares = 0.0;
     for v in x {
@@ -131,7 +137,7 @@ fn magnitude_weights(x: &[f32; 32]) -> [f32; 32] {
     x.map(|v| typical + v.abs())
 }
 
-/// Packs two-bit codes, four a byte: the order of [`BlockQ2K::qs`].
+/// Packs two-bit codes, four per byte, in the order of [`BlockQ2K::qs`].
 pub(crate) fn join_two_bits(codes: &[u8; 256]) -> [u8; 64] {
     std::array::from_fn(|i| {
         let at = |k: usize| codes[128 * (i / 32) + 32 * k + i % 32] & 3;
@@ -139,7 +145,8 @@ pub(crate) fn join_two_bits(codes: &[u8; 256]) -> [u8; 64] {
     })
 }
 
-/// Packs the low four bits of codes, two a byte, halved in runs of 32 bytes: the order of [`BlockQ4K::qs`].
+/// Packs the low four bits of codes, two per byte, halved in runs of 32 bytes, in the order of
+/// [`BlockQ4K::qs`].
 fn join_low_bits(codes: &[u8; 256]) -> [u8; 128] {
     std::array::from_fn(|i| {
         let at = 64 * (i / 32) + i % 32;
@@ -154,7 +161,7 @@ impl Decode for BlockQ2K {
         for (j, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             let scale = d * f32::from(self.scales[j] & 15);
             let minimum = dmin * f32::from(self.scales[j] >> 4);
-            // Eight groups a half: two for each pair of bits.
+            // Eight groups per half: two for each pair of bits.
             let shift = 2 * (j % 8 / 2);
             let qs = &self.qs[32 * (j / 8) + 16 * (j % 2)..][..16];
             for (out, q) in out.iter_mut().zip(qs) {

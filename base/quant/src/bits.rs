@@ -1,4 +1,4 @@
-//! The formats of one or two bits with one scale and nothing else: Q1_0 and Q2_0.
+//! The formats of one or two bits with only a scale: Q1_0 and Q2_0.
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
@@ -15,7 +15,7 @@ impl Decode for BlockQ1_0 {
 }
 
 impl Encode for BlockQ1_0 {
-    /// The scale is the mean magnitude.
+    /// Encodes with the mean magnitude as the scale.
     fn encode(x: &[f32; 128]) -> Self {
         let sum = x.iter().fold(0.0, |sum, v| sum + v.abs());
         let eights = x.as_chunks::<8>().0;
@@ -39,7 +39,8 @@ impl Decode for BlockQ2_0 {
 }
 
 impl Encode for BlockQ2_0 {
-    /// The scale is the largest magnitude, so that the code for twice the scale is never used.
+    /// Encodes with the largest magnitude as the scale, so that the code for twice the scale is
+    /// never used.
     fn encode(x: &[f32; 64]) -> Self {
         let d = max_abs(x);
         let inverse = reciprocal(d);

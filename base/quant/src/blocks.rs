@@ -1,7 +1,7 @@
-//! The block formats as plain data, laid out as in a file.
+//! The block formats as plain data, in the file's layout.
 //!
-//! "Halved" order of 4-bit codes, used below: byte `i` of a group of `n` bytes holds element `i` in its low half and
-//! element `i + n` in its high half.
+//! In the "halved" order of 4-bit codes used below, byte `i` of a group of `n` bytes holds element
+//! `i` in its low half and element `i + n` in its high half.
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;
@@ -14,43 +14,45 @@ compile_error!(
 
 /// A block format: `size_of::<Self>()` bytes that hold [`Block::LEN`] elements.
 pub trait Block: Pod {
-    /// The elements of one block: `[f32; LEN]`.
+    /// Elements of one block: `[f32; LEN]`.
     type Elements: Pod;
 
-    /// The type whose rows consist of these blocks.
+    /// Type whose rows consist of these blocks.
     const DTYPE: DType;
 
-    /// How many elements a block holds.
+    /// Number of elements of a block.
     const LEN: usize = size_of::<Self::Elements>() / size_of::<f32>();
 }
 
 /// A block that can be decoded.
 pub trait Decode: Block {
-    /// Writes the block's elements, as ggml's reference function would.
+    /// Writes the block's elements, with the result of ggml's reference function.
     fn decode(&self, out: &mut Self::Elements);
 }
 
 /// A block that can be encoded.
 pub trait Encode: Block {
-    /// The block that stands for `elements`, as ggml's reference function would choose it.
+    /// Encodes `elements`, with the result of ggml's reference function.
     fn encode(elements: &Self::Elements) -> Self;
 }
 
-/// The bytes of one or more rows as blocks, in place.
+/// Returns the bytes of one or more rows as blocks, in place.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if `bytes` is not a whole number of blocks, or not aligned as `B` is (1, 2 or 4 bytes:
-/// tensor data in GGUF files always is, because tensors start at multiples of at least 8 bytes).
+/// [`Error::InvalidArgument`] if `bytes` is not a whole number of blocks, or not aligned for `B`
+/// (1, 2 or 4 bytes). Tensor data in GGUF files is always aligned, because tensors start at
+/// multiples of at least 8 bytes.
 pub fn blocks_of<B: Block>(bytes: &[u8]) -> Result<&[B]> {
     bytemuck::try_cast_slice(bytes).map_err(|reason| not_blocks::<B>(bytes, reason))
 }
 
-/// Like [`blocks_of`], for writing.
+/// Does what [`blocks_of`] does, for writing.
 ///
 /// # Errors
 /// As [`blocks_of`].
 pub fn blocks_of_mut<B: Block>(bytes: &mut [u8]) -> Result<&mut [B]> {
-    // Asked first on a shared borrow: the error needs the bytes that a failed mutable cast would keep.
+    // Checked first on a shared borrow: the error needs the bytes, which a failed mutable cast
+    // would keep borrowed.
     blocks_of::<B>(bytes)?;
     bytemuck::try_cast_slice_mut(bytes).map_err(|reason| not_blocks::<B>(&[], reason))
 }
@@ -104,7 +106,7 @@ blocks! {
     BlockQ5_0, Q5_0, 32 {
         /// Scale.
         d: f16,
-        /// The codes' fifth bits: bit `i` of this little-endian number is that of element `i`.
+        /// The codes' fifth bits: bit `i` of this little-endian number belongs to element `i`.
         qh: [u8; 4],
         /// The codes' low four bits, halved.
         qs: [u8; 16],
@@ -116,7 +118,7 @@ blocks! {
         d: f16,
         /// Minimum.
         m: f16,
-        /// The codes' fifth bits: bit `i` of this little-endian number is that of element `i`.
+        /// The codes' fifth bits: bit `i` of this little-endian number belongs to element `i`.
         qh: [u8; 4],
         /// The codes' low four bits, halved.
         qs: [u8; 16],
@@ -130,7 +132,7 @@ blocks! {
         qs: [i8; 32],
     }
 
-    /// 32 elements `d q`, with their sum: the activations that go with Q4_1 and Q5_1.
+    /// 32 elements `d q`, with their sum, for activations that are multiplied with Q4_1 and Q5_1.
     BlockQ8_1, Q8_1, 32 {
         /// Scale.
         d: f16,
@@ -144,8 +146,8 @@ blocks! {
     BlockQ2K, Q2_K, 256 {
         /// One byte for each group: scale in the low, minimum in the high half.
         scales: [u8; 16],
-        /// Two-bit codes; byte `i` of each half's 32 bytes holds elements `i`, `i + 32`, `i + 64`, `i + 96` of that
-        /// half (128 elements), lowest bits first.
+        /// Two-bit codes; byte `i` of each half's 32 bytes holds elements `i`, `i + 32`, `i + 64`,
+        /// `i + 96` of that half (128 elements), lowest bits first.
         qs: [u8; 64],
         /// Scale of the scales.
         d: f16,
@@ -155,7 +157,7 @@ blocks! {
 
     /// 256 elements `d (s - 32) (q - 4)` in 16 groups of 16.
     BlockQ3K, Q3_K, 256 {
-        /// The codes' third bits: bit `k` of byte `i` is that of element `32 k + i`.
+        /// The codes' third bits: bit `k` of byte `i` belongs to element `32 k + i`.
         hmask: [u8; 32],
         /// The codes' low two bits, in the order of [`BlockQ2K::qs`].
         qs: [u8; 64],
@@ -185,7 +187,7 @@ blocks! {
         dmin: f16,
         /// Eight 6-bit scales and minima: see [`BlockQ5K::scales_and_minima`].
         scales: [u8; 12],
-        /// The codes' fifth bits: bit `k` of byte `i` is that of element `32 k + i`.
+        /// The codes' fifth bits: bit `k` of byte `i` belongs to element `32 k + i`.
         qh: [u8; 32],
         /// The codes' low four bits, halved in four runs of 32 bytes (64 elements).
         qs: [u8; 128],
@@ -203,7 +205,8 @@ blocks! {
         d: f16,
     }
 
-    /// 256 elements `d q`, with their sums: the activations that go with the K and IQ types.
+    /// 256 elements `d q`, with their sums, for activations that are multiplied with the K and IQ
+    /// types.
     BlockQ8K, Q8_K, 256 {
         /// Scale.
         d: f32,
@@ -221,7 +224,8 @@ blocks! {
         qs: [u8; 16],
     }
 
-    /// 256 elements `d (s - 32) T[q]` with `T` = [`IQ4_NL_VALUES`](crate::IQ4_NL_VALUES), in 8 groups of 32.
+    /// 256 elements `d (s - 32) T[q]` with `T` = [`IQ4_NL_VALUES`](crate::IQ4_NL_VALUES), in 8
+    /// groups of 32.
     BlockIq4Xs, IQ4_XS, 256 {
         /// Scale of the scales.
         d: f16,
@@ -245,10 +249,10 @@ blocks! {
     ///
     /// A byte holds trits as a fraction of 256 in base 3, first trit most significant.
     BlockTq1_0, TQ1_0, 256 {
-        /// Five trits a byte: trit `k` of byte `i` is element `32 k + i` for the first 32 bytes (160 elements), and
-        /// element `160 + 16 k + i` for byte `32 + i`.
+        /// Five trits per byte: trit `k` of byte `i` is element `32 k + i` for the first 32 bytes
+        /// (160 elements), and element `160 + 16 k + i` for byte `32 + i`.
         qs: [u8; 48],
-        /// Four trits a byte: trit `k` of byte `i` is element `240 + 4 k + i`.
+        /// Four trits per byte: trit `k` of byte `i` is element `240 + 4 k + i`.
         qh: [u8; 4],
         /// Scale.
         d: f16,
@@ -267,8 +271,9 @@ blocks! {
         /// Scale of the scales.
         d: f16,
         /// Eight bytes for each group: the numbers of four points of
-        /// [`IQ2_XXS_GRID`](crate::grids::IQ2_XXS_GRID), then a little-endian number of four times seven bits with the
-        /// points' signs (an eighth makes the number of negative ones even) and four bits `s`, lowest first.
+        /// [`IQ2_XXS_GRID`](crate::grids::IQ2_XXS_GRID), then a little-endian number of four times
+        /// seven bits with the points' signs (an eighth sign makes the number of negative ones
+        /// even) and four bits `s`, lowest first.
         qs: [[u8; 8]; 8],
     }
 
@@ -276,8 +281,9 @@ blocks! {
     BlockIq2Xs, IQ2_XS, 256 {
         /// Scale of the scales.
         d: f16,
-        /// For each 8 elements the number of a point of [`IQ2_XS_GRID`](crate::grids::IQ2_XS_GRID) in the low nine bits,
-        /// and its signs (an eighth makes the number of negative ones even) in the others.
+        /// For each 8 elements the number of a point of [`IQ2_XS_GRID`](crate::grids::IQ2_XS_GRID)
+        /// in the low nine bits, and its signs in the others. (An eighth sign makes the number of
+        /// negative ones even.)
         qs: [u16; 32],
         /// The groups' `s`, low half first.
         scales: [u8; 8],
@@ -287,9 +293,10 @@ blocks! {
     BlockIq2S, IQ2_S, 256 {
         /// Scale of the scales.
         d: f16,
-        /// For each 8 elements the low eight bits of the number of a point of [`IQ2_S_GRID`](crate::grids::IQ2_S_GRID).
+        /// For each 8 elements the low eight bits of the number of a point of
+        /// [`IQ2_S_GRID`](crate::grids::IQ2_S_GRID).
         qs: [u8; 32],
-        /// For each 8 elements their signs: bit `i` is that of element `i`.
+        /// For each 8 elements their signs: bit `i` belongs to element `i`.
         signs: [u8; 32],
         /// The points' high two bits, four in a byte, lowest first.
         qh: [u8; 8],
@@ -301,10 +308,12 @@ blocks! {
     BlockIq3Xxs, IQ3_XXS, 256 {
         /// Scale of the scales.
         d: f16,
-        /// For each 4 elements the number of a point of [`IQ3_XXS_GRID`](crate::grids::IQ3_XXS_GRID).
+        /// For each 4 elements the number of a point of
+        /// [`IQ3_XXS_GRID`](crate::grids::IQ3_XXS_GRID).
         qs: [u8; 64],
-        /// For each group a little-endian number of four times seven bits with the signs of 8 elements
-        /// (an eighth makes the number of negative ones even) and four bits `s`, lowest first.
+        /// For each group a little-endian number of four times seven bits with the signs of 8
+        /// elements (an eighth sign makes the number of negative ones even) and four bits `s`,
+        /// lowest first.
         signs: [[u8; 4]; 8],
     }
 
@@ -312,11 +321,12 @@ blocks! {
     BlockIq3S, IQ3_S, 256 {
         /// Scale of the scales.
         d: f16,
-        /// For each 4 elements the low eight bits of the number of a point of [`IQ3_S_GRID`](crate::grids::IQ3_S_GRID).
+        /// For each 4 elements the low eight bits of the number of a point of
+        /// [`IQ3_S_GRID`](crate::grids::IQ3_S_GRID).
         qs: [u8; 64],
         /// The points' ninth bits: a byte for each group, lowest first.
         qh: [u8; 8],
-        /// For each 8 elements their signs: bit `i` is that of element `i`.
+        /// For each 8 elements their signs: bit `i` belongs to element `i`.
         signs: [u8; 32],
         /// The groups' `s`, low half first.
         scales: [u8; 4],
@@ -326,22 +336,24 @@ blocks! {
     BlockIq1S, IQ1_S, 256 {
         /// Scale of the scales.
         d: f16,
-        /// For each 8 elements the low eight bits of the number of a point of [`IQ1_GRID`](crate::grids::IQ1_GRID).
+        /// For each 8 elements the low eight bits of the number of a point of
+        /// [`IQ1_GRID`](crate::grids::IQ1_GRID).
         qs: [u8; 32],
-        /// For each group four times three high bits of points, three bits `s`, and whether an eighth is subtracted
-        /// and not added, lowest first.
+        /// For each group four times three high bits of points, three bits `s`, and a bit that is
+        /// set if an eighth is subtracted instead of added, lowest first.
         qh: [u16; 8],
     }
 
     /// 256 elements `d (2 s + 1) (g ± 1/8)` in 16 groups of 16, `g` coordinates of points.
     BlockIq1M, IQ1_M, 256 {
-        /// For each 8 elements the low eight bits of the number of a point of [`IQ1_GRID`](crate::grids::IQ1_GRID).
+        /// For each 8 elements the low eight bits of the number of a point of
+        /// [`IQ1_GRID`](crate::grids::IQ1_GRID).
         qs: [u8; 32],
-        /// For each 8 elements three high bits of the point, and whether an eighth is subtracted and not added; low half
-        /// first.
+        /// For each 8 elements three high bits of the point, and a bit that is set if an eighth is
+        /// subtracted instead of added, low half first.
         qh: [u8; 16],
-        /// Four little-endian numbers, each with four times three bits `s` and, above these, four bits of the f16 `d`,
-        /// lowest first.
+        /// Four little-endian numbers, each with four times three bits `s` and, above these, four
+        /// bits of the f16 `d`, lowest first.
         scales: [[u8; 2]; 4],
     }
 
@@ -357,7 +369,7 @@ blocks! {
     BlockQ1_0, Q1_0, 128 {
         /// Scale.
         d: f16,
-        /// Bit `i` of byte `j` is that of element `8 j + i`.
+        /// Bit `i` of byte `j` belongs to element `8 j + i`.
         qs: [u8; 16],
     }
 
@@ -371,11 +383,11 @@ blocks! {
 }
 
 impl BlockQ3K {
-    /// The scale of each group of 16 elements, -32 to 31.
+    /// Returns the scale of each group of 16 elements, -32 to 31.
     #[inline]
     pub fn unpacked_scales(&self) -> [i8; 16] {
-        // Low four bits: bytes 0..8, scales 0..8 in the low and 8..16 in the high halves.
-        // High two bits: bytes 8..12, scales j, j + 4, j + 8, j + 12 in byte 8 + j, lowest bits first.
+        // Low four bits: bytes 0..8, scales 0..8 in the low and 8..16 in the high halves. High two
+        // bits: bytes 8..12, scales j, j + 4, j + 8, j + 12 in byte 8 + j, lowest bits first.
         std::array::from_fn(|j| {
             let low = (self.scales[j % 8] >> (4 * (j / 8))) & 15;
             let high = (self.scales[8 + j % 4] >> (2 * (j / 4))) & 3;
@@ -385,7 +397,7 @@ impl BlockQ3K {
 }
 
 impl BlockQ4K {
-    /// The scales and the minima of the eight groups of 32 elements, 0 to 63.
+    /// Returns the scales and the minima of the eight groups of 32 elements, 0 to 63.
     #[inline]
     pub fn scales_and_minima(&self) -> ([u8; 8], [u8; 8]) {
         unpack_scales_and_minima(&self.scales)
@@ -393,7 +405,7 @@ impl BlockQ4K {
 }
 
 impl BlockQ5K {
-    /// The scales and the minima of the eight groups of 32 elements, 0 to 63.
+    /// Returns the scales and the minima of the eight groups of 32 elements, 0 to 63.
     #[inline]
     pub fn scales_and_minima(&self) -> ([u8; 8], [u8; 8]) {
         unpack_scales_and_minima(&self.scales)
@@ -401,7 +413,7 @@ impl BlockQ5K {
 }
 
 impl BlockIq4Xs {
-    /// The scale of each group of 32 elements, -32 to 31.
+    /// Returns the scale of each group of 32 elements, -32 to 31.
     #[inline]
     pub fn unpacked_scales(&self) -> [i8; 8] {
         std::array::from_fn(|j| {
@@ -412,8 +424,9 @@ impl BlockIq4Xs {
     }
 }
 
-/// Bytes 0..4 and 4..8: scales and minima 0..4, with the high two bits of scales and minima 4..8 on top.
-/// Bytes 8..12: the low four bits of scales 4..8 (low half) and of minima 4..8 (high half).
+/// Unpacks eight scales and minima. Bytes 0..4 and 4..8 hold scales and minima 0..4, with the high
+/// two bits of scales and minima 4..8 on top. Bytes 8..12 hold the low four bits of scales 4..8
+/// (low half) and of minima 4..8 (high half).
 #[inline]
 fn unpack_scales_and_minima(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     let mut scales = [0; 8];
@@ -427,7 +440,8 @@ fn unpack_scales_and_minima(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     (scales, minima)
 }
 
-/// The inverse of [`unpack_scales_and_minima`] for numbers below 64; the bits of larger ones fall on others', as in ggml.
+/// Inverts [`unpack_scales_and_minima`] for numbers below 64. The bits of larger ones overlap
+/// others, as in ggml.
 pub(crate) fn pack_scales_and_minima(scales: &[u8; 8], minima: &[u8; 8]) -> [u8; 12] {
     let mut packed = [0; 12];
     for j in 0..4 {

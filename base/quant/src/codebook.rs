@@ -1,23 +1,25 @@
-//! The formats whose blocks name points of a grid: IQ1, IQ2 and IQ3.
+//! The formats whose blocks index points of a grid: IQ1, IQ2 and IQ3.
 
 use crate::blocks::*;
 use crate::grids::*;
 use half::f16;
 
-/// A block of 256 elements, each a whole number times the scale of its 16 neighbours.
+/// A block of 256 elements, each an integer times the scale of its group of 16.
 ///
-/// The numbers are exact, and so are their products with the scales: decoding does nothing else.
+/// The integers are exact, and so are their products with the scales, so decoding is exact.
 pub trait Codebook: Block<Elements = [f32; 256]> {
-    /// Whether [marked](Codebook::marks) elements have their point's code negated; otherwise it is less by two.
+    /// True if [marked](Codebook::marks) elements have their point's code negated. Otherwise it is
+    /// reduced by two.
     const SIGNS: bool = true;
 
-    /// What all scales are multiplied with.
+    /// Returns the factor of all scales.
     fn d(&self) -> f16;
 
-    /// The scale of group `i` of 16 elements, if `d` is the number that [`d`](Codebook::d) stands for. `i` is below 16.
+    /// Returns the scale of group `i` of 16 elements. `d` is the value of [`d`](Codebook::d). `i`
+    /// is below 16.
     fn scale(&self, d: f32, i: usize) -> f32;
 
-    /// The scales of the 16 groups of 16 elements.
+    /// Returns the scales of the 16 groups of 16 elements.
     #[inline(always)]
     fn scales(&self, d: f32) -> [f32; 16] {
         let mut scales = [0.0; 16];
@@ -27,14 +29,14 @@ pub trait Codebook: Block<Elements = [f32; 256]> {
         scales
     }
 
-    /// The codes of 32 elements as if none were marked: those of eight neighbours are the bytes of one number, first element
-    /// lowest. `part` is below 8.
+    /// Returns the codes of 32 elements as if none were marked. The codes of eight consecutive
+    /// elements are the bytes of one number, first element lowest. `part` is below 8.
     fn points(&self, part: usize) -> [u64; 4];
 
-    /// Which of 32 elements are marked: bit `i` is that of element `i`. `part` is below 8.
+    /// Returns the marks of 32 elements: bit `i` belongs to element `i`. `part` is below 8.
     fn marks(&self, part: usize) -> u32;
 
-    /// The codes of 32 elements. `part` is below 8.
+    /// Returns the codes of 32 elements. `part` is below 8.
     #[inline(always)]
     fn codes(&self, part: usize) -> [i8; 32] {
         let points: [i8; 32] = bytemuck::cast(self.points(part));
@@ -70,18 +72,19 @@ macro_rules! decoded {
 }
 decoded!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S);
 
-/// Four points of eight coordinates by their numbers.
+/// Returns four points of eight coordinates by their numbers.
 #[inline(always)]
 fn of_eight<const N: usize>(grid: &[[i8; 8]; N], number: impl Fn(usize) -> usize) -> [u64; 4] {
-    // Numbers have no more bits than there are points: the remainder only says so.
+    // Numbers have no more bits than the grid needs. The remainder only makes this obvious to the
+    // compiler.
     let point = |i: usize| bytemuck::cast(grid[number(i) % N]);
     [point(0), point(1), point(2), point(3)]
 }
 
-/// Eight points of four coordinates by their numbers.
+/// Returns eight points of four coordinates by their numbers.
 #[inline(always)]
 fn of_four<const N: usize>(grid: &[[i8; 4]; N], number: impl Fn(usize) -> usize) -> [u64; 4] {
-    // As an array: pairs that are put together as numbers become slow vector code.
+    // As an array: pairs that are combined as numbers become slow vector code.
     let mut points = [0u32; 8];
     for (i, point) in points.iter_mut().enumerate() {
         *point = bytemuck::cast(grid[number(i) % N]);
@@ -89,7 +92,8 @@ fn of_four<const N: usize>(grid: &[[i8; 4]; N], number: impl Fn(usize) -> usize)
     bytemuck::cast(points)
 }
 
-/// Four times eight signs of which seven are stored, in the low 28 bits: the eighth makes the number of negative ones even.
+/// Returns four times eight signs. Seven of each eight are stored, in the low 28 bits, and the
+/// eighth makes the number of negative ones even.
 #[inline(always)]
 fn even_signs(stored: u32) -> u32 {
     static OF_SEVEN: [u8; 128] = {
@@ -105,7 +109,7 @@ fn even_signs(stored: u32) -> u32 {
     u32::from_le_bytes([signs(0), signs(1), signs(2), signs(3)])
 }
 
-/// Half of `code` is between two whole numbers, so that no scale is zero.
+/// Returns the code plus a half, so that no scale is zero.
 #[inline(always)]
 fn half_more(code: u8) -> f32 {
     0.5 + f32::from(code)
@@ -134,7 +138,7 @@ impl Codebook for BlockIq2Xxs {
     }
 }
 
-/// Of sixteen scales in eight bytes, number `i`.
+/// Returns number `i` of sixteen scales in eight bytes.
 #[inline(always)]
 fn nibble(bytes: &[u8], i: usize) -> u8 {
     bytes[i / 2] >> (4 * (i % 2)) & 15

@@ -6,18 +6,20 @@ use half::slice::HalfFloatSliceExt;
 /// Elements converted at a time through an aligned buffer on the stack.
 const CHUNK: usize = 256;
 
-/// The nearest f16, ties to even; too large becomes infinite, and every NaN the quiet NaN of the same sign.
+/// Returns the nearest f16, ties to even. Too large numbers become infinite, and every NaN the
+/// quiet NaN of the same sign.
 ///
-/// Without branches, so that a loop of it can become vector code.
+/// Has no branches, so that loops over it are vectorised.
 #[inline(always)]
 pub fn f32_to_f16(x: f32) -> f16 {
     let sign = x.to_bits() & 0x8000_0000;
     let magnitude = x.to_bits() ^ sign;
-    // The exponent's offset is 127 here and 15 there. Just below half of the last place, plus the last bit that stays: a tie goes up
-    // if that bit is odd.
+    // The exponent's bias is 127 here and 15 there. Adds just below half of the last place, plus
+    // the last bit that stays: a tie rounds up if that bit is odd.
     let odd = (magnitude >> 13) & 1;
     let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + odd) >> 13;
-    // What is below the smallest normal number is rounded to the last place of a half, whose bits are its multiples.
+    // Numbers below the smallest normal one are rounded to the last place of an f16, whose bits are
+    // multiples of it.
     let small = (f32::from_bits(magnitude) + 0.5)
         .to_bits()
         .wrapping_sub(0.5_f32.to_bits());
@@ -32,14 +34,16 @@ pub fn f32_to_f16(x: f32) -> f16 {
     f16::from_bits((bits | sign >> 16) as u16)
 }
 
-/// The bits of the nearest bf16, ties to even; too large becomes infinite, and a NaN a quiet NaN.
+/// Returns the bits of the nearest bf16, ties to even. Too large numbers become infinite, and a NaN
+/// a quiet NaN.
 #[inline]
 pub fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     if x.is_nan() {
         (bits >> 16) as u16 | 0x40
     } else {
-        // Just below half of the last place, plus the last bit that stays: a tie goes up if that bit is odd.
+        // Adds just below half of the last place, plus the last bit that stays: a tie rounds up if
+        // that bit is odd.
         ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
     }
 }
@@ -97,7 +101,7 @@ pub(crate) fn decode_f64(bytes: &[u8], out: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// Miri is slow: it tries fewer numbers.
+    /// Step between tested numbers. Miri is slow, so it tests fewer.
     const SPARSER: usize = if cfg!(miri) { 1_009 } else { 1 };
 
     #[test]
@@ -134,7 +138,8 @@ mod tests {
             };
             assert_eq!(f32_to_f16(x).to_bits(), expected.to_bits(), "{bits:#010x}");
         };
-        // What lies around each number and in the middle between two of them, and some of all others.
+        // The neighbours of each number and the middle between two of them, and some of all other
+        // numbers.
         let halves = (0..=u16::MAX)
             .step_by(SPARSER)
             .map(|bits| f16::from_bits(bits).to_f32().to_bits());

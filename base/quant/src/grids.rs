@@ -1,11 +1,13 @@
-//! The codebooks of the IQ1, IQ2 and IQ3 types: which points of a grid the numbers in a block stand for.
+//! The codebooks of the IQ1, IQ2 and IQ3 types: the grid points that the numbers in a block index.
 //!
-//! A point has eight coordinates with three possible values, or four with eight. Written as a number in base 3 or 8, the
-//! first coordinate lowest, every possible point has a bit in the tables below; the points whose bit is set are counted
-//! from the lowest on, and a block says which one is meant by that count. The sets are part of ggml's formats
-//! (`iq2xxs_grid` and others in `ggml-common.h`), chosen there by fitting to weights of models.
+//! A point has eight coordinates with three possible values, or four with eight. Written as a
+//! number in base 3 or 8, with the first coordinate lowest, every possible point has a bit in the
+//! tables below. The points whose bit is set are counted from the lowest, and a block refers to a
+//! point by this count. The sets are part of ggml's formats (`iq2xxs_grid` and others in
+//! `ggml-common.h`), which chose them by fitting to model weights.
 
-/// The points of a set, with the values of their coordinates: `N` of them, of `D` coordinates each.
+/// Returns the points of a set, with the values of their coordinates: `N` points of `D` coordinates
+/// each.
 const fn points<const N: usize, const D: usize>(set: &[u64], values: &[i8]) -> [[i8; D]; N] {
     let mut points = [[0; D]; N];
     let (mut number, mut count) = (0, 0);
@@ -25,23 +27,24 @@ const fn points<const N: usize, const D: usize>(set: &[u64], values: &[i8]) -> [
     points
 }
 
-/// The points of [`BlockIq2Xxs`](crate::blocks::BlockIq2Xxs).
+/// Points of [`BlockIq2Xxs`](crate::blocks::BlockIq2Xxs).
 pub static IQ2_XXS_GRID: [[i8; 8]; 256] = points(&IQ2_XXS_POINTS, &IQ2_VALUES);
 
-/// The points of [`BlockIq2Xs`](crate::blocks::BlockIq2Xs).
+/// Points of [`BlockIq2Xs`](crate::blocks::BlockIq2Xs).
 pub static IQ2_XS_GRID: [[i8; 8]; 512] = points(&IQ2_XS_POINTS, &IQ2_VALUES);
 
-/// The points of [`BlockIq2S`](crate::blocks::BlockIq2S).
+/// Points of [`BlockIq2S`](crate::blocks::BlockIq2S).
 pub static IQ2_S_GRID: [[i8; 8]; 1024] = points(&IQ2_S_POINTS, &IQ2_VALUES);
 
-/// The points of [`BlockIq3Xxs`](crate::blocks::BlockIq3Xxs).
+/// Points of [`BlockIq3Xxs`](crate::blocks::BlockIq3Xxs).
 pub static IQ3_XXS_GRID: [[i8; 4]; 256] = points(&IQ3_XXS_POINTS, &IQ3_XXS_VALUES);
 
-/// The points of [`BlockIq3S`](crate::blocks::BlockIq3S).
+/// Points of [`BlockIq3S`](crate::blocks::BlockIq3S).
 pub static IQ3_S_GRID: [[i8; 4]; 512] = points(&IQ3_S_POINTS, &IQ3_S_VALUES);
 
-/// Eight times the points of [`BlockIq1S`](crate::blocks::BlockIq1S) and [`BlockIq1M`](crate::blocks::BlockIq1M), whose
-/// coordinates are -1, 0 and 1, and the eighth that is added to each.
+/// Points of [`BlockIq1S`](crate::blocks::BlockIq1S) and [`BlockIq1M`](crate::blocks::BlockIq1M),
+/// times eight. Their coordinates are -1, 0 and 1, and the eighth that is added to each is
+/// included.
 pub static IQ1_GRID: [[i8; 8]; 2048] = points(&IQ1_POINTS, &IQ1_VALUES);
 
 pub(crate) const IQ1_VALUES: [i8; 3] = [-7, 1, 9];

@@ -1,6 +1,6 @@
 //! The 32-element formats with one f16 scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1.
 //!
-//! All arithmetic is single precision in a fixed order, because the chosen codes depend on its rounding.
+//! All arithmetic is single precision in a fixed order, because the codes depend on its rounding.
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
@@ -16,13 +16,13 @@ fn split_nibbles(qs: &[u8; 16]) -> [u8; 32] {
     std::array::from_fn(|i| if i < 16 { qs[i] & 15 } else { qs[i - 16] >> 4 })
 }
 
-/// The inverse of [`split_nibbles`]: higher bits of the codes are dropped.
+/// Inverts [`split_nibbles`]. Higher bits of the codes are dropped.
 #[inline]
 pub(crate) fn join_nibbles(codes: &[u8; 32]) -> [u8; 16] {
     std::array::from_fn(|i| (codes[i] & 15) | (codes[i + 16] << 4))
 }
 
-/// Codes of five bits from their low four and their highest.
+/// Returns codes of five bits from their low four bits and their highest.
 #[inline]
 fn split_five_bits(qs: &[u8; 16], qh: [u8; 4]) -> [u8; 32] {
     let high = u32::from_le_bytes(qh);
@@ -42,8 +42,8 @@ fn fifth_bits(codes: &[u8; 32]) -> [u8; 4] {
     bits.to_le_bytes()
 }
 
-/// Scale and codes of `d (q - zero)`: the element of largest magnitude gets code 0, so that the code range, which has
-/// one more negative than positive step, is used up to its end.
+/// Returns scale and codes of `d (q - zero)`. The element of largest magnitude gets code 0, so that
+/// the full code range is used, which has one more negative than positive step.
 #[inline(always)]
 fn encode_around<const ZERO: u8>(x: &[f32; 32]) -> (f32, [u8; 32]) {
     let d = first_max_abs(x) / -f32::from(ZERO);
@@ -55,7 +55,7 @@ fn encode_around<const ZERO: u8>(x: &[f32; 32]) -> (f32, [u8; 32]) {
     )
 }
 
-/// Scale, minimum and codes of `d q + m` with `q` from 0 to `top`.
+/// Returns scale, minimum and codes of `d q + m` with `q` from 0 to `top`.
 #[inline(always)]
 fn encode_above<const TOP: u8>(x: &[f32; 32]) -> (f32, f32, [u8; 32]) {
     let (min, max) = min_and_max(x);
@@ -68,12 +68,13 @@ fn encode_above<const TOP: u8>(x: &[f32; 32]) -> (f32, f32, [u8; 32]) {
     )
 }
 
-/// As [`encode_around`], searched for with the given weights.
+/// Does what [`encode_around`] does, with a search that uses the given weights.
 fn fit_around<const ZERO: u8>(x: &[f32; 32], weights: &[f32; 32]) -> (f32, [u8; 32]) {
     fit_symmetric(x, weights, i32::from(ZERO))
 }
 
-/// As [`encode_above`] for each of some blocks, searched for with the importance of their elements.
+/// Does what [`encode_above`] does for each of several blocks, with a search that uses the
+/// importance of their elements.
 fn fit_above<const TOP: u8, const L: usize>(
     x: &[[f32; 32]; L],
     importance: &[[f32; 32]; L],
@@ -253,7 +254,7 @@ impl Quantize for BlockQ5_1 {
     }
 }
 
-/// Scale and codes of `d q` with `q` from -127 to 127.
+/// Returns scale and codes of `d q` with `q` from -127 to 127.
 #[inline]
 fn encode_bytes(x: &[f32; 32]) -> (f32, [i8; 32]) {
     let d = max_abs(x) / 127.0;
@@ -295,7 +296,7 @@ impl Encode for BlockQ8_1 {
         let sum: i32 = qs.iter().map(|&q| i32::from(q)).sum();
         BlockQ8_1 {
             d: f32_to_f16(d),
-            // The sum goes with the scale before its rounding to f16.
+            // The sum uses the scale before its rounding to f16.
             s: f32_to_f16(sum as f32 * d),
             qs,
         }

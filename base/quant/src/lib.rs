@@ -1,21 +1,24 @@
-//! ggml's number and block formats: decoding to `f32`, encoding from `f32`, and access to their parts.
+//! ggml's number and block formats: decoding to `f32`, encoding from `f32`, and access to their
+//! parts.
 //!
-//! Everything here is a pure function or plain data. Nothing opens files. Only [`gather_row`] and [`RowReader`] allocate
-//! memory, and [`quantize_row`] for the IQ1, IQ2 and IQ3 types: it lists which points of a grid are near each other when
-//! it is first called, and keeps that.
+//! Everything here is a pure function or plain data. Nothing opens files. Only [`gather_row`] and
+//! [`RowReader`] allocate memory, and [`quantize_row`] for the IQ1, IQ2 and IQ3 types: on its first
+//! call it builds and caches lists of neighbouring grid points.
 //!
 //! # Rows
-//! [`decode_row`] and [`encode_row`] work on whole rows of any [`DType`](samite_core::DType) for which [`can_decode`]
-//! or [`can_encode`] holds. They check every length, never panic whatever the bytes or numbers are, and do not care
-//! how the bytes are aligned. Decoding gives the same bits as ggml's reference functions (a NaN stays a NaN; which of
-//! its many bit patterns it has may differ between processors). Encoding gives the same bytes as ggml's reference
-//! functions for all finite input, except where those read uninitialised memory, depend on undefined conversions or are
-//! wrong; the block's `encode` then says what happens here. [`quantize_row`] takes more time for a row, as files deserve
-//! it, and can be told which columns matter; its bytes are ggml's, too.
+//! [`decode_row`] and [`encode_row`] work on whole rows of any [`DType`](samite_core::DType) for
+//! which [`can_decode`] or [`can_encode`] holds. They check every length, never panic whatever the
+//! bytes or numbers, and accept any alignment of the bytes. Decoding gives the same bits as ggml's
+//! reference functions. (A NaN stays a NaN, but its bit pattern may differ between processors.)
+//! Encoding gives the same bytes as ggml's reference functions for all finite input, unless those
+//! read uninitialised memory, depend on undefined conversions or are wrong. The block's `encode`
+//! then documents what happens here. [`quantize_row`] spends more time on a row, which is
+//! worthwhile for files, and accepts the importance of columns. Its bytes are also ggml's.
 //!
 //! # Blocks
-//! Kernels read blocks in place: [`blocks_of`] casts the bytes of a row to a slice of one of the `#[repr(C)]` types in
-//! [`blocks`], and [`Block`], [`Decode`] and [`Encode`] work on a single block with statically sized arrays.
+//! Kernels read blocks in place: [`blocks_of`] casts the bytes of a row to a slice of one of the
+//! `#[repr(C)]` types in [`blocks`], and [`Block`], [`Decode`] and [`Encode`] work on a single
+//! block with statically sized arrays.
 //!
 //! | dtype | elements | bytes | stored, in this order | an element is |
 //! |---|---|---|---|---|
@@ -47,15 +50,17 @@
 //! | `q1_0` | 128 | 18 | f16 `d`, 128 × 1 bit | `d (2 q - 1)` |
 //! | `q2_0` | 64 | 18 | f16 `d`, 64 × 2 bits | `d (q - 1)` |
 //!
-//! Every field is little-endian. How codes are spread over a block's bytes is told at each type. `g` are the coordinates
-//! of a point of a grid: the sets of points are in [`grids`], and [`Codebook`] is what their types have in common.
+//! Every field is little-endian. Each type documents how codes are spread over a block's bytes. `g`
+//! are the coordinates of a grid point: the sets of points are in [`grids`], and [`Codebook`] is
+//! the common interface of their types.
 //!
-//! Beside these, [`decode_row`] reads F32, F16, BF16 and F64, and [`encode_row`] writes F32, F16 and BF16. The IQ1, IQ2
-//! and IQ3 types are encoded by [`quantize_row`] only: choosing points is slow, and weighted by what a model computes on
-//! sample texts.
+//! In addition, [`decode_row`] reads F32, F16, BF16 and F64, and [`encode_row`] writes F32, F16 and
+//! BF16. Only [`quantize_row`] encodes the IQ1, IQ2 and IQ3 types: choosing points is slow, and
+//! weighted by what a model computes on sample texts.
 //!
-//! The formats are defined by `ggml-common.h` (layouts) and `ggml-quants.c` (meaning) of the ggml project; MXFP4
-//! follows the OCP Microscaling Formats specification, with the element order of ggml.
+//! The formats are defined by `ggml-common.h` (layouts) and `ggml-quants.c` (meaning) of the ggml
+//! project; MXFP4 follows the OCP Microscaling Formats specification, with the element order of
+//! ggml.
 #![forbid(unsafe_code)]
 
 pub mod blocks;

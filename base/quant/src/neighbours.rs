@@ -1,35 +1,38 @@
-//! The points of a grid that are near what a group of elements would be without the grid.
+//! Grid points near the values that a group of elements would have without the grid.
 //!
-//! A coordinate is told by its code here: the place of its value among those that the grid's coordinates have. The codes of all
-//! coordinates are the digits of a key, the first one lowest. For each possible key a [`Neighbours`] knows the points whose codes are
-//! nearest, as many as ggml looks at, and in ggml's order, because of two equally good points the first is taken.
+//! Coordinates are represented by codes: the index of their value among the values of the grid's
+//! coordinates. The codes of all coordinates are the digits of a key, the first one lowest. For
+//! each possible key, [`Neighbours`] has the points whose codes are nearest: as many as ggml
+//! considers, in ggml's order, because the first of two equally good points is used.
 
 use crate::grids::*;
 use std::sync::LazyLock;
 
-/// How many scales are tried together: one in each lane of a vector.
+/// Number of scales that are tried together: one in each lane of a vector.
 pub(crate) const LANES: usize = 4;
 
 /// A number for each scale.
 pub(crate) type Lanes = [f32; LANES];
 
-/// What [`Neighbours::losses`] gives.
+/// Result of [`Neighbours::losses`].
 pub(crate) type Losses = [Lanes; PLACES];
 
-/// A place for each coordinate and each of its codes: no grid has more, and a power of two bounds an index without a branch.
+/// Number of pairs of a coordinate and a code. No grid has more, and a power of two bounds an index
+/// without a branch.
 pub(crate) const PLACES: usize = 32;
 
-/// The points near every key of a grid, whose points have `D` coordinates with `V` codes.
+/// Points near every key of a grid, whose points have `D` coordinates with `V` codes.
 pub(crate) struct Neighbours<const D: usize, const V: usize> {
-    /// For each coordinate of each point the place of its code: `V` places for each coordinate, in order.
+    /// For each coordinate of each point, the index of its code: `V` indices for each coordinate,
+    /// in order.
     points: Vec<[u8; D]>,
-    /// Where in `near` the points of each key start, and the length of `near`.
+    /// Start of the points of each key in `near`, and the length of `near`.
     starts: Vec<u32>,
     /// Numbers of points.
     near: Vec<u16>,
 }
 
-/// Above the number of a point in [`Neighbours::near`] that is alone for its key, because it is what the key says.
+/// Flag in [`Neighbours::near`] for the only point of a key, which is the key's exact point.
 const EXACT: u16 = 1 << 15;
 
 /// The points near a key.
@@ -55,8 +58,8 @@ pub(crate) static IQ3_S: LazyLock<Neighbours<4, 8>> =
     LazyLock::new(|| Neighbours::new(&IQ3_S_GRID, &IQ3_S_VALUES, 3));
 
 impl<const D: usize, const V: usize> Neighbours<D, V> {
-    /// Finds the points near every key: those at the `shells` least distances from it that there are, nearest first, and of those at
-    /// the same distance the lowest number first.
+    /// Finds the points near every key: those at the `shells` least distances from it that there
+    /// are, nearest first, and of those at the same distance the lowest number first.
     fn new(grid: &[[i8; D]], values: &[i8; V], shells: usize) -> Self {
         let code = |value: i8| values.iter().position(|&v| v == value).unwrap_or(0);
         let half_keys = V.pow(D as u32 / 2);
@@ -85,7 +88,8 @@ impl<const D: usize, const V: usize> Neighbours<D, V> {
         let mut nearest = Vec::new();
         for key in 0..half_keys * half_keys {
             let (low, high) = (from_half(key % half_keys), from_half(key / half_keys));
-            // A bit for each distance that there is. Points farther than the last bit are in no list.
+            // A bit for each distance that there is. Points farther than the last bit are in no
+            // list.
             let mut seen = 0u64;
             for (distance, half) in distance.iter_mut().zip(&halves) {
                 *distance = low[half[0]] + high[half[1]];
@@ -120,7 +124,7 @@ impl<const D: usize, const V: usize> Neighbours<D, V> {
         }
     }
 
-    /// The points near `key`, whose digits are below `V`.
+    /// Returns the points near `key`, whose digits are below `V`.
     #[inline(always)]
     pub(crate) fn at(&self, key: usize) -> Near<'_> {
         match self.near[self.starts[key] as usize..self.starts[key + 1] as usize] {
@@ -129,15 +133,15 @@ impl<const D: usize, const V: usize> Neighbours<D, V> {
         }
     }
 
-    /// The codes of a point's coordinates.
+    /// Returns the codes of a point's coordinates.
     #[inline(always)]
     pub(crate) fn codes(&self, point: u16) -> [u8; D] {
         let places = &self.points[usize::from(point)];
         std::array::from_fn(|i| places[i] - (i * V) as u8)
     }
 
-    /// What each coordinate with each of its codes would lose beside `x`, weighted, if `values` are what the codes stand for, times
-    /// the scale: a table for [`best`](Self::best).
+    /// What each coordinate with each of its codes would lose beside `x`, weighted, if `values` are
+    /// what the codes stand for, times the scale: a table for [`best`](Self::best).
     #[inline(always)]
     pub(crate) fn losses(
         &self,
@@ -158,7 +162,8 @@ impl<const D: usize, const V: usize> Neighbours<D, V> {
         losses
     }
 
-    /// For each scale the point that loses least, of those `around` a key; the first of them if none loses less than infinity.
+    /// For each scale the point that loses least, of those `around` a key; the first of them if
+    /// none loses less than infinity.
     #[inline(always)]
     pub(crate) fn best(&self, around: &[u16], losses: &Losses) -> [u16; LANES] {
         let mut best = [u32::from(around[0]); LANES];

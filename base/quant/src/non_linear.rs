@@ -20,7 +20,7 @@ const IQ4_NL_MIDPOINTS: [f32; 15] = {
     midpoints
 };
 
-/// The code of the value nearest to `x`; of two equally near ones the higher.
+/// Returns the code of the value nearest to `x`; of two equally near ones the higher.
 #[inline]
 fn iq4_nl_code(x: f32) -> u8 {
     let mut above = 0;
@@ -56,8 +56,9 @@ fn iq4_nl_projection(x: &[f32; 32], weights: &[f32; 32], inverse: f32) -> (f32, 
 /// How many scales on either side of the first one a search for the best scale tries.
 const TRIES: i8 = 7;
 
-/// The scale that fits a group best in least squares, of those tried: the one that maps the largest magnitude to the
-/// table's first value, with the given sign, and those that map it `-tries..=tries` beside that value.
+/// Returns the scale that fits a group best in least squares, of those tried: the one that maps the
+/// largest magnitude to the table's first value, with the given sign, and those that map it
+/// `-tries..=tries` beside that value.
 fn iq4_nl_scale(x: &[f32; 32], weights: &[f32; 32], first: f32, tries: Option<i8>) -> f32 {
     let max = first_max_abs(x);
     if max.abs() < NEGLIGIBLE {
@@ -85,10 +86,11 @@ impl Decode for BlockIq4Nl {
 }
 
 impl Encode for BlockIq4Nl {
-    /// Quick, as ggml does it when it fills a cache: files are [quantized](Quantize::quantize) with more care.
+    /// Quick, as ggml does it when it fills a cache: files are [quantized](Quantize::quantize) with
+    /// more care.
     ///
-    /// A negligible block (all magnitudes below 1e-15) gets the codes nearest to zero, where ggml's are left over from
-    /// the block before.
+    /// A negligible block (all magnitudes below 1e-15) gets the codes nearest to zero, where ggml's
+    /// are left over from the block before.
     fn encode(x: &[f32; 32]) -> Self {
         let first = f32::from(IQ4_NL_VALUES[0]);
         let inverse = 1.0 / (first_max_abs(x) / first);
@@ -183,7 +185,8 @@ impl Quantize for BlockIq4Xs {
     }
 }
 
-/// The codes of [`MXFP4_VALUES`] whose value times `d` is nearest, of equally near ones the lowest. `N` is a multiple of 8.
+/// Returns the codes of [`MXFP4_VALUES`] whose value times `d` is nearest, of equally near ones the
+/// lowest. `N` is a multiple of 8.
 #[inline]
 fn e2m1_codes<const N: usize>(x: &[f32; N], d: f32) -> [u8; N] {
     let mut codes = [0; N];
@@ -214,10 +217,11 @@ impl Decode for BlockMxfp4 {
 }
 
 impl Encode for BlockMxfp4 {
-    /// The scale is the power of two that puts the largest magnitude between 4 and 8; what is above 6 saturates.
+    /// Returns the scale is the power of two that puts the largest magnitude between 4 and 8; what
+    /// is above 6 saturates.
     ///
-    /// A block whose magnitudes are all below 2^-125 gets the smallest scale, where ggml's is the result of an
-    /// undefined conversion.
+    /// A block whose magnitudes are all below 2^-125 gets the smallest scale, where ggml's is the
+    /// result of an undefined conversion.
     fn encode(x: &[f32; 32]) -> Self {
         let max = max_abs(x);
         let e = if max > 0.0 {
@@ -245,7 +249,8 @@ impl Decode for BlockNvfp4 {
 }
 
 impl Encode for BlockNvfp4 {
-    /// The scale is the one nearest to what makes the largest magnitude of its group 6, the largest number of E2M1.
+    /// Returns the scale is the one nearest to what makes the largest magnitude of its group 6, the
+    /// largest number of E2M1.
     fn encode(x: &[f32; 64]) -> Self {
         let mut block = BlockNvfp4 {
             d: [0; 4],

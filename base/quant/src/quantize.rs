@@ -1,20 +1,22 @@
-//! Encoding for files: as slow as it must be, and weighted by how much each column matters.
+//! Encoding for files, which is slow and weighted by the importance of each column.
 //!
-//! What a column matters is measured: the mean square of what a model multiplies with that column while it reads sample texts, its row
-//! of an importance matrix.
+//! Importance is measured: it is the mean square of the values that a model multiplies with a
+//! column while it reads sample texts. An importance matrix has one row of these per tensor.
 
 use crate::blocks::*;
 use crate::row::{self, EncodeFn};
 use crate::search::{LANES, sum_of_squares};
 use samite_core::{DType, Error, Result};
 
-/// A block that is chosen for a file.
+/// A block that is quantized for a file.
 pub trait Quantize: Block {
-    /// The block that stands for elements `x`, as `ggml_quantize_chunk` chooses it. `importance` is not negative, and with it `mean_square` is that of
-    /// the whole row: large elements weigh more than others where they are large beside it.
+    /// Quantizes elements `x` like `ggml_quantize_chunk`. `importance` is not negative. If it is
+    /// given, `mean_square` is that of the whole row, and elements that are large compared with it
+    /// weigh more.
     fn quantize(x: &Self::Elements, importance: Option<&Self::Elements>, mean_square: f32) -> Self;
 
-    /// The same for neighbours in a row. Some formats take less time for several at once than for one after the other.
+    /// Quantizes several consecutive blocks of a row. Some formats process several blocks faster
+    /// together.
     fn quantize_several<const L: usize>(
         x: &[Self::Elements; L],
         importance: &[Self::Elements; L],
@@ -24,15 +26,16 @@ pub trait Quantize: Block {
     }
 }
 
-/// Encodes `src` as a row of `dtype` for a file. `importance` says how much the square of an error in each column counts; formats that do not
-/// search, such as Q8_0, make nothing of it.
+/// Encodes `src` as a row of `dtype` for a file. `importance` is the weight of squared errors in
+/// each column. Formats that do not search, such as Q8_0, ignore it.
 ///
-/// Numbers that the format cannot hold give a valid block without meaning.
+/// Numbers that the format cannot represent give a valid block with meaningless values.
 ///
 /// # Errors
-/// [`Error::Shape`] if `src` is not a whole number of blocks, or `out` or `importance` are not as long as `src` asks for;
-/// [`Error::InvalidArgument`] if [`can_quantize`] does not hold for `dtype`, if it [needs](needs_importance) an importance that is not given, or if that has a
-/// number below 0 or none.
+/// [`Error::Shape`] if `src` is not a whole number of blocks, or the length of `out` or
+/// `importance` does not match `src`. [`Error::InvalidArgument`] if [`can_quantize`] does not hold
+/// for `dtype`, if `dtype` [needs](needs_importance) a missing importance, or if the importance
+/// contains a negative number or NaN.
 pub fn quantize_row(
     dtype: DType,
     src: &[f32],
@@ -78,18 +81,19 @@ pub fn quantize_row(
     Ok(())
 }
 
-/// Whether [`quantize_row`] knows `dtype`.
+/// Returns whether [`quantize_row`] supports `dtype`.
 pub fn can_quantize(dtype: DType) -> bool {
     quantizer(dtype).is_some()
 }
 
-/// Whether `dtype` has so few bits that no row is quantized to it without knowing what matters, as in ggml.
+/// Returns whether `dtype` has so few bits that, as in ggml, rows are quantized to it only with an
+/// importance.
 pub fn needs_importance(dtype: DType) -> bool {
     matches!(dtype, DType::IQ1_S | DType::IQ2_XXS | DType::IQ2_XS)
 }
 
 enum Quantizer {
-    /// There is one way.
+    /// A single encoder.
     Plain(EncodeFn),
     Searching(fn(&[f32], Option<&[f32]>, &mut [u8])),
 }
@@ -130,7 +134,7 @@ fn quantize_blocks<B: Quantize>(src: &[f32], importance: Option<&[f32]>, out: &m
     let Some(importance) = importance else {
         return x.iter().for_each(|x| put(B::quantize(x, None, 0.0)));
     };
-    // A sum in element order takes as long as the quickest encoders: only where it is used.
+    // A sum in element order takes as long as the fastest encoders, so it is computed only if used.
     let mean_square = sum_of_squares(src) / src.len() as f32;
     let importance: &[B::Elements] = bytemuck::cast_slice(importance);
     let (several, rest) = x.as_chunks::<LANES>();

@@ -1,15 +1,15 @@
-//! Blocks of chance, for types that are only decoded: any bits are a valid block of these.
+//! Random blocks for types that are only decoded. Any bits are a valid block of these types.
 
 use crate::decode_row;
 use half::f16;
 use samite_core::{DType, Error, Result};
 
-/// Fills `row` with blocks of random codes whose elements have the root mean square `size`: what tests and synthetic models
-/// have in place of encoded numbers. `next` gives the random bits.
+/// Fills `row` with blocks of random codes whose elements have the root mean square `size`. Tests
+/// and synthetic models use them instead of encoded numbers. `next` returns random bits.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if `dtype` is not one of the IQ1, IQ2 and IQ3 types, [`Error::Shape`] if `row` is not a whole
-/// number of blocks.
+/// [`Error::InvalidArgument`] if `dtype` is not one of the IQ1, IQ2 and IQ3 types, [`Error::Shape`]
+/// if `row` is not a whole number of blocks.
 pub fn random_row(
     dtype: DType,
     size: f32,
@@ -54,7 +54,7 @@ fn scale_in_front(block: &mut [u8], d: f16) {
     block[..2].copy_from_slice(&d.to_le_bytes());
 }
 
-/// Of [`BlockIq1M`](crate::blocks::BlockIq1M).
+/// Stores `d` in a [`BlockIq1M`](crate::blocks::BlockIq1M).
 fn scale_between_scales(block: &mut [u8], d: f16) {
     for i in 0..4 {
         let high = &mut block[49 + 2 * i];

@@ -4,11 +4,11 @@ use crate::blocks::*;
 use crate::float;
 use samite_core::{DType, Error, Result};
 
-/// Decodes a row of `dtype` to `out`: as many elements as `out` is long.
+/// Decodes a row of `dtype` to `out`, with the length of `out`.
 ///
 /// # Errors
-/// [`Error::Shape`] if `out` is not a whole number of blocks or `bytes` is not exactly as long as these are,
-/// [`Error::InvalidArgument`] if [`can_decode`] does not hold for `dtype`.
+/// [`Error::Shape`] if `out` is not a whole number of blocks or the length of `bytes` does not
+/// match. [`Error::InvalidArgument`] if [`can_decode`] does not hold for `dtype`.
 pub fn decode_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     let decode = decoder(dtype).ok_or_else(|| {
         Error::invalid(format!(
@@ -22,10 +22,11 @@ pub fn decode_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
 
 /// Encodes `src` as a row of `dtype`.
 ///
-/// Numbers that the format cannot hold (too large for an f16 scale, infinite, NaN) give a valid block without meaning.
+/// Numbers that the format cannot represent (too large for an f16 scale, infinite, NaN) give a
+/// valid block with meaningless values.
 ///
 /// # Errors
-/// [`Error::Shape`] if `src` is not a whole number of blocks or `out` is not exactly as long as these are,
+/// [`Error::Shape`] if `src` is not a whole number of blocks or the length of `out` does not match.
 /// [`Error::InvalidArgument`] if [`can_encode`] does not hold for `dtype`.
 pub fn encode_row(dtype: DType, src: &[f32], out: &mut [u8]) -> Result<()> {
     let encode = encoder(dtype).ok_or_else(|| {
@@ -38,12 +39,12 @@ pub fn encode_row(dtype: DType, src: &[f32], out: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// Whether [`decode_row`] knows `dtype`.
+/// Returns whether [`decode_row`] supports `dtype`.
 pub fn can_decode(dtype: DType) -> bool {
     decoder(dtype).is_some()
 }
 
-/// Whether [`encode_row`] knows `dtype`.
+/// Returns whether [`encode_row`] supports `dtype`.
 pub fn can_encode(dtype: DType) -> bool {
     encoder(dtype).is_some()
 }
@@ -58,10 +59,10 @@ pub(crate) fn check(dtype: DType, bytes: usize, elements: usize) -> Result<()> {
     Ok(())
 }
 
-/// Decodes bytes to as many elements as they hold.
+/// Function that decodes all elements in the bytes.
 type DecodeFn = fn(&[u8], &mut [f32]);
 
-/// Encodes elements to as many bytes as they take.
+/// Function that encodes all elements.
 pub(crate) type EncodeFn = fn(&[f32], &mut [u8]);
 
 fn decoder(dtype: DType) -> Option<DecodeFn> {

@@ -1,14 +1,16 @@
-//! Functions that the encoders share: extremes, roundings, and the searches for the scale with the least loss.
+//! Common functions of the encoders: extremes, rounding, and searches for the scale with the
+//! smallest loss.
 //!
-//! Every sum here runs in element order and every product is rounded as written, because the encoded bytes depend on it.
+//! Every sum runs in element order and every product is rounded as written, because the encoded
+//! bytes depend on it.
 
 /// Magnitudes below this count as zero: a group of such elements gets scale 0.
 pub(crate) const NEGLIGIBLE: f32 = 1e-15;
 
-/// The largest magnitude; NaN is passed over.
+/// Returns the largest magnitude, ignoring NaN.
 #[inline]
 pub(crate) fn max_abs(x: &[f32]) -> f32 {
-    // Eight independent maxima make one vector; a maximum does not depend on the order.
+    // Eight independent maxima make one vector, and a maximum does not depend on the order.
     let mut lanes = [0.0f32; 8];
     let (chunks, rest) = x.as_chunks::<8>();
     for chunk in chunks {
@@ -22,19 +24,20 @@ pub(crate) fn max_abs(x: &[f32]) -> f32 {
         .fold(0.0, |max, v| greater(v, max))
 }
 
-/// The largest number, at least 0.
+/// Returns the largest number, at least 0.
 #[inline]
 pub(crate) fn largest(numbers: &[f32]) -> f32 {
     numbers.iter().fold(0.0, |max, &v| greater(v, max))
 }
 
-/// `v` if it is greater than `max`, otherwise `max`: unlike `f32::max`, +0 and -0 are told apart by order.
+/// Returns `v` if it is greater than `max`, otherwise `max`. Unlike with `f32::max`, the order
+/// decides between +0 and -0.
 #[inline]
 pub(crate) fn greater(v: f32, max: f32) -> f32 {
     if v > max { v } else { max }
 }
 
-/// The first of the elements with the largest magnitude, with its sign; 0 if all are 0.
+/// Returns the first of the elements with the largest magnitude, with its sign, or 0 if all are 0.
 #[inline]
 pub(crate) fn first_max_abs(x: &[f32]) -> f32 {
     let (min, max) = extremes(x, 0.0, 0.0);
@@ -49,7 +52,7 @@ pub(crate) fn first_max_abs(x: &[f32]) -> f32 {
     }
 }
 
-/// The least and the greatest element; of equal ones (+0 and -0) the first.
+/// Returns the smallest and the largest element. Of equal ones (+0 and -0) the first counts.
 #[inline]
 pub(crate) fn min_and_max(x: &[f32; 32]) -> (f32, f32) {
     let (min, max) = extremes(x, f32::MAX, f32::MIN);
@@ -60,7 +63,7 @@ pub(crate) fn min_and_max(x: &[f32; 32]) -> (f32, f32) {
     (first(min), first(max))
 }
 
-/// The least and the greatest of the elements and of the given `min` and `max`; NaN is passed over.
+/// Returns the smallest and the largest of the elements and of `min` and `max`, ignoring NaN.
 #[inline]
 fn extremes(x: &[f32], min: f32, max: f32) -> (f32, f32) {
     let lesser = |v: f32, min: f32| if v < min { v } else { min };
@@ -81,14 +84,14 @@ fn extremes(x: &[f32], min: f32, max: f32) -> (f32, f32) {
         })
 }
 
-/// `1 / d`, and 0 for 0.
+/// Returns `1 / d`, and 0 for 0.
 #[inline]
 pub(crate) fn reciprocal(d: f32) -> f32 {
     if d != 0.0 { 1.0 / d } else { 0.0 }
 }
 
-/// Rounds down to a byte; 0 for what is out of range or NaN, which only comes of scales so small that their reciprocal
-/// is infinite, or of elements that are not finite.
+/// Rounds down to a byte. Returns 0 for NaN or values out of range, which occur only for elements
+/// that are not finite, or for scales so small that their reciprocal is infinite.
 #[inline]
 pub(crate) fn truncate_code(x: f32) -> u8 {
     let x = if (0.0..256.0).contains(&x) { x } else { 0.0 };
@@ -96,11 +99,11 @@ pub(crate) fn truncate_code(x: f32) -> u8 {
     (code - i32::from(code as f32 > x)) as u8
 }
 
-/// Rounds to nearest, ties away from zero, -127 to 127; 0 as [`truncate_code`].
+/// Rounds to nearest, ties away from zero, -127 to 127. Returns 0 like [`truncate_code`].
 #[inline]
 pub(crate) fn round_code(x: f32) -> i8 {
-    // `f32::round` is a library call on plain x86-64. Here the difference is exact, and tells where a tie went to the
-    // even neighbour towards zero.
+    // `f32::round` is a library call on plain x86-64. Here the difference is exact, and shows if a
+    // tie went to the even neighbour towards zero.
     let x = if x.abs() < 127.5 { x } else { 0.0 };
     let even = nearest(x);
     let rest = x - even as f32;
@@ -109,20 +112,22 @@ pub(crate) fn round_code(x: f32) -> i8 {
     (even + i32::from(up) - i32::from(down)) as i8
 }
 
-/// Rounds to nearest, ties to even, for magnitudes up to 2^22; anything else gives some number below that.
+/// Rounds to nearest, ties to even, for magnitudes up to 2^22. For others, returns some number
+/// below that.
 #[inline]
 pub(crate) fn nearest(x: f32) -> i32 {
     // Adding 1.5 * 2^23 leaves the rounded number, plus 2^22, in the low 23 bits.
     ((x + 12_582_912.0).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
 }
 
-/// Codes of `x` at scale `1 / inverse`, `-limit` to `limit - 1`.
+/// Returns the codes of `x` at scale `1 / inverse`, `-limit` to `limit - 1`.
 #[inline]
 fn signed_codes<const N: usize>(x: &[f32; N], inverse: f32, limit: i32) -> [i32; N] {
     x.map(|v| nearest(inverse * v).clamp(-limit, limit - 1))
 }
 
-/// `Σ w x q` and `Σ w q²` with weights `w`: their quotient is the best scale for given codes.
+/// Returns `Σ w x q` and `Σ w q²` with weights `w`. Their quotient is the best scale for the given
+/// codes.
 #[inline]
 fn projection<const N: usize>(x: &[f32; N], weights: &[f32; N], codes: &[i32; N]) -> (f32, f32) {
     let (mut xq, mut qq) = (0.0, 0.0);
@@ -134,20 +139,20 @@ fn projection<const N: usize>(x: &[f32; N], weights: &[f32; N], codes: &[i32; N]
     (xq, qq)
 }
 
-/// The squares of `x`: weights where nothing else is known.
+/// Returns the squares of `x`, used as weights if nothing else is known.
 #[inline]
 pub(crate) fn squares<const N: usize>(x: &[f32; N]) -> [f32; N] {
     x.map(|v| v * v)
 }
 
-/// `Σ x²`.
+/// Returns `Σ x²`.
 #[inline]
 pub(crate) fn sum_of_squares(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |sum, v| sum + v * v)
 }
 
-/// The weights of elements whose columns' importance is known. A large element weighs more, but none less than one of the size that
-/// `mean_square` tells.
+/// Returns the weights of elements whose columns' importance is known. A large element weighs more,
+/// and none less than one of the magnitude of `mean_square`.
 #[inline]
 pub(crate) fn error_weights<const N: usize>(
     x: &[f32; N],
@@ -157,9 +162,9 @@ pub(crate) fn error_weights<const N: usize>(
     std::array::from_fn(|i| importance[i] * (mean_square + x[i] * x[i]).sqrt())
 }
 
-/// Finds scale and codes for `x ≈ scale q`, `q` from `-limit` to `limit - 1`, by trying 19 scales around the one that
-/// maps the largest magnitude to `-limit`, and fitting the scale to the codes that each gives. Codes are returned plus
-/// `limit`; a negligible group has scale 0 and codes 0.
+/// Finds scale and codes for `x ≈ scale q`, `q` from `-limit` to `limit - 1`. Tries 19 scales
+/// around the one that maps the largest magnitude to `-limit`, and fits the scale to the codes of
+/// each. `limit` is added to the returned codes. A negligible group has scale 0 and codes 0.
 pub(crate) fn fit_symmetric<const N: usize>(
     x: &[f32; N],
     weights: &[f32; N],
@@ -169,7 +174,8 @@ pub(crate) fn fit_symmetric<const N: usize>(
     if max.abs() < NEGLIGIBLE {
         return (0.0, [0; N]);
     }
-    // The scales are tried side by side, because each of their sums runs in element order. One more makes whole vectors.
+    // The scales are tried in parallel lanes, because each of their sums runs in element order. One
+    // more makes whole vectors.
     const TRIES: usize = 19;
     const LENGTH: usize = TRIES + 1;
     let mut inverses = [-limit as f32 / max; LENGTH];
@@ -202,8 +208,8 @@ pub(crate) fn fit_symmetric<const N: usize>(
     (scale, codes.map(|q| (q + limit) as u8))
 }
 
-/// Finds scale and codes as [`fit_symmetric`] with the squares of `x` as weights, by starting from the scale that maps the largest
-/// magnitude to `-limit` and then [descending](descend).
+/// Finds scale and codes like [`fit_symmetric`] with the squares of `x` as weights. Starts from the
+/// scale that maps the largest magnitude to `-limit` and then [descends](descend).
 pub(crate) fn descend_symmetric<const N: usize>(x: &[f32; N], limit: i32) -> (f32, [u8; N]) {
     let max = first_max_abs(x);
     if max.abs() < NEGLIGIBLE {
@@ -217,10 +223,12 @@ pub(crate) fn descend_symmetric<const N: usize>(x: &[f32; N], limit: i32) -> (f3
     (scale, codes.map(|q| (q + limit) as u8))
 }
 
-/// Finds scale and codes for `x ≈ scale q`, `q` from 0 to `limit`: starts from the best of 9 scales around the one that maps the largest
-/// number to `limit`, and then [descends](descend). A negligible group has scale 0 and codes 0.
+/// Finds scale and codes for `x ≈ scale q`, `q` from 0 to `limit`. Starts from the best of 9 scales
+/// around the one that maps the largest number to `limit`, and then [descends](descend). A
+/// negligible group has scale 0 and codes 0.
 ///
-/// A scale that was fitted where few weights are not 0 can be negative by rounding: then its code wraps around to a byte, as in ggml.
+/// A scale that was fitted with few nonzero weights can be negative because of rounding. Its code
+/// then wraps around to a byte, as in ggml.
 pub(crate) fn fit_positive<const N: usize>(
     x: &[f32; N],
     weights: &[f32; N],
@@ -265,9 +273,10 @@ pub(crate) fn fit_positive<const N: usize>(
     (scale, codes.map(|q| q as u8))
 }
 
-/// Moves one code at a time to what is best for the scale that all the others want, while that gains something, and gives the scale
-/// that fits the codes. `better` is the best code for an element, given the sums of the others' [`projection`], or `None` if these ask for
-/// no scale; `kept` is what becomes of a code that is stored.
+/// Changes one code at a time to the best one for the scale that fits all other codes, while that
+/// improves the fit. Returns the scale that fits the codes. `better` is the best code for an
+/// element, given the sums of the others' [`projection`], or `None` if these determine no scale.
+/// `kept` maps a code to its stored form.
 #[inline]
 fn descend<const N: usize>(
     x: &[f32; N],
@@ -305,45 +314,45 @@ fn descend<const N: usize>(
     (if qq > 0.0 { xq / qq } else { 0.0 }, codes)
 }
 
-/// How [`AffineSearch::fit`] measures what a choice loses.
+/// Measure of loss in [`AffineSearch::fit`].
 #[derive(Clone, Copy)]
 pub(crate) enum Loss {
     Absolute,
     Squared,
 }
 
-/// How many groups an [`AffineSearch`] best takes at a time: one in each lane of a vector, so that sums can run in element
-/// order and still use the whole vector.
+/// Best number of groups for an [`AffineSearch`] at a time: one in each lane of a vector, so that
+/// sums run in element order and still use the whole vector.
 pub(crate) const LANES: usize = 8;
 
-/// One number for each group.
+/// A number for each group.
 pub(crate) type Lanes<const L: usize = LANES> = [f32; L];
 
 /// A search for `x ≈ scale q - minimum` with `q` from 0 to `limit`.
 #[derive(Clone, Copy)]
 pub(crate) struct AffineSearch {
-    /// The greatest code.
+    /// Maximum code.
     pub limit: u8,
-    /// The first scale tried maps the range of `x` to `limit + start` steps.
+    /// Offset of the first scale, which maps the range of `x` to `limit + start` steps.
     pub start: f32,
-    /// How many steps more the next one maps it to, and so on.
+    /// Increment of the number of steps from scale to scale.
     pub stride: f32,
-    /// How many further scales are tried.
+    /// Number of further scales.
     pub steps: u8,
-    /// What is made small.
+    /// Loss to minimise.
     pub loss: Loss,
 }
 
-/// What [`AffineSearch::fit`] found; codes are whole numbers.
+/// Result of [`AffineSearch::fit`]. Codes are integers.
 pub(crate) struct AffineFit<const N: usize, const L: usize> {
     pub scale: Lanes<L>,
-    /// What is subtracted: never negative.
+    /// The minimum, which is subtracted. Never negative.
     pub minimum: Lanes<L>,
     pub codes: [Lanes<L>; N],
 }
 
 impl AffineSearch {
-    /// How ggml searches where it knows the importance of columns.
+    /// Returns the search that ggml uses if the importance of columns is known.
     pub(crate) fn for_importance(limit: u8) -> Self {
         AffineSearch {
             limit,
@@ -354,15 +363,15 @@ impl AffineSearch {
         }
     }
 
-    /// Tries the scales, solves weighted least squares for scale and minimum with the codes that each gives, and keeps
-    /// the best. Element `i` of group `j` is `x[i][j]`; the groups do not influence each other.
+    /// Tries the scales, solves weighted least squares for scale and minimum with the codes of
+    /// each, and keeps the best. Element `i` of group `j` is `x[i][j]`. Groups are independent.
     pub(crate) fn fit<const N: usize, const L: usize>(
         &self,
         x: &[Lanes<L>; N],
         weights: &[Lanes<L>; N],
     ) -> AffineFit<N, L> {
         let (mut min, mut max) = (x[0], x[0]);
-        // A sum that starts at -0 is that of the terms alone, in its sign, too.
+        // A sum that starts at -0 equals the sum of the terms alone, even in its sign.
         let (mut sum_w, mut sum_wx) = ([-0.0; L], [-0.0; L]);
         for (v, w) in x.iter().zip(weights) {
             for j in 0..L {
@@ -407,13 +416,15 @@ impl AffineSearch {
             let mut sum_wqq = [0.0; L];
             let mut sum_wqx = [0.0; L];
             for ((v, w), q) in x.iter().zip(weights).zip(&mut tried.codes) {
-                // With the sums: in a loop of its own, the compiler would take four elements at a time, not four groups.
+                // In the same loop as the sums: in a separate loop, the compiler would take four
+                // elements at a time instead of four groups.
                 *q = self.codes(v, &inverse, &low);
                 let wq: Lanes<L> = std::array::from_fn(|j| w[j] * q[j]);
                 add(&mut sum_wq, &wq);
                 add(&mut sum_wqq, &std::array::from_fn(|j| wq[j] * q[j]));
             }
-            // Apart from the other sums: together, it would make vectors of two kinds of terms.
+            // In a separate loop from the other sums: together, the compiler would make vectors of
+            // two kinds of terms.
             for ((v, w), q) in x.iter().zip(weights).zip(&tried.codes) {
                 add(&mut sum_wqx, &std::array::from_fn(|j| w[j] * q[j] * v[j]));
             }
@@ -428,7 +439,7 @@ impl AffineSearch {
                 } else {
                     scale
                 };
-                // What is subtracted here is +0 where it is the stored minimum.
+                // The subtracted value is +0 if it is the stored minimum.
                 tried.minimum[j] = if capped { -0.0 } else { -offset };
                 solvable[j] = determinant > 0.0;
             }
@@ -443,7 +454,7 @@ impl AffineSearch {
             }
         }
 
-        // A group of equal elements is its minimum: there was nothing to divide by above.
+        // A group of equal elements is its minimum: the division above had no divisor.
         for j in (0..L).filter(|&j| max[j] == min[j]) {
             best.scale[j] = 0.0;
             best.minimum[j] = -min[j];
@@ -452,7 +463,7 @@ impl AffineSearch {
         best
     }
 
-    /// Codes of one element of each group.
+    /// Returns the codes of one element of each group.
     #[inline(always)]
     fn codes<const L: usize>(&self, v: &Lanes<L>, inverse: &Lanes<L>, min: &Lanes<L>) -> Lanes<L> {
         let limit = f32::from(self.limit);
@@ -487,7 +498,7 @@ impl AffineSearch {
 }
 
 impl<const N: usize, const L: usize> AffineFit<N, L> {
-    /// Takes the chosen groups from `other`.
+    /// Takes the selected groups from `other`.
     fn take(&mut self, other: &Self, chosen: &[bool; L]) {
         take_lanes(&mut self.scale, &other.scale, chosen);
         take_lanes(&mut self.minimum, &other.minimum, chosen);

@@ -1,7 +1,8 @@
-//! Choosing points for the formats whose elements are -1, 0 or 1 and an eighth more or less: IQ1.
+//! Choosing points for the formats whose elements are -1, 0 or 1 plus or minus an eighth: IQ1.
 //!
-//! Without a grid the best choice for a group is found exactly: where the elements in ascending order are split into those that become -1,
-//! 0 and 1, all splits are tried, and both shifts. Then the nearest points of the grid take the place of what has been found.
+//! Without a grid, the best choice for a group is found exactly by trying all splits of the sorted
+//! elements into -1, 0 and 1, and both shifts. Then the nearest points of the grid replace the
+//! result.
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
@@ -9,21 +10,22 @@ use crate::neighbours::{self, LANES, Lanes, Near};
 use crate::quantize::Quantize;
 use crate::search::{greater, max_abs, nearest};
 
-/// What the codes of a point's coordinates stand for, if an eighth is added.
+/// Values of the codes of a point's coordinates if an eighth is added.
 const RAISED: [f32; 3] = [-0.875, 0.125, 1.125];
 
-/// The same if an eighth is subtracted.
+/// Values of the codes of a point's coordinates if an eighth is subtracted.
 const LOWERED: [f32; 3] = [-1.125, -0.125, 0.875];
 
 fn values(is_lowered: bool) -> [f32; 3] {
     if is_lowered { LOWERED } else { RAISED }
 }
 
-/// How the elements of a group are rounded without a grid. They have the codes 0, 1 and 2 in ascending order.
+/// Rounding of the elements of a group without a grid. In ascending order they have the codes 0, 1
+/// and 2.
 struct Split<const G: usize> {
-    /// How many elements have code 0.
+    /// Number of elements with code 0.
     zeros: usize,
-    /// How many elements have code 0 or 1.
+    /// Number of elements with code 0 or 1.
     below_twos: usize,
     /// Which eights are lowered.
     lowered: [bool; G],
@@ -103,7 +105,8 @@ impl<const G: usize> Fit<G> {
         fit
     }
 
-    /// Adds `Σ w q x` and `Σ w q²` to `sums`: their quotient is the best scale of all that is added, for elements `q` times `factor`.
+    /// Adds `Σ w q x` and `Σ w q²` to `sums`: their quotient is the best scale of all that is
+    /// added, for elements `q` times `factor`.
     fn sums(
         &self,
         sums: (f32, f32),
@@ -128,12 +131,13 @@ impl<const G: usize> Fit<G> {
     }
 }
 
-/// Writes the numbers of the elements in ascending order, of equal ones the first first.
+/// Writes the indices of the elements in ascending order. Of equal elements, the first comes first.
 fn sort(x: &[f32], order: &mut [usize]) {
     let mut keys = [0; 32];
     let keys = &mut keys[..x.len()];
     for (i, (key, x)) in keys.iter_mut().zip(x).enumerate() {
-        // Both zeros are the same; negative numbers are the lower the greater they are without their sign.
+        // Both zeros are equal. Negative numbers are smaller the larger they are without their
+        // sign.
         let bits = (x + 0.0).to_bits();
         let ordered = if bits >> 31 == 1 {
             !bits
@@ -156,14 +160,14 @@ fn weights(x: &[f32; 256], importance: Option<&[f32; 256]>) -> [f32; 256] {
     }
 }
 
-/// Code of a scale beside the greatest: three bits.
+/// Returns the code of a scale relative to the largest: three bits.
 fn scale_code(scale: f32, inverse: f32) -> u8 {
     nearest(0.5 * (inverse * scale - 1.0)).clamp(0, 7) as u8
 }
 
-/// The best split of 32 elements with one shift.
+/// Returns the best split of 32 elements with one shift.
 fn split_whole(x: &[f32], weights: &[f32], order: &[usize]) -> Option<Split<4>> {
-    /// Sums, then room for a vector that starts at the last.
+    /// Sums, followed by room for a vector that starts at the last one.
     const PADDED: usize = 33 + LANES - 1;
     let (mut sum_x, mut sum_w) = ([f32::NAN; PADDED], [f32::NAN; PADDED]);
     (sum_x[0], sum_w[0]) = (0.0, 0.0);
@@ -172,8 +176,8 @@ fn split_whole(x: &[f32], weights: &[f32], order: &[usize]) -> Option<Split<4>> 
         sum_w[place + 1] = sum_w[place] + weights[i];
     }
     let shifts = [RAISED, LOWERED];
-    // What the elements with code 0 and those with code 2 add to both sums. No number is greater than NaN: what is beside the sums is
-    // never the best.
+    // Contributions of the elements with code 0 and of those with code 2 to both sums. No number is
+    // greater than NaN, so entries outside the sums are never the best.
     let low =
         shifts.map(|[low, ..]| (sum_x.map(|sum| sum * low), sum_w.map(|sum| sum * low * low)));
     let high = shifts.map(|[.., high]| {
@@ -206,7 +210,7 @@ fn split_whole(x: &[f32], weights: &[f32], order: &[usize]) -> Option<Split<4>> 
                 }
             }
             let is_better = |gain: f32, xq: f32, qq: f32| (qq > 0.0) & (xq * xq > gain * qq);
-            // What is not better than the best so far is not better than the best of these, either.
+            // Lanes that do not exceed the best so far cannot exceed the best of these either.
             let mut any = false;
             for lane in 0..LANES {
                 any |= is_better(gain, xq[0][lane], qq[0][lane])
@@ -235,7 +239,7 @@ fn split_whole(x: &[f32], weights: &[f32], order: &[usize]) -> Option<Split<4>> 
     best
 }
 
-/// The best split of 16 elements of which each half has its shift.
+/// Returns the best split of 16 elements, with separate shifts for both halves.
 fn split_halves(x: &[f32], weights: &[f32], order: &[usize]) -> Option<Split<2>> {
     const PADDED: usize = 17 + LANES - 1;
     let (mut sum_x, mut sum_w) = ([[f32::NAN; PADDED]; 2], [[f32::NAN; PADDED]; 2]);
@@ -256,15 +260,15 @@ fn split_halves(x: &[f32], weights: &[f32], order: &[usize]) -> Option<Split<2>>
             };
         }
     }
-    // Values are one apart, so the sum with them is that with all elements as the last value, less one for each boundary that an element
-    // is below. Their squares are as far apart as told here.
+    // Values are one apart, so the sum with them is that with all elements as the last value, minus
+    // one for each boundary that an element is below. These are the distances of their squares.
     let shifts = [RAISED, LOWERED];
     let steps = shifts.map(|[a, b, c]| [a * a - b * b, b * b - c * c]);
     let mut best = None;
     let mut gain = -f32::MAX;
     for zeros in 0..=16 {
         for below_twos in (zeros..=16).step_by(LANES) {
-            // By half and shift.
+            // Sums by half and shift.
             let mut xq_of = [[[0.0; LANES]; 2]; 2];
             let mut qq_of = [[[0.0; LANES]; 2]; 2];
             for half in 0..2 {

@@ -1,8 +1,10 @@
-//! Choosing points for the formats whose elements have a sign and a point's coordinate each: IQ2 and IQ3.
+//! Choosing points for the formats whose elements have a sign and a point's coordinate each: IQ2
+//! and IQ3.
 //!
-//! For a group of elements scales are tried one after the other. With each scale the magnitudes are rounded to codes, which may be a point
-//! of the grid or have points near it, of which the one with the least weighted loss is taken; then the scale with the greatest gain in
-//! weighted least squares is known, and its points. Values of codes are odd here, as they all but are in the grids: `2 code + 1`.
+//! Several scales are tried for a group of elements. With each scale the magnitudes are rounded to
+//! codes. These may be a point of the grid, or have points near them, the best of which by weighted
+//! loss is used. The scale with the greatest gain in weighted least squares wins, with its points.
+//! Values of codes are odd here, as almost all in the grids are: `2 code + 1`.
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
@@ -11,56 +13,59 @@ use crate::quantize::Quantize;
 use crate::search::{NEGLIGIBLE, fit_positive, greater, nearest};
 use half::f16;
 
-/// How a format's points are chosen.
+/// Search for a format's points.
 struct Search {
-    /// What is added to the square of an element for its weight, as a multiple of the block's mean square.
+    /// Term that is added to the square of an element for its weight, as a multiple of the block's
+    /// mean square.
     floor: f32,
-    /// How much of that where there is no importance.
+    /// Factor of that term without importance.
     evenly: f32,
-    /// Whether the number of negative elements of each eight is made even, as an eighth sign is not stored.
+    /// True if the number of negative elements of each eight is made even, because an eighth sign
+    /// is not stored.
     signs_are_even: bool,
-    /// A group whose elements are all below this is not looked at.
+    /// Groups whose elements are all below this are skipped.
     negligible: f32,
-    /// Where the scales that are tried start from.
+    /// Start of the search for scales.
     first: First,
-    /// How many more scales are tried on either side of the first.
+    /// Number of further scales on either side of the first.
     tries: u8,
-    /// By how much the value of the largest element differs from scale to scale.
+    /// Difference of the value of the largest element from scale to scale.
     step: f32,
-    /// Which points are chosen again with the best scale.
+    /// Points that are chosen again with the best scale.
     again: Again,
-    /// What the scale of the scales is multiplied with in the end, which makes losses smaller.
+    /// Final factor of the scale of the scales, which reduces losses.
     correction: f32,
 }
 
 /// The first scale.
 enum First {
-    /// That with which the largest element has the largest value.
+    /// The scale with which the largest element has the largest value.
     Largest,
-    /// One that fits elements that are not bound to a grid, in groups of 32.
+    /// A scale that fits elements without a grid, in groups of 32.
     Fitted,
 }
 
 /// Some points of a group.
 enum Again {
     All,
-    /// All, if one is not what its elements were rounded to.
+    /// All points, if one of them is not exactly the rounded elements.
     AllOrNone,
-    /// Those that are not what their elements were rounded to.
+    /// The points that are not exactly the rounded elements.
     Inexact,
 }
 
 /// The points of a block of `S` groups of `G` points.
 struct Chosen<const G: usize, const S: usize> {
     d: f16,
-    /// The scales' codes.
+    /// Codes of the scales.
     scales: [u8; S],
     points: [[u16; G]; S],
-    /// A bit for each element of eight that is negative.
+    /// A bit for each negative element of eight.
     signs: [u8; 32],
 }
 
-/// `Σ w x q` and `Σ w q²` for each of some scales: their quotient is the best scale for the points.
+/// `Σ w x q` and `Σ w q²` for each of several scales. Their quotient is the best scale for the
+/// points.
 #[derive(Clone, Copy)]
 struct Sums {
     xq: Lanes,
@@ -73,7 +78,7 @@ impl Sums {
         qq: [0.0; LANES],
     };
 
-    /// Adds what the coordinates of a point for each scale give.
+    /// Adds the coordinates of a point for each scale.
     #[inline(always)]
     fn add<const D: usize, const V: usize>(
         &mut self,
@@ -94,7 +99,8 @@ impl Sums {
     }
 }
 
-/// For each scale the point that is best for eight or four elements, and whether it is what they are rounded to.
+/// Returns, for each scale, the best point for eight or four elements, and whether it is exactly
+/// the rounded elements.
 #[inline(always)]
 fn choose_points<const D: usize, const V: usize>(
     neighbours: &Neighbours<D, V>,
@@ -122,7 +128,7 @@ fn choose_points<const D: usize, const V: usize>(
     let mut points = [0; LANES];
     let mut lane = 0;
     while lane < LANES {
-        // Scales that are near each other mostly give the same key.
+        // Scales that are close to each other usually give the same key.
         let same = keys[lane..].iter().take_while(|&&key| key == keys[lane]);
         let run = lane..lane + same.count();
         match near[lane] {
@@ -161,7 +167,7 @@ impl Search {
                 continue;
             };
             if scale < 0.0 {
-                // Where the element whose sign was turned outweighs the others.
+                // The element whose sign was flipped outweighs the others.
                 signs.iter_mut().for_each(|signs| *signs = !*signs);
             }
             points[i] = of_group;
@@ -192,8 +198,9 @@ impl Search {
         }
     }
 
-    /// The magnitudes of the elements, and a bit for each that is negative. Where signs have to be even, the element of eight that matters
-    /// least has the other sign, and a negative magnitude for that.
+    /// Returns the magnitudes of the elements, and a bit for each negative one. If signs have to be
+    /// even, the least important element of eight gets the other sign, and a negative magnitude in
+    /// return.
     fn split_signs(&self, x: &[f32; 256], weights: &[f32; 256]) -> ([f32; 256], [u8; 32]) {
         let (mut magnitudes, mut signs) = (*x, [0u8; 32]);
         let eights = magnitudes.as_chunks_mut::<8>().0.iter_mut();
@@ -218,7 +225,8 @@ impl Search {
         (magnitudes, signs)
     }
 
-    /// The scale of a group, and its points; none for a group without anything that counts.
+    /// Returns the scale of a group and its points, or none for a group without significant
+    /// elements.
     fn fit<const D: usize, const V: usize, const G: usize>(
         &self,
         neighbours: &Neighbours<D, V>,
@@ -250,7 +258,7 @@ impl Search {
         let mut gain = 0.0;
         let tries = i16::from(self.tries);
         for first in (-tries..=tries).step_by(LANES) {
-            // The last scale may be tried again: nothing changes then.
+            // The last scale may be tried again, which changes nothing.
             let step = |lane: usize| f32::from((first + lane as i16).min(tries));
             let inverses = std::array::from_fn(|lane| (top + step(lane) * self.step) / largest);
             let scales = inverses.map(|inverse| 1.0 / inverse);
@@ -297,7 +305,8 @@ impl Search {
     }
 }
 
-/// Four signs of eight elements of which seven are stored, and the scale's code above them.
+/// Returns four sets of signs of eight elements, seven stored of each, and the scale's code above
+/// them.
 fn join_signs(signs: &[u8; 4], scale: u8) -> u32 {
     (0..4).fold(u32::from(scale) << 28, |bits, i| {
         bits | u32::from(signs[i] & 127) << (7 * i)
@@ -308,7 +317,7 @@ fn join_halves<const N: usize>(codes: &[u8]) -> [u8; N] {
     std::array::from_fn(|i| codes[2 * i] | codes[2 * i + 1] << 4)
 }
 
-/// The search that others differ from.
+/// Base of the other searches.
 const IQ2: Search = Search {
     floor: 1.0,
     evenly: 0.25,
@@ -406,7 +415,8 @@ impl Quantize for BlockIq3Xxs {
 }
 
 impl Quantize for BlockIq3S {
-    /// ggml misplaces points and signs after a group of 32 zeros in a block that has others, so that it decodes to something else. This does not.
+    /// Unlike this code, ggml misplaces points and signs after a group of 32 zeros in a block with
+    /// other groups, so that it decodes to something else.
     fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
         const SEARCH: Search = Search {
             signs_are_even: false,

@@ -11,14 +11,15 @@ use crate::search::{
 use bytemuck::Zeroable;
 use half::f16;
 
-/// The group scale of largest magnitude, and the reciprocal of the scale that maps it to `-limit`; `None` if that
-/// magnitude is below `negligible` or 0.
+/// Returns the group scale of largest magnitude, and the reciprocal of the scale that maps it to
+/// `-limit`. Returns `None` if that magnitude is below `negligible` or 0.
 fn inverse_scale_of_scales(scales: &[f32; 16], limit: f32, negligible: f32) -> Option<f32> {
     let max = first_max_abs(scales);
     (max != 0.0 && max.abs() >= negligible).then(|| -limit / max)
 }
 
-/// Chooses the codes of every group again for the scale that it decodes with; `limit` is added to them.
+/// Chooses the codes of every group again for the scale that it decodes with. `limit` is added to
+/// them.
 fn choose_codes(x: &[f32; 256], d: f16, scales: &[i8; 16], limit: i32, codes: &mut [u8; 256]) {
     let groups = x.as_chunks::<16>().0.iter();
     for ((x, codes), &scale) in groups.zip(codes.as_chunks_mut::<16>().0).zip(scales) {
@@ -62,7 +63,8 @@ impl Decode for BlockQ3K {
 }
 
 impl BlockQ3K {
-    /// The block with these scales, to which 32 is added, and with codes for them; `codes` are those of groups whose scale is 0.
+    /// Returns the block with these scales, to which 32 is added, and with codes for them. `codes`
+    /// are used for groups whose scale is 0.
     fn of(x: &[f32; 256], d: f32, scales: &[u8; 16], mut codes: [u8; 256]) -> Self {
         let mut block = BlockQ3K::zeroed();
         block.d = f32_to_f16(d);
@@ -141,7 +143,7 @@ impl Decode for BlockQ6K {
 }
 
 impl BlockQ6K {
-    /// The block of groups that were fitted with these scales and codes.
+    /// Returns the block of groups that were fitted with these scales and codes.
     fn of(x: &[f32; 256], (fitted, mut codes): ([f32; 16], [u8; 256])) -> Self {
         let Some(inverse) = inverse_scale_of_scales(&fitted, 128.0, NEGLIGIBLE) else {
             return BlockQ6K::zeroed();
@@ -169,7 +171,7 @@ impl Encode for BlockQ6K {
 }
 
 impl Quantize for BlockQ6K {
-    /// The importance is the weight itself: large elements weigh no more than others.
+    /// Quantizes with the importance as the weight: large elements weigh no more than others.
     fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
         let Some(importance) = importance else {
             return Self::encode(x);
@@ -192,7 +194,7 @@ impl Decode for BlockQ8K {
 }
 
 impl Encode for BlockQ8K {
-    /// A block of zeros has sums of zero, where ggml does not write them.
+    /// Encodes a block. A block of zeros has sums of zero, which ggml does not write.
     fn encode(x: &[f32; 256]) -> Self {
         let max = first_max_abs(x);
         if max == 0.0 {

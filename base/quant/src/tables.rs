@@ -1,14 +1,15 @@
 //! Constants that several formats and their kernels share.
 
-/// What the sixteen codes of IQ4_NL and IQ4_XS stand for, before the scale.
+/// Values of the sixteen codes of IQ4_NL and IQ4_XS, before the scale.
 pub const IQ4_NL_VALUES: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
-/// What the sixteen E2M1 codes of MXFP4 stand for, doubled to be whole: go with [`e8m0_half`].
+/// Values of the sixteen E2M1 codes of MXFP4, doubled to be integers. Used with [`e8m0_half`].
 pub const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Half of the E8M0 scale `e`: `2^(e - 128)`, which makes up for the doubling of [`MXFP4_VALUES`].
+/// Returns half of the E8M0 scale `e`: `2^(e - 128)`, which compensates for the doubling of
+/// [`MXFP4_VALUES`].
 ///
 /// 255, which the specification calls NaN, is a power of two like the others, as in ggml.
 #[inline]
@@ -21,10 +22,10 @@ pub fn e8m0_half(e: u8) -> f32 {
     })
 }
 
-/// Half of the UE4M3 scale `x`, which makes up for the doubling of [`MXFP4_VALUES`]: four bits of exponent over three of
-/// mantissa.
+/// Returns half of the UE4M3 scale `x`, which compensates for the doubling of [`MXFP4_VALUES`]:
+/// four bits of exponent over three of mantissa.
 ///
-/// 127, which stands for NaN, is 0, as in ggml, and the highest bit is not looked at otherwise.
+/// 127, which means NaN, is 0, as in ggml. Otherwise the highest bit is ignored.
 #[inline(always)]
 pub fn ue4m3_half(x: u8) -> f32 {
     static ALL: [f32; 256] = {
@@ -45,17 +46,18 @@ pub fn ue4m3_half(x: u8) -> f32 {
     ALL[usize::from(x)]
 }
 
-/// The UE4M3 scale nearest to `x`, ties upward; what is not above 0 becomes 0, what rounds to 256 or more becomes 448, the
-/// largest, as in ggml.
+/// Returns the UE4M3 scale nearest to `x`, ties upward. As in ggml, everything not above 0 becomes
+/// 0, and everything that rounds to 256 or more becomes 448, the largest.
 pub(crate) fn ue4m3(x: f32) -> u8 {
     if x.partial_cmp(&0.0) != Some(std::cmp::Ordering::Greater) {
         return 0;
     }
     if x < 1.0 / 64.0 {
-        // Subnormal: at most 7, even where 8, the first normal number, is nearer.
+        // Subnormal: at most 7, even if 8, the first normal number, is nearer.
         return ((x * 512.0 + 0.5) as u8).min(7);
     }
-    // Bits of exponent and mantissa follow each other in both formats, so a mantissa that is rounded up past 7 raises the exponent.
+    // Bits of exponent and mantissa are adjacent in both formats, so a mantissa that is rounded up
+    // past 7 increments the exponent.
     let rounded = ((x.min(448.0).to_bits() + (1 << 19)) >> 20) - ((127 - 7) << 3);
     if rounded < 15 << 3 {
         rounded as u8

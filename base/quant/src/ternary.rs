@@ -7,14 +7,15 @@ use crate::search::{max_abs, reciprocal, round_code};
 
 const POWERS_OF_3: [u8; 5] = [1, 3, 9, 27, 81];
 
-/// The scale, and every element as 0, 1 or 2.
+/// Returns the scale, and every element as 0, 1 or 2.
 fn trits(x: &[f32; 256]) -> (f32, [u8; 256]) {
     let d = max_abs(x);
     let inverse = reciprocal(d);
     (d, x.map(|v| (round_code(v * inverse) + 1) as u8))
 }
 
-/// Five trits, first most significant, as a fraction of 256 rounded up, so that [`trit_of`] gets them back exactly.
+/// Packs five trits, the first most significant, as a fraction of 256, rounded up so that
+/// [`trit_of`] recovers them exactly.
 fn pack_trits(trits: [u8; 5]) -> u8 {
     let number = trits
         .iter()
@@ -22,7 +23,7 @@ fn pack_trits(trits: [u8; 5]) -> u8 {
     (number * 256).div_ceil(243) as u8
 }
 
-/// Trit `k` of a byte: shifts the first `k` trits out at the top, then takes the next.
+/// Returns trit `k` of a byte: shifts the first `k` trits out at the top, then takes the next.
 #[inline(always)]
 fn trit_of(byte: u8, k: usize) -> u8 {
     let rest = u16::from(byte.wrapping_mul(POWERS_OF_3[k]));
@@ -30,7 +31,7 @@ fn trit_of(byte: u8, k: usize) -> u8 {
 }
 
 impl BlockTq1_0 {
-    /// The code of each element: 0 to 2.
+    /// Returns the code of each element: 0 to 2.
     #[inline(always)]
     pub fn codes(&self) -> [u8; 256] {
         let mut codes = [0; 256];

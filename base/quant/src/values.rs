@@ -3,11 +3,11 @@
 use crate::row::decode_row;
 use samite_core::{DType, Error, Layout, Result};
 
-/// Puts the blocks of a tensor's row number `row` (of [`Layout::rows`]) into `out`, one after the other. `span` holds the bytes of the tensor from
-/// its first element to its last one.
+/// Writes the blocks of a tensor's row number `row` (of [`Layout::rows`]) to `out`, one after the
+/// other. `span` holds the bytes of the tensor from its first element to its last one.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if there is no such row, or `span` is too short.
+/// [`Error::InvalidArgument`] if the row does not exist or `span` is too short.
 pub fn gather_row(layout: &Layout, span: &[u8], row: usize, out: &mut Vec<u8>) -> Result<()> {
     out.clear();
     if row >= layout.rows() || span.len() < layout.bytes() {
@@ -30,7 +30,7 @@ pub fn gather_row(layout: &Layout, span: &[u8], row: usize, out: &mut Vec<u8>) -
     Ok(())
 }
 
-/// Reads rows of tensors as numbers. It keeps its memory from row to row.
+/// Reader of rows of tensors as numbers. It reuses its memory from row to row.
 #[derive(Debug, Default)]
 pub struct RowReader {
     bytes: Vec<u8>,
@@ -39,10 +39,12 @@ pub struct RowReader {
 }
 
 impl RowReader {
-    /// The elements of a tensor's row number `row`. `span` holds the bytes of the tensor from its first element to its last one.
+    /// Returns the elements of a tensor's row number `row`. `span` holds the bytes of the tensor
+    /// from its first element to its last one.
     ///
     /// # Errors
-    /// As [`gather_row`]; [`Error::InvalidArgument`] for a type that [cannot be decoded](crate::can_decode).
+    /// As [`gather_row`]. [`Error::InvalidArgument`] for a type that [cannot be
+    /// decoded](crate::can_decode).
     pub fn read(&mut self, layout: &Layout, span: &[u8], row: usize) -> Result<&[f64]> {
         gather_row(layout, span, row, &mut self.bytes)?;
         let (bytes, values) = (&*self.bytes, &mut self.values);

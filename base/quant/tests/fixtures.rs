@@ -1,4 +1,4 @@
-//! Bit-exactness against what ggml's reference functions wrote: see `fixtures/make.py`.
+//! Bit-exactness against the output of ggml's reference functions: see `fixtures/make.py`.
 
 use samite_core::DType;
 use samite_quant::{can_decode, can_encode, decode_row, encode_row, quantize_row};
@@ -26,7 +26,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 #[test]
 fn decodes_bit_for_bit_as_ggml() {
     let mut seen = 0;
-    // Q8_1 has no function to decode it in ggml; the others are plain numbers.
+    // ggml has no function to decode Q8_1. The others are plain numbers.
     for dtype in DType::all().filter(|&d| can_decode(d) && d.is_quantized() && d != DType::Q8_1) {
         let file = fixture("decode", dtype.name());
         let blocks = file.len() / (dtype.block_bytes() + 4 * dtype.block_len());
@@ -150,14 +150,15 @@ const WEIGHTED: &[DType] = &[
     DType::IQ1_S, DType::IQ1_M, DType::IQ2_XXS, DType::IQ2_XS, DType::IQ2_S, DType::IQ3_XXS, DType::IQ3_S,
 ];
 
-/// Of these, types whose files are made in another way than rows of activations, or not at all.
+/// Types in `WEIGHTED` whose files use something else than rows of activations, or do not exist.
 #[rustfmt::skip]
 const WEIGHTED_EVENLY: &[DType] = &[DType::IQ4_NL, DType::IQ1_M, DType::IQ2_S, DType::IQ3_XXS, DType::IQ3_S];
 
 #[test]
 #[cfg_attr(miri, ignore = "slow, and nothing but numbers")]
 fn q6_k_tries_every_scale_that_ggml_tries() {
-    // Rows that are fitted best by the scale of one step of the search, from the first on, and rows of several.
+    // Rows that the scale of one step of the search fits best, from the first step on, and rows
+    // that several fit.
     let rows = floats(&fixture("encode", "steps"));
     let expected = fixture("encode", "q6_K-steps");
     let mut out = vec![0; expected.len()];
@@ -169,13 +170,13 @@ fn q6_k_tries_every_scale_that_ggml_tries() {
     }
 }
 
-/// Blocks whose points ggml puts in the wrong places: those after a group of zeros.
+/// Returns whether ggml misplaces the points of a block: those after a group of zeros.
 fn is_misplaced(dtype: DType, elements: &[f32]) -> bool {
     let is_zero = |x: &[f32]| x.iter().all(|&x| x == 0.0);
     dtype == DType::IQ3_S && elements.chunks(32).any(is_zero) && !is_zero(elements)
 }
 
-/// Blocks whose bytes ggml leaves to memory that it did not write: codes of a block without any magnitude.
+/// Returns whether ggml leaves bytes of a block uninitialised: codes of a block of zeros.
 fn is_left_open(dtype: DType, elements: &[f32]) -> bool {
     dtype == DType::IQ4_NL && elements.iter().all(|x| x.abs() < 1e-15)
 }

@@ -1,11 +1,11 @@
-//! What must hold for rows of the types whose blocks name points of a grid, beside their bytes.
-#![allow(clippy::unwrap_used)] // Panics are how tests fail.
+//! Properties of rows of the grid types, besides their bytes.
+#![allow(clippy::unwrap_used)] // tests fail by panicking
 
 use proptest::prelude::*;
 use samite_quant::blocks::*;
 use samite_quant::{Decode, Quantize};
 
-/// The elements of the block that is chosen for `x`.
+/// Returns the decoded elements of the block for `x`.
 fn there_and_back<B>(x: &[f32; 256], importance: Option<&[f32; 256]>) -> [f32; 256]
 where
     B: Quantize<Elements = [f32; 256]> + Decode,
@@ -17,7 +17,8 @@ where
 
 type ThereAndBack = fn(&[f32; 256], Option<&[f32; 256]>) -> [f32; 256];
 
-/// For each type, how large the root of the mean square of the errors may be beside that of evenly distributed elements.
+/// For each type, the maximum root mean square error relative to that of evenly distributed
+/// elements.
 const TYPES: [(ThereAndBack, f32); 7] = [
     (there_and_back::<BlockIq1S>, 0.6),
     (there_and_back::<BlockIq1M>, 0.55),

@@ -1,5 +1,5 @@
-//! What must hold for every type and any input.
-#![allow(clippy::unwrap_used)] // Panics are how tests fail.
+//! Properties of every type and any input.
+#![allow(clippy::unwrap_used)] // tests fail by panicking
 
 use proptest::prelude::*;
 use samite_core::{DType, Error};
@@ -19,7 +19,7 @@ fn encode(dtype: DType, x: &[f32]) -> Vec<u8> {
     out
 }
 
-/// Root of the mean square of the error, relative to that of `x`.
+/// Returns the RMS error, relative to the RMS of `x`.
 fn relative_error(x: &[f32], y: &[f32]) -> f64 {
     let square = |v: f32| f64::from(v) * f64::from(v);
     let error: f64 = x.iter().zip(y).map(|(a, b)| square(a - b)).sum();
@@ -27,7 +27,8 @@ fn relative_error(x: &[f32], y: &[f32]) -> f64 {
     (error / signal).sqrt()
 }
 
-/// Every type that can be encoded, with the largest [`relative_error`] of a row of evenly distributed numbers.
+/// Every type that can be encoded, with the largest [`relative_error`] of a row of evenly
+/// distributed numbers.
 const LIMITS: [(DType, f64); 23] = [
     (DType::F32, 0.0),
     (DType::F16, 0.00025),
@@ -177,7 +178,7 @@ proptest! {
         ] {
             let once = encode(dtype, &x);
             let twice = encode(dtype, &decode(dtype, &once));
-            // -0 and +0 are the same number: codes may move between them, elements may not.
+            // -0 and +0 are the same number: codes may change between them, elements may not.
             prop_assert_eq!(decode(dtype, &once), decode(dtype, &twice), "{}", dtype);
         }
     }

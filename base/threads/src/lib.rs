@@ -1,13 +1,15 @@
 //! Worker threads for kernels.
 //!
-//! A [`Pool`] keeps the threads of one device, or of several that share it. [`Pool::run`] lets all of them, or some, call one function, the *job*. In it, a
-//! [`Team`] has a counter that gives out work, and a barrier at which the threads meet.
+//! A [`Pool`] keeps the threads of one device, or of several that share it. [`Pool::run`] lets all
+//! of them, or some, call one function, the *job*. Inside a job, a [`Team`] has a counter that
+//! distributes work, and a barrier for the threads.
 //!
-//! Workers wait by spinning for some microseconds, then by sleeping, so that an idle engine uses no CPU and a busy one
-//! does not pay for waking up. The calling thread is worker 0. If the pool is busy with another caller's job, the
-//! caller does its job alone. If it waited instead, and that job waited for something that the caller holds, such as the gate of some memory, neither would go on.
+//! Workers wait by spinning for some microseconds, then by sleeping. An idle engine therefore uses
+//! no CPU, and a busy one does not pay for wake-ups. The calling thread is worker 0. If the pool is
+//! busy with another caller's job, the caller does its job alone. Waiting instead could deadlock:
+//! that job may wait for something that the caller holds, such as the range lock of some memory.
 //!
-//! [`PoolOptions`] say on which processors the threads run, with which priority, and how long they spin.
+//! [`PoolOptions`] set the processors and the priority of the threads, and how long they spin.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,16 +28,17 @@ pub use start::{has_memory, thread_builder};
 use sync::{Arc, AtomicBool, AtomicUsize, JoinHandle, Mutex, Ordering, UnsafeCell};
 pub use team::Team;
 
-/// Most threads of one pool.
+/// Maximum number of threads of one pool.
 pub const MOST_THREADS: usize = 512;
 
-/// What every worker calls, with its number and the team.
+/// Function that every worker calls, with its number and the team.
 pub type Job<'a> = &'a (dyn Fn(usize, &Team) + Sync);
 
 struct Shared {
     team: Team,
     job: UnsafeCell<Option<Job<'static>>>,
-    /// One for each worker behind the caller, so that a job wakes those only that take part in it.
+    /// Start signals, one for each worker except the caller, so that a job wakes only the workers
+    /// that take part in it.
     started: Box<[Start]>,
     running: AtomicUsize,
     finished: Signal,
@@ -43,22 +46,23 @@ struct Shared {
     shutdown: AtomicBool,
 }
 
-/// A signal in cache lines of its own.
+/// A signal in its own cache lines.
 #[derive(Default)]
 #[repr(align(128))]
 struct Start(Signal);
 
-// SAFETY: only `job` needs it; a job is `Sync`, so that all threads may call it. The place is written only by the one caller that holds `Pool::caller`, while no
-// worker reads it: before `started` is raised and after `finished` was. Both publish what was written before.
+// SAFETY: only `job` needs it. A job is `Sync`, so all threads may call it. Only the caller that
+// holds `Pool::caller` writes the cell, while no worker reads it: before `started` is raised and
+// after `finished` was. Both publish earlier writes.
 unsafe impl Sync for Shared {}
 
-/// Threads that one device computes with, or several devices in turn. They are started by the first job that needs them.
+/// Threads of one device, or of several devices in turn. The first job that needs them starts them.
 pub struct Pool {
     threads: usize,
     settings: Arc<Settings>,
-    /// Whether the host wants no workers now.
+    /// True while the host wants no workers.
     paused: AtomicBool,
-    /// Held by the caller whose job runs.
+    /// Locked by the caller whose job runs.
     caller: Mutex<Option<Workers>>,
 }
 
@@ -75,7 +79,7 @@ struct Workers {
     handles: Vec<JoinHandle<()>>,
 }
 
-/// A job panicked in some thread. What it said was printed by that thread.
+/// A job panicked in some thread, which printed the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Panicked;
 
@@ -88,15 +92,17 @@ impl fmt::Display for Panicked {
 impl std::error::Error for Panicked {}
 
 impl Pool {
-    /// A pool of `threads`, the caller included, at most [`MOST_THREADS`]. With more threads than processors, waiting threads sleep at once.
+    /// Returns a pool of `threads` threads including the caller, at most [`MOST_THREADS`]. With
+    /// more threads than processors, waiting threads sleep at once.
     pub fn new(threads: usize, processors: usize) -> Self {
         Self::with_settings(threads, Settings::plain(threads, processors))
     }
 
-    /// A pool as `options` say.
+    /// Returns a pool with these options.
     ///
     /// # Errors
-    /// If the system refuses the processors or the priority: it is asked before this returns.
+    /// If the system refuses the processors or the priority. This is tried before the function
+    /// returns.
     pub fn with_options(options: &PoolOptions) -> Result<Self, PoolError> {
         let settings = Settings::new(options)?;
         Ok(Self::with_settings(options.threads, settings))
@@ -111,30 +117,32 @@ impl Pool {
         }
     }
 
-    /// Number of threads, the caller included.
+    /// Returns the number of threads, including the caller.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Ends the workers once the job that runs is done. Until [`resume`](Self::resume), every job is done by its caller alone, with the same results.
-    /// Must not be called in a job.
+    /// Ends the workers once the current job is done. Until [`resume`](Self::resume), every caller
+    /// does its job alone, with the same results. Must not be called in a job.
     pub fn pause(&self) {
         self.paused.store(true, Ordering::SeqCst);
-        // Whoever takes the lock after this sees that the pool is paused.
+        // Every thread that takes the lock after this sees that the pool is paused.
         *self.caller.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Lets workers take part again: the next job starts them.
+    /// Lets workers take part again. The next job starts them.
     pub fn resume(&self) {
         self.paused.store(false, Ordering::SeqCst);
     }
 
-    /// Has the calling thread run where the [options](PoolOptions) say, with their priority, from now on. Jobs do it for their callers.
+    /// Makes the calling thread run on the processors and with the priority of the
+    /// [options](PoolOptions) from now on. Jobs do this for their callers.
     pub fn bind_caller(&self) {
         self.settings.apply_to_caller();
     }
 
-    /// Lets all threads call `job`, or the caller alone if the others are busy or paused, and returns when all have returned.
+    /// Calls `job` in all threads, or only in the caller if the others are busy or paused. Returns
+    /// when all calls have returned.
     ///
     /// # Errors
     /// If the job panicked in some thread. The pool stays usable.
@@ -142,7 +150,8 @@ impl Pool {
         self.run_with(self.threads, job)
     }
 
-    /// As [`run`](Self::run), with `threads` of the pool's threads, the caller included. The others sleep on.
+    /// Does what [`run`](Self::run) does with `threads` of the pool's threads, including the
+    /// caller. The others stay asleep.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -166,8 +175,10 @@ impl Pool {
         shared.running.store(others, Ordering::Relaxed);
         shared.panicked.store(false, Ordering::Relaxed);
         let finished = shared.finished.get();
-        // SAFETY: the lifetime is only hidden: this function does not return or unwind before all workers are done with the job, since panics are
-        // caught. Nobody else looks at the place: other callers have no lock, and the job before was waited for, so all workers wait for `started`.
+        // SAFETY: only the lifetime is hidden. This function does not return or unwind before all
+        // workers are done with the job, since panics are caught. No other thread accesses the
+        // cell: other callers do not have the lock, and the previous job was waited for, so all
+        // workers wait for `started`.
         shared.job.with_mut(|place| unsafe {
             *place = Some(std::mem::transmute::<Job<'_>, Job<'static>>(job));
         });
@@ -181,7 +192,8 @@ impl Pool {
         if others > 0 {
             shared.finished.wait(finished, self.settings.spins);
         }
-        // SAFETY: all workers are done, since the last one raised `finished`, or there are none; the lock keeps other callers away.
+        // SAFETY: all workers are done, since the last one raised `finished`, or there are none.
+        // The lock keeps other callers away.
         shared.job.with_mut(|place| unsafe { *place = None });
         if mine.is_err() || shared.panicked.load(Ordering::Relaxed) {
             return Err(Panicked);
@@ -191,7 +203,7 @@ impl Pool {
 }
 
 impl Workers {
-    /// Starts the threads; if the system refuses some, the team is smaller.
+    /// Starts the threads. If the system refuses some, the team is smaller.
     fn start(threads: usize, settings: &Arc<Settings>) -> Self {
         let shared = |size| {
             Arc::new(Shared {
@@ -261,7 +273,8 @@ fn work(shared: &Shared, number: usize, settings: &Settings) {
         if shared.shutdown.load(Ordering::Acquire) {
             return;
         }
-        // SAFETY: the caller wrote the job before raising `started`, and waits for `finished` before it writes again.
+        // SAFETY: the caller wrote the job before raising `started`, and waits for `finished`
+        // before it writes again.
         let job = shared.job.with(|place| unsafe { *place });
         if let Some(job) = job
             && catch_unwind(AssertUnwindSafe(|| job(number, &shared.team))).is_err()
@@ -280,7 +293,8 @@ fn work(shared: &Shared, number: usize, settings: &Settings) {
 mod tests {
     use super::*;
 
-    /// How many of so many rounds are made. Miri is slow, and changes threads more often.
+    /// Returns the reduced number of rounds for Miri, which is slow but switches threads more
+    /// often.
     fn rounds(usual: usize) -> std::ops::Range<usize> {
         0..if cfg!(miri) {
             usual.div_ceil(100)
@@ -375,11 +389,11 @@ mod tests {
             .unwrap();
             assert_eq!(passed.load(Ordering::Relaxed), 0);
         }
-        // The next job goes on.
+        // The next job works.
         stress(&pool, 10);
     }
 
-    /// The numbers of the workers that take part in a job, one for each thread.
+    /// Returns the numbers of the workers that take part in a job with `threads` threads.
     fn workers_of(pool: &Pool, threads: usize) -> Vec<usize> {
         let seen = Mutex::new(Vec::new());
         pool.run_with(threads, &|worker, team: &Team| {
@@ -478,8 +492,9 @@ mod tests {
 mod loom_tests {
     use super::*;
 
-    /// Lets `users` use a pool of `threads`, each user in a thread of its own, in all orders with up to `preemptions`. The first one goes on after the
-    /// others. Workers sleep at once, which loom's orders of [`Signal`] and [`Team`] show to be the harder case.
+    /// Lets `users` use a pool of `threads`, each user in its own thread, in all interleavings with
+    /// up to `preemptions` preemptions. Then the first user calls `last`. Workers sleep at once,
+    /// which loom's interleavings of [`Signal`] and [`Team`] show to be the harder case.
     fn all_orders([threads, preemptions]: [usize; 2], users: Vec<fn(&Pool)>, last: fn(&Pool)) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(preemptions);
@@ -499,7 +514,8 @@ mod loom_tests {
         });
     }
 
-    /// How many threads took part in a job that gave out work before a barrier.
+    /// Returns the number of threads that took part in a job that distributed work before a
+    /// barrier.
     fn job(pool: &Pool) -> usize {
         let [size, done] = [0, 0].map(AtomicUsize::new);
         pool.run(&|_, team| {
@@ -512,7 +528,7 @@ mod loom_tests {
         size.load(Ordering::Relaxed)
     }
 
-    /// A job that says nothing but who took part.
+    /// Runs a job that only counts its threads.
     fn short_job(pool: &Pool) -> usize {
         let size = AtomicUsize::new(0);
         pool.run(&|_, _| {
@@ -581,7 +597,7 @@ mod loom_tests {
     fn a_worker_that_panics_ends_the_job_and_no_more() {
         let panics: fn(&Pool) = |pool| {
             let outcome = pool.run(&|worker, team| {
-                // Without a message.
+                // Panics without a message.
                 if worker == 1 {
                     std::panic::resume_unwind(Box::new(()));
                 }

@@ -1,33 +1,37 @@
-//! Where threads run, with which priority, and how they wait.
+//! Processors and priority of threads, and their waiting.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Turns of a waiting loop before a thread sleeps; some tens of microseconds.
+/// Iterations of a waiting loop before a thread sleeps. Some tens of microseconds.
 const SPINS: usize = 2_000;
 
-/// The polling level at which threads spin so often.
+/// Polling level of [`SPINS`].
 const USUAL_POLL: u8 = 50;
 
-/// Processors are numbered from 0 to one less than this.
+/// Exclusive upper limit of processor numbers.
 const MOST_PROCESSORS: usize = 1024;
 
-/// How the threads of a [`Pool`](crate::Pool) work.
+/// Options of the threads of a [`Pool`](crate::Pool).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolOptions {
-    /// Number of threads, the caller included, at most [`MOST_THREADS`](crate::MOST_THREADS).
+    /// Number of threads including the caller, at most [`MOST_THREADS`](crate::MOST_THREADS).
     pub threads: usize,
-    /// How many of them can run at the same time. With more threads, waiting ones sleep at once unless `poll` is given.
+    /// Number of threads that can run concurrently. With more threads, waiting ones sleep at once
+    /// unless `poll` is set.
     pub processors: usize,
-    /// Where they run; `None` for wherever the system likes. The caller's thread, too, runs there, from its first job on.
+    /// Processors to run on, or `None` for any. This includes the caller's thread, from its first
+    /// job on.
     pub cpus: Option<CpuSet>,
-    /// Each thread keeps to one of the processors, in their order and round again; callers, to the first one.
+    /// True to pin each thread to one of the processors, in order and cyclically. Callers are
+    /// pinned to the first one.
     pub strict: bool,
-    /// How the system prefers them to other threads.
+    /// Scheduling priority of the threads.
     pub priority: Priority,
-    /// How long waiting threads spin before they sleep, 0 to 100: 0 for not at all, 50 for some tens of microseconds. Each 5 more double the time.
+    /// Time that waiting threads spin before they sleep, 0 to 100. 0 does not spin, 50 spins for
+    /// some tens of microseconds, and each 5 more double the time.
     pub poll: Option<u8>,
 }
 
@@ -36,10 +40,10 @@ pub struct PoolOptions {
 pub struct CpuSet(BTreeSet<usize>);
 
 impl CpuSet {
-    /// The processors whose bits are set in a hexadecimal number such as `0xF0`.
+    /// Parses a hexadecimal bit mask of processors, such as `0xF0`.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// A description of the mistake in the text.
     pub fn parse_mask(text: &str) -> Result<Self, String> {
         let digits = text.strip_prefix("0x").or(text.strip_prefix("0X"));
         let digits = digits.unwrap_or(text);
@@ -63,10 +67,10 @@ impl CpuSet {
         }
     }
 
-    /// The processors from the first number to the last: `4-7`, or `4-` and `-7` for all from or up to one.
+    /// Parses a range of processors: `4-7`, or `4-` and `-7` for all from or up to one.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// A description of the mistake in the text.
     pub fn parse_range(text: &str) -> Result<Self, String> {
         let number = |text: &str, missing| match text {
             "" => Some(missing),
@@ -83,25 +87,25 @@ impl CpuSet {
             })
     }
 
-    /// The processors of both sets.
+    /// Returns the processors of both sets.
     #[must_use]
     pub fn with(mut self, other: &CpuSet) -> Self {
         self.0.extend(&other.0);
         self
     }
 
-    /// Those that are in both sets.
+    /// Returns the processors in both sets.
     #[must_use]
     pub fn within(&self, other: &CpuSet) -> Self {
         CpuSet(self.0.intersection(&other.0).copied().collect())
     }
 
-    /// The numbers, the smallest one first.
+    /// Iterates over the numbers, in ascending order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = usize> {
         self.0.iter().copied()
     }
 
-    /// The processors that the calling thread may run on, where the system tells.
+    /// Returns the processors that the calling thread may run on, if the system reports them.
     pub fn allowed() -> Option<Self> {
         system::allowed().map(CpuSet)
     }
@@ -113,7 +117,7 @@ impl FromIterator<usize> for CpuSet {
     }
 }
 
-/// Numbers and ranges, such as `0, 4-7`.
+/// Writes numbers and ranges, such as `0, 4-7`.
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rest = self.iter().peekable();
@@ -133,24 +137,24 @@ impl fmt::Display for CpuSet {
     }
 }
 
-/// How the system prefers threads to others.
+/// Scheduling priority of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Priority {
-    /// After others.
+    /// Below normal.
     Low,
-    /// As the program was started.
+    /// Unchanged from the start of the program.
     #[default]
     Normal,
-    /// Somewhat before others.
+    /// Slightly above normal.
     Medium,
-    /// Before others.
+    /// Above normal.
     High,
-    /// Before nearly everything.
+    /// Above nearly everything.
     Realtime,
 }
 
 impl Priority {
-    /// The level of this number, from -1 to 3.
+    /// Returns the priority with this level, from -1 to 3.
     pub fn from_level(level: i8) -> Option<Self> {
         Some(match level {
             -1 => Priority::Low,
@@ -162,7 +166,7 @@ impl Priority {
         })
     }
 
-    /// The system's nice value; `None` to leave it.
+    /// Returns the system's nice value, or `None` to leave it.
     fn nice(self) -> Option<i32> {
         match self {
             Priority::Low => Some(5),
@@ -174,12 +178,12 @@ impl Priority {
     }
 }
 
-/// Something that the system refuses.
+/// Options that the system refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolError {
-    /// The processors, and why.
+    /// Refused processors, with the reason.
     Cpus(String),
-    /// The priority, and why.
+    /// Refused priority, with the reason.
     Priority(String),
 }
 
@@ -193,25 +197,25 @@ impl fmt::Display for PoolError {
 
 impl std::error::Error for PoolError {}
 
-/// What the threads of a pool are told.
+/// Settings of a pool's threads.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// Turns of a waiting loop before a thread sleeps.
+    /// Iterations of a waiting loop before a thread sleeps.
     pub spins: usize,
-    /// Usable processors, with whether each thread has one of them.
+    /// Usable processors, and whether each thread is pinned to one of them.
     cpus: Option<(Vec<usize>, bool)>,
     nice: Option<i32>,
-    /// By which a thread knows that it was told.
+    /// Identity of the settings, by which a thread knows that it has applied them.
     id: usize,
 }
 
 thread_local! {
-    /// The settings that this thread had last.
+    /// Id of the last settings that this thread applied.
     static SETTINGS: Cell<usize> = const { Cell::new(0) };
 }
 
 impl Settings {
-    /// Nothing but how long to spin.
+    /// Returns settings that only determine the spinning.
     pub fn plain(threads: usize, processors: usize) -> Self {
         Settings {
             spins: if threads <= processors { SPINS } else { 0 },
@@ -221,7 +225,7 @@ impl Settings {
         }
     }
 
-    /// What follows from `options`, after a try.
+    /// Returns the settings for `options`, after trying them.
     pub fn new(options: &PoolOptions) -> Result<Self, PoolError> {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         let cpus = match &options.cpus {
@@ -244,17 +248,17 @@ impl Settings {
         settings.cpus = cpus;
         settings.nice = options.priority.nice();
         settings.id = NEXT.fetch_add(1, Ordering::Relaxed);
-        // In a thread that ends, so that the caller stays as it is.
+        // In a thread that ends, so that the caller does not change.
         std::thread::scope(|scope| {
             let attempt = crate::thread_builder()
                 .and_then(|thread| thread.spawn_scoped(scope, || settings.apply(0)));
-            // If the system has no thread left, workers will say so.
+            // If the system cannot start a thread, workers will report it.
             attempt.map_or(Ok(()), |thread| thread.join().unwrap_or(Ok(())))
         })?;
         Ok(settings)
     }
 
-    /// Tells the calling thread, which is worker `number`.
+    /// Applies the settings to the calling thread, which is worker `number`.
     fn apply(&self, number: usize) -> Result<(), PoolError> {
         match &self.cpus {
             Some((cpus, true)) => system::pin(&[cpus[number % cpus.len()]])?,
@@ -270,7 +274,7 @@ impl Settings {
         }
     }
 
-    /// Tells the calling thread, if it was not told before.
+    /// Applies the settings to the calling thread, unless it has them.
     pub fn apply_to_caller(&self) {
         if (self.cpus.is_some() || self.nice.is_some()) && SETTINGS.replace(self.id) != self.id {
             self.apply_to_worker(0);
@@ -278,7 +282,7 @@ impl Settings {
     }
 }
 
-/// Turns of a waiting loop at a polling level.
+/// Returns the iterations of a waiting loop for a polling level.
 fn spins(level: u8) -> usize {
     match level {
         0 => 0,
@@ -295,7 +299,7 @@ mod system {
     use std::collections::BTreeSet;
     use std::io::Error;
 
-    // The set is an array of bits; its constant counts bytes with some C libraries.
+    // The set is an array of bits. Its constant counts bytes in some C libraries.
     const _: () = assert!(MOST_PROCESSORS == 8 * size_of::<libc::cpu_set_t>());
 
     fn empty() -> libc::cpu_set_t {
@@ -305,7 +309,7 @@ mod system {
 
     pub fn allowed() -> Option<BTreeSet<usize>> {
         let mut set = empty();
-        // SAFETY: the set is as large as said.
+        // SAFETY: the set has the stated size.
         let status = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
         if status != 0 {
             return None; // more processors than the set can hold
@@ -315,14 +319,15 @@ mod system {
         Some(cpus.collect())
     }
 
-    /// Lets the calling thread run on these processors only.
+    /// Pins the calling thread to these processors.
     pub fn pin(cpus: &[usize]) -> Result<(), PoolError> {
         let mut set = empty();
         for &cpu in cpus {
-            // SAFETY: the set holds all numbers that a `CpuSet` has, since those come from `allowed`.
+            // SAFETY: the set has room for all numbers of a `CpuSet`, since those come from
+            // `allowed`.
             unsafe { libc::CPU_SET(cpu, &mut set) };
         }
-        // SAFETY: the set is as large as said.
+        // SAFETY: the set has the stated size.
         match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) } {
             0 => Ok(()),
             _ => Err(PoolError::Cpus(format!(
@@ -332,9 +337,9 @@ mod system {
         }
     }
 
-    /// Gives the calling thread a nice value.
+    /// Sets the nice value of the calling thread.
     pub fn prefer(nice: i32) -> Result<(), PoolError> {
-        // SAFETY: it touches no memory. 0 stands for the calling thread.
+        // SAFETY: the call does not touch memory. 0 means the calling thread.
         match unsafe { libc::setpriority(libc::PRIO_PROCESS as _, 0, nice) } {
             0 => Ok(()),
             _ => Err(PoolError::Priority(format!(
@@ -421,7 +426,8 @@ mod tests {
         use crate::{Pool, Team};
         use std::sync::Mutex;
 
-        /// In another thread, which may be bound: by worker, where it may run and its nice value.
+        /// Returns the allowed processors and the nice value of each worker. Runs in another
+        /// thread, because that may be pinned.
         fn seen(options: PoolOptions) -> Vec<(String, i32)> {
             std::thread::spawn(move || {
                 let threads = options.threads;
@@ -429,7 +435,7 @@ mod tests {
                 let seen = Mutex::new(vec![(String::new(), 0); threads]);
                 pool.run(&|worker, _: &Team| {
                     let cpus = CpuSet::allowed().unwrap().to_string();
-                    // SAFETY: it touches no memory.
+                    // SAFETY: the call does not touch memory.
                     let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS as _, 0) };
                     seen.lock().unwrap()[worker] = (cpus, nice);
                 })
@@ -453,7 +459,7 @@ mod tests {
             for (place, _) in seen(options) {
                 assert_eq!(place, cpus.to_string());
             }
-            // Each on one processor of its own, the callers's thread too, and round again.
+            // Each thread is pinned to one processor, including the caller's, cyclically.
             let numbers: Vec<_> = allowed.iter().collect();
             let options = PoolOptions {
                 threads: numbers.len() + 1,
@@ -464,7 +470,7 @@ mod tests {
             for (worker, (place, _)) in seen(options).into_iter().enumerate() {
                 assert_eq!(place, numbers[worker % numbers.len()].to_string());
             }
-            // Who makes a pool is not bound by that.
+            // Creating a pool does not pin the caller.
             assert_eq!(CpuSet::allowed().unwrap(), allowed);
         }
 

@@ -1,9 +1,9 @@
-//! A number that threads wait for: they spin, then they sleep.
+//! A number that threads wait for, first spinning and then sleeping.
 
 use super::sync::{AtomicUsize, Condvar, Mutex, Ordering, fence, spin_loop};
 use std::sync::PoisonError;
 
-/// A number that grows and can be waited for.
+/// An increasing number that threads can wait for.
 #[derive(Default)]
 pub(crate) struct Signal {
     value: AtomicUsize,
@@ -13,20 +13,21 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// The value now.
+    /// Returns the current value.
     #[inline]
     pub fn get(&self) -> usize {
         self.value.load(Ordering::Acquire)
     }
 
-    /// Adds one and wakes who waits.
+    /// Adds one and wakes the waiting threads.
     #[inline]
     pub fn raise(&self) {
         self.value.fetch_add(1, Ordering::Release);
-        // Here and in `wait`: of two threads that each write one number and then read the other's, one sees what the other wrote.
+        // Here and in `wait`: of two threads that each write one number and then read the other's,
+        // at least one sees the other's write.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) != 0 {
-            // Under the lock, a sleeper is either asleep already or will see the new value.
+            // Under the lock, a sleeper is either already asleep or will see the new value.
             let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
             self.changed.notify_all();
         }

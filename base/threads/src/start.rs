@@ -1,14 +1,14 @@
-//! Threads of the standard library, where there is memory for them.
+//! Threads of the standard library, started only if there is memory for them.
 
 use std::io;
 use std::thread::Builder;
 
-/// Memory asked for before a thread starts, in bytes: the stack that the standard library gives it
-/// (2 MiB), and twice as much for allocations of other threads meanwhile.
+/// Bytes that must be available before a thread starts: the standard library's stack (2 MiB), and
+/// twice as much for concurrent allocations of other threads.
 const ROOM: usize = 6 << 20;
 
-/// Returns a builder of a thread, if there is memory for it. A thread allocates a stack for signals
-/// when it starts, and the standard library ends the program where it gets none.
+/// Returns a thread builder if there is memory for the thread. A thread allocates a signal stack
+/// when it starts, and the standard library aborts if that fails.
 ///
 /// # Errors
 /// [`io::ErrorKind::OutOfMemory`].
@@ -20,11 +20,11 @@ pub fn thread_builder() -> io::Result<Builder> {
     }
 }
 
-/// Whether so many bytes can be allocated at once.
+/// Returns whether `bytes` bytes can be allocated at once.
 pub fn has_memory(bytes: usize) -> bool {
     let mut tried: Vec<u8> = Vec::new();
     let reserved = tried.try_reserve_exact(bytes);
-    // The compiler would remove an unused allocation, and report that there is always enough.
+    // The compiler would remove an unused allocation, and report success.
     std::hint::black_box(&tried);
     reserved.is_ok()
 }

@@ -1,4 +1,5 @@
-//! What threads share. With `--cfg loom` it is loom's, so that tests try every order in which threads can meet.
+//! Synchronisation primitives. With `--cfg loom` these are loom's, so that tests try every
+//! interleaving of threads.
 
 #[cfg(loom)]
 pub use loom::{
@@ -22,7 +23,7 @@ pub use std::{
     thread::JoinHandle,
 };
 
-/// A place that loom watches: it finds two threads that touch it at once.
+/// A cell that loom checks for concurrent accesses.
 #[cfg(not(loom))]
 pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
@@ -32,12 +33,12 @@ impl<T> UnsafeCell<T> {
         UnsafeCell(std::cell::UnsafeCell::new(value))
     }
 
-    /// Calls `read` with the place, to read it.
+    /// Calls `read` with the cell's address.
     pub fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
         read(self.0.get())
     }
 
-    /// Calls `write` with the place, to write to it.
+    /// Calls `write` with the cell's address.
     pub fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
         write(self.0.get())
     }

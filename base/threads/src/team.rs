@@ -1,32 +1,32 @@
-//! What the workers of one job share: a barrier, and a counter that gives out work.
+//! Shared state of the workers of one job: a barrier, and a counter that distributes work.
 
 use super::signal::Signal;
 use super::sync::{AtomicBool, AtomicUsize, Ordering};
 use std::ops::Range;
 
-/// What the workers of one job share.
+/// Shared state of the workers of one job.
 #[derive(Default)]
 pub struct Team {
-    /// How many threads the job has.
+    /// Number of threads of the job.
     size: AtomicUsize,
-    /// How often a waiting thread looks before it sleeps.
+    /// Iterations of a waiting loop before a thread sleeps.
     spins: usize,
     arrived: AtomicUsize,
     generation: Signal,
     next: AtomicUsize,
     stop_asked: AtomicBool,
     stop: AtomicBool,
-    /// A worker panicked, so that the others would wait for it in vain.
+    /// Set if a worker panicked, because the others would wait for it forever.
     broken: AtomicBool,
 }
 
 impl Team {
-    /// A team of the calling thread only.
+    /// Returns a team of only the calling thread.
     pub(crate) fn alone() -> Self {
         Team::new(1, 0)
     }
 
-    /// A team of `size` threads, which look `spins` times before they sleep.
+    /// Returns a team of `size` threads, which spin `spins` times before they sleep.
     pub(crate) fn new(size: usize, spins: usize) -> Self {
         Team {
             size: AtomicUsize::new(size),
@@ -35,7 +35,8 @@ impl Team {
         }
     }
 
-    /// Forgets the last job; the next one has `size` threads. Must not be called while anybody is in a barrier.
+    /// Resets the team for a job with `size` threads. Must not be called while a thread is in a
+    /// barrier.
     pub(crate) fn reset(&self, size: usize) {
         self.size.store(size, Ordering::Relaxed);
         self.next.store(0, Ordering::Relaxed);
@@ -45,15 +46,15 @@ impl Team {
         self.broken.store(false, Ordering::Relaxed);
     }
 
-    /// Lets all others pass this and every later barrier, and stop.
+    /// Releases all other threads from this and every later barrier, and makes them stop.
     pub(crate) fn abandon(&self) {
         self.broken.store(true, Ordering::SeqCst);
         self.generation.raise();
     }
 
-    /// Takes the next of `units` units of work, at least `least` and at most `most` of them while there are as many: much
-    /// of what is left at first, so that neighbours stay together, and little at the end, so that nobody waits long for the
-    /// last one.
+    /// Takes the next of `units` units of work, between `least` and `most` of them while as many are
+    /// left: much of the rest at first, so that neighbours stay together, and little at the end, so
+    /// that no worker waits long for the last one.
     #[inline]
     pub fn take(&self, units: usize, least: usize, most: usize) -> Range<usize> {
         let size = self.size.load(Ordering::Relaxed);
@@ -70,7 +71,7 @@ impl Team {
         part(taken.unwrap_or_else(|next| next))
     }
 
-    /// Asks the team to stop at the next barrier.
+    /// Requests that the team stops at the next barrier.
     pub fn ask_to_stop(&self) {
         self.stop_asked.store(true, Ordering::Release);
     }
@@ -80,11 +81,13 @@ impl Team {
         self.stop_asked.load(Ordering::Relaxed)
     }
 
-    /// Waits until all workers are here, and gives out work from 0 again. All get the same answer: whether to go on.
+    /// Waits until all workers are here, and gives out work from 0 again. All get the same answer:
+    /// whether to go on.
     #[inline]
     pub fn barrier(&self) -> bool {
-        // In this order: `abandon` sets `broken`, then raises the generation. Who reads the new generation here also reads `broken`; who reads the old one
-        // waits for it to change, and so is woken.
+        // The order matters: `abandon` sets `broken`, then raises the generation. A thread that
+        // reads the new generation here also reads `broken`. A thread that reads the old one waits
+        // for its change, and so is woken.
         let generation = self.generation.get();
         if self.broken.load(Ordering::SeqCst) {
             return false;
@@ -92,7 +95,8 @@ impl Team {
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size.load(Ordering::Relaxed) {
             self.arrived.store(0, Ordering::Relaxed);
             self.next.store(0, Ordering::Relaxed);
-            // Decided here, for all of them: nobody can pass the next barrier, and change it, before everybody has read it.
+            // Decided here, for all threads: none can pass the next barrier, and change it, before
+            // all have read it.
             self.stop
                 .store(self.stop_asked.load(Ordering::Acquire), Ordering::Relaxed);
             self.generation.raise();
@@ -148,7 +152,7 @@ mod loom_tests {
     use super::*;
     use loom::sync::Arc;
 
-    /// Lets `work` be done by two threads in all orders with up to three preemptions.
+    /// Runs `work` on two threads in all interleavings with up to three preemptions.
     fn all_orders(
         spins: usize,
         work: impl Fn(usize, &Team, &[AtomicUsize]) + Send + Sync + Copy + 'static,
@@ -191,7 +195,7 @@ mod loom_tests {
         for spins in [0, 1] {
             all_orders(spins, |worker, team, _| {
                 assert!(team.barrier());
-                // The other one may still be on its way out of the first barrier, which was passed by all.
+                // The other one may still be leaving the first barrier, which all have passed.
                 if worker == 0 {
                     team.ask_to_stop();
                 }

@@ -1,4 +1,4 @@
-//! Nodes of a samite graph as ggml's tensors.
+//! Export of graph nodes as ggml tensors.
 
 use crate::numbers::{flag, op};
 use crate::params::encode;
@@ -6,9 +6,10 @@ use crate::{Description, Reason};
 use samite_core::{Graph, Layout, Node, Op, TensorId};
 use std::collections::BTreeMap;
 
-/// The computed ones of `nodes` that have something in them, with the views that they read, as ggml's graphs have them: that is how
-/// plugins see whose result is read, and which nodes they can run as one. For the latter, a view comes right after the node that
-/// it looks at; one of what was there before comes before its first reader.
+/// Returns the computed and non-empty ones of `nodes`, with the views that they read, as in ggml's
+/// graphs. Plugins use views to see which results are read, and which nodes they can fuse. For the
+/// latter, a view must come right after the node that it views. A view of an older tensor comes
+/// before its first reader.
 pub fn with_views(graph: &Graph, nodes: &[TensorId]) -> Vec<TensorId> {
     let is_empty = |id: TensorId| graph.tensor(id).layout.is_empty();
     let is_view = |id: TensorId| graph.tensor(id).op.is_view() && !is_empty(id);
@@ -57,7 +58,7 @@ pub fn with_views(graph: &Graph, nodes: &[TensorId]) -> Vec<TensorId> {
     all
 }
 
-/// A leaf with this layout.
+/// Returns a leaf with this layout.
 ///
 /// # Errors
 /// If an extent does not fit into 63 bits.
@@ -73,17 +74,17 @@ pub fn bare(layout: &Layout) -> Result<Description, Reason> {
     Ok(tensor)
 }
 
-/// A node with its operation, and whether it is an output.
+/// Returns a node with its operation and output flag.
 ///
 /// # Errors
-/// If ggml has no such operation or a number does not fit.
+/// If ggml does not have the operation or a number does not fit.
 pub fn describe(node: Node<'_>) -> Result<Description, Reason> {
     let mut tensor = bare(node.layout())?;
     let encoded = encode(node.op())?;
     tensor.op = encoded.op;
     tensor.op_params = encoded.params;
     if let Op::Conv3d { channels, .. } = *node.op() {
-        // How many images and outputs there are, which shapes say, too.
+        // The numbers of images and outputs, which the shapes also contain.
         for (word, source) in [(10, 1), (11, 0)] {
             let all = node.source_layout(source).map_or(0, |x| x.shape()[3]);
             tensor.op_params[word] = i32::try_from(all / channels.max(1))
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
     use samite_core::{DType, Window};
 
-    /// ggml's kernel goes by its words, not by the shapes.
+    /// ggml's kernel uses its parameter words, not the shapes.
     #[test]
     fn convolutions_say_how_many_images_there_are() {
         let mut g = Graph::new();

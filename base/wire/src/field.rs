@@ -1,4 +1,4 @@
-//! Where ggml keeps the parameters of operations: in words of the tensor, or in what it says of the result.
+//! Places of ggml's operation parameters: words of the tensor, or properties of the result.
 
 use crate::numbers::{MAX_OP_PARAMS, glu, precision, rope_mode};
 use crate::{Description, Reason};
@@ -7,12 +7,12 @@ use samite_core::op::{
 };
 use samite_core::{DType, Shape};
 
-/// Words of parameters.
+/// Parameter words.
 pub type Words = [i32; MAX_OP_PARAMS];
 
-/// Where a parameter of type `T` is.
+/// Place of a parameter of type `T`.
 pub trait Field<T> {
-    /// Writes it to the words. What the result says needs no word.
+    /// Writes the parameter to the words. Parameters that the result shows need no word.
     fn write(&self, value: T, words: &mut Words) -> Result<(), Reason>;
 
     /// Reads it from a tensor.
@@ -33,7 +33,7 @@ impl Field<f32> for Float {
     }
 }
 
-/// A number that is not negative, in a word.
+/// A non-negative number in a word.
 pub struct Size(pub usize);
 
 impl Field<usize> for Size {
@@ -50,7 +50,7 @@ impl Field<usize> for Size {
     }
 }
 
-/// Numbers that are not negative, in these words.
+/// Non-negative numbers in these words.
 pub struct Sizes<const N: usize>(pub [usize; N]);
 
 impl<const N: usize> Field<[usize; N]> for Sizes<N> {
@@ -68,7 +68,8 @@ impl<const N: usize> Field<[usize; N]> for Sizes<N> {
     }
 }
 
-/// How the kernel of a convolution moves in so many dimensions: strides, paddings, dilations, from word 0 on.
+/// Strides, paddings and dilations of a convolution kernel with this number of dimensions, from
+/// word 0 on.
 pub struct Windows(pub usize);
 
 impl Field<Window> for Windows {
@@ -94,7 +95,7 @@ impl Field<Window> for Windows {
     }
 }
 
-/// What is behind, of circular padding, which a word says it is.
+/// Padding after the elements, of circular padding, which a word marks.
 pub struct Circular;
 
 impl Field<Shape> for Circular {
@@ -108,7 +109,7 @@ impl Field<Shape> for Circular {
     }
 }
 
-/// How far elements are moved, in words 0 to 3. There it may be backward.
+/// Distances by which elements are shifted, in words 0 to 3. ggml's may be negative.
 pub struct Shifts;
 
 impl Field<Shape> for Shifts {
@@ -140,7 +141,7 @@ impl Field<bool> for Bit {
     }
 }
 
-/// How an image is scaled: the lowest 8 bits of word 0.
+/// Interpolation of an image: the lowest 8 bits of word 0.
 pub struct Scaling;
 
 impl Field<Interpolation> for Scaling {
@@ -163,7 +164,7 @@ impl Field<Interpolation> for Scaling {
     }
 }
 
-/// A number of 64 bits in this word and the next.
+/// A 64-bit number in this word and the next.
 pub struct Long(pub usize);
 
 impl Field<usize> for Long {
@@ -182,7 +183,7 @@ impl Field<usize> for Long {
     }
 }
 
-/// Yes or no in a word.
+/// A boolean in a word.
 pub struct Flag(pub usize);
 
 impl Field<bool> for Flag {
@@ -196,9 +197,9 @@ impl Field<bool> for Flag {
     }
 }
 
-/// One of several values, each by a number in a word.
+/// One of several values, each represented by a number in a word.
 pub struct OneOf<T: 'static> {
-    /// The word.
+    /// Index of the word.
     at: usize,
     what: &'static str,
     numbers: &'static [(T, i32)],
@@ -221,7 +222,7 @@ impl<T: Copy + PartialEq + std::fmt::Debug> Field<T> for OneOf<T> {
     }
 }
 
-/// A precision in word `at`.
+/// Returns a precision in word `at`.
 pub const fn precision_at(at: usize) -> OneOf<Precision> {
     OneOf {
         at,
@@ -237,7 +238,7 @@ pub const fn precision_at(at: usize) -> OneOf<Precision> {
     }
 }
 
-/// What pooling takes, in word `at`.
+/// Returns a reduction of pooling in word `at`.
 pub const fn pool_at(at: usize) -> OneOf<Pool> {
     OneOf {
         at,
@@ -246,7 +247,7 @@ pub const fn pool_at(at: usize) -> OneOf<Pool> {
     }
 }
 
-/// What of a matrix, in word `at`.
+/// Returns a part of a matrix in word `at`.
 pub const fn triangle_at(at: usize) -> OneOf<Triangle> {
     OneOf {
         at,
@@ -260,7 +261,7 @@ pub const fn triangle_at(at: usize) -> OneOf<Triangle> {
     }
 }
 
-/// The direction of a sort in word `at`.
+/// Returns the direction of a sort in word `at`.
 pub const fn order_at(at: usize) -> OneOf<SortOrder> {
     OneOf {
         at,
@@ -269,7 +270,7 @@ pub const fn order_at(at: usize) -> OneOf<SortOrder> {
     }
 }
 
-/// Which elements rotary positions turn together: in word 2, with sections from word 11 on.
+/// Pairs of elements for rotary positions: in word 2, with sections from word 11 on.
 struct Turning;
 
 impl Field<RopeMode> for Turning {
@@ -307,7 +308,7 @@ impl Field<RopeMode> for Turning {
 
 const SECTIONS: Sizes<4> = Sizes([11, 12, 13, 14]);
 
-/// The shape of the result.
+/// Shape of the result.
 pub struct ResultShape;
 
 impl Field<Shape> for ResultShape {
@@ -346,7 +347,7 @@ impl Field<usize> for ResultRows {
     }
 }
 
-/// The strides of the result, but for dimension 0.
+/// Strides of the result, except for dimension 0.
 pub struct ResultStrides;
 
 impl Field<[usize; 3]> for ResultStrides {
@@ -360,7 +361,7 @@ impl Field<[usize; 3]> for ResultStrides {
     }
 }
 
-/// The type of the result.
+/// Type of the result.
 pub struct ResultType;
 
 impl Field<DType> for ResultType {
@@ -406,7 +407,7 @@ impl Field<Rope> for RopeFields {
     }
 }
 
-/// The function of each element: its place in [`Unary::ALL`] in word 0, its parameters behind that.
+/// Element-wise function: its place in [`Unary::ALL`] in word 0, followed by its parameters.
 pub struct Function;
 
 impl Field<Unary> for Function {
@@ -445,7 +446,7 @@ impl Field<Unary> for Function {
     }
 }
 
-/// The gated unit: its number in word 0, its parameters in words 2 and 3.
+/// Gated unit: its number in word 0, its parameters in words 2 and 3.
 pub struct Gate;
 
 impl Field<Glu> for Gate {
@@ -488,16 +489,16 @@ impl Field<Glu> for Gate {
     }
 }
 
-/// Element type of a tensor.
+/// Returns the element type of a tensor.
 ///
 /// # Errors
-/// If ggml's number is not one that samite knows.
+/// If samite does not know ggml's number.
 pub fn dtype(tensor: &Description) -> Result<DType, Reason> {
     DType::from_id(tensor.dtype)
         .ok_or_else(|| format!("element type {} is not known", tensor.dtype).into())
 }
 
-/// Extents of a tensor.
+/// Returns the extents of a tensor.
 ///
 /// # Errors
 /// If one is negative.

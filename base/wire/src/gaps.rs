@@ -1,13 +1,15 @@
-//! What ggml's CPU kernels end the process for, or compute wrongly, although the plugin says that it supports it.
+//! Nodes on which ggml's CPU kernels abort or compute wrong results, although the plugin claims to
+//! support them.
 //!
-//! `supports_op` of ggml's CPU backend looks at few operations; of the others, its programs only ever build what its kernels
-//! take. samite's graphs know no such limits, so they are written down here, as found in ggml 0.25.
+//! `supports_op` of ggml's CPU backend checks few operations. For the others, ggml's programs only
+//! build what its kernels support. samite's graphs do not have these limits, so they are listed
+//! here, as found in ggml 0.25.
 
 use samite_core::formula::is_formula;
 use samite_core::op::Unary;
 use samite_core::{DType, Layout, Node, Op, Support};
 
-/// Refuses nodes that ggml's CPU backend would end the process for or compute wrongly.
+/// Refuses nodes on which ggml's CPU backend would abort or compute wrong results.
 pub fn check(node: Node<'_>) -> Support {
     let dtype = |index: usize| node.source_layout(index).map(|layout| layout.dtype());
     let refuse = || {
@@ -38,7 +40,7 @@ pub fn check(node: Node<'_>) -> Support {
             first == DType::F32
         }
         Op::RopeBack(_) => matches!(first, DType::F32 | DType::F16),
-        // Other weights than F32 do not repeat.
+        // Weights other than F32 do not repeat.
         Op::OutProd => {
             let whole = |index: usize| node.source_layout(index).map(|layout| layout.shape());
             first == DType::F32
@@ -71,7 +73,7 @@ pub fn check(node: Node<'_>) -> Support {
         return Support::no("ggml's CPU kernels write no states from before the first token");
     }
     if copies(node.op()) {
-        // Blocks are converted row by row only where nothing lies between them.
+        // Blocks are converted row by row only if rows have no gaps.
         let blocks = first.is_quantized() || node.dtype().is_quantized();
         let dense = [Some(node.layout()), node.source_layout(0)]
             .into_iter()
@@ -86,19 +88,20 @@ pub fn check(node: Node<'_>) -> Support {
         Op::Scale { .. } | Op::DiagMaskInf { .. } | Op::DiagMaskZero { .. } | Op::Fill { .. } => {
             layout.is_contiguous()
         }
-        // These read other rows than those that the strides say.
+        // These ignore the strides and read other rows.
         Op::Clamp { .. } | Op::ArgSort { .. } | Op::TopK { .. } => layout.is_contiguous(),
         Op::Unary(_) => layout.contiguous_from(1),
-        // The process ends where anything lies between rows.
+        // The process aborts if rows have gaps.
         Op::SsmConv => layout.strides()[1] == layout.strides()[0] * layout.shape()[0],
         _ => true,
     });
     let sources = || (0..node.tensor().sources.len()).filter_map(|index| node.source_layout(index));
     let contiguous = contiguous
         && match node.op() {
-            // These take rows to lie one behind the other.
+            // These assume that rows are contiguous.
             Op::SiluBack | Op::SoftMaxBack { .. } => sources().all(Layout::is_contiguous),
-            // Heads lie one behind the other, and only one decay for each of them goes with several states.
+            // These assume that heads are contiguous. With several states, each head may have only
+            // one decay.
             Op::SsmScan { snapshots } => {
                 let heads = |index: usize| {
                     node.source_layout(index).is_some_and(|layout| {
@@ -123,7 +126,7 @@ pub fn check(node: Node<'_>) -> Support {
     )
 }
 
-/// Convolutions and the like: its programs have them without gaps, and in few types.
+/// Refuses convolutions and similar operations, unless they have no gaps and supported types.
 fn formula(node: Node<'_>) -> Support {
     let sources = || (0..node.tensor().sources.len()).filter_map(|index| node.source_layout(index));
     let dense = sources().chain([node.layout()]).all(Layout::is_contiguous);
@@ -134,11 +137,11 @@ fn formula(node: Node<'_>) -> Support {
             is_plain(node.layout())
                 && node.source_layout(1).map(|layout| layout.dtype()) == Some(DType::F32)
         }
-        // More channels than groups go round is its own way.
+        // ggml handles an uneven number of channels per group differently.
         Op::GroupNorm { groups, .. } => node.layout().shape()[2].is_multiple_of(*groups),
-        // Other rows are compared, some of them behind the end.
+        // ggml compares other rows, some of them past the end.
         Op::CountEqual => node.source_layout(0).map(|x| x.shape()[2..] == [1, 1]) == Some(true),
-        // Heads are read and written in steps of up to 64 elements, behind their end too.
+        // ggml reads and writes heads in steps of up to 64 elements, even past their end.
         Op::RwkvWkv7 => node.source_layout(0).map(|x| x.shape()[0] % 64 == 0) == Some(true),
         _ => true,
     };
@@ -152,7 +155,7 @@ fn copies(op: &Op) -> bool {
     matches!(op, Op::Dup | Op::Cont | Op::Cast { .. } | Op::Cpy)
 }
 
-/// Conversions that there are.
+/// Returns whether ggml has this conversion.
 fn converts(from: DType, to: DType) -> bool {
     let small = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
     from == to
@@ -161,7 +164,7 @@ fn converts(from: DType, to: DType) -> bool {
         || (to == DType::F32 && (from == DType::I32 || from.is_quantized()))
 }
 
-/// Types of weights and caches that products take.
+/// Returns whether products support this type of weights and caches.
 fn multiplies(dtype: DType) -> bool {
     !dtype.is_integer() && !matches!(dtype, DType::F64 | DType::Q8_1 | DType::Q8_K)
 }

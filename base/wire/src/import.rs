@@ -1,8 +1,9 @@
-//! ggml's tensors as a samite graph.
+//! Import of ggml tensors as a samite graph.
 //!
-//! Every node passes [`infer`](samite_core::infer), so whatever a host or a file says about shapes is checked before a kernel
-//! relies on it. Where ggml's tensors say more than operations do, the graph gets more nodes: `CONT` with another shape is a
-//! reshape behind it, an operation in place on a tensor with gaps is computed elsewhere and copied.
+//! Every node passes [`infer`](samite_core::infer), so shapes from a host or a file are checked
+//! before a kernel relies on them. Where ggml's tensors express more than samite's operations, the
+//! graph gets more nodes: `CONT` with another shape is followed by a reshape, and an in-place
+//! operation on a tensor with gaps is computed elsewhere and copied.
 
 use crate::numbers::{MAX_SRC, flag, op};
 use crate::params::{decode, dtype, shape};
@@ -12,52 +13,54 @@ use samite_core::{
 };
 use std::collections::BTreeMap;
 
-/// Views of views are followed so far; beyond that, a view counts as memory of its own.
+/// Maximum depth of views of views. Deeper views count as separate memory.
 const DEEPEST_VIEW: usize = 32;
 
-/// ggml's tensors, wherever they come from: a host's memory, a message.
+/// ggml's tensors, from any source: a host's memory or a message.
 pub trait Tensors {
-    /// What tells tensors apart: an address, a number. Only such as these methods gave, or the caller of the importer, are asked about.
+    /// Identity of a tensor: an address or a number. Methods are only called with keys that these
+    /// methods or the caller of the importer provided.
     type Key: Copy + Ord;
 
-    /// What it is.
+    /// Returns the tensor's description.
     fn describe(&self, key: Self::Key) -> Description;
 
-    /// Its operands.
+    /// Returns its operands.
     fn sources(&self, key: Self::Key) -> [Option<Self::Key>; MAX_SRC];
 
-    /// Its name.
+    /// Returns its name.
     fn name(&self, key: Self::Key) -> String;
 
-    /// Whether it has memory.
+    /// Returns whether it has memory.
     fn is_placed(&self, key: Self::Key) -> bool;
 
-    /// How often it is an operand in the whole graph that the nodes are a part of, if that is known.
+    /// Returns how many operands in the whole graph refer to it, if known. The nodes are a part of
+    /// that graph.
     fn uses(&self, key: Self::Key) -> Option<usize>;
 
-    /// Where it lies.
+    /// Returns its memory.
     ///
     /// # Errors
-    /// If it has no place, or if that is not inside of its buffer.
+    /// If it has no memory, or if that is outside its buffer.
     fn place(&mut self, key: Self::Key, layout: Layout) -> Result<TensorRef, Reason>;
 
-    /// New memory for an intermediate result.
+    /// Returns new memory for an intermediate result.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is not enough memory.
     fn temporary(&mut self, layout: Layout) -> Result<TensorRef, Reason>;
 }
 
-/// The layout of a tensor.
+/// Returns the layout of a tensor.
 ///
 /// # Errors
-/// If its type is not known or its extents and strides make no sense.
+/// If its type is unknown or its extents and strides are invalid.
 pub fn layout(tensor: &Description) -> Result<Layout, Reason> {
     Layout::strided(dtype(tensor)?, shape(tensor)?, tensor.nb)
         .map_err(|error| error.to_string().into())
 }
 
-/// Equal but for strides that are never used.
+/// Returns whether two layouts are equal, except for strides that are never used.
 fn same_places(a: &Layout, b: &Layout) -> bool {
     let unused = |dim: usize| match dim {
         0 => a.shape()[0] <= a.dtype().block_len(),
@@ -69,7 +72,7 @@ fn same_places(a: &Layout, b: &Layout) -> bool {
             || (0..DIMS).all(|dim| unused(dim) || a.strides()[dim] == b.strides()[dim]))
 }
 
-/// Makes a graph of tensors.
+/// Builder of a graph from tensors.
 pub struct Importer<T: Tensors> {
     tensors: T,
     graph: Graph,
@@ -78,18 +81,18 @@ pub struct Importer<T: Tensors> {
     nodes: Vec<TensorId>,
 }
 
-/// A graph with a place for every tensor.
+/// A graph with memory for every tensor.
 pub struct Imported {
     /// The tensors.
     pub graph: Graph,
-    /// What is to be run, in order.
+    /// Nodes to run, in order.
     pub nodes: Vec<TensorId>,
-    /// By position in the graph.
+    /// Memory by position in the graph.
     pub places: Vec<Option<TensorRef>>,
 }
 
 impl<T: Tensors> Importer<T> {
-    /// An importer of `tensors`.
+    /// Returns an importer of `tensors`.
     pub fn new(tensors: T) -> Self {
         Importer {
             tensors,
@@ -100,15 +103,15 @@ impl<T: Tensors> Importer<T> {
         }
     }
 
-    /// The tensors.
+    /// Returns the tensors.
     pub fn tensors_mut(&mut self) -> &mut T {
         &mut self.tensors
     }
 
-    /// Imports one node. Sources that are not known yet count as memory with a value.
+    /// Imports one node. Unknown sources count as memory with a value.
     ///
     /// # Errors
-    /// The reason, if samite has no such operation or if the operands do not fit.
+    /// The reason, if samite does not have the operation or the operands do not fit.
     pub fn node(&mut self, key: T::Key) -> Result<TensorId, Reason> {
         let (t, sources) = (self.tensors.describe(key), self.tensors.sources(key));
         let operation = decode(&t)?;
@@ -154,14 +157,14 @@ impl<T: Tensors> Importer<T> {
             return Err(format!("the result would be {computed}, but is {result}").into());
         };
         if t.flags & flag::OUTPUT != 0 || t.is_view {
-            // Results in another tensor's memory are read through that, too.
+            // Results in another tensor's memory are also read through that tensor.
             self.graph.set_output(id);
         }
         self.known.insert(key, id);
         Ok(id)
     }
 
-    /// Imports all of these nodes that are to be computed.
+    /// Imports all of these nodes that are computed.
     ///
     /// # Errors
     /// Number and name of a node, and the reason.
@@ -177,7 +180,7 @@ impl<T: Tensors> Importer<T> {
                 .map_err(|reason| Reason::from(format!("node {number} '{name}': {reason}")))?;
             self.graph.set_name(id, name);
         }
-        // What is read outside of this part of the graph, too, is an output.
+        // Tensors that are also read outside this part of the graph are outputs.
         let mut uses = vec![0; self.graph.len()];
         for tensor in self.graph.tensors() {
             for (_, source) in tensor.operands() {
@@ -194,7 +197,7 @@ impl<T: Tensors> Importer<T> {
         Ok(self.finish())
     }
 
-    /// The graph so far.
+    /// Returns the graph so far.
     pub fn finish(self) -> Imported {
         Imported {
             graph: self.graph,
@@ -203,7 +206,7 @@ impl<T: Tensors> Importer<T> {
         }
     }
 
-    /// The id of something that is read.
+    /// Returns the id of a tensor that is read.
     fn operand(&mut self, key: T::Key, depth: usize) -> Result<TensorId, Reason> {
         if let Some(&id) = self.known.get(&key) {
             return Ok(id);
@@ -216,7 +219,7 @@ impl<T: Tensors> Importer<T> {
             let source = self.operand(source, depth + 1)?;
             id = self.view(key, source);
             if id.is_none() {
-                // Nobody can see any more that this reads the source's memory.
+                // The graph no longer shows that this reads the source's memory.
                 self.graph.set_output(self.graph.memory_of(source));
             }
         }
@@ -228,7 +231,7 @@ impl<T: Tensors> Importer<T> {
         Ok(id)
     }
 
-    /// A view as an operation, if that describes the same place.
+    /// Returns a view as an operation, if one describes the same memory.
     fn view(&mut self, key: T::Key, source: TensorId) -> Option<TensorId> {
         let t = self.tensors.describe(key);
         let operation = decode(&t).ok()?;
@@ -251,7 +254,7 @@ impl<T: Tensors> Importer<T> {
         Some(id)
     }
 
-    /// Memory with a value.
+    /// Returns a leaf for memory with a value.
     fn leaf(&mut self, key: T::Key) -> Result<TensorId, Reason> {
         let layout = layout(&self.tensors.describe(key))?;
         let TensorRef { buffer, slot } = self.tensors.place(key, layout)?;
@@ -277,8 +280,8 @@ impl<T: Tensors> Importer<T> {
         Ok(id)
     }
 
-    /// ggml's gradient of rows by number may have more rows than there are numbers, and reads the first ones; of rows with an odd number of
-    /// elements, gated units leave out the last one.
+    /// Trims operands. ggml's gradient of row lookup may have more rows than numbers, and reads the
+    /// first ones. For rows with an odd number of elements, gated units skip the last one.
     fn trim(&mut self, operation: &Op, ids: &mut [Option<TensorId>]) -> Result<(), Reason> {
         let layout = |id: TensorId| self.graph.tensor(id).layout;
         let (source, shape) = match (operation, &*ids) {
@@ -316,8 +319,8 @@ impl<T: Tensors> Importer<T> {
         Ok(())
     }
 
-    /// ggml lets a result take the memory of any operand of the same layout that is not used again. Where samite's operation
-    /// does not allow that, the operand is copied first.
+    /// Copies operands whose memory a result reuses. ggml lets a result take the memory of any
+    /// operand of the same layout that is not used again, which samite's operation may not allow.
     fn clear_hazards(
         &mut self,
         operation: &Op,
@@ -350,7 +353,7 @@ impl<T: Tensors> Importer<T> {
     }
 }
 
-/// Whether all nodes of an imported graph are supported.
+/// Returns whether all nodes of an imported graph are supported.
 pub fn supported(device: &dyn samite_core::Device, imported: &Imported) -> Support {
     imported
         .nodes
@@ -360,10 +363,10 @@ pub fn supported(device: &dyn samite_core::Device, imported: &Imported) -> Suppo
         .unwrap_or(Support::Yes)
 }
 
-/// New host memory as a place.
+/// Returns new host memory for a tensor.
 ///
 /// # Errors
-/// If there is not enough.
+/// If there is not enough memory.
 pub fn temporary(layout: Layout) -> Result<TensorRef, Reason> {
     let buffer = samite_core::host_buffer_type()
         .allocate(layout.bytes(), Usage::Compute)

@@ -1,13 +1,15 @@
-//! What ggml says in bytes, for everybody who speaks with its programs: over its plugin interface or over its network protocol.
+//! ggml's binary formats, shared by the plugin interface and the RPC protocol.
 //!
-//! Nothing here has to do with C or with memory that somebody else owns: pointers of ggml's structures are a matter of `devices/ggml`.
+//! This crate does not deal with C or with foreign memory: `devices/ggml` handles the pointers in
+//! ggml's structures.
 //!
-//! - [`numbers`]: its enumerations and limits.
-//! - [`params`]: an operation as a number and 16 words of parameters, by one table.
-//! - [`import`]: its tensors as a [`Graph`](samite_core::Graph), through [`infer`](samite_core::infer) like all graphs.
-//! - [`export`]: nodes of a graph as its tensors.
-//! - [`gaps`]: what its CPU kernels do not survive.
-//! - [`rpc`]: the messages of its RPC protocol.
+//! - [`numbers`]: enumerations and limits.
+//! - [`params`]: an operation as a number and 16 parameter words, from one table.
+//! - [`import`]: ggml tensors to a [`Graph`](samite_core::Graph), through
+//!   [`infer`](samite_core::infer) like all graphs.
+//! - [`export`]: graph nodes to ggml tensors.
+//! - [`gaps`]: nodes that ggml's CPU kernels cannot handle.
+//! - [`rpc`]: messages of ggml's RPC protocol.
 #![forbid(unsafe_code)]
 
 pub mod export;
@@ -22,10 +24,10 @@ mod field;
 use numbers::{MAX_DIMS, MAX_OP_PARAMS};
 use std::borrow::Cow;
 
-/// Why something cannot be converted.
+/// Reason why a conversion is impossible.
 pub type Reason = Cow<'static, str>;
 
-/// A tensor of ggml's without its pointers.
+/// A ggml tensor without its pointers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Description {
     /// Number of the element type, as in [`DType::id`](samite_core::DType::id).
@@ -40,6 +42,6 @@ pub struct Description {
     pub op_params: [i32; MAX_OP_PARAMS],
     /// See [`numbers::flag`].
     pub flags: i32,
-    /// Whether it lies in another tensor's memory.
+    /// True if it lies in another tensor's memory.
     pub is_view: bool,
 }

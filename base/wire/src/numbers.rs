@@ -1,12 +1,12 @@
-//! ggml's numbers: limits of a tensor, and its enumerations as far as samite has what they stand for.
+//! ggml's constants: limits of a tensor, and its enumerations as far as samite supports them.
 
-/// Dimensions of a tensor.
+/// Number of dimensions of a tensor.
 pub const MAX_DIMS: usize = 4;
-/// Sources of a tensor.
+/// Number of sources of a tensor.
 pub const MAX_SRC: usize = 10;
-/// 32-bit words of parameters of an operation.
+/// Number of 32-bit parameter words of an operation.
 pub const MAX_OP_PARAMS: usize = 16;
-/// Bytes of a name, with its terminating zero.
+/// Bytes of a name, including its terminating zero.
 pub const MAX_NAME: usize = 64;
 
 /// Bits of a tensor's flags.
@@ -16,11 +16,11 @@ pub mod flag {
     pub const OUTPUT: i32 = 2;
     pub const PARAM: i32 = 4;
     pub const LOSS: i32 = 8;
-    /// Set on every node that has to be computed; others are skipped.
+    /// Set on every node that has to be computed. Others are skipped.
     pub const COMPUTE: i32 = 16;
 }
 
-/// `ggml_op`: the operations that samite has.
+/// `ggml_op` values of the operations that samite supports.
 #[allow(missing_docs)]
 pub mod op {
     pub const NONE: u32 = 0;
@@ -114,16 +114,16 @@ pub mod op {
     pub const OPT_STEP_ADAMW: u32 = 98;
     pub const OPT_STEP_SGD: u32 = 99;
     pub const GLU: u32 = 100;
-    /// How many numbers are in use.
+    /// Number of values in use.
     pub const COUNT: u32 = 101;
 
-    /// Whether the result only looks at a source's memory in another way.
+    /// Returns whether the result is a view of a source's memory.
     pub fn is_view(op: u32) -> bool {
         matches!(op, RESHAPE | VIEW | PERMUTE | TRANSPOSE)
     }
 }
 
-/// `ggml_glu_op`
+/// `ggml_glu_op` values.
 #[allow(missing_docs)]
 pub mod glu {
     pub const REGLU: i32 = 0;
@@ -135,7 +135,7 @@ pub mod glu {
     pub const SWIGLU_CLAMP: i32 = 6;
 }
 
-/// `ggml_prec`
+/// `ggml_prec` values.
 #[allow(missing_docs)]
 pub mod precision {
     pub const DEFAULT: i32 = 0;
@@ -146,7 +146,7 @@ pub mod precision {
     pub const Q4: i32 = 40;
 }
 
-/// Modes of rotary position embedding that samite has.
+/// Modes of rotary position embedding that samite supports.
 #[allow(missing_docs)]
 pub mod rope_mode {
     pub const NORMAL: i32 = 0;

@@ -1,4 +1,5 @@
-//! An operation as ggml's number and words of parameters, and back: one table for both ways.
+//! Conversion between operations and ggml's number and parameter words, with one table for both
+//! directions.
 
 use crate::field::{
     Bit, Circular, Field, Flag, Float, Function, Gate, Long, ResultRow, ResultRows, ResultShape,
@@ -11,16 +12,16 @@ use samite_core::Op;
 
 pub use crate::field::{dtype, shape};
 
-/// An operation as ggml writes it.
+/// An operation in ggml's form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoded {
-    /// Its number.
+    /// ggml's number.
     pub op: u32,
-    /// Its parameters.
+    /// Parameter words.
     pub params: Words,
 }
 
-/// Makes both ways of the table. An entry with a condition is read only where that holds.
+/// Generates both directions of the table. An entry with a condition is decoded only if it holds.
 macro_rules! conversions {
     ($(
         $number:ident $(if $condition:ident)? => $kind:ident
@@ -46,7 +47,7 @@ macro_rules! conversions {
             })
         }
 
-        /// What the table has, in its order.
+        /// Contents of the table, in order.
         pub const TABLE: &[(u32, samite_core::OpKind)] = &[$((op::$number, samite_core::OpKind::$kind)),*];
     };
 }
@@ -152,33 +153,34 @@ conversions! {
     OPT_STEP_SGD => OptStepSgd;
 }
 
-/// A copy into another tensor's memory. Without such a tensor, it is a cast.
+/// Returns whether a copy goes into another tensor's memory. Otherwise it is a cast.
 fn has_target(tensor: &Description) -> bool {
     tensor.is_view
 }
 
-/// What is around it is not zeros.
+/// Returns whether the padding is circular instead of zeros.
 fn is_circular(tensor: &Description) -> bool {
     tensor.op_params[8] != 0
 }
 
-/// `op` as ggml writes it.
+/// Returns `operation` in ggml's form.
 ///
 /// # Errors
-/// If ggml has no such operation or a parameter does not fit.
+/// If ggml does not have the operation or a parameter does not fit.
 pub fn encode(operation: &Op) -> Result<Encoded, Reason> {
     let mut params = [0; MAX_OP_PARAMS];
     let op = write(operation, &mut params)?;
     Ok(Encoded { op, params })
 }
 
-/// The operation of a tensor.
+/// Returns the operation of a tensor.
 ///
-/// Two of ggml's operations mean two things: `CPY` is a copy into another tensor's memory or a cast, `CONT` may also give a
-/// new shape. `ADD1` is an addition. What the operation does to shapes is left to [`import`](super::import).
+/// Two of ggml's operations have two meanings: `CPY` is a copy into another tensor's memory or a
+/// cast, and `CONT` may also change the shape. `ADD1` is an addition. [`import`](super::import)
+/// handles the effect on shapes.
 ///
 /// # Errors
-/// The reason, if samite has no such operation.
+/// The reason, if samite does not have the operation.
 pub fn decode(tensor: &Description) -> Result<Op, Reason> {
     if tensor.op == op::SOFT_MAX_BACK && tensor.op_params[1] != 0 {
         return Err("the gradient of a softmax with ALiBi is not known".into());
@@ -198,7 +200,7 @@ mod tests {
     use samite_core::{DType, OpKind};
     use std::collections::BTreeSet;
 
-    /// Every operation, with parameters that differ from each other and from zero.
+    /// Returns every operation, with parameters that differ from each other and from zero.
     fn all() -> Vec<(Op, Description)> {
         let tensor = Description {
             dtype: DType::F16.id(),
@@ -456,14 +458,14 @@ mod tests {
             tensor.op_params = encoded.params;
             assert_eq!(decode(&tensor).unwrap(), op);
         }
-        // A copy into another tensor is told from a cast by the view.
+        // A view distinguishes a copy into another tensor's memory from a cast.
         let tensor = Description {
             op: encode(&Op::Cpy).unwrap().op,
             is_view: true,
             ..Description::default()
         };
         assert_eq!(decode(&tensor).unwrap(), Op::Cpy);
-        // An addition of one element has a number of its own there.
+        // ggml has a separate number for the addition of one element.
         let tensor = Description {
             op: op::ADD1,
             ..Description::default()
@@ -483,7 +485,7 @@ mod tests {
         }
     }
 
-    /// Figures from upstream's enumerations and parameter slots.
+    /// Compares with numbers from upstream's enumerations and parameter slots.
     #[test]
     fn numbers_are_those_of_upstream() {
         let unary = |unary| encode(&Op::Unary(unary)).unwrap().params[0];

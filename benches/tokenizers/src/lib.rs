@@ -1,4 +1,5 @@
-//! Vocabularies of both libraries: trained by the crate `tokenizers` on some text, and handed over to samite as a GGUF file would.
+//! Vocabularies for both libraries: trained by the crate `tokenizers` on some text, and passed to
+//! samite as from a GGUF file.
 
 use samite_text::{TokenizerModel, VocabData};
 use serde_json::{Value, json};
@@ -9,14 +10,15 @@ use tokenizers::models::wordpiece::{WordPiece, WordPieceTrainerBuilder};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer};
 
-/// The same vocabulary in both.
+/// The same vocabulary in both libraries.
 pub struct Pair {
     pub name: &'static str,
     pub theirs: Tokenizer,
     pub ours: samite_text::Tokenizer,
 }
 
-/// Expressions as they stand in `tokenizer.json` of the models, pass by pass, and whether merges are ignored for whole words.
+/// Pre-tokenizer expressions as in the models' `tokenizer.json`, pass by pass, and a flag that
+/// whole words ignore merges.
 pub const EXPRESSIONS: &[(&str, &[&str], bool)] = &[
     ("gpt-2", &[GPT2], false),
     ("llama-bpe", &[LLAMA3], true),
@@ -87,7 +89,7 @@ fn isolated(expression: &str) -> Value {
     json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false})
 }
 
-/// A tokenizer of theirs, as `tokenizer.json` would have it.
+/// Creates a tokenizer of the crate `tokenizers`, as from `tokenizer.json`.
 fn theirs(model: &Value, normalizer: Value, pre_tokenizer: Value) -> Tokenizer {
     let whole = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": normalizer,
@@ -96,7 +98,7 @@ fn theirs(model: &Value, normalizer: Value, pre_tokenizer: Value) -> Tokenizer {
     whole.to_string().parse().expect("a tokenizer")
 }
 
-/// Trains a model; returns its part of `tokenizer.json`.
+/// Trains a model and returns its part of `tokenizer.json`.
 fn train(
     model: impl Into<ModelWrapper>,
     trainer: impl Into<TrainerWrapper>,
@@ -122,7 +124,7 @@ fn train(
     serde_json::from_str::<Value>(&json).expect("JSON")["model"].take()
 }
 
-/// Tokens in the order of their ids.
+/// Returns the tokens in the order of their ids.
 fn tokens(vocab: &Value) -> Vec<String> {
     let mut tokens: Vec<(u64, String)> = vocab
         .as_object()
@@ -158,7 +160,8 @@ fn ours(
     samite_text::Tokenizer::new(data).expect("a vocabulary")
 }
 
-/// Byte-level BPE. `across` trains without a splitter, so that merges join what it parts, and a wrong cut shows.
+/// Trains byte-level BPE. `across` trains without a pre-tokenizer, so that merges cross its
+/// boundaries and a wrong split becomes visible.
 pub fn bpe(name: &'static str, texts: &[&str], size: usize, across: bool) -> Pair {
     let &(_, expressions, ignore_merges) = EXPRESSIONS
         .iter()
@@ -191,7 +194,7 @@ pub fn bpe(name: &'static str, texts: &[&str], size: usize, across: bool) -> Pai
     }
 }
 
-/// BPE on text as it is. `across` lets merges go over spaces.
+/// Trains BPE on raw text. `across` lets merges cross spaces.
 pub fn gemma(name: &'static str, texts: &[&str], size: usize, across: bool) -> Pair {
     let escape = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
     let splitter = json!({"type": "Split", "pattern": {"Regex": "[^\n]+|[\n]+"}, "behavior": "Isolated", "invert": false});
@@ -233,7 +236,7 @@ pub fn gemma(name: &'static str, texts: &[&str], size: usize, across: bool) -> P
     }
 }
 
-/// WordPiece, with the normalizer of BERT.
+/// Trains WordPiece with BERT's normalizer.
 pub fn bert(name: &'static str, texts: &[&str], size: usize, lowercase: bool) -> Pair {
     let normalizer = json!({
         "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": lowercase,
@@ -286,9 +289,9 @@ pub fn bert(name: &'static str, texts: &[&str], size: usize, lowercase: bool) ->
     }
 }
 
-/// A unigram model, over words that begin with a space.
+/// Trains a unigram model over words that begin with a space.
 pub fn unigram(name: &'static str, texts: &[&str], size: u32) -> Pair {
-    // White space of other kinds is for the map of characters, which this vocabulary has not.
+    // Other white space is the task of a character map, which this vocabulary lacks.
     let splitter = json!({"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": " +"}, "behavior": "Removed", "invert": false},
         {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": false},

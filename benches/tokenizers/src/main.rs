@@ -1,18 +1,19 @@
-//! How fast both libraries tokenize, one thread each, in turn.
+//! Measures the tokenization speed of both libraries, in turn, with one thread each.
 //!
 //! ```sh
 //! cargo run --release -- prose.txt code.txt chinese.txt
 //! ```
 //!
-//! Vocabularies are trained on the first two megabytes of each text. A text is tokenized as a whole, and in documents of about 4 KB.
+//! Vocabularies are trained on the first two megabytes of each text. A text is tokenized as a
+//! whole, and in documents of about 4 KB.
 
 use samite_tokenizers_bench::{Pair, bert, bpe, gemma, unigram};
 use std::time::Instant;
 
-/// Of the median of so many.
+/// Number of rounds, whose median is reported.
 const ROUNDS: usize = 5;
 
-/// Bytes that vocabularies are trained on.
+/// Number of bytes that vocabularies are trained on.
 const TRAINED: usize = 2_000_000;
 
 const DOCUMENT: usize = 4096;
@@ -67,7 +68,7 @@ fn row(name: &str, text: &str, pair: &Pair) {
     );
 }
 
-/// Megabytes a second of ours and of theirs.
+/// Returns the speed of samite and of `tokenizers` in megabytes per second.
 fn measure(documents: &[&str], pair: &Pair) -> [f64; 2] {
     let bytes: usize = documents.iter().map(|document| document.len()).sum();
     let mut times = [Vec::new(), Vec::new()];

@@ -1,11 +1,13 @@
-//! Both libraries give the same tokens: 10,000 random and hostile texts for each vocabulary.
+//! Checks that both libraries return the same tokens: 10,000 random and hostile texts for each
+//! vocabulary.
 
 use samite_tokenizers_bench::{EXPRESSIONS, Pair, bert, bpe, gemma, unigram};
 use std::path::Path;
 
 const TEXTS: usize = 10_000;
 
-/// Blocks whose characters are as old as the tables of both libraries: Unicode goes on, and theirs differ among themselves.
+/// Unicode blocks whose characters are older than the tables of both libraries, which implement
+/// different Unicode versions.
 const BLOCKS: [(u32, u32); 16] = [
     (0x1, 0x1F),
     (0x5D0, 0x5EA),
@@ -25,7 +27,7 @@ const BLOCKS: [(u32, u32); 16] = [
     (0x20000, 0x2A6D6),
 ];
 
-/// A xorshift generator: the same texts in every run.
+/// A xorshift generator, which gives the same texts in every run.
 struct Random(u64);
 
 impl Random {
@@ -73,7 +75,7 @@ impl Random {
     }
 }
 
-/// Names of files and their text: what the vocabularies are trained on.
+/// Returns the training texts: file contents and other samples.
 fn corpus() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut texts = vec!["从前有一座山，山里有一座庙。庙里有一个老和尚。むかしむかし、あるところに。안녕하세요 नमस्ते دنيا\n".repeat(20)];
@@ -173,7 +175,7 @@ fn word_piece() {
 
 #[test]
 fn unigrams() {
-    // Which characters count as spaces is for a map of characters to say, which this vocabulary has not.
+    // A character map would decide which characters count as spaces, but this vocabulary lacks one.
     let spaces = |text: String| {
         text.chars()
             .map(|c| {

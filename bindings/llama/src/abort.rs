@@ -1,42 +1,43 @@
-//! Stopping: the caller is asked while something is computed.
+//! Abort callbacks, called during computation.
 
 use crate::layout::AbortCallback;
 use samite_core::CancelToken;
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Who is asked.
+/// A caller's abort callback.
 pub struct Abort {
     asked: Arc<RwLock<(AbortCallback, usize)>>,
     token: CancelToken,
 }
 
 impl Abort {
-    /// Asks `callback`, if there is one.
+    /// Uses `callback`, if there is one.
     pub fn new(callback: AbortCallback, data: *mut c_void) -> Self {
         let asked = Arc::new(RwLock::new((callback, data.expose_provenance())));
         let ask = Arc::clone(&asked);
         let token = CancelToken::asking(move || {
             let (callback, data) = *ask.read().unwrap_or_else(PoisonError::into_inner);
             let data = std::ptr::with_exposed_provenance_mut(data);
-            // SAFETY: who sets a function promises that it can be called with its data while something is computed.
+            // SAFETY: the caller that sets a callback guarantees that it can be called with its
+            // data during computation.
             callback.is_some_and(|callback| unsafe { callback(data) })
         });
         Abort { asked, token }
     }
 
-    /// What stops the engine.
+    /// Returns the token that stops the engine.
     pub fn token(&self) -> CancelToken {
         self.token.clone()
     }
 
-    /// Asks somebody else.
+    /// Replaces the callback.
     pub fn set(&self, callback: AbortCallback, data: *mut c_void) {
         let asked = (callback, data.expose_provenance());
         *self.asked.write().unwrap_or_else(PoisonError::into_inner) = asked;
     }
 
-    /// What was stopped can begin again.
+    /// Clears an earlier abort, so that computation can start again.
     pub fn begin(&self) {
         self.token.reset();
     }

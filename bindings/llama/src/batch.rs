@@ -1,4 +1,4 @@
-//! Batches, by both interfaces, and decoding them.
+//! Batches of both interfaces, and decoding.
 
 use crate::context::{Context, State, context};
 use crate::entry::{Failure, Outcome, array, export};
@@ -10,25 +10,25 @@ use samite_llm::Error;
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Most sequences of one token.
+/// Maximum number of sequences of one token.
 const MOST_SEQUENCES: i32 = 256;
-/// Most tokens of a batch that memory is taken for.
+/// Maximum number of tokens in a batch that this library allocates.
 const MOST_TOKENS: i32 = 1 << 24;
-/// Positions of an embedding, where they have several axes.
+/// Number of position axes of an embedding.
 const POSITION_AXES: usize = 4;
-/// Most elements of its embeddings, or of its lists of sequences.
+/// Maximum number of elements in its embeddings or its lists of sequences.
 const MOST_ELEMENTS: i64 = 1 << 31;
 
-/// A token on its way.
+/// An item of a batch.
 #[derive(Clone, Debug)]
 struct Entry {
     id: Option<u32>,
-    /// What stands in its place.
+    /// Embedding that replaces the token.
     embedding: Option<Vec<f32>>,
-    /// Behind the last one of its sequence, if the caller does not say.
+    /// Position; `None` for the next one of its sequence.
     position: Option<i32>,
     sequences: Vec<u32>,
-    /// `None` for what is usual.
+    /// Output flag; `None` for the default.
     wants: Option<bool>,
 }
 
@@ -53,7 +53,8 @@ fn extended(handle: *const Opaque) -> Outcome<Arc<Extended>> {
     EXTENDED.get(handle)
 }
 
-/// The position of embedding number `index` where each of `count` has several, one axis after the other: as of text, the same on all.
+/// Returns the position of embedding number `index` out of `count` with several axes, stored one
+/// axis after the other. Fails unless all axes agree, as they do for text.
 fn on_all_axes(positions: &[i32], count: usize, index: usize) -> Outcome<i32> {
     let mut axes = positions.chunks_exact(count).take(POSITION_AXES - 1);
     let first = positions[index];
@@ -65,7 +66,7 @@ fn on_all_axes(positions: &[i32], count: usize, index: usize) -> Outcome<i32> {
     }
 }
 
-/// The product, if there can be so many.
+/// Returns the product, or fails if it is too large.
 fn elements(count: usize, each: usize) -> Outcome<usize> {
     count
         .checked_mul(each)
@@ -73,10 +74,10 @@ fn elements(count: usize, each: usize) -> Outcome<usize> {
         .ok_or_else(|| Failure::new(format!("a batch of {count} rows of {each} elements")))
 }
 
-/// The tokens of a caller's batch.
+/// Returns the items of a caller's batch.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn entries(context: &Context, batch: &Batch) -> Outcome<Vec<Entry>> {
     let count = usize::try_from(batch.n_tokens).unwrap_or(0);
     if count == 0 {
@@ -87,7 +88,7 @@ unsafe fn entries(context: &Context, batch: &Batch) -> Outcome<Vec<Entry>> {
     }
     let width = context.width();
     let has_axes = batch.token.is_null() && context.model.has_position_axes();
-    // SAFETY: the caller promises arrays of so many elements, or null.
+    // SAFETY: the caller guarantees arrays of this length, or null.
     let (tokens, embeddings, positions, counts, lists, wants) = unsafe {
         let optional = |pointer: *mut i32, what: &str| match pointer.is_null() {
             true => Ok(None),
@@ -128,7 +129,7 @@ unsafe fn entries(context: &Context, batch: &Batch) -> Outcome<Vec<Entry>> {
             if !(1..=MOST_SEQUENCES).contains(&n) {
                 return Err(wrong(format!("belongs to {n} sequences")));
             }
-            // SAFETY: the caller promises so many.
+            // SAFETY: the caller guarantees the length.
             let list = unsafe { array("seq_id", lists[index].cast_const(), n as usize) }?;
             let ids = list.iter().map(|&sequence| {
                 u32::try_from(sequence).map_err(|_| wrong(format!("sequence {sequence}")))
@@ -153,7 +154,7 @@ unsafe fn entries(context: &Context, batch: &Batch) -> Outcome<Vec<Entry>> {
     (0..count).map(entry).collect()
 }
 
-/// The engine's batch.
+/// Converts items to a batch of the engine.
 fn batch_of(state: &mut State, entries: &[Entry]) -> Outcome<samite_llm::Batch> {
     let embeddings = state.embeddings;
     let engine = state.engine()?;
@@ -190,21 +191,21 @@ fn batch_of(state: &mut State, entries: &[Entry]) -> Outcome<samite_llm::Batch> 
     Ok(batch)
 }
 
-/// Whether one of the sequences would have more tokens than it may.
+/// Returns whether a sequence would exceed its maximum number of tokens.
 fn is_too_long(context: &Context, state: &mut State, batch: &samite_llm::Batch) -> Outcome<bool> {
     if context.n_ctx_seq == context.n_ctx {
         return Ok(false);
     }
     let engine = state.engine()?;
     let most = context.n_ctx_seq as usize;
-    // Positions up to that limit are not more tokens than it.
+    // Sequences whose positions are below the limit cannot exceed it.
     let is_near = |token: &samite_llm::BatchToken| token.position as usize >= most;
     if !batch.tokens().iter().any(is_near) {
         return Ok(false);
     }
     let mut counts = std::collections::BTreeMap::new();
     for token in batch.tokens() {
-        // The engine refuses sequences that there are not.
+        // The engine rejects sequences that do not exist.
         let n_seq = engine.options().n_seq;
         let sequences = batch.sequences(token).iter();
         for &sequence in sequences.filter(|&&sequence| (sequence as usize) < n_seq) {
@@ -221,7 +222,7 @@ fn is_too_long(context: &Context, state: &mut State, batch: &samite_llm::Batch) 
     Ok(false)
 }
 
-/// Decodes tokens; gives the header's number.
+/// Decodes tokens and returns the header's status code.
 fn decode(context: &Context, entries: &[Entry]) -> Outcome<c_int> {
     let mut state = context.lock();
     let state = &mut *state;
@@ -241,7 +242,7 @@ fn decode(context: &Context, entries: &[Entry]) -> Outcome<c_int> {
     }
     let output = context.output(state.embeddings);
     let engine = state.engine()?;
-    // Rows for all tokens take much memory where there are many logits: only who wants them gets them.
+    // Logit rows of all tokens need much memory, so only requested ones are computed.
     let wanted = batch
         .tokens()
         .iter()
@@ -285,7 +286,7 @@ fn decode(context: &Context, entries: &[Entry]) -> Outcome<c_int> {
     Ok(number)
 }
 
-/// The entry of a batch by its number.
+/// Changes an item of a batch, by its index.
 fn change(handle: *mut Opaque, index: i32, change: impl FnOnce(&mut Entry)) -> Outcome<bool> {
     let batch = extended(handle)?;
     let mut entries = batch.lock();
@@ -322,10 +323,10 @@ fn add(
     Ok(entries.len() as i32 - 1)
 }
 
-/// The embedding of a caller: one row, as wide as the model of the batch.
+/// Returns a caller's embedding: a single row with the width of the batch's model.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn row_of(handle: *mut Opaque, embedding: &Embd) -> Outcome<Vec<f32>> {
     let width = extended(handle)?.width;
     if embedding.n_rows != 1 || embedding.n_embd != width {
@@ -334,17 +335,17 @@ unsafe fn row_of(handle: *mut Opaque, embedding: &Embd) -> Outcome<Vec<f32>> {
             embedding.n_rows, embedding.n_embd
         )));
     }
-    // SAFETY: the caller promises so many.
+    // SAFETY: the caller guarantees the length.
     Ok(unsafe { array("data", embedding.data, width) }?.to_vec())
 }
 
-/// Memory of the C library for so many elements.
+/// Allocates C memory for `count` elements.
 fn memory<T>(count: usize) -> *mut T {
-    // SAFETY: what is asked for does not overflow: that is checked by `calloc`.
+    // SAFETY: `calloc` checks the size for overflow.
     unsafe { libc::calloc(count.max(1), size_of::<T>()) }.cast()
 }
 
-/// No batch.
+/// An empty batch.
 const NO_BATCH: Batch = Batch {
     n_tokens: 0,
     token: std::ptr::null_mut(),
@@ -356,12 +357,12 @@ const NO_BATCH: Batch = Batch {
 };
 
 export! {
-    /// A batch of tokens that go on with sequence 0.
+    /// Returns a batch of tokens that continue sequence 0.
     fn llama_batch_get_one(tokens: *mut i32, count: i32) -> Batch, or NO_BATCH; {
         Ok(Batch { n_tokens: count, token: tokens, ..NO_BATCH })
     }
 
-    /// A batch with room.
+    /// Allocates a batch.
     fn llama_batch_init(n_tokens: i32, embd: i32, n_seq_max: i32) -> Batch, or NO_BATCH; {
         let fits = |each: i32| i64::from(n_tokens) * i64::from(each) <= MOST_ELEMENTS;
         let numbers = [n_tokens, embd, n_seq_max];
@@ -373,7 +374,7 @@ export! {
             n_tokens: 0,
             pos: memory(count),
             n_seq_id: memory(count),
-            // What ends the list is null.
+            // The list ends with null.
             seq_id: memory(count + 1),
             logits: memory(count),
             ..NO_BATCH
@@ -395,16 +396,16 @@ export! {
             unsafe { batch.seq_id.add(index).write(list) };
         }
         if !is_whole {
-            // SAFETY: all of it is of this function, or null.
+            // SAFETY: every pointer was allocated by this function, or is null.
             unsafe { llama_batch_free(batch) };
             return Err(Failure::new("there is no memory for the batch"));
         }
         Ok(batch)
     }
 
-    /// Gives such a batch up.
+    /// Frees a batch from `llama_batch_init`.
     fn llama_batch_free(batch: Batch), or (); {
-        // SAFETY: the caller got it from `llama_batch_init`, whose lists end with null.
+        // SAFETY: the batch comes from `llama_batch_init`, whose lists end with null.
         unsafe {
             let mut next = batch.seq_id;
             while !next.is_null() && !(*next).is_null() {
@@ -418,21 +419,21 @@ export! {
         Ok(())
     }
 
-    /// Decodes without keeping anything: for models whose tokens look at later ones.
+    /// Decodes without caching: for models with bidirectional attention.
     fn llama_encode(handle: *mut Opaque, batch: Batch) -> i32, or -1; {
         let context = context(handle)?;
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         decode(&context, &unsafe { entries(&context, &batch) }?)
     }
 
-    /// Decodes.
+    /// Decodes a batch.
     fn llama_decode(handle: *mut Opaque, batch: Batch) -> i32, or -1; {
         let context = context(handle)?;
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         decode(&context, &unsafe { entries(&context, &batch) }?)
     }
 
-    /// A batch of the extended interface.
+    /// Creates a batch of the extended interface.
     fn llama_batch_ext_init(handle: *mut Opaque) -> *mut Opaque, or std::ptr::null_mut(); {
         let context = context(handle)?;
         Ok(EXTENDED.add(Extended {
@@ -443,18 +444,18 @@ export! {
         }))
     }
 
-    /// Gives it up.
+    /// Frees a batch of the extended interface.
     fn llama_batch_ext_free(batch: *mut Opaque), or (); {
         EXTENDED.remove(batch).map(drop)
     }
 
-    /// Empties it.
+    /// Clears the batch.
     fn llama_batch_ext_clear(batch: *mut Opaque), or (); {
         extended(batch)?.lock().clear();
         Ok(())
     }
 
-    /// Adds a place, whose embedding follows.
+    /// Adds an empty item, whose embedding is set later.
     fn llama_batch_ext_add(batch: *mut Opaque, sequence: i32) -> i32, or -2; {
         add(batch, sequence, None, None)
     }
@@ -470,12 +471,12 @@ export! {
 
     /// Adds an embedding.
     fn llama_batch_ext_add_embd(batch: *mut Opaque, sequence: i32, embedding: Embd) -> i32, or -2; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let row = unsafe { row_of(batch, &embedding) }?;
         add(batch, sequence, None, Some(row))
     }
 
-    /// Adds a token to another sequence.
+    /// Adds an item to another sequence.
     fn llama_batch_ext_add_seq(batch: *mut Opaque, index: i32, sequence: i32) -> bool, or false; {
         let Ok(sequence @ 0..256) = u32::try_from(sequence) else {
             return Err(Failure::new(format!("sequence {sequence}: there are 0 to 255")));
@@ -487,9 +488,9 @@ export! {
         })
     }
 
-    /// Sets an embedding.
+    /// Sets an item's embedding.
     fn llama_batch_ext_set_embd_token(batch: *mut Opaque, index: i32, embedding: Embd) -> bool, or false; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let row = unsafe { row_of(batch, &embedding) }?;
         change(batch, index, |entry| entry.embedding = Some(row))
     }
@@ -500,27 +501,27 @@ export! {
         Err(Failure::unsupported("states of another model"))
     }
 
-    /// Asks for the results of a token.
+    /// Requests the results of an item.
     fn llama_batch_ext_set_output_embd(batch: *mut Opaque, index: i32, value: Flag) -> bool, or false; {
         change(batch, index, |entry| entry.wants = Some(value.is_on()))
     }
 
-    /// As above.
+    /// See the previous function.
     fn llama_batch_ext_set_output_logits(batch: *mut Opaque, index: i32, value: Flag) -> bool, or false; {
         change(batch, index, |entry| entry.wants = Some(value.is_on()))
     }
 
-    /// Sets the position of a token.
+    /// Sets the position of an item.
     fn llama_batch_ext_set_pos(batch: *mut Opaque, index: i32, position: *const i32) -> bool, or false; {
         if position.is_null() {
             return Err(Failure::new("the position is null"));
         }
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let position = unsafe { position.read() };
         change(batch, index, |entry| entry.position = Some(position))
     }
 
-    /// Decodes such a batch.
+    /// Decodes a batch of the extended interface.
     fn llama_process(handle: *mut Opaque, _kind: c_int, batch: *mut Opaque) -> i32, or -1; {
         let context = context(handle)?;
         let batch = extended(batch)?;

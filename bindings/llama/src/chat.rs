@@ -6,7 +6,7 @@ use samite_chat::{BUILTIN, ChatTemplate, DateTime, Guard, Message, PromptOptions
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
-/// The names of the templates that are here.
+/// Returns the names of the built-in templates.
 fn names() -> &'static [CString] {
     static NAMES: OnceLock<Vec<CString>> = OnceLock::new();
     NAMES.get_or_init(|| {
@@ -35,11 +35,12 @@ fn now() -> DateTime {
 }
 
 export! {
-    /// The text of a conversation by a template: its text, or the name of one of [`llama_chat_builtin_templates`]; "chatml" for null.
+    /// Formats a conversation with a template, given by its text or the name of one of
+    /// [`llama_chat_builtin_templates`]; "chatml" for null.
     fn llama_chat_apply_template(
         template: *const c_char, messages: *const ChatMessage, count: usize, add_assistant: crate::layout::Flag, buffer: *mut c_char, length: i32
     ) -> i32, or -1; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let (template, messages) = unsafe { (text(template), array("messages", messages, count)?) };
         let template = template.map_or("chatml".into(), |template| template.to_string_lossy());
         let messages = messages.iter().map(|one| {
@@ -51,7 +52,7 @@ export! {
         let chat = ChatTemplate::choose(&Sources::default(), Some(&template))?;
         let options = PromptOptions { add_generation_prompt: add_assistant.is_on(), ..PromptOptions::new(now()) };
         let prompt = chat.prompt(&messages, &options, &Guard::new([]))?.text();
-        // As `strncpy` does: a 0 only where there is room, since callers take what they know the length of.
+        // Like `strncpy`, write a 0 only if there is room: callers use the returned length.
         let length = usize::try_from(length).unwrap_or(0);
         // SAFETY: as above.
         let out = unsafe { crate::entry::array_mut("buf", buffer.cast::<u8>(), if buffer.is_null() { 0 } else { length }) }?;
@@ -62,12 +63,12 @@ export! {
         i32::try_from(prompt.len()).map_err(|_| Failure::new("the prompt is too long"))
     }
 
-    /// The names of templates that are here; gives their number.
+    /// Writes the names of the built-in templates and returns their number.
     fn llama_chat_builtin_templates(output: *mut *const c_char, length: usize) -> i32, or 0; {
         let names = names();
         if !output.is_null() {
             let count = names.len().min(length);
-            // SAFETY: the caller keeps to the header.
+            // SAFETY: the caller upholds the header's contract.
             let out = unsafe { crate::entry::array_mut("output", output, count) }?;
             for (to, name) in out.iter_mut().zip(names) {
                 *to = name.as_ptr();

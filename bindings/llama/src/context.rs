@@ -1,4 +1,5 @@
-//! Contexts: made, asked, changed. Each has a lock: threads that share one are served in turn.
+//! Contexts: creation, queries and changes. Each has a lock, which serializes threads that share
+//! it.
 
 use crate::abort::Abort;
 use crate::entry::{Failure, Outcome, alias, export};
@@ -17,15 +18,15 @@ use samite_llm::{Context as Engine, ContextOptions, ScaledAdapter};
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// A context of a caller. Its memory has the same handle.
+/// A caller's context. Its memory has the same handle.
 pub struct Context {
-    /// Its model.
+    /// Model of the context.
     pub model: Arc<Model>,
-    /// Cells of its cache.
+    /// Number of cells in its cache.
     pub n_ctx: u32,
-    /// Most tokens of one sequence.
+    /// Maximum number of tokens in one sequence.
     pub n_ctx_seq: u32,
-    /// Most tokens of a batch.
+    /// Maximum number of tokens in a batch.
     pub n_batch: u32,
     n_ubatch: u32,
     n_seq_max: u32,
@@ -35,45 +36,45 @@ pub struct Context {
     state: Mutex<State>,
 }
 
-/// What changes.
+/// Mutable state of a context.
 pub struct State {
     engine: Option<Engine>,
-    /// Whether embeddings are wanted.
+    /// True if embeddings are computed.
     pub embeddings: bool,
     threads: [i32; 2],
-    /// What the last batch gave.
+    /// Results of the last batch.
     pub results: Results,
-    /// How long things took.
+    /// Timings.
     pub times: Times,
     adapters: Vec<ScaledAdapter>,
     directions: Option<ScaledAdapter>,
-    /// A state that was asked for, until something changes.
+    /// Last requested state and its sequence, until something changes.
     pub saved: Option<(Option<i32>, Vec<u8>)>,
 }
 
 /// All contexts.
 pub static CONTEXTS: Handles<Context> = Handles::new("context");
 
-/// What `handle` stands for.
+/// Returns the context of a handle.
 ///
 /// # Errors
-/// If that is no context.
+/// If the handle is not a context.
 pub fn context<P>(handle: *const P) -> Outcome<Arc<Context>> {
     CONTEXTS.get(handle)
 }
 
 impl Context {
-    /// The context for oneself.
+    /// Locks the context.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Elements of an embedding that stands in the place of a token; 0 where there is a vocabulary alone.
+    /// Returns the width of embeddings that replace tokens, or 0 for a vocabulary-only model.
     pub fn width(&self) -> usize {
         self.model.spec().map_or(0, |spec| spec.n_embd)
     }
 
-    /// All tokens, by number.
+    /// Returns all token ids in order.
     pub fn all_tokens(&self) -> &[i32] {
         self.tokens.get_or_init(|| {
             let count = self.model.spec().map_or(0, |spec| spec.n_vocab);
@@ -81,7 +82,7 @@ impl Context {
         })
     }
 
-    /// What of a token is to be computed.
+    /// Returns the output to compute for a token.
     pub fn output(&self, embeddings: bool) -> Output {
         let output = match (embeddings, self.pooling) {
             (false, _) => Output::Logits,
@@ -94,25 +95,25 @@ impl Context {
         }
     }
 
-    /// Asks the caller anew whether to stop.
+    /// Clears an earlier abort before computation.
     pub fn begin(&self) {
         self.abort.begin();
     }
 
-    /// Has these adapters change the model.
+    /// Replaces the adapters of the model.
     ///
     /// # Errors
-    /// As [`Engine::set_adapters`].
+    /// See [`Engine::set_adapters`].
     pub fn set_adapters(&self, adapters: Vec<ScaledAdapter>) -> Outcome<()> {
         let mut state = self.lock();
         let directions = state.directions.clone();
         state.adapt(adapters, directions)
     }
 
-    /// Has these directions added to what layers give.
+    /// Replaces the control vector that is added to the output of layers.
     ///
     /// # Errors
-    /// As [`Engine::set_adapters`].
+    /// See [`Engine::set_adapters`].
     pub fn set_directions(&self, directions: Option<ScaledAdapter>) -> Outcome<()> {
         let mut state = self.lock();
         let adapters = state.adapters.clone();
@@ -121,10 +122,10 @@ impl Context {
 }
 
 impl State {
-    /// The engine's context.
+    /// Returns the engine's context.
     ///
     /// # Errors
-    /// If the model has a vocabulary alone, or was loaded for plans.
+    /// If the model was loaded with its vocabulary only or for planning.
     pub fn engine(&mut self) -> Outcome<&mut Engine> {
         self.engine.as_mut().ok_or_else(|| {
             Failure::new("the context computes nothing: its model was loaded without weights")
@@ -168,25 +169,25 @@ fn pooling_of(number: c_int, model: &Model) -> Outcome<Option<Pooling>> {
     }
 }
 
-/// The type with ggml's number.
+/// Returns the type with ggml's number.
 pub fn dtype(name: &str, number: c_int) -> Outcome<DType> {
     let dtype = u32::try_from(number).ok().and_then(DType::from_id);
     dtype.ok_or_else(|| Failure::new(format!("{name} is {number}, which is no type")))
 }
 
-/// The next multiple of 256.
+/// Rounds up to a multiple of 256.
 fn padded(number: u32) -> Outcome<u32> {
     number
         .checked_next_multiple_of(256)
         .ok_or_else(|| Failure::new(format!("n_ctx is {number}, which is too large")))
 }
 
-/// Numbers of threads: fewer than one is one.
+/// Converts a thread count, where numbers below one mean one.
 fn threads(number: i32) -> Option<usize> {
     Some(usize::try_from(number).unwrap_or(1).max(1))
 }
 
-/// Says what of the parameters changes nothing.
+/// Logs parameters that have no effect.
 fn tell_of(params: &ContextParams, model: &Model) {
     let tell = |what: &str| log::line(Level::Warn, &format!("llama_init_from_model: {what}"));
     let layers = model.spec().into_iter().flat_map(|spec| &spec.layers);
@@ -194,7 +195,7 @@ fn tell_of(params: &ContextParams, model: &Model) {
     let own = rotations.next().map(|rotation| &rotation.rope);
     let is_other =
         |wanted: f32, own: Option<f32>| wanted != 0.0 && own.is_some_and(|own| own != wanted);
-    // What belongs to YaRN matters where that is asked for.
+    // YaRN parameters only matter if YaRN is requested.
     let is_rope_changed = params.rope_scaling_type != -1
         || is_other(params.rope_freq_base, own.map(|rope| rope.freq_base))
         || is_other(params.rope_freq_scale, own.map(|rope| rope.freq_scale))
@@ -213,7 +214,7 @@ fn tell_of(params: &ContextParams, model: &Model) {
     }
 }
 
-/// Makes a context.
+/// Creates a context.
 fn make(handle: *mut Opaque, params: &ContextParams) -> Outcome<*mut Opaque> {
     let model = model(handle)?;
     let n_seq_max = params.n_seq_max.max(1);
@@ -288,7 +289,7 @@ fn make(handle: *mut Opaque, params: &ContextParams) -> Outcome<*mut Opaque> {
                 "llama_init_from_model: attention_type is the model's own; another one is not supported",
             );
         }
-        // In one cache for all, a caller may use any sequence; those who want embeddings do.
+        // With a unified cache, callers may use any sequence, and embedding users do.
         let is_free = params.kv_unified.is_on() && params.embeddings.is_on() && !spec.has_state();
         let options = ContextOptions {
             n_ctx: Some(n_ctx as usize),
@@ -324,63 +325,63 @@ fn make(handle: *mut Opaque, params: &ContextParams) -> Outcome<*mut Opaque> {
 }
 
 export! {
-    /// Makes a context of a model.
+    /// Creates a context for a model.
     fn llama_init_from_model(handle: *mut Opaque, params: ContextParams) -> *mut Opaque, or std::ptr::null_mut(); {
         make(handle, &params)
     }
 
-    /// The usual parameters.
+    /// Returns the default parameters.
     fn llama_context_default_params() -> ContextParams, or ContextParams::DEFAULT; {
         Ok(ContextParams::DEFAULT)
     }
 
-    /// Gives a context up. Who works with it in another thread ends first.
+    /// Frees a context. Calls that use it in other threads finish first.
     fn llama_free(handle: *mut Opaque), or (); {
         CONTEXTS.remove(handle).map(drop)
     }
 
-    /// Cells of the cache.
+    /// Returns the number of cache cells.
     fn llama_n_ctx(handle: *const Opaque) -> u32, or 0; {
         Ok(context(handle)?.n_ctx)
     }
 
-    /// Most tokens of one sequence.
+    /// Returns the maximum number of tokens in one sequence.
     fn llama_n_ctx_seq(handle: *const Opaque) -> u32, or 0; {
         Ok(context(handle)?.n_ctx_seq)
     }
 
-    /// Most tokens of a batch.
+    /// Returns the maximum number of tokens in a batch.
     fn llama_n_batch(handle: *const Opaque) -> u32, or 0; {
         Ok(context(handle)?.n_batch)
     }
 
-    /// Most tokens that are computed at once.
+    /// Returns the maximum number of tokens in a micro-batch.
     fn llama_n_ubatch(handle: *const Opaque) -> u32, or 0; {
         Ok(context(handle)?.n_ubatch)
     }
 
-    /// Most sequences.
+    /// Returns the maximum number of sequences.
     fn llama_n_seq_max(handle: *const Opaque) -> u32, or 0; {
         Ok(context(handle)?.n_seq_max)
     }
 
-    /// Earlier states that are kept of a sequence: none.
+    /// Returns how many earlier states are kept for a sequence: none.
     fn llama_n_rs_seq(handle: *const Opaque) -> u32, or 0; {
         context(handle).map(|_| 0)
     }
 
-    /// The model.
+    /// Returns the model.
     fn llama_get_model(handle: *const Opaque) -> *const Opaque, or std::ptr::null(); {
         Ok(std::ptr::without_provenance(context(handle)?.model.handle))
     }
 
-    /// The memory.
+    /// Returns the memory.
     fn llama_get_memory(handle: *const Opaque) -> *mut Opaque, or std::ptr::null_mut(); {
         context(handle)?;
         Ok(handle.cast_mut())
     }
 
-    /// How embeddings of texts are made.
+    /// Returns the pooling type.
     fn llama_pooling_type(handle: *const Opaque) -> c_int, or -1; {
         Ok(match context(handle)?.pooling {
             None | Some(Pooling::None) => 0,
@@ -388,7 +389,7 @@ export! {
         })
     }
 
-    /// Sets numbers of threads: for a token, and for several at once.
+    /// Sets the thread counts for a single token and for several.
     fn llama_set_n_threads(handle: *mut Opaque, n_threads: i32, n_threads_batch: i32), or (); {
         let context = context(handle)?;
         let mut state = context.lock();
@@ -399,23 +400,23 @@ export! {
         Ok(())
     }
 
-    /// The number of threads for a token.
+    /// Returns the thread count for a single token.
     fn llama_n_threads(handle: *mut Opaque) -> i32, or 0; {
         Ok(context(handle)?.lock().threads[0])
     }
 
-    /// The number of threads for several tokens.
+    /// Returns the thread count for several tokens.
     fn llama_n_threads_batch(handle: *mut Opaque) -> i32, or 0; {
         Ok(context(handle)?.lock().threads[1])
     }
 
-    /// Has embeddings computed, or not any more.
+    /// Enables or disables embeddings.
     fn llama_set_embeddings(handle: *mut Opaque, embeddings: Flag), or (); {
         context(handle)?.lock().embeddings = embeddings.is_on();
         Ok(())
     }
 
-    /// Has tokens look at later ones, too: as the model says, and not otherwise.
+    /// Sets causal or bidirectional attention: only the model's own setting is supported.
     fn llama_set_causal_attn(handle: *mut Opaque, causal: Flag), or (); {
         let context = context(handle)?;
         let sees_later = context.model.spec().is_some_and(|spec| spec.sees_later());
@@ -425,40 +426,40 @@ export! {
         }
     }
 
-    /// Whether tokens look at earlier ones only.
+    /// Returns whether attention is causal.
     fn llama_get_causal_attn(handle: *const Opaque) -> bool, or true; {
         Ok(!context(handle)?.model.spec().is_some_and(|spec| spec.sees_later()))
     }
 
-    /// Has all weights touched, or not: nothing waits for it.
+    /// Enables or disables warmup, which has no effect.
     fn llama_set_warmup(handle: *mut Opaque, _warmup: Flag), or (); {
         context(handle).map(drop)
     }
 
-    /// Sets who is asked whether to stop.
+    /// Sets the abort callback.
     fn llama_set_abort_callback(handle: *mut Opaque, callback: AbortCallback, data: *mut c_void), or (); {
         context(handle)?.abort.set(callback, data);
         Ok(())
     }
 
-    /// Waits until all is computed: that is so whenever a call returns.
+    /// Waits for computation to finish. Calls are synchronous, so it only waits for other threads.
     fn llama_synchronize(handle: *mut Opaque), or (); {
         let context = context(handle)?;
         drop(context.lock());
         Ok(())
     }
 
-    /// Has threads of the caller compute: the library has its own.
+    /// Attaches the caller's thread pools: ignored, because the library has its own threads.
     fn llama_attach_threadpool(handle: *mut Opaque, _pool: *mut c_void, _pool_batch: *mut c_void), or (); {
         context(handle).map(drop)
     }
 
-    /// As above.
+    /// See the previous function.
     fn llama_detach_threadpool(handle: *mut Opaque), or (); {
         context(handle).map(drop)
     }
 
-    /// Has a sampler work on the device: not supported, so it is to be applied on the host.
+    /// Attaches a sampler to the device: not supported, so it must be applied on the host.
     fn llama_set_sampler(handle: *mut Opaque, _sequence: i32, sampler: *mut Sampler) -> bool, or false; {
         context(handle)?;
         match sampler.is_null() {

@@ -1,6 +1,7 @@
-//! Which devices a model is divided over: those that the caller names, found by name among samite's.
+//! Selection of devices for a model: the caller's devices are matched with samite's by name.
 //!
-//! What a caller passes are addresses in its own libggml, which is in the process, so that library can be asked for names.
+//! Callers pass addresses of objects in their own libggml. That library is loaded in this process,
+//! so its functions can be called to obtain names.
 
 use crate::entry::{Failure, Outcome};
 use crate::layout::{MAX_DEVICES, ModelParams};
@@ -11,70 +12,72 @@ use samite_registry::{BuiltIn, Registry};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
-/// `LLAMA_SPLIT_MODE_NONE`: one device has all.
+/// `LLAMA_SPLIT_MODE_NONE`: a single device has the whole model.
 const SPLIT_NONE: c_int = 0;
 
-/// The backends of the process: made once, so that their threads are shared.
+/// Returns the backends of the process, which are created once so that their threads are shared.
 pub fn registry() -> &'static Registry {
     static REGISTRY: OnceLock<Registry> = OnceLock::new();
     REGISTRY.get_or_init(|| Registry::built_in(BuiltIn::default()))
 }
 
-/// What a caller wants of devices.
+/// A caller's device selection.
 #[derive(Debug, Default)]
 pub struct Wanted {
-    /// The devices that it names; those that are there where it names none.
+    /// Named devices; `None` for all available ones.
     devices: Option<Vec<String>>,
-    /// Tensors by an expression, and the memory in which they are to be.
+    /// Regular expressions for tensor names, each with a memory type.
     overrides: Vec<(String, String)>,
-    /// So many of the last layers are on other devices than the CPU. All where it is negative.
+    /// Number of last layers to place on devices other than the CPU; negative for all.
     n_gpu_layers: i32,
-    /// The one device, by its number, that has all.
+    /// Index of the single device for the whole model.
     only: Option<usize>,
-    /// How layers are divided.
+    /// Proportions of layers per device.
     split: Vec<f32>,
 }
 
-/// Where a model goes.
+/// Placement of a model.
 #[derive(Debug)]
 pub struct Placement {
-    /// The devices, the host's last.
+    /// Devices, the host's last.
     pub devices: Vec<Arc<dyn Device>>,
-    /// What is said of them.
+    /// Placement rules.
     pub rules: Vec<PlacementRule>,
 }
 
-/// A function of the caller's libggml that names something.
+/// Signature of a libggml function that returns a name.
 type NameFn = unsafe extern "C" fn(*mut c_void) -> *const c_char;
 
-/// A function of the caller's libggml, where that is in the process.
+/// Looks up a function of the caller's libggml, if that is loaded.
 pub fn function(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: asks for an address only.
+    // SAFETY: only looks up an address.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
-/// What the caller's libggml calls one of its things. That library is in the process, or there would be no thing.
+/// Returns the name of an object of the caller's libggml. The object exists, so the library is
+/// loaded.
 fn name_of(function: &CStr, thing: *mut c_void) -> String {
     let unknown = || "unknown".to_owned();
     let Some(found) = self::function(function).filter(|_| !thing.is_null()) else {
         return unknown();
     };
-    // SAFETY: the functions that are asked for have this type, and the thing is of the library that has the function.
+    // SAFETY: the functions looked up here have this type, and the object belongs to the same
+    // library.
     let name = unsafe { std::mem::transmute::<*mut c_void, NameFn>(found)(thing) };
     if name.is_null() {
         return unknown();
     }
-    // SAFETY: such a name is a text.
+    // SAFETY: the name is a C string.
     let name = unsafe { CStr::from_ptr(name) };
     name.to_string_lossy().into_owned()
 }
 
 impl Wanted {
-    /// Reads it from the parameters.
+    /// Reads the selection from the parameters.
     ///
     /// # Safety
-    /// As in the header.
+    /// The caller must uphold the header's contract.
     pub unsafe fn of(params: &ModelParams) -> Outcome<Self> {
         let mut wanted = Wanted {
             n_gpu_layers: params.n_gpu_layers,
@@ -84,14 +87,14 @@ impl Wanted {
             ..Wanted::default()
         };
         let mut next = params.devices;
-        // SAFETY: the caller promises a list that ends with null.
+        // SAFETY: the caller guarantees a null-terminated list.
         while let Some(&device) = unsafe { next.as_ref() } {
             let names = wanted.devices.get_or_insert_default();
             if device.is_null() {
                 break;
             }
             names.push(name_of(c"ggml_backend_dev_name", device));
-            // SAFETY: it has not ended.
+            // SAFETY: the entry was not the end of the list.
             next = unsafe { next.add(1) };
         }
         let mut next = params.tensor_buft_overrides;
@@ -100,28 +103,28 @@ impl Wanted {
             if entry.pattern.is_null() {
                 break;
             }
-            // SAFETY: the caller promises a text.
+            // SAFETY: the caller guarantees a C string.
             let pattern = unsafe { CStr::from_ptr(entry.pattern) };
             let pattern = pattern
                 .to_str()
                 .map_err(|_| Failure::new("a pattern of tensor_buft_overrides is not UTF-8"))?;
             let memory = name_of(c"ggml_backend_buft_name", entry.buffer_type);
             wanted.overrides.push((pattern.to_owned(), memory));
-            // SAFETY: it has not ended.
+            // SAFETY: the entry was not the end of the list.
             next = unsafe { next.add(1) };
         }
         if !params.tensor_split.is_null() {
-            // SAFETY: the caller promises one number for each of the most devices that there can be.
+            // SAFETY: the caller guarantees one number for each of the maximum number of devices.
             let split = unsafe { std::slice::from_raw_parts(params.tensor_split, MAX_DEVICES) };
             wanted.split = split.to_vec();
         }
         Ok(wanted)
     }
 
-    /// Where a model goes.
+    /// Chooses the placement of a model.
     ///
     /// # Errors
-    /// If an expression cannot be read, or there is no CPU device.
+    /// If an expression is invalid, or no CPU device exists.
     pub fn choose(&self, registry: &Registry) -> Outcome<Placement> {
         let is_host = |device: &Arc<dyn Device>| device.kind() == DeviceKind::Cpu;
         let (mut hosts, mut others): (Vec<_>, Vec<_>) =
@@ -178,8 +181,8 @@ impl Wanted {
     }
 }
 
-/// The device that ggml's name of a device or of its memory stands for: the one of that name, the CPU for all memory of the host, or of GPUs
-/// that are numbered, the one with that number.
+/// Finds the device for a ggml device or memory name: the one of that name, the CPU for all host
+/// memory, or a GPU by its number.
 fn find(registry: &Registry, others: &[Arc<dyn Device>], name: &str) -> Option<Arc<dyn Device>> {
     if name.starts_with("CPU") || name.ends_with("_Host") {
         return registry.device("cpu").ok().cloned();
@@ -224,7 +227,7 @@ mod tests {
         assert_eq!(names(&named(&["CPU"])).0, ["cpu"]);
         assert_eq!(names(&named(&[])).0, ["cpu"]);
         assert_eq!(names(&named(&["Reference", "CPU"])).0, ["reference", "cpu"]);
-        // What is not there is left out, and nothing is twice.
+        // Unknown devices are left out, and duplicates are removed.
         let twice = ["CUDA7", "reference", "reference"];
         assert_eq!(names(&named(&twice)).0, ["reference", "cpu"]);
         assert_eq!(names(&named(&["NPU"])).0, ["cpu"]);

@@ -1,21 +1,22 @@
-//! How callers come in: no call unwinds or ends the process; one that fails gives what the header says, and a line in the caller's log.
+//! Entry points: calls never unwind or abort the process. A failing call returns the header's error
+//! value and logs a line.
 
 use crate::log::{self, Level};
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Why a call failed.
+/// Reason why a call failed.
 #[derive(Debug)]
 pub struct Failure {
     level: Level,
     message: String,
 }
 
-/// What a call came to.
+/// Result of a call.
 pub type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
-    /// With this message.
+    /// Creates a failure with this message.
     pub fn new(message: impl Into<String>) -> Self {
         Failure {
             level: Level::Error,
@@ -23,7 +24,7 @@ impl Failure {
         }
     }
 
-    /// For what is not there, and why.
+    /// Creates a failure for an unsupported feature.
     pub fn unsupported(why: &str) -> Self {
         Failure {
             level: Level::Warn,
@@ -31,7 +32,7 @@ impl Failure {
         }
     }
 
-    /// For what is no failure, but has no answer.
+    /// Creates a failure without a log line, for a lookup without a result.
     pub fn silent() -> Self {
         Failure {
             level: Level::None,
@@ -68,13 +69,13 @@ failures!(
     std::io::Error
 );
 
-/// Runs a call. `failed` is what it gives when it fails or panics.
+/// Runs a call. Returns `failed` if it fails or panics.
 pub fn run<T>(name: &str, failed: T, call: impl FnOnce() -> Outcome<T>) -> T {
-    // What a panic leaves behind is behind locks, which take it as it is, and each part is whole.
+    // State is behind locks that ignore poisoning, and is consistent after a panic.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => value,
         Ok(Err(failure)) => {
-            // The caller's log may do what it likes, but for unwinding.
+            // The caller's log callback must not unwind into this library.
             failure.tell(name);
             failed
         }
@@ -88,13 +89,13 @@ pub fn run<T>(name: &str, failed: T, call: impl FnOnce() -> Outcome<T>) -> T {
     }
 }
 
-/// Exports functions of the header. Each says what it gives when it fails, behind `or`.
+/// Exports functions of the header. Each has the value returned on failure after `or`.
 macro_rules! export {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? , or $failed:expr; $body:block)*) => {$(
         $(#[$attribute])*
         ///
         /// # Safety
-        /// As in the header: pointers are null, or point to what it says.
+        /// Pointers must be null or valid as the header requires.
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments, clippy::unused_unit)]
         pub unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
@@ -104,40 +105,40 @@ macro_rules! export {
 }
 pub(crate) use export;
 
-/// Exports old names of functions.
+/// Exports deprecated function names.
 macro_rules! alias {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? = $path:path;)*) => {$(
-        /// An old name.
+        /// Deprecated name.
         ///
         /// # Safety
-        /// As in the header.
+        /// The caller must uphold the header's contract.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
-            // SAFETY: the caller keeps to what the header says.
+            // SAFETY: the caller upholds the header's contract.
             unsafe { $path($($argument),*) }
         }
     )*};
 }
 pub(crate) use alias;
 
-/// A caller's text; `None` for null.
+/// Returns a caller's C string; `None` for null.
 ///
 /// # Safety
-/// Null, or a text that ends with 0 and stays as it is.
+/// Null, or a C string that is not modified meanwhile.
 pub unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
-    // SAFETY: it is not null, and the caller promises the rest.
+    // SAFETY: the pointer is not null, and the caller guarantees the rest.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
-/// A caller's text, which must be there.
+/// Returns a caller's C string, which must not be null.
 ///
 /// # Errors
-/// For null, and for what is no UTF-8.
+/// If it is null or not UTF-8.
 ///
 /// # Safety
-/// As [`text`].
+/// See [`text`].
 pub unsafe fn required_text<'a>(what: &str, pointer: *const c_char) -> Outcome<&'a str> {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe { text(pointer) };
     let found = found.ok_or_else(|| Failure::new(format!("the {what} is null")))?;
     found
@@ -145,34 +146,34 @@ pub unsafe fn required_text<'a>(what: &str, pointer: *const c_char) -> Outcome<&
         .map_err(|_| Failure::new(format!("the {what} is no text in UTF-8")))
 }
 
-/// A caller's array.
+/// Returns a caller's array as a slice.
 ///
 /// # Errors
-/// For null where there are elements, and for more than there can be.
+/// If it is null with a nonzero count, unaligned, or too long.
 ///
 /// # Safety
-/// Null, or so many elements that stay as they are.
+/// Null, or `count` elements that are not modified meanwhile.
 pub unsafe fn array<'a, T>(what: &str, pointer: *const T, count: usize) -> Outcome<&'a [T]> {
     check_array(what, pointer, count)?;
     match count {
         0 => Ok(&[]),
-        // SAFETY: it is neither null, unaligned nor too long, and the caller promises the rest.
+        // SAFETY: it is neither null, unaligned nor too long, and the caller guarantees the rest.
         _ => Ok(unsafe { std::slice::from_raw_parts(pointer, count) }),
     }
 }
 
-/// A caller's array to write to.
+/// Returns a caller's array as a mutable slice.
 ///
 /// # Errors
-/// As [`array`].
+/// See [`array`].
 ///
 /// # Safety
-/// Null, or so many elements that nobody else looks at.
+/// Null, or `count` elements that are not accessed otherwise meanwhile.
 pub unsafe fn array_mut<'a, T>(what: &str, pointer: *mut T, count: usize) -> Outcome<&'a mut [T]> {
     check_array(what, pointer, count)?;
     match count {
         0 => Ok(&mut []),
-        // SAFETY: it is neither null, unaligned nor too long, and the caller promises the rest.
+        // SAFETY: it is neither null, unaligned nor too long, and the caller guarantees the rest.
         _ => Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) }),
     }
 }
@@ -192,7 +193,7 @@ fn check_array<T>(what: &str, pointer: *const T, count: usize) -> Outcome<()> {
     }
 }
 
-/// Writes a text as `snprintf` does: cut to the room there is, with a 0 behind it. Gives its whole length.
+/// Writes a text like `snprintf`, truncated to `size` and 0-terminated. Returns its full length.
 ///
 /// # Safety
 /// `buffer` is null or has `size` bytes.
@@ -202,7 +203,7 @@ pub unsafe fn print(text: &[u8], buffer: *mut c_char, size: usize) -> i32 {
         return length;
     }
     let count = text.len().min(size - 1);
-    // SAFETY: there are `size` bytes, more than `count`.
+    // SAFETY: the buffer has `size` bytes, more than `count`.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), count);
         buffer.add(count).write(0);
@@ -224,10 +225,10 @@ mod tests {
     #[test]
     fn texts_are_cut_to_the_room_and_arrays_are_checked() {
         let mut buffer = [1u8; 4];
-        // SAFETY: there are so many bytes.
+        // SAFETY: the buffer has at least this size.
         let length = unsafe { print(b"abcd", buffer.as_mut_ptr().cast(), 3) };
         assert_eq!((length, buffer), (4, [b'a', b'b', 0, 1]));
-        // SAFETY: nothing is read where something is wrong.
+        // SAFETY: invalid arguments are rejected before any access.
         unsafe {
             assert_eq!(print(b"abcd", std::ptr::null_mut(), 9), 4);
             assert!(array::<u32>("x", std::ptr::null(), 1).is_err());

@@ -1,6 +1,7 @@
-//! What callers hold: numbers that look like pointers, and the tables that say what they stand for.
+//! Handles: numbers that callers hold as pointers, and the tables of the objects that they stand
+//! for.
 //!
-//! A number is never given twice, so a handle that was freed is known to be stale for ever.
+//! Numbers are never reused, so stale handles are always detected.
 
 use crate::entry::{Failure, Outcome};
 use std::collections::BTreeMap;
@@ -13,16 +14,16 @@ pub struct Handles<T> {
     table: RwLock<BTreeMap<usize, Arc<T>>>,
 }
 
-/// The next handle. What looks at the lowest bits of a pointer finds them clear.
+/// Next handle. Handles look like aligned pointers.
 static NEXT: AtomicUsize = AtomicUsize::new(1 << 20);
 
-/// A handle that nobody has.
+/// Returns an unused handle.
 pub fn fresh() -> usize {
     NEXT.fetch_add(16, Ordering::Relaxed)
 }
 
 impl<T> Handles<T> {
-    /// No objects yet; `what` they are called in messages.
+    /// Creates an empty table; `what` names its objects in messages.
     pub const fn new(what: &'static str) -> Self {
         Handles {
             what,
@@ -30,22 +31,22 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Keeps an object, and gives its handle.
+    /// Adds an object and returns its handle.
     pub fn add<P>(&self, object: T) -> *mut P {
         self.insert(fresh(), object)
     }
 
-    /// Keeps an object under a [fresh](fresh) handle.
+    /// Adds an object with a [fresh](fresh) handle.
     pub fn insert<P>(&self, handle: usize, object: T) -> *mut P {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         table.insert(handle, Arc::new(object));
         std::ptr::without_provenance_mut(handle)
     }
 
-    /// What a handle stands for.
+    /// Returns the object of a handle.
     ///
     /// # Errors
-    /// For null, and for what is no handle of this kind, or no more.
+    /// If the handle is null, of another kind, or stale.
     pub fn get<P>(&self, handle: *const P) -> Outcome<Arc<T>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         table
@@ -60,10 +61,10 @@ impl<T> Handles<T> {
             })
     }
 
-    /// Gives an object up; whoever works with it still has it. Null is nobody's.
+    /// Removes an object; calls in progress keep it alive. Ignores null.
     ///
     /// # Errors
-    /// For what is no handle of this kind, or no more.
+    /// If the handle is of another kind or stale.
     pub fn remove<P>(&self, handle: *mut P) -> Outcome<Option<Arc<T>>> {
         if handle.is_null() {
             return Ok(None);
@@ -81,7 +82,7 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Gives up all objects but those that are to be kept.
+    /// Removes all objects except those that `is_kept` selects.
     pub fn retain(&self, mut is_kept: impl FnMut(&T) -> bool) {
         let mut gone = Vec::new();
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
@@ -92,7 +93,7 @@ impl<T> Handles<T> {
             }
             kept
         });
-        // Objects end when the table is free again.
+        // Drop the objects after releasing the lock.
         drop(table);
     }
 }

@@ -1,4 +1,4 @@
-//! Structures that go by value: a file for each release of llama.cpp.
+//! Structures that are passed by value: one file for each release of llama.cpp.
 
 #[path = "layout/v0_5.rs"]
 mod release;

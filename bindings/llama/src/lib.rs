@@ -1,30 +1,34 @@
-//! `libllama.so`: samite in the place of llama.cpp's library.
+//! `libllama.so`: a replacement for llama.cpp's library that runs on samite.
 //!
-//! Programs that are written against llama.cpp's C header, `llama.h`, run on samite with this library in the place of theirs. It is for one release,
-//! because structures go by value and change from release to release: [`layout`] has them, a file for each release; the rest goes by names of fields.
-//! `docs/libllama.md` says how it is used, and what is not there; [`table`] says it of each function.
+//! Programs that use llama.cpp's C header, `llama.h`, run on samite if this library replaces
+//! theirs. It is for one release of llama.cpp, because structures are passed by value and change
+//! between releases: [`layout`] has one file per release, and the other code uses field names.
+//! `docs/libllama.md` explains the use and lists unsupported features; [`table`] has the status of
+//! each function.
 //!
 //! # Contract
-//! - Every function of the header is exported. None unwinds or ends the process: bad handles, tokens, sizes and null are answered as the header says, with a
-//!   line in the caller's log.
-//! - Handles of models, contexts, adapters and batches are numbers that are never given twice, so a stale one is known. A sampler is a structure of the
-//!   header; what one of this library has in it is such a number.
-//! - A context has a lock: threads that share one are served in turn. What it gave stays where it is until the context goes, even where another batch
-//!   needed more room.
-//! - What a caller promises by the header is believed: that pointers which are not null point to what the header says.
+//! - Every function of the header is exported. None unwinds or ends the process: invalid handles,
+//!   tokens, sizes and null pointers get the header's answer, with a line in the caller's log.
+//! - Handles of models, contexts, adapters and batches are numbers that are never reused, so stale
+//!   ones are detected. A sampler is a structure of the header; in samplers of this library, it
+//!   holds such a number.
+//! - A context has a lock, so threads that share one are served in turn. Its results stay in memory
+//!   until the context is freed, even if a later batch needs more space.
+//! - The library relies on the caller's guarantees in the header: that pointers which are not null
+//!   point to what the header says.
 //!
 //! # Files
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `entry.rs`, `handles.rs`, `log.rs` | how calls come in and fail, what callers hold, where lines go |
+//! | `entry.rs`, `handles.rs`, `log.rs` | entry and failure of calls, handles of callers, the caller's log |
 //! | `layout.rs` | structures, constants, defaults of a release |
-//! | `names.rs`, `metadata.rs` | what depends on no model; keys and values as texts |
-//! | `load.rs`, `devices.rs`, `model.rs`, `vocabulary.rs`, `adapters.rs` | models and where they are, tokens, adapters |
-//! | `context.rs`, `abort.rs`, `watch.rs`, `batch.rs`, `results.rs`, `memory.rs`, `state.rs`, `perf.rs` | contexts: batches, results, what is kept, states, times |
-//! | `sampler.rs` | samplers, a file for chains, one for grammars, one for the others |
-//! | `chat.rs`, `quantize.rs`, `training.rs` | templates, files of other types; what is not there |
+//! | `names.rs`, `metadata.rs` | functions that need no model; keys and values as text |
+//! | `load.rs`, `devices.rs`, `model.rs`, `vocabulary.rs`, `adapters.rs` | models and their placement, tokens, adapters |
+//! | `context.rs`, `abort.rs`, `watch.rs`, `batch.rs`, `results.rs`, `memory.rs`, `state.rs`, `perf.rs` | contexts: batches, results, memory, states, times |
+//! | `sampler.rs` | samplers, with files for chains, grammars and the others |
+//! | `chat.rs`, `quantize.rs`, `training.rs` | templates, quantization; unsupported training |
 //! | `extension.rs` | C++ names that llama.cpp's own programs need |
-//! | `table.rs` | all functions, and how far each works |
+//! | `table.rs` | all functions and their status |
 #![cfg(unix)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 

@@ -1,4 +1,4 @@
-//! Loading of models.
+//! Model loading.
 
 use crate::devices::{Wanted, registry};
 use crate::entry::{Failure, Outcome, alias, array, export, required_text};
@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Changes what a file says.
+/// Applies a caller's overrides to the metadata.
 ///
 /// # Safety
 /// Null, or a list that ends with an empty key.
@@ -30,13 +30,13 @@ pub unsafe fn apply_overrides(metadata: &mut Metadata, mut next: *const KvOverri
             .collect();
         String::from_utf8_lossy(&bytes).into_owned()
     };
-    // SAFETY: the caller promises such a list.
+    // SAFETY: the caller guarantees such a list.
     while let Some(entry) = unsafe { next.as_ref() } {
         let key = text(&entry.key);
         if key.is_empty() {
             break;
         }
-        // SAFETY: the tag says which one it is, and all bits are numbers.
+        // SAFETY: the tag selects the field, and all bit patterns are valid numbers.
         let value = unsafe {
             match entry.tag {
                 0 => integer(metadata.value(&key), entry.value.integer),
@@ -51,13 +51,13 @@ pub unsafe fn apply_overrides(metadata: &mut Metadata, mut next: *const KvOverri
             }
         };
         metadata.set(&key, value)?;
-        // SAFETY: it has not ended.
+        // SAFETY: the entry was not the end of the list.
         next = unsafe { next.add(1) };
     }
     Ok(())
 }
 
-/// An integer of the type that was there.
+/// Returns an integer with the type of the previous value.
 fn integer(before: Option<&Value>, number: i64) -> Value {
     match before {
         Some(Value::I32(_)) => Value::I32(number as i32),
@@ -78,7 +78,7 @@ fn load_mode(number: i32) -> LoadMode {
 /// Loads the model at `path`.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn load(path: &Path, params: &ModelParams) -> Outcome<*mut Opaque> {
     log::listen();
     let start_us = now_us();
@@ -88,7 +88,7 @@ unsafe fn load(path: &Path, params: &ModelParams) -> Outcome<*mut Opaque> {
         true => GgufFile::open_header(path, mode)?,
         false => GgufFile::open(path, mode)?,
     };
-    // SAFETY: the caller keeps to the header.
+    // SAFETY: the caller upholds the header's contract.
     unsafe { apply_overrides(file.metadata_mut(), params.kv_overrides) }?;
     // SAFETY: as above.
     let wanted = unsafe { Wanted::of(params) }?;
@@ -138,7 +138,8 @@ fn load_engine(
         let was_stopped = Arc::clone(&was_stopped);
         let tell = move |share: f32| {
             let data = std::ptr::with_exposed_provenance_mut(data);
-            // SAFETY: the caller promises a function that can be called with its data while the model loads.
+            // SAFETY: the caller guarantees a function that can be called with its data while the
+            // model loads.
             let goes_on = unsafe { callback(share, data) };
             if !goes_on && !was_stopped.swap(true, Ordering::AcqRel) {
                 cancel.cancel();
@@ -160,7 +161,7 @@ fn load_engine(
     }
 }
 
-/// The path of an open file of the C library, read from its beginning.
+/// Returns the path of an open C file at its start.
 ///
 /// # Safety
 /// Null, or an open file.
@@ -168,7 +169,7 @@ unsafe fn path_of(file: *mut libc::FILE) -> Outcome<CString> {
     if file.is_null() {
         return Err(Failure::new("the file is null"));
     }
-    // SAFETY: it is open.
+    // SAFETY: the file is open.
     let (position, descriptor) = unsafe { (libc::ftell(file), libc::fileno(file)) };
     if position != 0 {
         return Err(Failure::unsupported(
@@ -179,38 +180,38 @@ unsafe fn path_of(file: *mut libc::FILE) -> Outcome<CString> {
 }
 
 export! {
-    /// Loads a model; of one in several files, any may be named.
+    /// Loads a model; for a split model, any part may be named.
     fn llama_model_load_from_file(path: *const c_char, params: ModelParams) -> *mut Opaque, or std::ptr::null_mut(); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { load(Path::new(required_text("path", path)?), &params) }
     }
 
-    /// Loads a model from an open file of the C library.
+    /// Loads a model from an open C file.
     fn llama_model_load_from_file_ptr(file: *mut libc::FILE, params: ModelParams) -> *mut Opaque, or std::ptr::null_mut(); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe {
             let path = path_of(file)?;
             load(Path::new(required_text("path", path.as_ptr())?), &params)
         }
     }
 
-    /// Loads a model from its parts. Their names must be those that llama.cpp gives.
+    /// Loads a split model from its parts, which must have llama.cpp's names.
     fn llama_model_load_from_splits(paths: *const *const c_char, count: usize, params: ModelParams) -> *mut Opaque, or std::ptr::null_mut(); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let paths = unsafe { array("paths", paths, count) }?;
         let first = paths.first().ok_or_else(|| Failure::new("no path is given"))?;
         // SAFETY: as above.
         unsafe { load(Path::new(required_text("path", *first)?), &params) }
     }
 
-    /// A model of the caller's own weights: not supported.
+    /// Creates a model from the caller's own weights: not supported.
     fn llama_model_init_from_user(
         _metadata: *mut c_void, _set: *const c_void, _data: *mut c_void, _params: ModelParams
     ) -> *mut Opaque, or std::ptr::null_mut(); {
         Err(Failure::unsupported("a model without a file"))
     }
 
-    /// The usual parameters.
+    /// Returns the default parameters.
     fn llama_model_default_params() -> ModelParams, or ModelParams::DEFAULT; {
         Ok(ModelParams::DEFAULT)
     }

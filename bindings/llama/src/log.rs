@@ -1,4 +1,4 @@
-//! The caller's log: what the library says goes to one function, by default to standard error.
+//! The caller's log: all messages go to one callback, by default to standard error.
 
 use crate::entry::{export, run};
 use crate::layout::LogCallback;
@@ -7,22 +7,22 @@ use std::io::Write;
 use std::sync::{Once, PoisonError, RwLock};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// ggml's levels.
+/// ggml's log levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Nothing is said.
+    /// No message.
     None = 0,
-    /// For those who look for a fault.
+    /// Debugging.
     Debug = 1,
-    /// What happens.
+    /// Information.
     Info = 2,
-    /// What may be wrong.
+    /// Possible problem.
     Warn = 3,
-    /// What is wrong.
+    /// Error.
     Error = 4,
 }
 
-/// The function, and what it is given.
+/// Callback and its data.
 #[derive(Clone, Copy)]
 struct Sink {
     function: unsafe extern "C" fn(c_int, *const c_char, *mut c_void),
@@ -35,29 +35,30 @@ static SINK: RwLock<Sink> = RwLock::new(Sink {
 });
 
 /// # Safety
-/// `text` is null or ends with 0.
+/// `text` is null or a C string.
 unsafe extern "C" fn standard_error(_level: c_int, text: *const c_char, _data: *mut c_void) {
     if !text.is_null() {
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         let text = unsafe { CStr::from_ptr(text) };
-        // There is nobody to tell that it failed.
+        // A failure of standard error cannot be reported.
         let _ = std::io::stderr().write_all(text.to_bytes());
     }
 }
 
-/// Says a line.
+/// Logs a line.
 pub fn line(level: Level, text: &str) {
     let sink = *SINK.read().unwrap_or_else(PoisonError::into_inner);
     let mut bytes: Vec<u8> = text.bytes().filter(|&byte| byte != 0).collect();
     bytes.push(b'\n');
     if let Ok(text) = CString::new(bytes) {
         let data = std::ptr::with_exposed_provenance_mut(sink.data);
-        // SAFETY: whoever set the function promised that it can be called with its data, from any thread.
+        // SAFETY: the caller that set the callback guarantees that it can be called with its data
+        // from any thread.
         unsafe { (sink.function)(level as c_int, text.as_ptr(), data) };
     }
 }
 
-/// From now on, what the engine says is said here, too.
+/// Forwards the engine's log messages from now on.
 pub fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -69,15 +70,16 @@ pub fn listen() {
             .with_max_level(tracing::Level::INFO)
             .with_writer(Lines)
             .finish();
-        // This library has a `tracing` of its own, so nobody else can have set one.
+        // This library has its own copy of `tracing`, so the subscriber cannot have been set
+        // before.
         let _ = tracing::subscriber::set_global_default(listener);
     });
 }
 
-/// Makes a writer for each event.
+/// Creates a writer for each event.
 struct Lines;
 
-/// The text of one event.
+/// Text of one event.
 struct Event {
     level: Level,
     text: Vec<u8>,
@@ -131,7 +133,7 @@ impl Drop for Event {
 }
 
 export! {
-    /// Has everything said to `callback`; to standard error if it is null.
+    /// Sends the log to `callback`, or to standard error if it is null.
     fn llama_log_set(callback: LogCallback, user_data: *mut c_void), or (); {
         let sink = match callback {
             Some(function) => Sink { function, data: user_data.expose_provenance() },
@@ -141,11 +143,11 @@ export! {
         Ok(())
     }
 
-    /// Who is told, and what with.
+    /// Returns the callback and its data.
     fn llama_log_get(callback: *mut LogCallback, user_data: *mut *mut c_void), or (); {
         let sink = *SINK.read().unwrap_or_else(PoisonError::into_inner);
         if !callback.is_null() {
-            // SAFETY: it is not null, and the caller promises the rest.
+            // SAFETY: it is not null, and the caller guarantees the rest.
             unsafe { callback.write(Some(sink.function)) };
         }
         if !user_data.is_null() {

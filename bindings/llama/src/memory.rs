@@ -1,4 +1,4 @@
-//! What a context keeps of sequences: removed, copied, moved.
+//! Memory of a context: removing, copying and moving sequences.
 
 use crate::context::{State, context};
 use crate::entry::{Failure, Outcome, export};
@@ -7,7 +7,8 @@ use samite_llm::Context as Engine;
 use std::ffi::c_int;
 use std::ops::Range;
 
-/// Positions as a caller says them: from a negative first one on are all from 0 on, up to a negative last one are all.
+/// Converts a caller's range of positions, where a negative start means 0 and a negative end means
+/// no limit.
 fn range(first: i32, end: i32) -> Range<i32> {
     first.max(0)..if end < 0 { i32::MAX } else { end }
 }
@@ -25,7 +26,7 @@ pub fn sequence(engine: &Engine, number: i32) -> Outcome<usize> {
     })
 }
 
-/// Changes what is kept; a state that was asked for is no longer that.
+/// Changes the memory and discards a saved state.
 fn change<T>(handle: *mut Opaque, change: impl FnOnce(&mut Engine) -> Outcome<T>) -> Outcome<T> {
     let context = context(handle)?;
     let mut state = context.lock();
@@ -40,7 +41,7 @@ fn ask<T>(handle: *mut Opaque, ask: impl FnOnce(&mut Engine) -> Outcome<T>) -> O
     ask(state.engine()?)
 }
 
-/// As far as it is a caller's business that something could not be done.
+/// Turns an engine error into a silent failure: the header reports it by the return value alone.
 fn quiet<T>(result: Result<T, samite_llm::Error>) -> Outcome<T> {
     result.map_err(|error| {
         tracing::debug!(%error, "memory");
@@ -49,9 +50,9 @@ fn quiet<T>(result: Result<T, samite_llm::Error>) -> Outcome<T> {
 }
 
 export! {
-    /// Forgets all sequences.
+    /// Clears all sequences.
     fn llama_memory_clear(handle: *mut Opaque, _data: Flag), or (); {
-        // A context that computes nothing has nothing to forget.
+        // A context without weights has an empty memory.
         let of = context(handle)?;
         if of.model.engine.as_ref().is_none_or(|engine| !engine.weights().have_data()) {
             return Ok(());
@@ -59,7 +60,8 @@ export! {
         change(handle, |engine| Ok(engine.clear()?))
     }
 
-    /// Removes positions of a sequence, or of all. False where only a part could be removed, and cannot.
+    /// Removes positions of one sequence or of all. Returns false if only a part would be removed
+    /// and the model does not support that.
     fn llama_memory_seq_rm(handle: *mut Opaque, id: i32, first: i32, end: i32) -> bool, or false; {
         change(handle, |engine| {
             let range = range(first, end);
@@ -75,7 +77,7 @@ export! {
         })
     }
 
-    /// Has a sequence share positions of another one.
+    /// Copies positions of a sequence to another one, which shares their cells.
     fn llama_memory_seq_cp(handle: *mut Opaque, from: i32, to: i32, first: i32, end: i32), or (); {
         change(handle, |engine| {
             let (from, to) = (sequence(engine, from)?, sequence(engine, to)?);
@@ -83,7 +85,7 @@ export! {
         })
     }
 
-    /// Removes all sequences but one.
+    /// Removes all sequences except one.
     fn llama_memory_seq_keep(handle: *mut Opaque, id: i32), or (); {
         change(handle, |engine| {
             let id = sequence(engine, id)?;
@@ -91,7 +93,7 @@ export! {
         })
     }
 
-    /// Moves positions.
+    /// Shifts positions.
     fn llama_memory_seq_add(handle: *mut Opaque, id: i32, first: i32, end: i32, delta: i32), or (); {
         change(handle, |engine| {
             let id = sequence(engine, id)?;
@@ -114,7 +116,7 @@ export! {
         })
     }
 
-    /// The smallest position that is there; -1 for an empty sequence.
+    /// Returns the smallest position, or -1 for an empty sequence.
     fn llama_memory_seq_pos_min(handle: *mut Opaque, id: i32) -> i32, or -1; {
         ask(handle, |engine| {
             let id = sequence(engine, id)?;
@@ -122,7 +124,7 @@ export! {
         })
     }
 
-    /// The largest position that is there; -1 for an empty sequence.
+    /// Returns the largest position, or -1 for an empty sequence.
     fn llama_memory_seq_pos_max(handle: *mut Opaque, id: i32) -> i32, or -1; {
         ask(handle, |engine| {
             let id = sequence(engine, id)?;
@@ -130,7 +132,7 @@ export! {
         })
     }
 
-    /// Whether positions can be moved.
+    /// Returns whether positions can be shifted.
     fn llama_memory_can_shift(handle: *mut Opaque) -> bool, or false; {
         ask(handle, |engine| Ok(engine.can_forget()))
     }

@@ -1,14 +1,14 @@
-//! Keys and values of files, as texts.
+//! Keys and values of files as text.
 
 use crate::entry::{Failure, Outcome, print, text};
 use samite_gguf::{Metadata, Value};
 use std::ffi::c_char;
 
-/// All values that are no lists, in the order of the file.
+/// All values that are not lists, in file order.
 pub struct Readable(Vec<(String, Vec<u8>)>);
 
 impl Readable {
-    /// Those of a file.
+    /// Reads the values of a file.
     pub fn new(metadata: &Metadata) -> Self {
         let texts = metadata.iter().filter_map(|(key, value)| {
             let text = match value {
@@ -20,7 +20,7 @@ impl Readable {
                 Value::I32(v) => v.to_string(),
                 Value::U64(v) => v.to_string(),
                 Value::I64(v) => v.to_string(),
-                // Six digits, as C writes them.
+                // Six digits, as in C.
                 Value::F32(v) => format!("{v:.6}"),
                 Value::F64(v) => format!("{v:.6}"),
                 Value::Bool(v) => v.to_string(),
@@ -32,7 +32,7 @@ impl Readable {
         Readable(texts.collect())
     }
 
-    /// How many there are.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -41,66 +41,69 @@ impl Readable {
         self.0.get(usize::try_from(index).ok()?)
     }
 
-    /// Writes a key by its number.
+    /// Writes the key with this index.
     ///
     /// # Errors
-    /// If there is none; the buffer is empty then.
+    /// Returns an error if it does not exist; the buffer is then empty.
     ///
     /// # Safety
-    /// `buffer` is null or has `size` bytes.
+    /// `buffer` must be null or have `size` bytes.
     pub unsafe fn print_key(&self, index: i32, buffer: *mut c_char, size: usize) -> Outcome<i32> {
         let key = self.at(index).map(|entry| entry.0.as_bytes());
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         unsafe { found(key, buffer, size) }
     }
 
-    /// Writes a value by its number.
+    /// Writes the value with this index.
     ///
     /// # Errors
-    /// As [`print_key`](Self::print_key).
+    /// Returns the errors of [`print_key`](Self::print_key).
     ///
     /// # Safety
-    /// As [`print_key`](Self::print_key).
+    /// The conditions of [`print_key`](Self::print_key) apply.
     pub unsafe fn print_value(&self, index: i32, buffer: *mut c_char, size: usize) -> Outcome<i32> {
         let value = self.at(index).map(|entry| &*entry.1);
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         unsafe { found(value, buffer, size) }
     }
 
-    /// Writes a value by its key.
+    /// Writes the value of a key.
     ///
     /// # Errors
-    /// As [`print_key`](Self::print_key).
+    /// Returns the errors of [`print_key`](Self::print_key).
     ///
     /// # Safety
-    /// As [`print_key`](Self::print_key); `key` is null or a text.
+    /// The conditions of [`print_key`](Self::print_key) apply, and `key` must be null or a C
+    /// string.
     pub unsafe fn print_value_of(
         &self,
         key: *const c_char,
         buffer: *mut c_char,
         size: usize,
     ) -> Outcome<i32> {
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         let key = unsafe { text(key) };
         let value = key.and_then(|key| {
             let mut entries = self.0.iter();
             entries.find(|entry| entry.0.as_bytes() == key.to_bytes())
         });
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         unsafe { found(value.map(|entry| &*entry.1), buffer, size) }
     }
 }
 
+/// Writes a text, or an empty one if it is missing.
+///
 /// # Safety
-/// `buffer` is null or has `size` bytes.
+/// `buffer` must be null or have `size` bytes.
 unsafe fn found(text: Option<&[u8]>, buffer: *mut c_char, size: usize) -> Outcome<i32> {
     match text {
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         Some(text) => Ok(unsafe { print(text, buffer, size) }),
         None => {
-            // SAFETY: the caller promises it.
+            // SAFETY: guaranteed by the caller.
             unsafe { print(b"", buffer, size) };
-            // To ask for a key is no fault.
+            // Asking for a missing key is not an error.
             Err(Failure::silent())
         }
     }

@@ -1,4 +1,4 @@
-//! Models: what is known of one, and the functions that ask for it.
+//! Models and the functions that query them.
 
 use crate::adapters::ADAPTERS;
 use crate::entry::{Failure, Outcome, alias, export, print, text};
@@ -16,27 +16,27 @@ use samite_llm::arch::spec::Layer;
 use std::ffi::{CString, c_char, c_int};
 use std::sync::Arc;
 
-/// A model of a caller. Its vocabulary has the same handle.
+/// A caller's model. Its vocabulary has the same handle.
 pub struct Model {
-    /// The number of its handle.
+    /// Handle of the model.
     pub handle: usize,
-    /// With weights, or without them for plans; `None` for a vocabulary alone.
+    /// Engine with weights, or without them for planning; `None` for a vocabulary only.
     pub engine: Option<Arc<Engine>>,
-    /// Its vocabulary, if it has one.
+    /// Vocabulary, if the model has one.
     pub vocabulary: Option<Vocabulary>,
-    /// What its file says.
+    /// Metadata of its file.
     pub metadata: Metadata,
-    /// The same as texts.
+    /// Metadata as text.
     pub readable: Readable,
     /// `general.architecture`.
     pub architecture: String,
-    /// Its elements.
+    /// Number of elements.
     pub n_params: u64,
-    /// Bytes of its tensors.
+    /// Size of its tensors in bytes.
     pub bytes: u64,
-    /// Microseconds that loading took.
+    /// Load time in microseconds.
     pub load_us: i64,
-    /// When loading began.
+    /// Time at which loading started, in microseconds.
     pub start_us: i64,
     templates: Vec<(String, CString)>,
     labels: Vec<CString>,
@@ -45,16 +45,16 @@ pub struct Model {
 /// All models.
 pub static MODELS: Handles<Model> = Handles::new("model or vocabulary");
 
-/// What `handle` stands for.
+/// Returns the model of a handle.
 ///
 /// # Errors
-/// If that is no model.
+/// If the handle is not a model.
 pub fn model(handle: *const Opaque) -> Outcome<Arc<Model>> {
     MODELS.get(handle)
 }
 
 impl Model {
-    /// What is known of a file. The engine comes later.
+    /// Creates a model from its file's metadata. The engine is added later.
     pub fn new(metadata: Metadata, vocabulary: Option<Vocabulary>) -> Self {
         const TEMPLATE: &str = "tokenizer.chat_template";
         let readable = Readable::new(&metadata);
@@ -95,38 +95,39 @@ impl Model {
         }
     }
 
-    /// The engine with weights or without.
+    /// Returns the engine, with or without weights.
     ///
     /// # Errors
-    /// For a vocabulary alone.
+    /// If only the vocabulary was loaded.
     pub fn engine(&self) -> Outcome<&Arc<Engine>> {
         self.engine
             .as_ref()
             .ok_or_else(|| Failure::new("the model was loaded for its vocabulary alone"))
     }
 
-    /// The vocabulary.
+    /// Returns the vocabulary.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the model has none.
     pub fn vocabulary(&self) -> Outcome<&Vocabulary> {
         self.vocabulary
             .as_ref()
             .ok_or_else(|| Failure::new("the model has no vocabulary"))
     }
 
-    /// What the model is made of, if more than its vocabulary is known.
+    /// Returns the model's specification, unless only the vocabulary was loaded.
     pub fn spec(&self) -> Option<&Spec> {
         self.engine.as_ref().map(|engine| engine.spec())
     }
 
-    /// Whether positions have several axes, which is llama.cpp's way to pass places in pictures.
+    /// Returns whether positions have several axes, with which llama.cpp passes positions in
+    /// images.
     pub fn has_position_axes(&self) -> bool {
         let key = format!("{}.rope.dimension_sections", self.architecture);
         self.metadata.contains(&key)
     }
 
-    /// An integer that the file says of this architecture; of a list, the first one.
+    /// Returns an integer of this architecture's metadata; of an array, the first element.
     pub fn number(&self, name: &str) -> Option<i64> {
         let key = format!("{}.{name}", self.architecture);
         if let Ok(number) = self.metadata.get::<i64>(&key) {
@@ -136,13 +137,13 @@ impl Model {
         list.and_then(|list| list.first().copied())
     }
 
-    /// The number of `general.file_type`, or that of the type that most bytes have.
+    /// Returns `general.file_type`, or the number of the type with most bytes.
     pub fn file_type(&self) -> i32 {
         let number = self.metadata.get::<i64>("general.file_type");
         number.ok().flatten().map_or(0, |number| number as i32)
     }
 
-    /// The model in a few words, such as `llama 1B Q4_K - Medium`.
+    /// Returns a short description of the model, such as `llama 1B Q4_K - Medium`.
     pub fn description(&self) -> String {
         let size = self.metadata.get::<&str>("general.size_label");
         let size = size.ok().flatten().map_or_else(
@@ -160,7 +161,7 @@ impl Model {
         )
     }
 
-    /// Whether it keeps a state of what came, and whether it also looks at single tokens.
+    /// Returns whether the model has recurrent state, and whether it has attention.
     fn keeps(&self) -> [bool; 2] {
         let Some(spec) = self.spec() else {
             return [false; 2];
@@ -177,7 +178,7 @@ fn number_of(handle: *const Opaque, name: &str) -> Outcome<i32> {
 }
 
 export! {
-    /// Gives a model up, with the adapters that were loaded for it. Contexts that use it keep what they need.
+    /// Frees a model with its adapters. Contexts that use it keep what they need.
     fn llama_model_free(handle: *mut Opaque), or (); {
         if let Some(gone) = MODELS.remove(handle)? {
             ADAPTERS.retain(|adapter| adapter.model != gone.handle);
@@ -187,13 +188,13 @@ export! {
         Ok(())
     }
 
-    /// The vocabulary of a model.
+    /// Returns the vocabulary of a model.
     fn llama_model_get_vocab(handle: *const Opaque) -> *const Opaque, or std::ptr::null(); {
         model(handle)?;
         Ok(handle)
     }
 
-    /// Which kind of rotation its layers have.
+    /// Returns the RoPE type of its layers.
     fn llama_model_rope_type(handle: *const Opaque) -> c_int, or -1; {
         let model = model(handle)?;
         let attentions = model.spec().map(|spec| spec.layers.iter().filter_map(Layer::attention));
@@ -210,22 +211,22 @@ export! {
         })
     }
 
-    /// The context that it was trained with.
+    /// Returns the context length that the model was trained with.
     fn llama_model_n_ctx_train(handle: *const Opaque) -> i32, or 0; {
         number_of(handle, "context_length")
     }
 
-    /// The width of the residual stream.
+    /// Returns the width of the residual stream.
     fn llama_model_n_embd(handle: *const Opaque) -> i32, or 0; {
         number_of(handle, "embedding_length")
     }
 
-    /// The width of what may come in place of tokens.
+    /// Returns the width of input embeddings.
     fn llama_model_n_embd_inp(handle: *const Opaque) -> i32, or 0; {
         number_of(handle, "embedding_length")
     }
 
-    /// The width of embeddings.
+    /// Returns the width of output embeddings.
     fn llama_model_n_embd_out(handle: *const Opaque) -> i32, or 0; {
         let model = model(handle)?;
         let width = model.spec().map(|spec| {
@@ -235,24 +236,24 @@ export! {
         Ok(width.unwrap_or_else(written))
     }
 
-    /// The number of layers.
+    /// Returns the number of layers.
     fn llama_model_n_layer(handle: *const Opaque) -> i32, or 0; {
         let model = model(handle)?;
         let written = || model.number("block_count").map_or(0, |number| number as i32);
         Ok(model.spec().map_or_else(written, |spec| spec.n_layer() as i32))
     }
 
-    /// Layers that predict further tokens: none is computed.
+    /// Returns the number of MTP layers: none is computed.
     fn llama_model_n_layer_nextn(handle: *const Opaque) -> i32, or 0; {
         model(handle).map(|_| 0)
     }
 
-    /// Heads of queries in the first layer.
+    /// Returns the number of query heads in the first layer.
     fn llama_model_n_head(handle: *const Opaque) -> i32, or 0; {
         number_of(handle, "attention.head_count")
     }
 
-    /// Heads of keys in the first layer.
+    /// Returns the number of key heads in the first layer.
     fn llama_model_n_head_kv(handle: *const Opaque) -> i32, or 0; {
         let model = model(handle)?;
         let number = model.number("attention.head_count_kv");
@@ -260,7 +261,7 @@ export! {
         Ok(number.map_or(0, |number| number as i32))
     }
 
-    /// The window that layers look through; 0 if they look at everything.
+    /// Returns the sliding window size, or 0 without one.
     fn llama_model_n_swa(handle: *const Opaque) -> i32, or 0; {
         let model = model(handle)?;
         let layers = model.spec().into_iter().flat_map(|spec| &spec.layers);
@@ -268,7 +269,7 @@ export! {
         Ok(sizes.max().map_or(0, |size| size as i32))
     }
 
-    /// The factor of positions that it was trained with.
+    /// Returns the RoPE frequency scale that the model was trained with.
     fn llama_model_rope_freq_scale_train(handle: *const Opaque) -> f32, or 0.0; {
         let model = model(handle)?;
         let layers = model.spec().into_iter().flat_map(|spec| &spec.layers);
@@ -276,103 +277,103 @@ export! {
         Ok(rotations.next().map_or(1.0, |rotation| rotation.rope.freq_scale))
     }
 
-    /// How many scores its classifier gives.
+    /// Returns the number of classifier outputs.
     fn llama_model_n_cls_out(handle: *const Opaque) -> u32, or 0; {
         Ok((model(handle)?.labels.len() as u32).max(1))
     }
 
-    /// The label of a score.
+    /// Returns the label of a classifier output.
     fn llama_model_cls_label(handle: *const Opaque, index: u32) -> *const c_char, or std::ptr::null(); {
         let model = model(handle)?;
         Ok(model.labels.get(index as usize).map_or(std::ptr::null(), |label| label.as_ptr()))
     }
 
-    /// A value of the file as text.
+    /// Writes a metadata value as text.
     fn llama_model_meta_val_str(handle: *const Opaque, key: *const c_char, buffer: *mut c_char, size: usize) -> i32, or -1; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { model(handle)?.readable.print_value_of(key, buffer, size) }
     }
 
-    /// How many values are no lists.
+    /// Returns the number of metadata values that are not arrays.
     fn llama_model_meta_count(handle: *const Opaque) -> i32, or 0; {
         Ok(model(handle)?.readable.len() as i32)
     }
 
-    /// A key by its number.
+    /// Writes a metadata key by its index.
     fn llama_model_meta_key_by_index(handle: *const Opaque, index: i32, buffer: *mut c_char, size: usize) -> i32, or -1; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { model(handle)?.readable.print_key(index, buffer, size) }
     }
 
-    /// A value by its number.
+    /// Writes a metadata value by its index.
     fn llama_model_meta_val_str_by_index(handle: *const Opaque, index: i32, buffer: *mut c_char, size: usize) -> i32, or -1; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { model(handle)?.readable.print_value(index, buffer, size) }
     }
 
-    /// The model in a few words.
+    /// Writes a short description of the model.
     fn llama_model_desc(handle: *const Opaque, buffer: *mut c_char, size: usize) -> i32, or -1; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         Ok(unsafe { print(model(handle)?.description().as_bytes(), buffer, size) })
     }
 
-    /// The type of most of its tensors, by the number of the file.
+    /// Returns the number of its file type.
     fn llama_model_ftype(handle: *const Opaque) -> c_int, or 0; {
         Ok(model(handle)?.file_type())
     }
 
-    /// Bytes of all tensors.
+    /// Returns the size of all tensors in bytes.
     fn llama_model_size(handle: *const Opaque) -> u64, or 0; {
         Ok(model(handle)?.bytes)
     }
 
-    /// Elements of all tensors.
+    /// Returns the number of elements of all tensors.
     fn llama_model_n_params(handle: *const Opaque) -> u64, or 0; {
         Ok(model(handle)?.n_params)
     }
 
-    /// A chat template of the file, or null.
+    /// Returns a chat template of the file, or null.
     fn llama_model_chat_template(handle: *const Opaque, name: *const c_char) -> *const c_char, or std::ptr::null(); {
         let model = model(handle)?;
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let name = unsafe { text(name) };
         let name = name.map_or("".into(), |name| name.to_string_lossy());
         let found = model.templates.iter().find(|known| known.0 == name);
         Ok(found.map_or(std::ptr::null(), |(_, source)| source.as_ptr()))
     }
 
-    /// Whether it has an encoder of its own: no such model is there.
+    /// Returns whether the model has a separate encoder, which is never the case.
     fn llama_model_has_encoder(handle: *const Opaque) -> bool, or false; {
         model(handle).map(|_| false)
     }
 
-    /// Whether it is decoded.
+    /// Returns whether the model has a decoder.
     fn llama_model_has_decoder(handle: *const Opaque) -> bool, or false; {
         model(handle).map(|_| true)
     }
 
-    /// The token that a decoder behind an encoder begins with: there is none.
+    /// Returns the start token of a decoder after an encoder: none.
     fn llama_model_decoder_start_token(handle: *const Opaque) -> i32, or -1; {
         model(handle).map(|_| -1)
     }
 
-    /// Whether it keeps nothing but a state.
+    /// Returns whether the model only has recurrent state.
     fn llama_model_is_recurrent(handle: *const Opaque) -> bool, or false; {
         Ok(model(handle)?.keeps() == [true, false])
     }
 
-    /// Whether it keeps a state, and single tokens, too.
+    /// Returns whether the model has both recurrent state and attention.
     fn llama_model_is_hybrid(handle: *const Opaque) -> bool, or false; {
         Ok(model(handle)?.keeps() == [true, true])
     }
 
-    /// Whether it fills in masks anywhere in a text.
+    /// Returns whether it is a diffusion model, which fills in masks anywhere in a text.
     fn llama_model_is_diffusion(handle: *const Opaque) -> bool, or false; {
         const DIFFUSION: [&str; 4] = ["dream", "llada", "llada-moe", "rnd1"];
         Ok(DIFFUSION.contains(&&*model(handle)?.architecture))
     }
 
-    /// Writes a model to a file: not supported.
+    /// Saves a model to a file: not supported.
     fn llama_model_save_to_file(handle: *const Opaque, _path: *const c_char), or (); {
         model(handle)?;
         Err(Failure::unsupported("models are not written; copy the file"))

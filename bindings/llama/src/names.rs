@@ -8,10 +8,10 @@ use samite_core::DeviceKind;
 use samite_llm::quantize::Mixture;
 use std::ffi::{CStr, c_char, c_int};
 
-/// What is set where a file does not say its type.
+/// Flag of a file type that was guessed.
 const GUESSED: i32 = 1024;
 
-/// llama.cpp's names of types of files, by number.
+/// llama.cpp's names of file types, by number.
 const FILE_TYPES: [(i32, &CStr, &CStr); 37] = {
     macro_rules! table {
         ($($number:literal $name:literal),*) => {
@@ -34,7 +34,7 @@ const FILE_TYPES: [(i32, &CStr, &CStr); 37] = {
     }
 };
 
-/// The name of a type of files.
+/// Returns the name of a file type.
 pub fn file_type(number: i32) -> &'static CStr {
     let find = |wanted: i32| FILE_TYPES.iter().find(|row| row.0 == wanted);
     let row = find((number & !GUESSED).max(0)).or_else(|| find(-1));
@@ -45,13 +45,14 @@ pub fn file_type(number: i32) -> &'static CStr {
     }
 }
 
-/// Microseconds by the clock that ggml has, too: callers subtract one from the other.
+/// Returns the time in microseconds of the clock that ggml also uses, because callers subtract one
+/// from the other.
 pub fn now_us() -> i64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: there is room for the time.
+    // SAFETY: `time` has space for the result.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000
 }
@@ -65,7 +66,7 @@ const LOAD_MODES: [(c_int, &CStr); 6] = [
     (4, c"dio"),
 ];
 
-/// Keys of values that say how a model is sampled best, by number.
+/// Metadata keys of recommended sampling parameters, by number.
 const SAMPLING_KEYS: [&CStr; 12] = [
     c"general.sampling.sequence",
     c"general.sampling.top_k",
@@ -82,74 +83,74 @@ const SAMPLING_KEYS: [&CStr; 12] = [
 ];
 
 export! {
-    /// The release of llama.cpp whose header this keeps to.
+    /// Returns the release of llama.cpp whose header this library implements.
     fn llama_version() -> *const c_char, or std::ptr::null(); {
         Ok(VERSION.as_ptr())
     }
 
-    /// Begins. Nothing waits for it.
+    /// Initializes the library. Not required.
     fn llama_backend_init(), or (); {
         log::listen();
         now_us();
         Ok(())
     }
 
-    /// Ends. Nothing waits for it.
+    /// Releases the library. Not required.
     fn llama_backend_free(), or (); {
         Ok(())
     }
 
-    /// Where memory lies on machines with several processors: left to the system.
+    /// Sets the NUMA strategy: left to the system.
     fn llama_numa_init(_strategy: c_int), or (); {
         Ok(())
     }
 
-    /// Microseconds since some time.
+    /// Returns the microseconds since some fixed time.
     fn llama_time_us() -> i64, or 0; {
         Ok(now_us())
     }
 
-    /// Most devices of a model.
+    /// Returns the maximum number of devices of a model.
     fn llama_max_devices() -> usize, or 0; {
         Ok(MAX_DEVICES)
     }
 
-    /// Most sequences of a context.
+    /// Returns the maximum number of sequences of a context.
     fn llama_max_parallel_sequences() -> usize, or 0; {
         Ok(MAX_SEQUENCES)
     }
 
-    /// Most overrides of buffer types.
+    /// Returns the maximum number of buffer type overrides.
     fn llama_max_tensor_buft_overrides() -> usize, or 0; {
         Ok(MAX_BUFFER_OVERRIDES)
     }
 
-    /// Whether files can be mapped into memory.
+    /// Returns whether files can be memory-mapped.
     fn llama_supports_mmap() -> bool, or false; {
         Ok(true)
     }
 
-    /// Whether memory can be locked.
+    /// Returns whether memory can be locked.
     fn llama_supports_mlock() -> bool, or false; {
         Ok(true)
     }
 
-    /// Whether there is a device beside the host.
+    /// Returns whether there is a device other than the CPU.
     fn llama_supports_gpu_offload() -> bool, or false; {
         Ok(registry().automatic().iter().any(|device| device.kind() != DeviceKind::Cpu))
     }
 
-    /// Whether devices of servers can be used: none are.
+    /// Returns whether RPC devices are supported: always false.
     fn llama_supports_rpc() -> bool, or false; {
         Ok(false)
     }
 
-    /// The name of a type of files.
+    /// Returns the name of a file type.
     fn llama_ftype_name(number: c_int) -> *const c_char, or c"".as_ptr(); {
         Ok(file_type(number).as_ptr())
     }
 
-    /// The name of a choice about flash attention.
+    /// Returns the name of a flash attention setting.
     fn llama_flash_attn_type_name(number: c_int) -> *const c_char, or c"".as_ptr(); {
         Ok(match number {
             -1 => c"auto",
@@ -159,15 +160,15 @@ export! {
         }.as_ptr())
     }
 
-    /// The name of a way to load.
+    /// Returns the name of a load mode.
     fn llama_load_mode_name(number: c_int) -> *const c_char, or c"".as_ptr(); {
         let known = LOAD_MODES.iter().find(|mode| mode.0 == number);
         Ok(known.map_or(c"unknown", |mode| mode.1).as_ptr())
     }
 
-    /// The way to load of this name; "auto" for names that are none.
+    /// Returns the load mode with this name; "auto" for unknown names.
     fn llama_load_mode_from_str(name: *const c_char) -> c_int, or -1; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let name = unsafe { required_text("name", name) }?;
         let known = LOAD_MODES.iter().find(|mode| mode.1.to_bytes() == name.as_bytes());
         known.map(|mode| mode.0).ok_or_else(|| {
@@ -175,29 +176,29 @@ export! {
         })
     }
 
-    /// The key of a value that says how a model is sampled best, or null.
+    /// Returns the metadata key of a recommended sampling parameter, or null.
     fn llama_model_meta_key_str(number: c_int) -> *const c_char, or std::ptr::null(); {
         let key = usize::try_from(number).ok().and_then(|number| SAMPLING_KEYS.get(number));
         Ok(key.map_or(std::ptr::null(), |key| key.as_ptr()))
     }
 
-    /// What the library is.
+    /// Returns a description of the library.
     fn llama_print_system_info() -> *const c_char, or c"".as_ptr(); {
         Ok(c"samite | CPU : kernels are chosen at run time | ".as_ptr())
     }
 
-    /// The name of a part of a model that is in several files.
+    /// Writes the file name of a part of a split model.
     fn llama_split_path(buffer: *mut c_char, size: usize, prefix: *const c_char, number: i32, count: i32) -> i32, or 0; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let prefix = unsafe { required_text("prefix", prefix) }?;
         let path = format!("{prefix}-{:05}-of-{count:05}.gguf", number.saturating_add(1));
         // SAFETY: as above.
         Ok(unsafe { print(path.as_bytes(), buffer, size) })
     }
 
-    /// What stands before the numbers in such a name; 0 if it has others.
+    /// Writes the prefix before the numbers in such a name. Returns 0 if the numbers differ.
     fn llama_split_prefix(buffer: *mut c_char, size: usize, path: *const c_char, number: i32, count: i32) -> i32, or 0; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let Some(path) = (unsafe { text(path) }) else { return Ok(0) };
         let ending = format!("-{:05}-of-{count:05}.gguf", number.saturating_add(1));
         // SAFETY: as above.
@@ -207,7 +208,7 @@ export! {
     }
 }
 
-/// The mixture with llama.cpp's number.
+/// Returns the mixture with llama.cpp's number.
 pub fn mixture(file_type: i32) -> Option<Mixture> {
     Mixture::of_file_type(u32::try_from(file_type).ok()?)
 }

@@ -1,4 +1,4 @@
-//! How long things took.
+//! Performance counters.
 
 use crate::context::context;
 use crate::entry::export;
@@ -6,7 +6,7 @@ use crate::layout::{Opaque, PerfContext};
 use crate::log::{self, Level};
 use crate::names::now_us;
 
-/// What a context counts.
+/// Counters of a context.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     start_us: i64,
@@ -16,7 +16,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Nothing yet.
+    /// Creates zeroed counters.
     pub fn new(start_us: i64, load_us: i64) -> Self {
         Times {
             start_us,
@@ -51,7 +51,7 @@ impl Times {
 }
 
 export! {
-    /// How long things took.
+    /// Returns the performance counters.
     fn llama_perf_context(handle: *const Opaque) -> PerfContext, or PerfContext::default(); {
         if handle.is_null() {
             return Ok(PerfContext::default());
@@ -59,7 +59,7 @@ export! {
         Ok(context(handle)?.lock().times.data())
     }
 
-    /// Writes it to the log.
+    /// Writes the performance counters to the log.
     fn llama_perf_context_print(handle: *const Opaque), or (); {
         let data = context(handle)?.lock().times.data();
         let per_token = |ms: f64, count: i32| {
@@ -75,7 +75,7 @@ export! {
         Ok(())
     }
 
-    /// Counts from now on.
+    /// Resets the performance counters.
     fn llama_perf_context_reset(handle: *mut Opaque), or (); {
         let context = context(handle)?;
         let mut state = context.lock();

@@ -13,7 +13,7 @@ use samite_llm::quantize::{QuantizeOptions, TypeChoices, plan, quantize};
 use std::ffi::{c_char, c_int};
 use std::path::Path;
 
-/// Fails for what is wanted and not there.
+/// Fails for unsupported parameters.
 fn check(params: &QuantizeParams) -> Outcome<()> {
     let wanted = [
         (params.only_copy.is_on(), "only_copy"),
@@ -26,7 +26,7 @@ fn check(params: &QuantizeParams) -> Outcome<()> {
     }
 }
 
-/// The type with ggml's number, or none for the number that stands for none.
+/// Returns the type with ggml's number; `None` for the number that means no type.
 fn chosen(name: &str, number: c_int) -> Outcome<Option<DType>> {
     match number {
         TYPE_COUNT => Ok(None),
@@ -34,10 +34,10 @@ fn chosen(name: &str, number: c_int) -> Outcome<Option<DType>> {
     }
 }
 
-/// The exceptions from a mixture.
+/// Reads the exceptions from a mixture.
 ///
 /// # Safety
-/// As the header says of these parameters.
+/// The contract of the header for these parameters applies.
 unsafe fn types(params: &QuantizeParams) -> Outcome<TypeChoices> {
     let mut types = TypeChoices {
         output: chosen("output_tensor_type", params.output_tensor_type)?,
@@ -48,34 +48,34 @@ unsafe fn types(params: &QuantizeParams) -> Outcome<TypeChoices> {
     let mut at = params.tt_overrides;
     // SAFETY: the list ends with an entry without a pattern.
     while let Some(entry) = unsafe { at.as_ref() }.filter(|entry| !entry.pattern.is_null()) {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let pattern = unsafe { required_text("tt_overrides", entry.pattern) }?;
         if let Some(dtype) = chosen("tt_overrides", entry.dtype)? {
             types
                 .of_tensors
                 .push((pattern.parse().map_err(Failure::new)?, dtype));
         }
-        // SAFETY: this was not the last one.
+        // SAFETY: this was not the last entry.
         at = unsafe { at.add(1) };
     }
     Ok(types)
 }
 
-/// How much the columns of weights matter, if the caller says so.
+/// Reads the importance matrix, if the caller provides one.
 ///
 /// # Safety
-/// As the header says of these parameters.
+/// The contract of the header for these parameters applies.
 unsafe fn importance(params: &QuantizeParams) -> Outcome<Option<ImportanceMatrix>> {
     let mut weights = Vec::new();
     let mut at = params.imatrix;
     // SAFETY: the list ends with an entry without a name.
     while let Some(entry) = unsafe { at.as_ref() }.filter(|entry| !entry.name.is_null()) {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let name = unsafe { required_text("imatrix", entry.name) }?;
         // SAFETY: as above.
         let values = unsafe { crate::entry::array("imatrix", entry.data, entry.size) }?;
         weights.push((name.to_owned(), values.to_vec()));
-        // SAFETY: this was not the last one.
+        // SAFETY: this was not the last entry.
         at = unsafe { at.add(1) };
     }
     match weights.is_empty() {
@@ -85,10 +85,10 @@ unsafe fn importance(params: &QuantizeParams) -> Outcome<Option<ImportanceMatrix
 }
 
 export! {
-    /// Writes a file with weights of other types. 0 where it did.
+    /// Writes a file with weights of other types. Returns 0 on success.
     fn llama_model_quantize(from: *const c_char, to: *const c_char, params: *const QuantizeParams) -> u32, or 1; {
         log::listen();
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let (from, to) = unsafe { (required_text("fname_inp", from)?, required_text("fname_out", to)?) };
         // SAFETY: as above.
         let params = unsafe { crate::entry::array("params", params, 1) }?[0];
@@ -126,7 +126,7 @@ export! {
         Ok(0)
     }
 
-    /// The usual parameters.
+    /// Returns the default parameters.
     fn llama_model_quantize_default_params() -> QuantizeParams, or QuantizeParams::DEFAULT; {
         Ok(QuantizeParams::DEFAULT)
     }

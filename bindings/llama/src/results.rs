@@ -1,4 +1,5 @@
-//! What a batch gave: rows of logits and embeddings, in memory that stays until the context goes, however large later ones are.
+//! Results of a batch: rows of logits and embeddings, in memory that stays valid until the context
+//! is freed, even if later results are larger.
 
 use crate::context::context;
 use crate::entry::{Failure, Outcome, export};
@@ -10,7 +11,7 @@ use std::collections::BTreeMap;
 #[derive(Default)]
 struct Rows {
     current: Vec<f32>,
-    /// Where rows were that somebody may still look at. Each is at most half as large as the next one.
+    /// Earlier buffers that callers may still read. Each is at most half as large as the next one.
     old: Vec<Vec<f32>>,
     width: usize,
     count: usize,
@@ -62,10 +63,10 @@ impl Rows {
     }
 }
 
-/// The results of the last batch.
+/// Results of the last batch.
 #[derive(Default)]
 pub struct Results {
-    /// By token: its row.
+    /// Row of each token that has one.
     outputs: Vec<Option<usize>>,
     n_outputs: usize,
     logits: Rows,
@@ -75,7 +76,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// Forgets them; who looks at them still can.
+    /// Clears the results; callers can still read the memory.
     pub fn clear(&mut self) {
         self.outputs.clear();
         self.n_outputs = 0;
@@ -85,10 +86,10 @@ impl Results {
         self.sequences.clear();
     }
 
-    /// Takes over what `batch` gave.
+    /// Copies the results of `batch`.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// If memory runs out.
     pub fn take(&mut self, engine: &Engine, batch: &Batch) -> Outcome<()> {
         self.clear();
         let wanted = batch
@@ -127,7 +128,7 @@ impl Results {
         Ok(())
     }
 
-    /// The row of a token of the batch; negative numbers count from the last row.
+    /// Returns the row of a token in the batch; negative indices count from the last row.
     fn row_of(&self, index: i32) -> Outcome<usize> {
         let unknown = |why: String| Failure::new(format!("no results {index}: {why}"));
         match usize::try_from(index) {
@@ -147,7 +148,7 @@ impl Results {
         }
     }
 
-    /// The logits of a token.
+    /// Returns the logits of a token.
     ///
     /// # Errors
     /// If there are none.
@@ -162,22 +163,22 @@ impl Results {
 }
 
 export! {
-    /// The logits of all tokens that wanted them.
+    /// Returns the logits of all tokens that requested them.
     fn llama_get_logits(handle: *mut Opaque) -> *mut f32, or std::ptr::null_mut(); {
         Ok(context(handle)?.lock().results.logits.all())
     }
 
-    /// The logits of one token.
+    /// Returns the logits of one token.
     fn llama_get_logits_ith(handle: *mut Opaque, index: i32) -> *mut f32, or std::ptr::null_mut(); {
         Ok(context(handle)?.lock().results.logits_of(index)?.0)
     }
 
-    /// The embeddings of all tokens that wanted them, where there are such of tokens.
+    /// Returns the embeddings of all tokens that requested them, if embeddings are not pooled.
     fn llama_get_embeddings(handle: *mut Opaque) -> *mut f32, or std::ptr::null_mut(); {
         Ok(context(handle)?.lock().results.embeddings.all())
     }
 
-    /// The embedding of one token.
+    /// Returns the embedding of one token.
     fn llama_get_embeddings_ith(handle: *mut Opaque, index: i32) -> *mut f32, or std::ptr::null_mut(); {
         let context = context(handle)?;
         let results = &mut context.lock().results;
@@ -186,7 +187,7 @@ export! {
         found.ok_or_else(|| Failure::new("there are no embeddings of tokens: ask for them (embeddings), and for no pooling"))
     }
 
-    /// The embedding of a sequence, where there are such of texts.
+    /// Returns the pooled embedding of a sequence.
     fn llama_get_embeddings_seq(handle: *mut Opaque, sequence: i32) -> *mut f32, or std::ptr::null_mut(); {
         let context = context(handle)?;
         let results = &mut context.lock().results;
@@ -194,38 +195,38 @@ export! {
         Ok(row.and_then(|row| results.pooled.row(row)).unwrap_or(std::ptr::null_mut()))
     }
 
-    /// What a sampler on the device chose: there is none.
+    /// Returns the token that a device sampler chose: none.
     fn llama_get_sampled_token_ith(handle: *mut Opaque, _index: i32) -> i32, or TOKEN_NULL; {
         context(handle).map(|_| TOKEN_NULL)
     }
 
-    /// As above.
+    /// See the previous function.
     fn llama_get_sampled_probs_ith(handle: *mut Opaque, _index: i32) -> *mut f32, or std::ptr::null_mut(); {
         context(handle).map(|_| std::ptr::null_mut())
     }
 
-    /// As above.
+    /// See the previous function.
     fn llama_get_sampled_probs_count_ith(handle: *mut Opaque, _index: i32) -> u32, or 0; {
         context(handle).map(|_| 0)
     }
 
-    /// As above.
+    /// See the previous function.
     fn llama_get_sampled_logits_ith(handle: *mut Opaque, _index: i32) -> *mut f32, or std::ptr::null_mut(); {
         context(handle).map(|_| std::ptr::null_mut())
     }
 
-    /// How many logits there are where no sampler worked on them: all.
+    /// Returns the number of logits without a device sampler: all.
     fn llama_get_sampled_logits_count_ith(handle: *mut Opaque, _index: i32) -> u32, or 0; {
         Ok(context(handle)?.all_tokens().len() as u32)
     }
 
-    /// The tokens that these belong to: all.
+    /// Returns the tokens of these logits: all.
     fn llama_get_sampled_candidates_ith(handle: *mut Opaque, _index: i32) -> *mut i32, or std::ptr::null_mut(); {
-        // Nobody writes there: the header lacks a `const`.
+        // Callers do not write here: the header lacks a `const`.
         Ok(context(handle)?.all_tokens().as_ptr().cast_mut())
     }
 
-    /// As above.
+    /// See the previous function.
     fn llama_get_sampled_candidates_count_ith(handle: *mut Opaque, _index: i32) -> u32, or 0; {
         context(handle).map(|_| 0)
     }

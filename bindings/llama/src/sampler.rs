@@ -1,7 +1,8 @@
-//! Samplers: a caller's own structure with a table of functions, or one of this library.
+//! Samplers: a caller's own, with its table of functions, or one of this library.
 //!
-//! Structures are the header's, because callers write such themselves and look into all. What one of this library has in it is a handle, so that a
-//! sampler that was freed is known; its structure is used again only after many others.
+//! Structures have the header's layout, because callers also create and inspect them. A sampler of
+//! this library contains a handle, so that use after free is detected; its structure is reused only
+//! after many others.
 
 mod chain;
 pub mod grammar;
@@ -14,14 +15,14 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
-/// Structures of samplers that were made here and not freed.
+/// Structures of samplers that were created here and not freed.
 static LIVE: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
-/// Structures of samplers that were freed. Their table does nothing.
+/// Structures of freed samplers. Their table does nothing.
 static GONE: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
-/// How many of them there are before the first one is used again.
+/// Number of freed structures to keep before the first one is reused.
 const MOST_GONE: usize = 1 << 16;
 
-/// A structure of a sampler, kept by the caller.
+/// Allocates a sampler structure for the caller.
 fn structure(iface: *const SamplerI, ctx: *mut c_void) -> *mut Sampler {
     let sampler = Sampler { iface, ctx };
     let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,7 +32,7 @@ fn structure(iface: *const SamplerI, ctx: *mut c_void) -> *mut Sampler {
     {
         live.insert(address);
         let again: *mut Sampler = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: it is one of this function's, and nobody has it.
+        // SAFETY: this function allocated it, and it was freed by its owner.
         unsafe { again.write(sampler) };
         return again;
     }
@@ -40,15 +41,15 @@ fn structure(iface: *const SamplerI, ctx: *mut c_void) -> *mut Sampler {
     new
 }
 
-/// A sampler of this library.
+/// Creates a sampler of this library.
 fn make(own: Own) -> *mut Sampler {
     structure(&own::TABLE, OWN.add(own))
 }
 
-/// What a caller's pointer points to.
+/// Reads a caller's structure.
 ///
 /// # Errors
-/// For null, or an odd place.
+/// If the pointer is null or unaligned.
 ///
 /// # Safety
 /// Null, or a sampler.
@@ -59,19 +60,19 @@ unsafe fn read(sampler: *const Sampler) -> Outcome<Sampler> {
     if !sampler.is_aligned() {
         return Err(Failure::new(format!("{sampler:p} is no sampler")));
     }
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     Ok(unsafe { *sampler })
 }
 
-/// The table of a sampler.
+/// Returns a sampler's table of functions.
 ///
 /// # Errors
-/// If there is none.
+/// If it has none.
 ///
 /// # Safety
-/// As [`read`].
+/// See [`read`].
 unsafe fn table(sampler: *const Sampler) -> Outcome<SamplerI> {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let iface = unsafe { read(sampler) }?.iface;
     match iface.is_null() {
         true => Err(Failure::new("the sampler has no table of functions")),
@@ -80,15 +81,15 @@ unsafe fn table(sampler: *const Sampler) -> Outcome<SamplerI> {
     }
 }
 
-/// A sampler of this library; `None` for a caller's own.
+/// Returns a sampler of this library, or `None` for a caller's own.
 ///
 /// # Errors
-/// For null, and for one that was freed.
+/// If it is null or was freed.
 ///
 /// # Safety
-/// As [`read`].
+/// See [`read`].
 unsafe fn own(sampler: *const Sampler) -> Outcome<Option<std::sync::Arc<Own>>> {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let Sampler { iface, ctx } = unsafe { read(sampler) }?;
     match std::ptr::eq(iface, &own::TABLE) {
         true => OWN.get(ctx.cast_const()).map(Some),
@@ -96,12 +97,12 @@ unsafe fn own(sampler: *const Sampler) -> Outcome<Option<std::sync::Arc<Own>>> {
     }
 }
 
-/// Has a sampler change the candidates.
+/// Applies a sampler to the candidates.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn apply(sampler: *mut Sampler, candidates: *mut TokenDataArray) -> Outcome<()> {
-    // SAFETY: the caller keeps to the header.
+    // SAFETY: the caller upholds the header's contract.
     unsafe {
         if let Some(own) = own(sampler)? {
             return own.apply(candidates);
@@ -113,12 +114,12 @@ unsafe fn apply(sampler: *mut Sampler, candidates: *mut TokenDataArray) -> Outco
     Ok(())
 }
 
-/// Has a sampler take note of a token.
+/// Makes a sampler accept a token.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn accept(sampler: *mut Sampler, token: i32) -> Outcome<()> {
-    // SAFETY: the caller keeps to the header.
+    // SAFETY: the caller upholds the header's contract.
     unsafe {
         if let Some(own) = own(sampler)? {
             return own.accept(token);
@@ -130,12 +131,12 @@ unsafe fn accept(sampler: *mut Sampler, token: i32) -> Outcome<()> {
     Ok(())
 }
 
-/// Has a sampler begin anew.
+/// Resets a sampler.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn reset(sampler: *mut Sampler) -> Outcome<()> {
-    // SAFETY: the caller keeps to the header.
+    // SAFETY: the caller upholds the header's contract.
     unsafe {
         if let Some(own) = own(sampler)? {
             return own.reset();
@@ -147,12 +148,12 @@ unsafe fn reset(sampler: *mut Sampler) -> Outcome<()> {
     Ok(())
 }
 
-/// Another sampler in the same state.
+/// Returns a copy of a sampler with the same state.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn duplicate(sampler: *const Sampler) -> Outcome<*mut Sampler> {
-    // SAFETY: the caller keeps to the header.
+    // SAFETY: the caller upholds the header's contract.
     unsafe {
         if let Some(own) = own(sampler)? {
             return Ok(make(own.duplicate()?));
@@ -168,22 +169,22 @@ unsafe fn duplicate(sampler: *const Sampler) -> Outcome<*mut Sampler> {
     }
 }
 
-/// Gives a sampler up.
+/// Frees a sampler.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn free(sampler: *mut Sampler) -> Outcome<()> {
     if sampler.is_null() {
         return Ok(());
     }
-    // SAFETY: the caller keeps to the header.
+    // SAFETY: the caller upholds the header's contract.
     unsafe {
         let Sampler { iface, ctx } = read(sampler)?;
         if std::ptr::eq(iface, &own::TABLE) {
             if ctx.is_null() {
                 return Err(Failure::new("the sampler was freed before"));
             }
-            // Whoever else works with it has it until then.
+            // Calls in progress keep it alive.
             let gone = OWN.remove(ctx)?;
             if let Some(gone) = gone {
                 gone.free_parts();
@@ -191,12 +192,12 @@ unsafe fn free(sampler: *mut Sampler) -> Outcome<()> {
         } else if let Some(free) = table(sampler)?.free {
             free(sampler);
         }
-        // One that is not of `structure` stays where its maker put it, as far as that is known.
+        // A structure that `structure` did not allocate stays where its creator put it.
         (*sampler).iface = &own::TABLE;
         (*sampler).ctx = std::ptr::null_mut();
     }
     let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Memory of a caller's own is not ours to use again.
+    // The caller's own memory must not be reused here.
     if live.remove(&sampler.addr()) {
         let mut gone = GONE.lock().unwrap_or_else(PoisonError::into_inner);
         gone.push_back(sampler.addr());
@@ -204,14 +205,14 @@ unsafe fn free(sampler: *mut Sampler) -> Outcome<()> {
     Ok(())
 }
 
-/// The candidates of a caller.
+/// Returns a caller's candidates.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn items<'a>(
     candidates: *mut TokenDataArray,
 ) -> Outcome<(&'a mut TokenDataArray, &'a mut [TokenData])> {
-    // SAFETY: the caller keeps to the header.
+    // SAFETY: the caller upholds the header's contract.
     unsafe {
         let list = &mut array_mut("candidates", candidates, 1)?[0];
         let items = array_mut("candidates", list.data, list.size)?;
@@ -220,7 +221,7 @@ unsafe fn items<'a>(
 }
 
 export! {
-    /// A sampler of a caller's own functions.
+    /// Creates a sampler with the caller's functions.
     fn llama_sampler_init(iface: *mut SamplerI, ctx: *mut c_void) -> *mut Sampler, or std::ptr::null_mut(); {
         match iface.is_null() {
             true => Err(Failure::new("the table of functions is null")),
@@ -228,9 +229,9 @@ export! {
         }
     }
 
-    /// The name of a sampler.
+    /// Returns a sampler's name.
     fn llama_sampler_name(sampler: *const Sampler) -> *const c_char, or c"(null)".as_ptr(); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe {
             if let Some(own) = own(sampler)? {
                 return Ok(own.name().as_ptr());
@@ -239,33 +240,33 @@ export! {
         }
     }
 
-    /// Has a sampler take note of a token.
+    /// Makes a sampler accept a token.
     fn llama_sampler_accept(sampler: *mut Sampler, token: i32), or (); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { accept(sampler, token) }
     }
 
-    /// Has a sampler change the candidates.
+    /// Applies a sampler to the candidates.
     fn llama_sampler_apply(sampler: *mut Sampler, candidates: *mut TokenDataArray), or (); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { apply(sampler, candidates) }
     }
 
-    /// Has a sampler begin anew.
+    /// Resets a sampler.
     fn llama_sampler_reset(sampler: *mut Sampler), or (); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { reset(sampler) }
     }
 
-    /// Another sampler in the same state.
+    /// Returns a copy of a sampler with the same state.
     fn llama_sampler_clone(sampler: *const Sampler) -> *mut Sampler, or std::ptr::null_mut(); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { duplicate(sampler) }
     }
 
-    /// Has `to` know what `from` knows.
+    /// Copies the state of `from` to `to`.
     fn llama_sampler_copy(from: *const Sampler, to: *mut Sampler), or (); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe {
             match (own(from)?, own(to)?) {
                 (Some(from), Some(to)) => to.copy_from(&from),
@@ -281,26 +282,26 @@ export! {
         }
     }
 
-    /// Gives a sampler up. One in a chain is the chain's.
+    /// Frees a sampler. A sampler in a chain belongs to the chain.
     fn llama_sampler_free(sampler: *mut Sampler), or (); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { free(sampler) }
     }
 
-    /// The seed of a sampler, or of the last one in a chain that has one.
+    /// Returns a sampler's seed; for a chain, that of its last member with a seed.
     fn llama_sampler_get_seed(sampler: *const Sampler) -> u32, or DEFAULT_SEED; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let own = unsafe { own(sampler) }?;
         own.map_or(Ok(DEFAULT_SEED), |own| own.seed())
     }
 
-    /// Chooses a token by the logits of one of the last batch's, and takes note of it.
+    /// Samples a token from a row of logits of the last batch, and accepts it.
     fn llama_sampler_sample(sampler: *mut Sampler, handle: *mut crate::layout::Opaque, index: i32) -> i32, or TOKEN_NULL; {
         let context = crate::context::context(handle)?;
         let mut items = {
             let mut state = context.lock();
             let (logits, count) = state.results.logits_of(index)?;
-            // SAFETY: there are so many, as long as the context is locked.
+            // SAFETY: the row has this length while the context is locked.
             let logits = unsafe { crate::entry::array("logits", logits.cast_const(), count) }?;
             (0..).zip(logits).map(|(id, &logit)| TokenData { id, logit, p: 0.0 }).collect::<Vec<_>>()
         };
@@ -310,11 +311,11 @@ export! {
             selected: -1,
             sorted: crate::layout::Flag::new(false),
         };
-        // SAFETY: the list is whole; the caller keeps to the header.
+        // SAFETY: the list is complete; the caller upholds the header's contract.
         unsafe { apply(sampler, &raw mut list) }?;
         let chosen = usize::try_from(list.selected).ok().filter(|&chosen| chosen < list.size && chosen < items.len());
         let chosen = chosen.ok_or_else(|| Failure::new("the sampler chose no token: a chain ends with one that does"))?;
-        // SAFETY: whoever changed the list promises that its data are there.
+        // SAFETY: a sampler that changes the list guarantees that its data is valid.
         let token = unsafe { (*list.data.add(chosen)).id };
         // SAFETY: as above.
         unsafe { accept(sampler, token) }?;

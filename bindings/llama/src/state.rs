@@ -1,7 +1,9 @@
-//! States: what a context keeps, as bytes or in files.
+//! Saved states of contexts, as bytes or in files.
 //!
-//! The bytes of a sequence are those of a file of the engine. Those of a context are a number, a list of sequences, and the bytes of each. Files have
-//! llama.cpp's outer form, a number for the kind, one for the version and the tokens; what follows is samite's. So states of llama.cpp are refused.
+//! The bytes of a sequence are those of the engine's file format. The bytes of a context are a
+//! magic number, a list of sequences, and the bytes of each. Files have llama.cpp's outer format: a
+//! magic number, a version and the tokens. The rest is samite's own, so states of llama.cpp are
+//! rejected.
 
 use crate::context::{State, context};
 use crate::entry::{Failure, Outcome, alias, array, array_mut, export, required_text};
@@ -18,7 +20,7 @@ const MAGIC_CONTEXT: u32 = 0x6374_6d73;
 const MAGIC_FILES: [u32; 2] = [0x5374_6d73, 0x5174_6d73];
 const VERSION: u32 = 1;
 
-/// The bytes of a sequence, or of all, which are kept until something changes.
+/// Returns the state of a sequence, or of all; cached until something changes.
 fn bytes(state: &mut State, id: Option<i32>) -> Outcome<&[u8]> {
     if state.saved.as_ref().is_none_or(|saved| saved.0 != id) {
         let engine = state.engine()?;
@@ -49,7 +51,7 @@ fn bytes(state: &mut State, id: Option<i32>) -> Outcome<&[u8]> {
     Ok(state.saved.as_ref().map_or(&[], |saved| &saved.1))
 }
 
-/// A state's parts, one after the other.
+/// Reader of the parts of a state.
 struct Parts<'a>(&'a [u8]);
 
 impl<'a> Parts<'a> {
@@ -76,7 +78,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Makes a sequence what was saved. Gives how many bytes that were.
+/// Restores a sequence. Returns the number of bytes read.
 fn restore(state: &mut State, id: i32, bytes: &[u8]) -> Outcome<usize> {
     let saved = SavedSequence::from_bytes(Arc::from(bytes))?;
     state.saved = None;
@@ -86,7 +88,7 @@ fn restore(state: &mut State, id: i32, bytes: &[u8]) -> Outcome<usize> {
     Ok(bytes.len())
 }
 
-/// Makes the context what was saved. Gives how many bytes that were.
+/// Restores a context. Returns the number of bytes read.
 fn restore_all(state: &mut State, bytes: &[u8]) -> Outcome<usize> {
     let mut parts = Parts(bytes);
     if [parts.u32()?, parts.u32()?] != [MAGIC_CONTEXT, VERSION] {
@@ -115,10 +117,10 @@ fn restore_all(state: &mut State, bytes: &[u8]) -> Outcome<usize> {
     Ok(bytes.len() - parts.0.len())
 }
 
-/// Copies a state to a caller.
+/// Copies a state to a caller's buffer.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn copy(handle: *mut Opaque, id: Option<i32>, to: *mut u8, size: usize) -> Outcome<usize> {
     let context = context(handle)?;
     let mut state = context.lock();
@@ -129,7 +131,7 @@ unsafe fn copy(handle: *mut Opaque, id: Option<i32>, to: *mut u8, size: usize) -
             bytes.len()
         )));
     }
-    // SAFETY: the caller promises so many.
+    // SAFETY: the caller guarantees the length.
     unsafe { array_mut("dst", to, bytes.len()) }?.copy_from_slice(bytes);
     Ok(bytes.len())
 }
@@ -143,7 +145,7 @@ fn size(handle: *mut Opaque, id: Option<i32>) -> Outcome<usize> {
 /// Writes a file.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn save(
     handle: *mut Opaque,
     id: Option<i32>,
@@ -152,7 +154,7 @@ unsafe fn save(
     count: usize,
 ) -> Outcome<usize> {
     let context = context(handle)?;
-    // SAFETY: the caller keeps to the header.
+    // SAFETY: the caller upholds the header's contract.
     let (path, tokens) = unsafe {
         (
             required_text("path", path)?,
@@ -172,13 +174,13 @@ unsafe fn save(
     head.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
     let mut options = std::fs::File::options();
     options.write(true).create(true).truncate(true);
-    // It has texts of users.
+    // The file contains users' texts.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let mut file = options.open(path)?;
     #[cfg(unix)]
     {
-        // One that was there before keeps its mode otherwise.
+        // An existing file would otherwise keep its mode.
         use std::os::unix::fs::PermissionsExt;
         file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
     }
@@ -187,10 +189,10 @@ unsafe fn save(
     Ok(head.len() + bytes.len())
 }
 
-/// Reads a file; `tokens` null asks for their number alone.
+/// Reads a file; a null `tokens` only requests their number.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn load(
     handle: *mut Opaque,
     id: Option<i32>,
@@ -200,7 +202,7 @@ unsafe fn load(
     count: *mut usize,
 ) -> Outcome<usize> {
     let context = context(handle)?;
-    // SAFETY: the caller keeps to the header.
+    // SAFETY: the caller upholds the header's contract.
     let path = unsafe { required_text("path", path) }?;
     let bytes = std::fs::read(path)?;
     let mut parts = Parts(&bytes);
@@ -244,97 +246,98 @@ unsafe fn load(
 }
 
 export! {
-    /// Bytes of the state of a context.
+    /// Returns the size of a context's state in bytes.
     fn llama_state_get_size(handle: *mut Opaque) -> usize, or 0; {
         size(handle, None)
     }
 
-    /// The state of a context.
+    /// Copies a context's state.
     fn llama_state_get_data(handle: *mut Opaque, to: *mut u8, room: usize) -> usize, or 0; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { copy(handle, None, to, room) }
     }
 
-    /// Makes a context what was saved.
+    /// Restores a context from its saved state.
     fn llama_state_set_data(handle: *mut Opaque, from: *const u8, length: usize) -> usize, or 0; {
         let context = context(handle)?;
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let bytes = unsafe { array("src", from, length) }?;
         let mut state = context.lock();
         restore_all(&mut state, bytes)
     }
 
-    /// Reads a file.
+    /// Restores a context from a file.
     fn llama_state_load_file(handle: *mut Opaque, path: *const c_char, tokens: *mut i32, room: usize, count: *mut usize) -> bool, or false; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { load(handle, None, path, tokens, room, count) }.map(|_| true)
     }
 
-    /// Writes a file.
+    /// Saves a context to a file.
     fn llama_state_save_file(handle: *mut Opaque, path: *const c_char, tokens: *const i32, count: usize) -> bool, or false; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { save(handle, None, path, tokens, count) }.map(|_| true)
     }
 
-    /// Bytes of the state of a sequence.
+    /// Returns the size of a sequence's state in bytes.
     fn llama_state_seq_get_size(handle: *mut Opaque, id: i32) -> usize, or 0; {
         size(handle, Some(id))
     }
 
-    /// The state of a sequence.
+    /// Copies a sequence's state.
     fn llama_state_seq_get_data(handle: *mut Opaque, to: *mut u8, room: usize, id: i32) -> usize, or 0; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { copy(handle, Some(id), to, room) }
     }
 
-    /// Makes a sequence what was saved.
+    /// Restores a sequence from its saved state.
     fn llama_state_seq_set_data(handle: *mut Opaque, from: *const u8, length: usize, id: i32) -> usize, or 0; {
         let context = context(handle)?;
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let bytes = unsafe { array("src", from, length) }?;
         let mut state = context.lock();
         restore(&mut state, id, bytes)
     }
 
-    /// Writes a file with a sequence.
+    /// Saves a sequence to a file.
     fn llama_state_seq_save_file(handle: *mut Opaque, path: *const c_char, id: i32, tokens: *const i32, count: usize) -> usize, or 0; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { save(handle, Some(id), path, tokens, count) }
     }
 
-    /// Reads a file with a sequence.
+    /// Restores a sequence from a file.
     fn llama_state_seq_load_file(handle: *mut Opaque, path: *const c_char, id: i32, tokens: *mut i32, room: usize, count: *mut usize) -> usize, or 0; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { load(handle, Some(id), path, tokens, room, count) }
     }
 
-    /// Bytes of the state of a sequence. A state is always whole, whatever `flags` say.
+    /// Returns the size of a sequence's state in bytes. States are always complete, regardless of
+    /// `flags`.
     fn llama_state_seq_get_size_ext(handle: *mut Opaque, id: i32, _flags: u32) -> usize, or 0; {
         size(handle, Some(id))
     }
 
-    /// The state of a sequence.
+    /// Copies a sequence's state.
     fn llama_state_seq_get_data_ext(handle: *mut Opaque, to: *mut u8, room: usize, id: i32, _flags: u32) -> usize, or 0; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { copy(handle, Some(id), to, room) }
     }
 
-    /// Makes a sequence what was saved.
+    /// Restores a sequence from its saved state.
     fn llama_state_seq_set_data_ext(handle: *mut Opaque, from: *const u8, length: usize, id: i32, _flags: u32) -> usize, or 0; {
         let context = context(handle)?;
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let bytes = unsafe { array("src", from, length) }?;
         let mut state = context.lock();
         restore(&mut state, id, bytes)
     }
 
-    /// An old name without the size: as many bytes as [`llama_state_get_size`] said must be there.
+    /// Deprecated name without a size: the buffer must have the size from [`llama_state_get_size`].
     fn llama_copy_state_data(handle: *mut Opaque, to: *mut u8) -> usize, or 0; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { copy(handle, None, to, usize::MAX) }
     }
 
-    /// An old name without the size, by which a state cannot be checked: not supported.
+    /// Deprecated name without a size, so that the state cannot be validated: not supported.
     fn llama_set_state_data(handle: *mut Opaque, _from: *const u8) -> usize, or 0; {
         context(handle)?;
         Err(Failure::unsupported("a state of unknown size; use llama_state_set_data"))

@@ -1,21 +1,21 @@
-//! All functions of the header, and how far each works.
+//! All functions of the header and their status.
 
-/// How far a function works.
+/// Status of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// As the header says.
+    /// Works as the header says.
     Works,
-    /// As the header says, but for this.
+    /// Works as the header says, with this exception.
     Partly(&'static str),
-    /// There is nothing to do, for this reason: it answers as the header says.
+    /// Does nothing, for this reason, and returns the header's answer.
     Nothing(&'static str),
-    /// Not supported: what it gives, beside a line in the log that says so, and why.
+    /// Not supported: returns this result, and logs a line with the reason.
     Unsupported(&'static str, &'static str),
 }
 
 use Status::{Nothing, Partly, Unsupported, Works};
 
-/// All functions, by name.
+/// All functions, sorted by name.
 #[rustfmt::skip]
 pub const TABLE: [(&str, Status); 255] = [
     ("llama_adapter_get_alora_invocation_tokens", Nothing("always null: there is no such thing")),

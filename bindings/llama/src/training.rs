@@ -1,22 +1,22 @@
-//! Training of the caller's own: not supported.
+//! Training: not supported.
 
 use crate::entry::{Failure, export};
 use crate::layout::{Opaque, OptParams};
 use std::ffi::c_void;
 
 export! {
-    /// Whether a tensor is trained: always.
+    /// Returns whether a tensor is trained: always true.
     fn llama_opt_param_filter_all(_tensor: *const c_void, _data: *mut c_void) -> bool, or true; {
         Ok(true)
     }
 
-    /// Begins a training: not supported.
+    /// Starts a training: not supported.
     fn llama_opt_init(context: *mut Opaque, _model: *mut Opaque, _params: OptParams), or (); {
         crate::context::context(context)?;
         Err(Failure::unsupported("training; use `samite train`"))
     }
 
-    /// Trains: not supported.
+    /// Trains for an epoch: not supported.
     fn llama_opt_epoch(
         context: *mut Opaque, _data: *mut c_void, _trained: *mut c_void, _evaluated: *mut c_void, _split: i64, _train: *const c_void,
         _evaluate: *const c_void

@@ -1,4 +1,4 @@
-//! Vocabularies, tokens, and texts to and from tokens.
+//! Vocabularies, tokenization and detokenization.
 
 use crate::entry::{Failure, Outcome, alias, array, array_mut, export};
 use crate::layout::{Flag, Opaque, TOKEN_NULL};
@@ -9,18 +9,18 @@ use std::sync::Arc;
 
 /// A vocabulary.
 pub struct Vocabulary {
-    /// Texts to and from tokens.
+    /// Tokenizer of the vocabulary.
     pub tokenizer: Arc<Tokenizer>,
     kind: c_int,
     texts: Vec<CString>,
     scores: Option<Vec<f32>>,
     suppressed: Vec<i32>,
-    /// What ends a piece of a repository or file, and fills gaps: padding, repository, file.
+    /// Infill tokens for padding, repository names and file separators.
     fill_in: [Option<u32>; 3],
     adds_space: bool,
 }
 
-/// Which kind of vocabulary it is, by llama.cpp's numbers.
+/// Returns llama.cpp's number of a vocabulary type.
 fn kind(model: TokenizerModel) -> c_int {
     match model {
         TokenizerModel::Llama => 1,
@@ -36,7 +36,7 @@ fn kind(model: TokenizerModel) -> c_int {
 }
 
 impl Vocabulary {
-    /// What a file says of it, and what was made of that.
+    /// Creates a vocabulary from a file's data and its tokenizer.
     pub fn new(data: &VocabData, tokenizer: Arc<Tokenizer>) -> Self {
         let texts = data.tokens.iter().map(|text| {
             let text = text.iter().copied().filter(|&byte| byte != 0).collect();
@@ -57,10 +57,10 @@ impl Vocabulary {
         }
     }
 
-    /// The number of a token.
+    /// Validates a token id.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the token does not exist.
     pub fn token(&self, token: i32) -> Outcome<u32> {
         let count = self.tokenizer.vocab_size();
         let known = u32::try_from(token).ok();
@@ -72,7 +72,7 @@ impl Vocabulary {
         })
     }
 
-    /// A token's text.
+    /// Returns a token's text.
     fn piece(&self, token: i32, special: bool) -> Outcome<&[u8]> {
         Ok(self.tokenizer.token_to_piece(self.token(token)?, special)?)
     }
@@ -90,7 +90,7 @@ fn of_tokenizer<T: Default>(handle: *const Opaque, ask: impl Fn(&Tokenizer) -> T
     Ok(vocabulary.map_or_else(T::default, |vocabulary| ask(&vocabulary.tokenizer)))
 }
 
-/// Calls `ask` for a vocabulary and a token of it.
+/// Calls `ask` for a vocabulary and one of its tokens.
 fn of_token<T>(
     handle: *const Opaque,
     token: i32,
@@ -121,7 +121,7 @@ fn attributes(vocabulary: &Vocabulary, token: u32) -> c_int {
     bits.fold(0, |sum, (_, bit)| sum | bit)
 }
 
-/// Writes bytes, or gives how many there are as a negative number.
+/// Writes bytes, or returns their number as a negative value if the buffer is too small.
 ///
 /// # Safety
 /// `buffer` is null or has `length` bytes.
@@ -130,19 +130,19 @@ unsafe fn write(bytes: &[u8], buffer: *mut c_char, length: i32) -> Outcome<i32> 
     if length < count {
         return Ok(-count);
     }
-    // SAFETY: the caller promises it, and there are as many.
+    // SAFETY: the caller guarantees at least this length.
     let out = unsafe { array_mut("buffer", buffer.cast::<u8>(), bytes.len()) }?;
     out.copy_from_slice(bytes);
     Ok(count)
 }
 
 export! {
-    /// The kind of vocabulary.
+    /// Returns the vocabulary type.
     fn llama_vocab_type(handle: *const Opaque) -> c_int, or 0; {
         Ok(model(handle)?.vocabulary.as_ref().map_or(0, |vocabulary| vocabulary.kind))
     }
 
-    /// How many tokens there are; of a model without a vocabulary, how many logits.
+    /// Returns the number of tokens, or of logits for a model without a vocabulary.
     fn llama_vocab_n_tokens(handle: *const Opaque) -> i32, or 0; {
         let model = model(handle)?;
         let logits = || model.spec().map_or(0, |spec| spec.n_vocab as i32);
@@ -150,14 +150,14 @@ export! {
         Ok(vocabulary.map_or_else(logits, |vocabulary| vocabulary.tokenizer.vocab_size() as i32))
     }
 
-    /// A token as it stands in the file.
+    /// Returns a token's text as stored in the file.
     fn llama_vocab_get_text(handle: *const Opaque, token: i32) -> *const c_char, or std::ptr::null(); {
         of_token(handle, token, |vocabulary, id| {
             vocabulary.texts.get(id as usize).map_or(std::ptr::null(), |text| text.as_ptr())
         })
     }
 
-    /// A token's score.
+    /// Returns a token's score.
     fn llama_vocab_get_score(handle: *const Opaque, token: i32) -> f32, or 0.0; {
         of_token(handle, token, |vocabulary, id| {
             let scores = vocabulary.scores.as_ref();
@@ -165,21 +165,21 @@ export! {
         })
     }
 
-    /// What a token is for.
+    /// Returns a token's attributes.
     fn llama_vocab_get_attr(handle: *const Opaque, token: i32) -> c_int, or 0; {
         of_token(handle, token, attributes)
     }
 
-    /// Whether a token ends a text, turn or message.
+    /// Returns whether a token ends a text, turn or message.
     fn llama_vocab_is_eog(handle: *const Opaque, token: i32) -> bool, or false; {
-        // Who asks for "no token" wants to know.
+        // Callers may pass the null token, which is not an error.
         if token == TOKEN_NULL {
             return model(handle).map(|_| false);
         }
         of_token(handle, token, |vocabulary, id| vocabulary.tokenizer.is_eog(id))
     }
 
-    /// Whether a token is no text.
+    /// Returns whether a token is a control token.
     fn llama_vocab_is_control(handle: *const Opaque, token: i32) -> bool, or false; {
         of_token(handle, token, |vocabulary, id| {
             let attributes = vocabulary.tokenizer.attributes(id);
@@ -187,105 +187,106 @@ export! {
         })
     }
 
-    /// The token that begins a text.
+    /// Returns the BOS token.
     fn llama_vocab_bos(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.tokenizer.bos())
     }
 
-    /// The token that ends a text.
+    /// Returns the EOS token.
     fn llama_vocab_eos(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.tokenizer.eos())
     }
 
-    /// The token that ends a turn.
+    /// Returns the end-of-turn token.
     fn llama_vocab_eot(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.tokenizer.eot())
     }
 
-    /// The token between two texts.
+    /// Returns the separator token.
     fn llama_vocab_sep(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.tokenizer.sep())
     }
 
-    /// The token of a newline.
+    /// Returns the newline token.
     fn llama_vocab_nl(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.tokenizer.newline())
     }
 
-    /// The token that fills up.
+    /// Returns the padding token.
     fn llama_vocab_pad(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.tokenizer.pad())
     }
 
-    /// The token that stands for one to be found.
+    /// Returns the mask token.
     fn llama_vocab_mask(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.tokenizer.mask())
     }
 
-    /// Whether texts begin with a token.
+    /// Returns whether texts start with the BOS token.
     fn llama_vocab_get_add_bos(handle: *const Opaque) -> bool, or false; {
         of_tokenizer(handle, Tokenizer::adds_bos)
     }
 
-    /// Whether texts end with a token.
+    /// Returns whether texts end with the EOS token.
     fn llama_vocab_get_add_eos(handle: *const Opaque) -> bool, or false; {
         of_tokenizer(handle, Tokenizer::adds_eos)
     }
 
-    /// Whether a token comes between two texts.
+    /// Returns whether a separator comes between two texts.
     fn llama_vocab_get_add_sep(handle: *const Opaque) -> bool, or false; {
         of_tokenizer(handle, Tokenizer::adds_sep)
     }
 
-    /// Tokens that are never to be written.
+    /// Returns tokens that must never be generated.
     fn llama_vocab_get_suppress_tokens(handle: *const Opaque, count: *mut i32) -> *const i32, or std::ptr::null(); {
         let model = model(handle)?;
         let tokens = model.vocabulary.as_ref().map_or(&[][..], |vocabulary| &vocabulary.suppressed);
         if !count.is_null() {
-            // SAFETY: it is not null, and the caller keeps to the header.
+            // SAFETY: it is not null, and the caller upholds the header's contract.
             unsafe { count.write(tokens.len() as i32) };
         }
         Ok(match tokens { [] => std::ptr::null(), tokens => tokens.as_ptr() })
     }
 
-    /// The token before the text before a gap.
+    /// Returns the infill prefix token.
     fn llama_vocab_fim_pre(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.tokenizer.fill_in()[0])
     }
 
-    /// The token before the text behind a gap.
+    /// Returns the infill suffix token.
     fn llama_vocab_fim_suf(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.tokenizer.fill_in()[1])
     }
 
-    /// The token before what fills a gap.
+    /// Returns the infill middle token.
     fn llama_vocab_fim_mid(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.tokenizer.fill_in()[2])
     }
 
-    /// The token that fills up where gaps are filled.
+    /// Returns the infill padding token.
     fn llama_vocab_fim_pad(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.fill_in[0])
     }
 
-    /// The token before the name of a repository.
+    /// Returns the infill repository token.
     fn llama_vocab_fim_rep(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.fill_in[1])
     }
 
-    /// The token between files.
+    /// Returns the infill file separator token.
     fn llama_vocab_fim_sep(handle: *const Opaque) -> i32, or TOKEN_NULL; {
         special(handle, |vocabulary| vocabulary.fill_in[2])
     }
 
-    /// Cuts a text into tokens. Where they are more than there is room for, gives their number as a negative one.
+    /// Tokenizes a text. Returns the number of tokens as a negative value if the buffer is too
+    /// small.
     fn llama_tokenize(
         handle: *const Opaque, text: *const c_char, length: i32, tokens: *mut i32, room: i32, add_special: Flag, parse_special: Flag
     ) -> i32, or i32::MIN; {
         let model = model(handle)?;
         let vocabulary = model.vocabulary()?;
         let length = usize::try_from(length).map_err(|_| Failure::new("the length of the text is negative"))?;
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let text = unsafe { array("text", text.cast::<u8>(), length) }?;
         let text = String::from_utf8_lossy(text);
         let found = vocabulary.tokenizer.tokenize(&text, add_special.is_on(), parse_special.is_on())?;
@@ -301,8 +302,8 @@ export! {
         Ok(count)
     }
 
-    /// The text of a token, without up to `strip` spaces at its beginning. Where it has more bytes than there is room for, gives their number as a
-    /// negative one.
+    /// Writes the text of a token, without up to `strip` leading spaces. Returns its size as a
+    /// negative value if the buffer is too small.
     fn llama_token_to_piece(
         handle: *const Opaque, token: i32, buffer: *mut c_char, length: i32, strip: i32, special: Flag
     ) -> i32, or 0; {
@@ -314,18 +315,18 @@ export! {
                 None => break,
             }
         }
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { write(piece, buffer, length) }
     }
 
-    /// The text of tokens. Where it has more bytes than there is room for, gives their number as a negative one.
+    /// Writes the text of tokens. Returns its size as a negative value if the buffer is too small.
     fn llama_detokenize(
         handle: *const Opaque, tokens: *const i32, count: i32, buffer: *mut c_char, length: i32, remove_special: Flag, unparse_special: Flag
     ) -> i32, or 0; {
         let model = model(handle)?;
         let vocabulary = model.vocabulary()?;
         let count = usize::try_from(count).map_err(|_| Failure::new("the number of tokens is negative"))?;
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let mut tokens = unsafe { array("tokens", tokens, count) }?;
         let tokenizer = &vocabulary.tokenizer;
         let is = |token: &i32, special: Option<u32>| special.is_some_and(|id| id as i32 == *token);

@@ -1,7 +1,9 @@
-//! Watching nodes (`cb_eval`): each is shown to the caller's function as a tensor of its own ggml, before and after it is computed.
+//! Evaluation callbacks (`cb_eval`): each node is passed to the caller's function as a tensor of
+//! its ggml, before and after it is computed.
 //!
-//! All nodes of a graph are asked about before it runs, products first. What products multiply with weights is shown with them, because programs
-//! that learn from activations look there; of other operands there are names, types and shapes.
+//! The callback is queried for all nodes before a graph runs, matrix products first. Products are
+//! passed with the activations that the weights are multiplied with, because programs that collect
+//! activations need them. Other operands only have names, types and shapes.
 
 use crate::devices::function;
 use crate::layout::{EvalCallback, Tensor};
@@ -17,12 +19,12 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// As much as ggml wants memory aligned.
+/// Block with ggml's memory alignment.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Block([u8; 64]);
 
-/// A value, as it lies in memory.
+/// Value of a tensor in host memory.
 struct Value {
     blocks: Vec<Block>,
     layout: Layout,
@@ -52,7 +54,8 @@ impl Value {
     }
 }
 
-/// Memory of the host as a buffer of the caller's ggml, where that is in the process: it asks tensors where they are.
+/// A host buffer of the caller's ggml, if that is loaded, because ggml queries a tensor's buffer
+/// for its location.
 struct Buffer(*mut c_void);
 
 impl Buffer {
@@ -61,7 +64,8 @@ impl Buffer {
             return Buffer(null_mut());
         };
         let (address, bytes) = (value.address(), size_of_val(&*value.blocks));
-        // SAFETY: the function has this type, and the memory is as aligned as it wants and outlives the buffer.
+        // SAFETY: the function has this type, and the memory has its required alignment and
+        // outlives the buffer.
         Buffer(unsafe {
             std::mem::transmute::<
                 *mut c_void,
@@ -74,7 +78,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(free) = function(c"ggml_backend_buffer_free").filter(|_| !self.0.is_null()) {
-            // SAFETY: the function has this type, and the buffer is of the same library.
+            // SAFETY: the function has this type, and the buffer belongs to the same library.
             unsafe {
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void)>(free)(self.0);
             }
@@ -83,13 +87,13 @@ impl Drop for Buffer {
 }
 
 fn description(node: Node<'_>) -> Description {
-    // What ggml has no operation or number for, is shown as a leaf.
+    // A node without a ggml operation or type is shown as a leaf.
     describe(node)
         .or_else(|_| bare(node.layout()))
         .unwrap_or_default()
 }
 
-/// A node as the caller's ggml has it.
+/// Converts a node to a tensor of the caller's ggml.
 fn tensor(node: Node<'_>) -> Tensor {
     let about = description(node);
     let mut name = [0; 64];
@@ -112,26 +116,26 @@ fn is_product(node: Node<'_>) -> bool {
     matches!(description(node).op, MUL_MAT | MUL_MAT_ID)
 }
 
-/// The operands of a product that are shown with it: what is multiplied with the weights, and which experts do.
+/// Returns the operands shown with a product: the activations, and the selected experts.
 fn activations(node: Node<'_>) -> impl Iterator<Item = Node<'_>> {
     [1, 2]
         .into_iter()
         .filter_map(move |index| node.source(index))
 }
 
-/// What the caller wants to see of the graph that runs.
+/// Nodes of the current graph that the caller wants to see.
 #[derive(Default)]
 struct Asked {
-    /// What the caller said of products.
+    /// The caller's answers for products.
     products: BTreeMap<TensorId, bool>,
-    /// What is shown with products.
+    /// Operands shown with products.
     operands: BTreeSet<TensorId>,
-    /// What the caller wants to see.
+    /// Nodes that the caller wants to see.
     wanted: BTreeSet<TensorId>,
     values: BTreeMap<TensorId, Value>,
 }
 
-/// Whom to tell.
+/// The caller's callback.
 struct Caller {
     callback: unsafe extern "C" fn(*mut c_void, bool, *mut c_void) -> bool,
     data: usize,
@@ -143,7 +147,7 @@ impl Caller {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shows a node, with the values that are there, to the caller. Returns what it says.
+    /// Shows a node, with the available values, to the caller. Returns the callback's answer.
     fn show(&self, node: Node<'_>, is_asked: bool, values: &mut BTreeMap<TensorId, Value>) -> bool {
         let mut buffers = Vec::new();
         let mut with_value = |node: Node<'_>| {
@@ -167,11 +171,12 @@ impl Caller {
             top.view_src = top.src[0];
         }
         let data = std::ptr::with_exposed_provenance_mut(self.data);
-        // SAFETY: the caller promises a function that can be called so while its context decodes. The tensor and what it points to live until then.
+        // SAFETY: the caller guarantees a function that can be called like this while its context
+        // decodes. The tensor and everything it points to outlive the call.
         unsafe { (self.callback)((&raw mut top).cast(), is_asked, data) }
     }
 
-    /// Asks about the products of a graph.
+    /// Queries the callback for the products of a graph.
     fn begin(&self, graph: &Graph) {
         let mut asked = self.lock();
         *asked = Asked::default();
@@ -219,7 +224,7 @@ impl Caller {
     }
 }
 
-/// What shows nodes to a caller's function, if there is one.
+/// Returns a watcher that shows nodes to a caller's function, if there is one.
 pub fn watcher(callback: EvalCallback, data: *mut c_void) -> Option<Watcher> {
     let caller = Arc::new(Caller {
         callback: callback?,

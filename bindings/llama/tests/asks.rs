@@ -1,7 +1,7 @@
-//! What programs ask about models, and what they do with memory and adapters.
+//! Queries of programs about models, and their use of memory and adapters.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 mod common;
 
@@ -10,7 +10,7 @@ use llama::layout::*;
 use samite_llm::{SyntheticAdapter, SyntheticModel};
 use std::ffi::{CStr, CString, c_char};
 
-/// What a call writes into a buffer of so many bytes, with what it gives.
+/// Returns the result of a call, and the text that it writes to a buffer of `size` bytes.
 fn written(size: usize, call: impl Fn(*mut c_char, usize) -> i32) -> (i32, String) {
     let mut buffer = vec![7u8; size + 1];
     let given = call(buffer.as_mut_ptr().cast(), size);
@@ -29,10 +29,10 @@ fn values_of_files_are_texts() {
         )
     };
     assert_eq!(value(c"general.architecture", 32), (5, "llama".to_owned()));
-    // Cut as `snprintf` does it, with its whole length.
+    // Truncated like `snprintf`, with the full length.
     assert_eq!(value(c"general.architecture", 4), (5, "lla".to_owned()));
     assert_eq!(value(c"no.such.key", 8), (-1, String::new()));
-    // Lists are left out, and all others can be had by number, too.
+    // Lists are left out; all other values are also available by index.
     assert_eq!(value(c"tokenizer.ggml.tokens", 8), (-1, String::new()));
     let count = call!(llama_model_meta_count(model => *const Opaque) -> i32);
     assert!(count > 10);
@@ -101,7 +101,7 @@ fn numbers_are_those_of_the_file() {
     );
     assert!(!call!(llama_model_is_recurrent(model => *const Opaque) -> bool));
     assert!(!call!(llama_model_is_hybrid(model => *const Opaque) -> bool));
-    // SAFETY: names are texts that stay.
+    // SAFETY: names are C strings that stay valid.
     let text = |pointer: *const c_char| unsafe { CStr::from_ptr(pointer) }.to_str().unwrap();
     assert_eq!(
         text(call!(llama_ftype_name(15 => i32) -> *const c_char)),
@@ -167,7 +167,7 @@ fn kinds_of_memory_are_known_by_models() {
             !recurrent && !hybrid
         );
         assert_eq!(decode(context, &mut [5, 6, 7, 8]), 0);
-        // A part can be removed of what is kept token by token; the whole always.
+        // In a KV cache, a part can be removed; in all kinds of memory, everything.
         let remove = |first: i32| call!(llama_memory_seq_rm(context => *mut Opaque, 0 => i32, first => i32, -1 => i32) -> bool);
         assert_eq!(remove(2), !recurrent && !hybrid, "{name}");
         assert!(remove(-1));
@@ -196,7 +196,7 @@ fn sequences_are_copied_moved_and_kept() {
         call!(llama_memory_seq_rm(context => *mut Opaque, 0 => i32, 0 => i32, 4 => i32) -> bool)
     );
     assert_eq!((ends(0), ends(1)), ([4, 5], [0, 3]));
-    // A range that ends where it begins has nothing in it.
+    // An empty range contains nothing.
     assert!(
         call!(llama_memory_seq_rm(context => *mut Opaque, 1 => i32, 0 => i32, 0 => i32) -> bool)
     );
@@ -205,7 +205,7 @@ fn sequences_are_copied_moved_and_kept() {
     assert_eq!(ends(0), [0, 1]);
     call!(llama_memory_seq_keep(context => *mut Opaque, 1 => i32));
     assert_eq!((ends(0), ends(1)), ([-1, -1], [0, 3]));
-    // All sequences at once, and those that there are not.
+    // All sequences at once, and sequences that do not exist.
     assert!(
         call!(llama_memory_seq_rm(context => *mut Opaque, -1 => i32, 2 => i32, -1 => i32) -> bool)
     );
@@ -274,7 +274,7 @@ fn adapters_and_directions_change_what_comes_and_can_be_taken_away() {
     assert_eq!(steer(directions.as_ptr(), n_embd + 1), -1);
     assert_eq!(steer(std::ptr::null(), 0), 0);
     assert_eq!(logits(context), plain);
-    // An adapter goes with its model.
+    // An adapter is freed with its model.
     call!(llama_model_free(model => *mut Opaque));
     assert_eq!(
         call!(llama_adapter_meta_count(adapter => *const Opaque) -> i32),
@@ -308,7 +308,7 @@ fn pieces_lose_as_many_spaces_as_they_are_told() {
         piece(*space, 32, 5, false).0,
         piece(*space, 32, 0, false).0 - 1
     );
-    // What is no text is there only for those who ask for it.
+    // Control tokens have text only if the caller asks for it.
     let bos = call!(llama_vocab_bos(model => *const Opaque) -> i32);
     assert_eq!(piece(bos, 32, 0, false).0, 0);
     assert!(

@@ -1,9 +1,10 @@
-//! Every function of the header, called with null, stale and live handles, and wrong numbers, from eight threads: nothing ends the process, and the library
-//! works on afterwards.
+//! Calls every function of the header with null, stale and live handles, and invalid numbers, from
+//! eight threads: nothing may abort the process, and the library must keep working.
 //!
-//! What a function takes is read from the sources of the library. Pointers to what a caller has are null; the header lets the library believe others.
+//! The signatures are parsed from the library's sources. Pointers to a caller's data are always
+//! null, since the library trusts other pointers.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 mod common;
 
@@ -36,13 +37,13 @@ const MORE: [&str; 3] = [
     include_str!("../src/vocabulary.rs"),
 ];
 
-/// What a parameter takes.
+/// Kind of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// What the library gave.
+    /// Handle from the library.
     Handle,
     Sampler,
-    /// What a caller has.
+    /// Pointer to a caller's data.
     Pointer,
     Number,
     Real,
@@ -78,7 +79,7 @@ fn kind(name: &str) -> Kind {
     }
 }
 
-/// Name, parameters and result of each function.
+/// Returns the name, parameters and result of each function.
 fn functions() -> Vec<(String, Vec<Kind>, String)> {
     let mut all = Vec::new();
     for source in SOURCES.iter().chain(&MORE) {
@@ -106,7 +107,7 @@ fn functions() -> Vec<(String, Vec<Kind>, String)> {
     all
 }
 
-/// What is passed.
+/// Random arguments.
 struct Chance(samite_text::Rng);
 
 impl Chance {
@@ -144,7 +145,7 @@ impl Chance {
     }
 }
 
-/// Objects that threads share; some are gone.
+/// Objects that threads share; some were freed.
 #[derive(Default)]
 struct Objects {
     handles: Vec<usize>,
@@ -214,8 +215,13 @@ fn call_any(
     let [w, x, y, z] = reals;
     macro_rules! with {
         ($type:ty, $value:expr) => {
-            // SAFETY: whole numbers, fractions and large structures come in places of their own, each in order, whatever stands between them.
-            unsafe { std::mem::transmute::<*mut c_void, With<$type>>(function)(a, b, c, d, e, f, w, x, y, z, $value) }
+            // SAFETY: integers, floats and large structures are passed in separate register classes
+            // or on the stack, each in order, regardless of what lies between them.
+            unsafe {
+                std::mem::transmute::<*mut c_void, With<$type>>(function)(
+                    a, b, c, d, e, f, w, x, y, z, $value,
+                )
+            }
         };
     }
     let large = kinds.iter().find(|kind| {
@@ -304,7 +310,7 @@ fn nothing_ends_the_process() {
                 .push(call!(llama_sampler_init_top_k(7 => i32) -> *mut Sampler).addr());
         }
     }
-    // Results that are structures come to a place that the caller has.
+    // Structure results are returned through memory that the caller provides.
     const STRUCTURES: [&str; 5] = [
         "ModelParams",
         "ContextParams",
@@ -312,7 +318,7 @@ fn nothing_ends_the_process() {
         "Batch",
         "PerfContext",
     ];
-    // Files that are opened are those of the C library; a log of their own would be lost to the test.
+    // Files come from the C library; a changed log callback would hide messages from the test.
     const LEFT: [&str; 2] = ["llama_log_set", "llama_log_get"];
     std::thread::scope(|scope| {
         for thread in 0..8 {
@@ -361,7 +367,7 @@ fn nothing_ends_the_process() {
             });
         }
     });
-    // It works on.
+    // The library still works.
     let model = load();
     let context = context(model, |_| {});
     let written = greedy(context, &tokenize(model, "Once upon a time"), 4);

@@ -1,7 +1,7 @@
-//! What goes into graphs in the place of tokens, and what callers see of nodes.
+//! Embeddings as inputs, and evaluation callbacks.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 mod common;
 
@@ -13,10 +13,10 @@ use std::sync::Mutex;
 
 const PROMPT: &str = "Once upon a time there was a dog";
 
-/// A matrix of the model, row by row, and the length of a row.
+/// Returns a matrix of the model in row order, and the row length.
 fn matrix(name: &str) -> (Vec<f32>, usize) {
     let file = samite_gguf::GgufFile::from_static("stories", samite_stories::MODEL).unwrap();
-    // Where the output is the embedding, both names stand for it.
+    // With tied embeddings, both names refer to the same tensor.
     let tied = "token_embd.weight";
     let info = file.tensor(name).or_else(|| file.tensor(tied)).unwrap();
     let mut bytes = vec![0; info.size];
@@ -31,7 +31,7 @@ fn logits(context: *mut Opaque, model: *mut Opaque) -> Vec<f32> {
     let count = call!(llama_vocab_n_tokens(model => *const Opaque) -> i32) as usize;
     let row = call!(llama_get_logits_ith(context => *mut Opaque, -1 => i32) -> *const f32);
     assert!(!row.is_null());
-    // SAFETY: a row has so many.
+    // SAFETY: a row has this length.
     unsafe { std::slice::from_raw_parts(row, count) }.to_vec()
 }
 
@@ -45,13 +45,13 @@ fn embeddings_stand_in_the_place_of_tokens() {
     assert_eq!(decode(by_tokens, &mut tokens), 0);
     let expected = logits(by_tokens, model);
 
-    // A batch of the caller's.
+    // A caller's plain batch.
     let by_rows = context(model, |_| {});
     let (n, w) = (tokens.len() as i32, width as i32);
     let mut batch = call!(llama_batch_init(n => i32, w => i32, 1 => i32) -> Batch);
     batch.n_tokens = n;
     for (index, &token) in tokens.iter().enumerate() {
-        // SAFETY: there is room for `n` of each, and for `width` elements of each embedding.
+        // SAFETY: the batch has room for `n` of each, and for `width` elements of each embedding.
         unsafe {
             batch
                 .embd
@@ -72,7 +72,7 @@ fn embeddings_stand_in_the_place_of_tokens() {
     );
     assert_eq!(logits(by_rows, model), expected);
 
-    // The extended interface; a token may follow in a batch of its own.
+    // The extended interface; a token may follow in a separate batch.
     let extended = context(model, |_| {});
     let list = call!(llama_batch_ext_init(extended => *mut Opaque) -> *mut Opaque);
     let embedding = |token: i32| Embd {
@@ -113,7 +113,7 @@ fn embeddings_stand_in_the_place_of_tokens() {
     let near = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-4;
     assert!(found.iter().zip(&expected).all(near));
 
-    // A place without anything, and both in a batch.
+    // An empty item, and both kinds in one batch.
     call!(llama_batch_ext_clear(list => *mut Opaque));
     call!(llama_batch_ext_add(list => *mut Opaque, 0 => i32) -> i32);
     assert_eq!(
@@ -135,22 +135,22 @@ fn embeddings_stand_in_the_place_of_tokens() {
     call!(llama_model_free(model => *mut Opaque));
 }
 
-/// What a caller saw.
+/// Nodes that a caller saw.
 #[derive(Default)]
 struct Saw {
-    /// Nodes that it was asked about, in order.
+    /// Queried nodes, in order.
     asked: Vec<String>,
-    /// Values, by name; of products, of what they were made of.
+    /// Values by name; for products, the activations.
     values: BTreeMap<String, Vec<f32>>,
     operands: BTreeMap<String, Vec<f32>>,
-    /// The weights of products.
+    /// Weights of products.
     weights: BTreeMap<String, String>,
-    /// Where it stops.
+    /// Node at which the callback stops.
     stops_at: Option<&'static str>,
 }
 
 fn name(tensor: &Tensor) -> String {
-    // SAFETY: names end with zero.
+    // SAFETY: names are C strings.
     let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) };
     name.to_str().unwrap().to_owned()
 }
@@ -159,12 +159,12 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
     assert_eq!((tensor.dtype, tensor.nb[0]), (0, 4));
     let count = tensor.ne.iter().product::<i64>() as usize;
     assert_eq!(tensor.nb[3] * tensor.ne[3] as usize, 4 * count);
-    // SAFETY: the tensor is whole, as its strides say.
+    // SAFETY: the tensor is contiguous, as its strides show.
     unsafe { std::slice::from_raw_parts(tensor.data.cast::<f32>(), count) }.to_vec()
 }
 
 unsafe extern "C" fn look(tensor: *mut c_void, is_asked: bool, data: *mut c_void) -> bool {
-    // SAFETY: the test passes this, and the library a tensor.
+    // SAFETY: the test passes this data, and the library passes a tensor.
     let (saw, tensor) = unsafe { (&*data.cast::<Mutex<Saw>>(), &*tensor.cast::<Tensor>()) };
     let mut saw = saw.lock().unwrap();
     let (name, is_product) = (name(tensor), tensor.op == 29);
@@ -219,7 +219,8 @@ fn callers_see_nodes_and_what_products_are_made_of() {
             saw.values.keys()
         );
         assert!(!saw.values.contains_key("l_out-0"), "nobody wanted it");
-        // Every product of a layer has its weights' name and what they are multiplied with, and is that product.
+        // Every product of a layer is shown with its weights' name and its activations, and has the
+        // correct value.
         let mut products = 0;
         for (name, x) in &saw.operands {
             if !saw.weights[name].ends_with(".weight") {
@@ -231,7 +232,7 @@ fn callers_see_nodes_and_what_products_are_made_of() {
                 .map(|row| row.iter().zip(x).map(|(a, b)| f64::from(a * b)).sum())
                 .collect();
             let first = &saw.values[name][..y.len()];
-            // The device rounds to eight bits what it multiplies.
+            // The device quantizes activations to eight bits.
             let largest = y.iter().fold(0.0, |most: f64, y| most.max(y.abs()));
             let is_near = |(a, b): (&f64, &f32)| (a - f64::from(*b)).abs() < 0.05 * largest;
             assert!(y.iter().zip(first).all(is_near), "{name}: {y:?} {first:?}");
@@ -239,7 +240,7 @@ fn callers_see_nodes_and_what_products_are_made_of() {
         }
         assert!(products >= 5 * 7, "{products}: {:?}", saw.operands.keys());
     }
-    // A caller stops, and nothing of the batch stays.
+    // A caller stops, and nothing of the batch remains in the cache.
     saw.lock().unwrap().stops_at = Some("result_norm");
     let before = call!(llama_memory_seq_pos_max(watched => *mut Opaque, 0 => i32) -> i32);
     assert_eq!(decode(watched, &mut [1]), 2);

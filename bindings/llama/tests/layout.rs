@@ -1,8 +1,9 @@
-//! Structures are as the C compiler lays them out: `layout/v0_5.txt` is what `layout.c` prints for llama.cpp 0.5.0. With SAMITE_TEST_LLAMA_HEADER, a folder
-//! with that release's sources, the program is compiled and run anew.
+//! Checks structure layouts against the C compiler: `layout/v0_5.txt` is the output of `layout.c`
+//! for llama.cpp 0.5.0. If SAMITE_TEST_LLAMA_HEADER names a folder with that release's sources, the
+//! program is compiled and run again.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use llama::layout::*;
 use std::collections::BTreeMap;
@@ -83,7 +84,7 @@ fn the_c_program_prints_what_the_file_has() {
     assert!(compiled.success());
     let printed = Command::new(program).output().unwrap();
     assert_eq!(ours(), parse(str::from_utf8(&printed.stdout).unwrap()));
-    // And each function of the header is in the table, and no other one.
+    // The table must contain exactly the functions of the header.
     let header = std::fs::read_to_string(Path::new(&sources).join("include/llama.h")).unwrap();
     let words: Vec<&str> = header
         .split(|c: char| !c.is_alphanumeric() && c != '_')

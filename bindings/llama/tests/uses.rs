@@ -1,7 +1,8 @@
-//! What programs do with the library: texts, states, embeddings, samplers of their own, stops; and what they do wrong.
+//! Typical uses of the library: generation, states, embeddings, custom samplers, aborts, and
+//! misuse.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 mod common;
 
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PROMPT: &str = "Once upon a time";
 
-/// What the engine writes by itself.
+/// Returns the tokens that the engine generates by itself.
 fn expected(count: usize) -> Vec<i32> {
     let file = samite_gguf::GgufFile::from_static("stories", samite_stories::MODEL).unwrap();
     let devices = samite_registry::Registry::built_in(Default::default()).automatic();
@@ -55,7 +56,7 @@ fn a_text_is_that_of_the_engine() {
     let context = context(model, |_| {});
     let prompt = tokenize(model, PROMPT);
     assert_eq!(greedy(context, &prompt, 24), expected(24));
-    // The same behind a state, as bytes and in a file, also in another context.
+    // Continue from a state, as bytes and in a file, also in another context.
     call!(llama_memory_clear(context => *mut Opaque, true => bool));
     let mut tokens = prompt.clone();
     assert_eq!(decode(context, &mut tokens), 0);
@@ -81,7 +82,7 @@ fn a_text_is_that_of_the_engine() {
     ) -> bool);
     assert!(loaded && tokens[..count] == prompt);
     assert_eq!(greedy(of_file, &[first], 8), expected(9)[1..]);
-    // A damaged state changes nothing, at any byte.
+    // A state with any byte damaged changes nothing.
     for at in (0..size).step_by(size / 50) {
         bytes[at] ^= 0x40;
         let read = call!(llama_state_seq_set_data(of_file => *mut Opaque, bytes.as_ptr() => *const u8, size => usize, 0 => i32) -> usize);
@@ -109,7 +110,7 @@ fn rows_are_those_that_were_asked_for_and_stay_where_they_are() {
         ..batch
     };
     for (index, &token) in tokens.iter().enumerate() {
-        // SAFETY: there is room for so many.
+        // SAFETY: the buffer has room for all elements.
         unsafe {
             *batch.token.add(index) = token;
             *batch.pos.add(index) = index as i32;
@@ -132,9 +133,9 @@ fn rows_are_those_that_were_asked_for_and_stay_where_they_are() {
             && row(-last - 2).is_null()
             && row(count).is_null()
     );
-    // SAFETY: the row is there.
+    // SAFETY: the row exists.
     let before: Vec<f32> = unsafe { std::slice::from_raw_parts(all, n_vocab) }.to_vec();
-    // A larger result comes; what was there can still be read.
+    // A larger result is stored elsewhere; the earlier one remains readable.
     call!(llama_memory_clear(context => *mut Opaque, true => bool));
     for index in 0..count as usize {
         // SAFETY: as above.
@@ -144,16 +145,16 @@ fn rows_are_those_that_were_asked_for_and_stay_where_they_are() {
         call!(llama_decode(context => *mut Opaque, filled => Batch) -> i32),
         0
     );
-    // SAFETY: results stay until the context goes.
+    // SAFETY: results stay valid until the context is freed.
     let stayed = unsafe { std::slice::from_raw_parts(all, n_vocab) };
     let now = row(1);
     assert!(now != all && stayed == before, "results moved");
-    // SAFETY: the row is there.
+    // SAFETY: the row exists.
     let again = unsafe { std::slice::from_raw_parts(now, n_vocab) };
     let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-3);
     assert!(near(again, &before));
     call!(llama_batch_free(batch => Batch));
-    // Embeddings beside logits, and then of texts.
+    // Embeddings together with logits, and then pooled embeddings.
     call!(llama_memory_clear(context => *mut Opaque, true => bool));
     call!(llama_set_embeddings(context => *mut Opaque, true => bool));
     assert_eq!(decode(context, &mut tokens), 0);
@@ -167,7 +168,7 @@ fn rows_are_those_that_were_asked_for_and_stay_where_they_are() {
     let n_embd = call!(llama_model_n_embd(model => *const Opaque) -> i32) as usize;
     let of_text = call!(llama_get_embeddings_seq(texts => *mut Opaque, 0 => i32) -> *mut f32);
     let of_token = call!(llama_get_embeddings_ith(context => *mut Opaque, -1 => i32) -> *mut f32);
-    // SAFETY: both have so many elements.
+    // SAFETY: both have this length.
     unsafe {
         assert!(near(
             std::slice::from_raw_parts(of_text, n_embd),
@@ -177,7 +178,7 @@ fn rows_are_those_that_were_asked_for_and_stay_where_they_are() {
     assert!(call!(llama_get_embeddings_ith(texts => *mut Opaque, 0 => i32) -> *mut f32).is_null());
 }
 
-/// A sampler of a caller: always takes the candidate of token 7, and counts.
+/// A caller's sampler, which always selects token 7 and counts accepted tokens.
 static ACCEPTED: AtomicUsize = AtomicUsize::new(0);
 
 unsafe extern "C" fn name(_sampler: *const Sampler) -> *const c_char {
@@ -189,7 +190,7 @@ unsafe extern "C" fn accept(_sampler: *mut Sampler, token: i32) {
 }
 
 unsafe extern "C" fn apply(_sampler: *mut Sampler, candidates: *mut TokenDataArray) {
-    // SAFETY: the library passes a whole list.
+    // SAFETY: the library passes a complete list.
     unsafe {
         let list = &mut *candidates;
         let items = std::slice::from_raw_parts(list.data, list.size);
@@ -209,7 +210,7 @@ fn chains_nest_to_a_limit() {
         call!(llama_sampler_chain_add(chain => *mut Sampler, sampler => *mut Sampler));
         count(chain) == 1
     };
-    // From the inner ones to the outer ones, and the other way round.
+    // Nest from inner to outer chains, and in reverse.
     for is_outwards in [true, false] {
         let mut ends = [new(), std::ptr::null_mut()];
         ends[1] = ends[0];
@@ -230,7 +231,7 @@ fn chains_nest_to_a_limit() {
         };
         assert_eq!(depth, 32);
         assert!(was_said("in each other"));
-        // What was removed is as far outside as a new one.
+        // A removed chain can be nested like a new one.
         let inner =
             call!(llama_sampler_chain_remove(ends[0] => *mut Sampler, 0 => i32) -> *mut Sampler);
         assert!(add(spare, inner));
@@ -280,9 +281,9 @@ fn samplers_of_the_library_and_of_callers_work_in_a_chain() {
     assert_eq!((sample(chain), ACCEPTED.load(Ordering::Relaxed)), (7, 7));
     let own = call!(llama_sampler_chain_get(chain => *mut Sampler, 2 => i32) -> *mut Sampler);
     let named = call!(llama_sampler_name(own => *const Sampler) -> *const c_char);
-    // SAFETY: names are texts.
+    // SAFETY: names are C strings.
     assert_eq!(unsafe { CStr::from_ptr(named) }, c"seven");
-    // A clone goes its own way; chains are in no circle.
+    // A clone is independent, and chains cannot contain themselves.
     let clone = call!(llama_sampler_clone(chain => *const Sampler) -> *mut Sampler);
     assert_eq!(
         call!(llama_sampler_chain_n(clone => *const Sampler) -> i32),
@@ -300,10 +301,10 @@ fn samplers_of_the_library_and_of_callers_work_in_a_chain() {
     call!(llama_sampler_free(clone => *mut Sampler));
     assert_eq!(sample(chain), 7);
     call!(llama_sampler_free(chain => *mut Sampler));
-    // What was freed does nothing.
+    // A freed sampler does nothing.
     call!(llama_sampler_free(chain => *mut Sampler));
     assert_eq!(sample(chain), -1);
-    // A grammar holds, and one that is none gives null.
+    // A grammar is enforced; an invalid one returns null.
     let grammar = |text: &CStr| {
         call!(llama_sampler_init_grammar(
             model => *const Opaque, text.as_ptr() => *const c_char, c"root".as_ptr() => *const c_char
@@ -328,7 +329,7 @@ fn samplers_of_the_library_and_of_callers_work_in_a_chain() {
         assert!(text.len() <= 3, "{text:?}");
     }
     assert_eq!(text, b"xyz");
-    // A seed draws what it does by the generator of C++: the first number of seed 1234 is 0.4977.
+    // Seeds use C++'s generator: the first number of seed 1234 is 0.4977.
     let drawn = |seed: u32, shares: [f32; 2]| {
         let mut items = [0, 1].map(|id| TokenData {
             id,
@@ -393,7 +394,7 @@ fn what_is_wrong_is_answered() {
     listen_to_all();
     let model = load();
     let context = context(model, |_| {});
-    // Tokens that there are not.
+    // Tokens that do not exist.
     let mut buffer = [0u8; 16];
     let bad = [1_000_000];
     let length = call!(llama_detokenize(
@@ -403,7 +404,7 @@ fn what_is_wrong_is_answered() {
     assert!(was_said("token 1000000"));
     assert_eq!(decode(context, &mut [1_000_000]), -1);
     assert_eq!(decode(context, &mut [-1]), -1);
-    // A full context, and too large a batch.
+    // A full context, and a batch that is too large.
     let mut many = vec![5; 600];
     assert_eq!(decode(context, &mut many), -1);
     let mut some = vec![5; 500];
@@ -413,13 +414,13 @@ fn what_is_wrong_is_answered() {
         call!(llama_memory_seq_pos_max(context => *mut Opaque, 0 => i32) -> i32),
         499
     );
-    // Room that is too small is told as a negative number.
+    // A buffer that is too small yields the required size as a negative number.
     let text = "Once upon a time";
     let needed = call!(llama_tokenize(
         model => *const Opaque, text.as_ptr().cast() => *const c_char, 16 => i32, std::ptr::null_mut() => *mut i32, 0 => i32, true => bool, false => bool
     ) -> i32);
     assert_eq!(-needed, tokenize(model, text).len() as i32);
-    // Handles of what is gone, and of another kind.
+    // Stale handles, and handles of another kind.
     assert_eq!(call!(llama_n_ctx(model => *const Opaque) -> u32), 0);
     call!(llama_free(context => *mut Opaque));
     call!(llama_free(context => *mut Opaque));
@@ -427,7 +428,7 @@ fn what_is_wrong_is_answered() {
     assert!(was_said("llama_free") && was_said("llama_decode"));
     call!(llama_model_free(model => *mut Opaque));
     assert_eq!(call!(llama_vocab_bos(model => *const Opaque) -> i32), -1);
-    // A file that is no model, and one that is not there.
+    // An invalid model file, and a missing one.
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("no.gguf");
     std::fs::write(&path, b"GGUF").unwrap();
@@ -458,7 +459,7 @@ fn threads_that_share_a_context_are_served_in_turn() {
                         call!(llama_batch_ext_set_output_logits(batch => *mut Opaque, index => i32, true => bool) -> bool);
                     }
                     assert_eq!(call!(llama_process(context => *mut Opaque, 1 => c_int, batch => *mut Opaque) -> i32), 0);
-                    // Whoever's batch was last: all of them have the same text.
+                    // The last batch may be any thread's: all have the same text.
                     let sampler = call!(llama_sampler_init_greedy() -> *mut Sampler);
                     let token = call!(llama_sampler_sample(sampler => *mut Sampler, context => *mut Opaque, -1 => i32) -> i32);
                     assert_eq!(token, first);
@@ -642,7 +643,7 @@ fn a_vocabulary_alone_is_enough_for_tokens() {
             call!(llama_model_n_layer(whole => *const Opaque) -> i32)
         );
     }
-    // A context of it is there, and computes nothing.
+    // A context can be created, but computes nothing.
     let context = context(model, |_| {});
     assert_eq!(decode(context, &mut [5]), -1);
 }
@@ -666,7 +667,7 @@ fn conversations_become_prompts_by_a_template() {
         ) -> i32)
     };
     let expected = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n";
-    // Exactly as long, too short, and with room for the end.
+    // Exact length, too short, and with room for the terminator.
     let mut exact = vec![1u8; expected.len()];
     assert_eq!(apply(std::ptr::null(), &mut exact), expected.len() as i32);
     assert_eq!(exact, expected.as_bytes());

@@ -1,4 +1,4 @@
-//! `samite bench`: measures tokens per second, alone or beside llama.cpp.
+//! `samite bench`: measures tokens per second, alone or compared with llama.cpp.
 
 mod canary;
 mod compare;
@@ -23,16 +23,16 @@ use std::io::Write;
 use std::sync::Arc;
 use work::{Bench, Work};
 
-/// Repetitions where nothing is compared, unless told otherwise.
+/// Default repetitions without a comparison.
 const REPETITIONS: u32 = 5;
 
 /// One measurement.
 struct Row {
     work: Work,
     threads: usize,
-    /// Tokens per second of each repetition, ascending.
+    /// Tokens per second of each repetition, in ascending order.
     rates: Vec<f64>,
-    /// The machine's limit, and the share of it that was reached.
+    /// The limiting resource of the machine, and the share of its limit that was reached.
     share: Option<(&'static str, f64)>,
 }
 
@@ -58,7 +58,7 @@ pub fn run(mut args: BenchArgs) -> Outcome {
         return compare::run(&args, bench, &threads, &works);
     }
 
-    // Nothing is lost and nothing to be tidied up: a signal ends the program at once.
+    // There is no state to lose or clean up, so a signal ends the program at once.
     let cancel = CancelToken::new();
     let repetitions = args.repetitions.unwrap_or(REPETITIONS);
     let bar = progress::count("measuring", "tests");
@@ -68,7 +68,7 @@ pub fn run(mut args: BenchArgs) -> Outcome {
         let cpu = CpuArgs::new(threads, &args.pool);
         let model = renewal::load(&args.model, &cpu, &cancel)?;
         name = describe(&model);
-        // The processor's limits say nothing of what another device does.
+        // The CPU's limits do not apply to work on another device.
         let other = other_device(&model);
         let peaks = (!args.no_peaks && other.is_none())
             .then(|| limits.measure(threads, &args.pool, &cancel))
@@ -77,7 +77,7 @@ pub fn run(mut args: BenchArgs) -> Outcome {
             Some(device) if !args.no_peaks => limits.measure_device(&**device)?,
             _ => None,
         };
-        // What looks at later tokens writes none.
+        // A bidirectional model does not generate.
         let writes = !model.spec().sees_later();
         for &work in works.iter().filter(|work| writes || work.is_prompt) {
             let mut bench = Bench::new(&model, work, &args.model, &cancel)?;
@@ -107,7 +107,8 @@ pub fn run(mut args: BenchArgs) -> Outcome {
     }
 }
 
-/// The first GPU, if the model has any. Where several share the work, the shares are of the first one's limits.
+/// Returns the first GPU of the model. If several share the work, shares are relative to the first
+/// one's limits.
 fn other_device(model: &Model) -> Option<Arc<dyn Device>> {
     let devices = model.devices().iter();
     let is_gpu = |kind| matches!(kind, DeviceKind::Gpu | DeviceKind::IntegratedGpu);

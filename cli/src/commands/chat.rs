@@ -57,7 +57,8 @@ pub struct ChatArgs {
     #[arg(long, value_name = "on|off", value_parser = on_or_off)]
     thinking: Option<bool>,
 
-    /// Go on with the conversation in this file, if it is there, and save it to it at the end: nothing of it is computed again
+    /// Go on with the conversation in this file, if it is there, and save it to it at the end:
+    /// nothing of it is computed again
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
 
@@ -86,7 +87,7 @@ pub struct ChatArgs {
     grammar: crate::grammar::GrammarArgs,
 }
 
-/// How a conversation becomes a text.
+/// Flags for the chat template.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Conversation")]
 pub(super) struct TemplateArgs {
@@ -99,7 +100,8 @@ pub(super) struct TemplateArgs {
     )]
     system: Option<String>,
 
-    /// How a conversation becomes a text: a name (docs/chat-templates.md has the list), or a template's text; the model's own by default
+    /// How a conversation becomes a text: a name (docs/chat-templates.md has the list), or a
+    /// template's text; the model's own by default
     #[arg(long, value_name = "NAME|TEXT")]
     chat_template: Option<String>,
 
@@ -109,12 +111,13 @@ pub(super) struct TemplateArgs {
 }
 
 impl TemplateArgs {
-    /// Whether any of it was given.
+    /// Returns whether any of these flags was given.
     pub(super) fn is_given(&self) -> bool {
         self.system.is_some() || self.chat_template.is_some() || self.chat_template_file.is_some()
     }
 
-    /// The text or the name of the template, if one was given; the file may be a pipe, which is read once.
+    /// Returns the text or name of the template, if one was given. The file may be a pipe, which
+    /// can be read only once.
     fn read(&self) -> Outcome<Option<String>> {
         match &self.chat_template_file {
             Some(path) => files::read_flag(path, "--chat-template-file").map(Some),
@@ -122,7 +125,7 @@ impl TemplateArgs {
         }
     }
 
-    /// What a conversation begins with, before a model is loaded.
+    /// Returns the chat settings. Needs no model yet.
     pub(super) fn prepare(&self, is_embedded: bool) -> Outcome<ChatForm> {
         let stories = is_embedded.then(|| STORIES.to_owned());
         Ok(ChatForm {
@@ -132,15 +135,15 @@ impl TemplateArgs {
     }
 }
 
-/// What a conversation begins with.
+/// Chat settings.
 pub(super) struct ChatForm {
-    /// The text or the name of the template; `None` for the model's own.
+    /// Text or name of the template; `None` for the model's own.
     template: Option<String>,
     system: Option<String>,
 }
 
 impl ChatForm {
-    /// The template for a model.
+    /// Selects the template for a model.
     fn choose(&self, model: &Model) -> Outcome<ChatTemplate> {
         let sources = model.chat_sources();
         let template = ChatTemplate::choose(&sources, self.template.as_deref());
@@ -151,7 +154,7 @@ impl ChatForm {
         Ok(template)
     }
 
-    /// The tokens of a conversation of one message.
+    /// Returns the tokens of a conversation of one message.
     pub(super) fn tokens(&self, model: &Model, message: &str) -> Outcome<Vec<u32>> {
         let template = self.choose(model)?;
         let tokenizer = model.tokenizer()?;
@@ -179,10 +182,10 @@ fn on_or_off(word: &str) -> Result<bool, String> {
     }
 }
 
-/// Maximum size of a message from a pipe, and of a saved conversation.
+/// Maximum bytes of a message from a pipe, and of a saved conversation.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// The model of the program writes on; it knows no roles.
+/// Template of the built-in model, which continues text and has no roles.
 pub(super) const STORIES: &str = "{{ messages[-1].content }}";
 
 pub fn run(mut args: ChatArgs) -> Outcome {
@@ -191,7 +194,7 @@ pub fn run(mut args: ChatArgs) -> Outcome {
     #[cfg(feature = "grammar")]
     let grammar = args.grammar.read()?;
     let form = args.template.prepare(args.model.is_embedded())?;
-    // That it cannot be written is found before it is too late.
+    // Find out early if the file cannot be written.
     files::create(&args.session)?;
     let cancel = interrupt::token();
     let mut context_options = args.model.context_options(&cancel)?;
@@ -278,7 +281,7 @@ struct Chat {
     cancel: CancelToken,
     is_terminal: bool,
     is_quiet: bool,
-    /// Questions that the model does not see any more.
+    /// Number of questions that the model no longer sees.
     left_out: usize,
 }
 
@@ -431,7 +434,7 @@ impl Chat {
         files::finish(AtomicFile::private(path)?, &text)
     }
 
-    /// What cannot be answered is taken back.
+    /// Asks a question. Removes it if the model cannot answer.
     fn ask(&mut self, text: &str) -> Outcome {
         self.talk.messages.push(Message::user(text));
         if !self.answer()? {
@@ -440,9 +443,9 @@ impl Chat {
         Ok(())
     }
 
-    /// Takes the oldest questions with their answers out of a conversation that leaves no room for
-    /// an answer, until a quarter of the context is free, or only one question is left. Returns
-    /// them with their place.
+    /// Removes the oldest questions and answers if there is no room for an answer, until a quarter
+    /// of the context is free or only one question is left. Returns the removed messages and their
+    /// position.
     fn make_room(&mut self) -> Outcome<(usize, Vec<Message>)> {
         let n_ctx = self.talk.context().n_ctx();
         let mut length = self.length()?;
@@ -479,7 +482,8 @@ impl Chat {
         Ok((place, left_out))
     }
 
-    /// Tokens of the conversation; 0 if the template refuses it, which the answer reports.
+    /// Returns the number of tokens of the conversation, or 0 if the template rejects it; the
+    /// answer reports that error.
     fn length(&mut self) -> Outcome<usize> {
         let Ok(prompt) = self.talk.prompt() else {
             return Ok(0);
@@ -488,7 +492,7 @@ impl Chat {
         Ok(prompt.tokens(tokenizer).map_err(Failure::error)?.len())
     }
 
-    /// Answers the messages, and says whether that could be done. All messages are kept, also those
+    /// Answers the messages. Returns whether that was possible. Keeps all messages, including those
     /// for which the context has no room.
     fn answer(&mut self) -> Outcome<bool> {
         let (place, left_out) = self.make_room()?;
@@ -515,7 +519,7 @@ impl Chat {
         }
         printer.end(&mut out, reply.is_ok())?;
         if self.cancel.is_cancelled() {
-            // Only Ctrl-C is about the answer alone.
+            // Only Ctrl-C stops just the answer.
             if interrupt::exit_code() != interrupt::INTERRUPTED {
                 return Err(Failure::Interrupted);
             }
@@ -530,7 +534,7 @@ impl Chat {
                 Ok(true)
             }
             Err(error) if error.is_cancelled() => Ok(false),
-            // Nobody is there who could say what to do about it.
+            // There is no user who could react.
             Err(error) if !self.is_terminal => Err(failure(error)),
             Err(ConversationError::Model(Error::ContextFull { tokens, size, .. })) => {
                 say(format_args!(
@@ -567,7 +571,7 @@ impl Chat {
     }
 }
 
-/// Columns of the terminal at the moment.
+/// Returns the current width of the terminal in columns.
 fn terminal_width() -> usize {
     console::Term::stdout().size().1.into()
 }

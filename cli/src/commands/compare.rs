@@ -1,4 +1,5 @@
-//! `samite compare`: runs a model on two devices in step, and finds the first operation that differs.
+//! `samite compare`: runs a model on two devices in step, and finds the first operation that
+//! differs.
 
 use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
@@ -45,8 +46,8 @@ pub struct CompareArgs {
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Normalised mean squared error beyond which an operation differs; a single element may be off by ten times its root. The default is twice
-    /// what rounding activations to 8 bits costs
+    /// Normalised mean squared error beyond which an operation differs; a single element may be off
+    /// by ten times its root. The default is twice what rounding activations to 8 bits costs
     #[arg(long, value_name = "X", default_value = "1e-3", value_parser = limit, allow_negative_numbers = true)]
     limit: f64,
 
@@ -72,7 +73,7 @@ fn limit(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Computed where no text is given.
+/// Default text.
 const TEXT: &str = "Once upon a time, there was a little dog who lived by the sea.";
 
 pub fn run(args: CompareArgs) -> Outcome {
@@ -124,12 +125,13 @@ pub fn run(args: CompareArgs) -> Outcome {
     report.finish(args.all)
 }
 
-/// The tokens of the text: at least one. A file is not read to its end if it has too many.
+/// Returns the tokens of the text, at least one. Does not read a file to its end if it has too many
+/// tokens.
 fn tokens(model: &Model, source: Option<Source>, is_file: bool, most: usize) -> Outcome<Vec<u32>> {
     let source = match (source, model.tokenizer()) {
         (Some(source), _) => source,
         (None, Ok(_)) => Source::text(TEXT.to_owned()),
-        // Without a vocabulary, any tokens do.
+        // Without a vocabulary, use arbitrary tokens.
         (None, Err(_)) => {
             let n_vocab = model.spec().n_vocab as u32;
             let count = most.min(16) as u32;
@@ -153,7 +155,7 @@ fn tokens(model: &Model, source: Option<Source>, is_file: bool, most: usize) -> 
     Ok(tokens)
 }
 
-/// What was found.
+/// Results of a comparison.
 #[derive(Default)]
 struct Report {
     limit: f64,
@@ -163,14 +165,14 @@ struct Report {
     /// The node with the largest error within the limit, and that error.
     largest: Option<(String, f64)>,
     differing: usize,
-    /// Nodes that are nothing but NaN on both devices, and the first of them.
+    /// Number of nodes that are all NaN on both devices, and the first of them.
     all_nan: usize,
     first_nan: Option<String>,
     json: Vec<Value>,
 }
 
 impl Report {
-    /// Takes a node; says whether it differs.
+    /// Adds a node. Returns whether it differs.
     fn add(&mut self, pair: &Pair<'_>) -> Outcome<bool> {
         self.steps += usize::from(pair.number == 0);
         self.compared += 1;
@@ -256,7 +258,7 @@ impl Report {
     }
 }
 
-/// A result or an operand: name, type, and extents.
+/// Returns the name, type and extents of a result or operand.
 fn described(node: samite::Node<'_>) -> (String, &'static str, Vec<usize>) {
     let name = match &*node.tensor().name {
         "" => node.id().to_string(),
@@ -273,7 +275,7 @@ fn operands<'a>(
     sources.map(move |(_, source)| described(node.graph().node(source)))
 }
 
-/// Where in a tensor, as its extents are written.
+/// Returns an index into a tensor, in the order of its extents.
 fn place(pair: &Pair<'_>) -> Vec<usize> {
     let count = extents(pair.nodes[0].layout()).len();
     pair.difference.at[..count].to_vec()
@@ -348,7 +350,7 @@ mod tests {
     fn json_has_a_word_for_what_is_no_number() {
         let words = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 0.5].map(json_number);
         assert_eq!(json!(words), json!(["Infinity", "-Infinity", "NaN", 0.5]));
-        // A result that is too large by so much that it has no number.
+        // A result that overflows.
         let registry = Registry::built_in(BuiltIn::default());
         let right = Arc::clone(registry.device("reference").unwrap());
         let wrong = samite_testing::wrong_device(&right, |_| true);

@@ -1,4 +1,4 @@
-//! `samite devices`: lists devices, their features, and what could not be used.
+//! `samite devices`: lists devices, their features, and devices that cannot be used.
 
 use crate::args::RegistryArgs;
 use crate::failure::Outcome;
@@ -152,8 +152,8 @@ pub fn run(args: DevicesArgs) -> Outcome {
     Ok(())
 }
 
-/// Returns the kind of a device in a word. The reference device poses as a GPU, but only tests use
-/// it.
+/// Returns the kind of a device in one word. The reference device reports itself as a GPU, but only
+/// tests use it.
 fn kind(device: &dyn Device) -> String {
     if device.name().starts_with("reference") {
         "tests".to_owned()

@@ -1,4 +1,4 @@
-//! `samite embed`: embeddings of texts, or scores of pairs of them.
+//! `samite embed`: embeddings of texts, or scores of pairs of texts.
 
 use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
@@ -12,7 +12,7 @@ use samite::text::Tokenizer;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
-/// Most bytes of all texts.
+/// Maximum bytes of all texts.
 const MOST_BYTES: u64 = 1 << 30;
 
 /// Flags of `samite embed`.
@@ -36,7 +36,8 @@ pub struct EmbedArgs {
     /// File with texts
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["texts", "prompt"])]
     file: Option<PathBuf>,
-    /// What ends a text in a file; `\n`, `\t` and `\\` stand for a new line, a tab and a backslash [also: --embd-separator]
+    /// What ends a text in a file; `\n`, `\t` and `\\` stand for a new line, a tab and a backslash
+    /// [also: --embd-separator]
     #[arg(
         long,
         alias = "embd-separator",
@@ -58,8 +59,8 @@ pub struct EmbedArgs {
     /// What an embedding is made of; what the file says, or none, by default
     #[arg(long, value_enum)]
     pooling: Option<PoolingArg>,
-    /// How embeddings are scaled: -1 not at all, 0 to whole numbers of 16 bits, 1 to a sum of 1, 2 to a length of 1, other numbers to a
-    /// norm of that power [default: 2, of ranks -1]
+    /// How embeddings are scaled: -1 not at all, 0 to whole numbers of 16 bits, 1 to a sum of 1, 2
+    /// to a length of 1, other numbers to a norm of that power [default: 2, of ranks -1]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = normalization)]
     embd_normalize: Option<Normalization>,
     /// Only the first N elements of each embedding, for models that are made for it
@@ -203,7 +204,7 @@ pub fn run(args: EmbedArgs) -> Outcome {
     output.finish()
 }
 
-/// The texts that the flags name.
+/// Returns the texts that the flags specify.
 fn texts(args: &EmbedArgs) -> Outcome<Vec<String>> {
     let mut texts = args.texts.clone();
     let prompt = args.prompt.as_deref().unwrap_or_default();
@@ -226,12 +227,12 @@ fn texts(args: &EmbedArgs) -> Outcome<Vec<String>> {
 
 fn separated(all: &str, separator: &str) -> Vec<String> {
     let mut texts: Vec<String> = all.split(separator).map(str::to_owned).collect();
-    // What ends the last text begins no other one.
+    // A trailing separator does not start another text.
     texts.pop_if(|last| last.is_empty());
     texts
 }
 
-/// The tokens of each text.
+/// Returns the tokens of each text.
 fn tokens(
     model: &Model,
     pooling: Pooling,
@@ -264,7 +265,7 @@ fn tokens(
     texts.iter().enumerate().map(of_text).collect()
 }
 
-/// A query and a document as the model wants them; `None` for a text that is no pair.
+/// Returns a query and a document in the model's format, or `None` if the text is not a pair.
 fn pair(
     tokenizer: &Tokenizer,
     template: Option<&str>,
@@ -274,7 +275,7 @@ fn pair(
     let parts: Vec<&str> = text.split(separator).collect();
     let (&query, &document) = (parts.first()?, parts.get(1)?);
     if let Some(template) = template {
-        // In one go, so that a query that speaks of {document} stays as it is.
+        // Replace both in one pass, so that a query that contains `{document}` stays unchanged.
         let pieces = template.split("{query}");
         let pieces = pieces.map(|piece| piece.replace("{document}", document));
         return Some(pieces.collect::<Vec<_>>().join(query));
@@ -291,13 +292,13 @@ fn pair(
     Some(parts.join(&between))
 }
 
-/// Embeddings on standard output.
+/// Writes embeddings to standard output.
 struct Output<W: Write> {
     out: W,
     format: Format,
     decimals: usize,
     count: usize,
-    /// What cosines are of.
+    /// Embeddings for the cosines.
     all: Vec<Vec<f32>>,
 }
 
@@ -314,7 +315,7 @@ impl<W: Write> Output<W> {
     }
 
     fn put(&mut self, embedding: Vec<f32>) -> Outcome {
-        // Not before there is something: what fails at once prints nothing.
+        // Write nothing before the first embedding, so that an early failure prints nothing.
         if self.count == 0 {
             self.begin()?;
         }

@@ -1,4 +1,5 @@
-//! `samite imatrix`: measures on a text how much each column of a model's matrices matters, for quantization.
+//! `samite imatrix`: measures on a text the importance of each column of a model's matrices, for
+//! quantization.
 
 use crate::args::ModelArgs;
 use crate::chunks::{DEFAULT_CHUNK, Part};
@@ -14,7 +15,7 @@ use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Fewer tokens tell little of what a model reads.
+/// Minimum tokens of a chunk. Fewer are not representative.
 const SMALLEST_CHUNK: usize = 16;
 
 /// Flags of `samite imatrix`.
@@ -24,13 +25,15 @@ const SMALLEST_CHUNK: usize = 16;
   samite imatrix -m f16.gguf -f more.txt --in-file imatrix.gguf -o both.gguf
   samite quantize --imatrix imatrix.gguf f16.gguf iq2.gguf IQ2_M")]
 pub struct ImatrixArgs {
-    /// Text that the model reads, such as it will read and write; without --chunks, of at most 67 million tokens
+    /// Text that the model reads, such as it will read and write; without --chunks, of at most 67
+    /// million tokens
     #[arg(short, long, value_name = "FILE", required_unless_present = "in_file")]
     file: Option<PathBuf>,
     /// File to write; it is replaced
     #[arg(short, long, value_name = "FILE", default_value = "imatrix.gguf")]
     output: PathBuf,
-    /// Add what this file says, of the same model; may be repeated. Without --file, such files are only put together
+    /// Add what this file says, of the same model; may be repeated. Without --file, such files are
+    /// only put together
     #[arg(long, value_name = "FILE")]
     in_file: Vec<PathBuf>,
     /// Only N chunks
@@ -66,7 +69,7 @@ pub fn run(args: ImatrixArgs) -> Outcome {
     }
     let earlier = args.in_file.iter().map(|path| ImportanceMatrix::read(path));
     let earlier = earlier.collect::<Result<Vec<_>, _>>()?;
-    // A name that cannot be written is found before the work.
+    // Find out before the work if the file cannot be written.
     drop(AtomicFile::create(&args.output)?);
     let cancel = interrupt::token();
     let Some(source) = source else {
@@ -172,7 +175,7 @@ fn report(args: &ImatrixArgs, matrix: &ImportanceMatrix, perplexity: Option<f64>
     Ok(())
 }
 
-/// That nothing is known about some parts of weights.
+/// Returns a note that some experts were never used, so their importance is unknown.
 pub fn unseen_note(matrix: &ImportanceMatrix) -> String {
     let (name, none, all) = matrix.unseen_experts().next().unwrap_or_default();
     format!(

@@ -9,7 +9,7 @@ use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Without `--full`, keys with their values are no longer, so that a line has 80 columns.
+/// Maximum width of a key and its value without `--full`, so that lines have at most 80 columns.
 const LINE_WIDTH: usize = 78;
 
 /// Flags of `samite inspect`.
@@ -35,7 +35,7 @@ pub struct InspectArgs {
 }
 
 pub fn run(args: InspectArgs) -> Outcome {
-    // Incomplete downloads have a header.
+    // An incomplete download also has a header.
     let file = GgufFile::open_header(&args.model, LoadMode::Read)?;
     let keys = || {
         file.metadata()

@@ -1,4 +1,5 @@
-//! `samite logits`: what a model says after each token, to compare implementations with.
+//! `samite logits`: writes a model's logits after each token, for comparison with other
+//! implementations.
 
 use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
@@ -17,7 +18,7 @@ use serde_json::json;
 use std::io::{BufWriter, StdoutLock, Write};
 use std::path::PathBuf;
 
-/// Values that are printed of each position where no flag says how many.
+/// Default number of values to print for each position.
 const DEFAULT_TOP: usize = 5;
 
 /// Flags of `samite logits`.
@@ -71,7 +72,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
             ));
         }
     };
-    // A name that cannot be written is found before the work.
+    // Find out before the work if the file cannot be written.
     let file = files::create(&args.output)?;
     let cancel = interrupt::token();
     let mut options = args.model.context_options(&cancel)?;
@@ -96,7 +97,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
     let tokenizer = model.tokenizer().ok().cloned();
     options.n_ctx = Some(tokens.len());
     if model.spec().sees_later() {
-        // All tokens are computed at once.
+        // Compute all tokens in one batch.
         options.n_batch = tokens.len();
         options.n_ubatch = tokens.len();
     }
@@ -132,7 +133,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
     output.finish()
 }
 
-/// Decodes the tokens in batches, and gives the values of each to `output`.
+/// Decodes the tokens in batches and passes the values of each to `output`.
 fn decode(context: &mut Context, tokens: &[u32], output: &mut Printer<'_>) -> Outcome {
     let bar = progress::count("decoding", "tokens");
     bar.set_length(tokens.len() as u64);
@@ -155,14 +156,14 @@ fn decode(context: &mut Context, tokens: &[u32], output: &mut Printer<'_>) -> Ou
     Ok(())
 }
 
-/// Where values go: a file, a table, JSON.
+/// Writes values to a file, a table or JSON.
 struct Printer<'a> {
     file: Option<BufWriter<AtomicFile>>,
     out: StdoutLock<'static>,
     tokenizer: Option<&'a Tokenizer>,
     top: usize,
     json: bool,
-    /// What JSON will have of the positions so far.
+    /// JSON of the positions so far.
     positions: Vec<serde_json::Value>,
 }
 
@@ -203,7 +204,7 @@ impl Printer<'_> {
             best.select_nth_unstable_by(self.top, by_logit);
             best.truncate(self.top);
         }
-        // Of equals, the one with the smaller number comes first.
+        // Of equal logits, the smaller ID comes first.
         best.sort_unstable_by(|a, b| by_logit(a, b).then(a.cmp(b)));
         let max = logits[best[0] as usize];
         let sum: f64 = logits

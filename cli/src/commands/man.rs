@@ -29,7 +29,7 @@ pub fn run(args: ManArgs) -> Outcome {
         if command.is_hide_set() || command.get_name() == "help" {
             continue;
         }
-        // What users type, in place of the name alone.
+        // Show the command as users type it, with the program's name.
         let name = format!("samite-{}", command.get_name());
         let page = command
             .clone()

@@ -55,7 +55,7 @@ pub fn run(args: MergeLoraArgs) -> Outcome {
         dtype,
         threads: threads.unwrap_or_else(samite::registry::allowed_threads),
         progress: &|done, total| {
-            // Of bytes, users know how many there are; elements are counted.
+            // Work is counted in elements, but users expect bytes.
             bar.set_length(bytes);
             bar.set_position((done as f64 / total.max(1) as f64 * bytes as f64) as u64);
         },

@@ -35,7 +35,7 @@ use crate::failure::Outcome;
 use crate::interrupt;
 use clap::Subcommand;
 
-/// What to do.
+/// The command to run.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Write text with a language model
@@ -99,10 +99,10 @@ pub enum Command {
 }
 
 impl Command {
-    /// Does it.
+    /// Runs the command.
     pub fn run(self) -> Outcome {
         let is_probe = matches!(self, Command::ProbePlugin(_));
-        // Whoever has a plugin tried tells of signals.
+        // The process that probes a plugin reports signals.
         if !is_probe {
             interrupt::handle();
         }

@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 
-/// Half of a chunk is predicted from the other half.
+/// Minimum tokens of a chunk: half of it is predicted from the other half.
 const MIN_CHUNK: usize = 4;
 
 /// Flags of `samite perplexity`.
@@ -80,7 +80,7 @@ pub fn run(args: PerplexityArgs) -> Outcome {
     }
 }
 
-/// Measures the perplexity of a text, and writes log-probabilities if there is an output.
+/// Measures the perplexity of a text, and writes log-probabilities if `output` is set.
 fn predict(args: &PerplexityArgs, file: &Path, output: Option<&Path>) -> Outcome {
     let source = Source::file(file)?;
     if let Some(output) = output {
@@ -199,7 +199,7 @@ fn compare(args: &PerplexityArgs, path: &Path) -> Outcome {
     Ok(())
 }
 
-/// Names the file in an error about log-probabilities.
+/// Adds the name of the file to an error about log-probabilities.
 fn in_file(error: samite::llm::Error, path: Option<&Path>) -> Failure {
     match (error, path) {
         (samite::llm::Error::Gguf(error), Some(path)) => error.in_file(path).into(),
@@ -251,10 +251,10 @@ fn json_of_divergence(result: &KlDivergence, chunk: usize) -> Value {
     value
 }
 
-/// Percentiles that are reported, beside median, minimum and maximum.
+/// Percentiles to report, besides median, minimum and maximum.
 const PERCENTS: [f64; 7] = [99.9, 99.0, 95.0, 90.0, 10.0, 5.0, 1.0];
 
-/// A line per figure, and the distribution of divergences in two columns.
+/// Returns a line per figure, and the distribution of divergences in two columns.
 fn table_of(result: &KlDivergence, chunk: usize) -> String {
     let KlDivergence {
         perplexity,
@@ -269,7 +269,7 @@ fn table_of(result: &KlDivergence, chunk: usize) -> String {
     } = result;
     let mut table = String::new();
     let mut line = |label: &str, Estimate { value, error }: Estimate, unit: &str| {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(table, "{label:<24}{value:>12.6} ± {error:.6}{unit}");
     };
     let percent = |share: Estimate| Estimate {

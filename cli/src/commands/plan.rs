@@ -1,4 +1,5 @@
-//! `samite plan`: explains where a model would run and what memory it needs, from the header of its file.
+//! `samite plan`: explains where a model would run and how much memory it needs, from the header of
+//! its file.
 
 mod simulate;
 
@@ -73,7 +74,7 @@ pub fn run(mut args: PlanArgs) -> Outcome {
     let model = args.model.load_header(&args.cpu, &cancel)?;
     let context = args.model.context_plan(model, options)?;
     let plan = context.plan(tokens)?;
-    // The scheduler says it of plans that are used.
+    // The scheduler logs only plans that are used.
     tracing::debug!(target: "samite_sched", "the plan:\n{}", plan.nodes());
     if let Some(file) = picture {
         files::finish(file, &plan.to_svg())?;
@@ -149,7 +150,7 @@ fn shortages_json(shortages: &[Shortage]) -> Value {
     each.collect()
 }
 
-/// What memory is for, a line each.
+/// Writes the memory use, one purpose per line.
 fn write_memory(out: &mut impl Write, memory: &[MemoryUse]) -> std::io::Result<()> {
     writeln!(
         out,
@@ -178,7 +179,7 @@ fn memory_json(memory: &[MemoryUse]) -> serde_json::Value {
     memory.iter().map(row).collect()
 }
 
-/// How layers were fitted to free memory, if they were.
+/// Writes how layers were fitted to free memory, if they were.
 fn write_fit(out: &mut impl Write, model: &Model) -> std::io::Result<()> {
     let Some(fit) = model.fit() else {
         return Ok(());

@@ -1,4 +1,5 @@
-//! `samite probe-plugin`: loads a plugin of ggml in a process of its own, because a plugin can end the process that loads it.
+//! `samite probe-plugin`: loads a ggml plugin in a separate process, because a plugin can end the
+//! process that loads it.
 
 use crate::failure::Outcome;
 use clap::Args;
@@ -19,7 +20,7 @@ pub fn run(args: ProbePluginArgs) -> Outcome {
     let mut out = std::io::stdout();
     let mut result = Ok(());
     samite::registry::probe_ggml_plugin(&args.path, !args.load_only, &mut |line| {
-        // On a line of its own: the plugin may have printed something.
+        // Start a new line: the plugin may have printed something.
         let written = writeln!(out, "\n{line}").and_then(|()| out.flush());
         if result.is_ok() {
             result = written;

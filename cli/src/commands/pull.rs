@@ -17,8 +17,9 @@ use std::io::Write;
   samite pull unsloth/Qwen3-0.6B-GGUF --list
   samite run -hf unsloth/Qwen3-0.6B-GGUF:Q8_0 Hello")]
 pub struct PullArgs {
-    /// Owner and name of the repository, perhaps a quantization or a file; Q4_K_M by default, if there is one. A download that was ended goes on where
-    /// it ended. Models are in the folder that HF_HUB_CACHE names, or that other programs for the hub use
+    /// Owner and name of the repository, perhaps a quantization or a file; Q4_K_M by default, if
+    /// there is one. A download that was ended goes on where it ended. Models are in the folder
+    /// that HF_HUB_CACHE names, or that other programs for the hub use
     #[arg(value_name = "OWNER/NAME[:TYPE|:FILE]")]
     model: Reference,
 

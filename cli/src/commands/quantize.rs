@@ -66,7 +66,8 @@ pub struct QuantizeArgs {
     /// Type of the token embeddings
     #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
     token_embedding_type: Option<DType>,
-    /// Type of the tensors whose names match a regular expression: `attn_v=Q8_0`; may be repeated, and the first match counts
+    /// Type of the tensors whose names match a regular expression: `attn_v=Q8_0`; may be repeated,
+    /// and the first match counts
     #[arg(long, value_name = "NAME=TYPE", value_parser = named_type)]
     tensor_type: Vec<(TensorPattern, DType)>,
     /// Only show what would be done
@@ -89,9 +90,9 @@ pub struct QuantizeArgs {
     json: bool,
 }
 
-/// A type that tensors of files can have.
+/// Parses a type that tensors of files can have.
 fn tensor_type(name: &str) -> Result<DType, String> {
-    // Activations alone have these.
+    // Only activations have these types.
     let is_of_files = |dtype: &DType| !matches!(dtype, DType::Q8_1 | DType::Q8_K);
     let known = || {
         DType::all()
@@ -114,7 +115,7 @@ fn named_type(argument: &str) -> Result<(TensorPattern, DType), String> {
     Ok((pattern.parse()?, tensor_type(dtype)?))
 }
 
-/// Reads the importance matrix, as far as it is to be used.
+/// Reads the part of the importance matrix to use.
 fn importance(args: &QuantizeArgs) -> Outcome<Option<ImportanceMatrix>> {
     let Some(path) = &args.imatrix else {
         return Ok(None);
@@ -168,7 +169,7 @@ pub fn run(args: QuantizeArgs) -> Outcome {
         allow_requantize: args.allow_requantize,
         pure: args.pure,
         progress: &|done, total| {
-            // Of bytes, users know how many there are; elements are counted.
+            // Work is counted in elements, but users expect bytes.
             bar.set_length(bytes);
             bar.set_position((done as f64 / total.max(1) as f64 * bytes as f64) as u64);
         },

@@ -1,4 +1,4 @@
-//! `samite remote-server`: lends devices to samite on other machines.
+//! `samite remote-server`: shares devices with samite on other machines.
 
 use super::rpc_server::{clients, mebibytes, place};
 use crate::args::{DeviceArgs, Lent, ThreadArgs};
@@ -38,7 +38,8 @@ pub struct RemoteServerArgs {
     /// File of tokens; `samite/remote-token` in the folder for settings by default
     #[arg(long, value_name = "FILE", help_heading = "Who may use it")]
     tokens: Option<PathBuf>,
-    /// Folder where pieces of weights are kept, so that they are sent once; `samite/remote` in the folder for caches by default
+    /// Folder where pieces of weights are kept, so that they are sent once; `samite/remote` in the
+    /// folder for caches by default
     #[arg(long, value_name = "FOLDER", help_heading = "Limits")]
     store: Option<PathBuf>,
     /// MiB that they may take; 0 keeps none
@@ -67,7 +68,7 @@ pub struct RemoteServerArgs {
 
 pub fn run(args: RemoteServerArgs) -> Outcome {
     let pool = args.pool.pool(args.threads.count())?;
-    // Clients ask what a device can do, and have a CPU of their own for the rest.
+    // Clients query what a device supports, and use their own CPU for the rest.
     let Lent { devices, .. } = args.devices.lent(pool)?;
     let of_settings = |named: &Option<PathBuf>, name: &str, flag: &str| {
         let file = named

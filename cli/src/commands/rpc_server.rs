@@ -1,4 +1,4 @@
-//! `samite rpc-server`: lends devices to programs on other machines.
+//! `samite rpc-server`: shares devices with programs on other machines.
 
 use crate::args::{DeviceArgs, Lent, ThreadArgs, number};
 use crate::cpu_args::PoolArgs;
@@ -52,12 +52,12 @@ pub(super) fn clients(text: &str) -> Result<usize, String> {
     number(text, 1, 1 << 16)
 }
 
-/// A number of MiB in bytes.
+/// Parses a number of MiB and returns bytes.
 pub(super) fn mebibytes(text: &str) -> Result<usize, String> {
     Ok(number(text, 1, 1 << 40)? << 20)
 }
 
-/// Host and port as one.
+/// Joins host and port.
 pub(super) fn place(host: &str, port: u16) -> String {
     let host = host.trim_matches(['[', ']']);
     match host.parse::<IpAddr>() {
@@ -66,8 +66,8 @@ pub(super) fn place(host: &str, port: u16) -> String {
     }
 }
 
-/// Returns true for a host whose addresses only programs of this machine reach. The system parses
-/// it, as for listening: `127.1` and `LOCALHOST` are such hosts.
+/// Returns whether only programs on this machine can reach the host's addresses. The system
+/// resolves it, as for listening: `127.1` and `LOCALHOST` are such hosts.
 pub(super) fn is_loopback(host: &str) -> bool {
     let addresses = (host.trim_matches(['[', ']']), 0).to_socket_addrs();
     addresses.is_ok_and(|mut all| all.all(|address| address.ip().to_canonical().is_loopback()))

@@ -73,8 +73,9 @@ pub struct RunArgs {
     #[arg(long)]
     no_display_prompt: bool,
 
-    /// Begin with what this file has of the text, if it is there, and save the text to it at the end: a prompt that begins with it is not computed
-    /// again. Without a prompt, the saved text goes on where it stopped, as if it had not
+    /// Begin with what this file has of the text, if it is there, and save the text to it at the
+    /// end: a prompt that begins with it is not computed again. Without a prompt, the saved text
+    /// goes on where it stopped, as if it had not
     #[arg(long, visible_alias = "prompt-cache", value_name = "FILE")]
     session: Option<PathBuf>,
 
@@ -90,7 +91,8 @@ pub struct RunArgs {
     #[arg(short, long)]
     quiet: bool,
 
-    /// Print one object at the end instead: text, tokens, why it ended (end, stop, grammar, limit, full), timings and seed
+    /// Print one object at the end instead: text, tokens, why it ended (end, stop, grammar, limit,
+    /// full), timings and seed
     #[arg(long)]
     json: bool,
 
@@ -118,23 +120,23 @@ pub struct RunArgs {
     grammar: crate::grammar::GrammarArgs,
 }
 
-/// What is there before the first token is computed.
+/// Everything that is ready before the first token is computed.
 struct Ready {
-    /// What it is called, and how long it took to load.
+    /// Name of the model, and the time to load it.
     model: (String, Duration),
     session: Session,
     sampler: Sampler,
     seed: u64,
-    /// The text to continue.
+    /// Text to continue.
     prompt: String,
-    /// Its tokens; `None` goes on where a saved text stopped.
+    /// Its tokens. `None` continues where a saved text stopped.
     tokens: Option<Vec<u32>>,
     trace: Option<TraceFile>,
     trouble: Trouble,
 }
 
 impl RunArgs {
-    /// Divides the positional arguments into model and text.
+    /// Splits the positional arguments into model and text.
     fn settle_names(&mut self) -> Outcome {
         let (model, text) = model_and_text(self.first.take(), self.text.take())?;
         if let Some(model) = model {
@@ -149,16 +151,16 @@ impl RunArgs {
         Ok(())
     }
 
-    /// The file of a saved text, if it is there.
+    /// Returns the file of a saved text, if it exists.
     fn saved(&self) -> Option<&Path> {
         self.session.as_deref().filter(|path| path.exists())
     }
 
-    /// The text to continue, if it is not the saved one.
+    /// Returns the text to continue, unless a saved text is continued.
     fn source(&self) -> Outcome<Option<Source>> {
         Ok(
             match (self.prompt.as_ref().or(self.text.as_ref()), &self.file) {
-                // Of several processes, the first one reads.
+                // Of several processes, only the first one reads the text.
                 _ if !ranks::is_first() => Some(Source::text(String::new())),
                 (Some(text), _) => Some(Source::text(text.clone())),
                 (None, Some(path)) => Some(Source::file(path)?),
@@ -170,7 +172,7 @@ impl RunArgs {
 
     /// Loads the model and reads the text.
     fn prepare(&self) -> Outcome<Ready> {
-        // Everything that can be wrong with the flags is found before a large file is loaded.
+        // Report all problems with the flags before loading a large file.
         if self.template.is_given() && !self.chat {
             return Err(Failure::usage(
                 "--system and --chat-template are for conversations: add --chat, or see `samite chat`",
@@ -183,21 +185,21 @@ impl RunArgs {
         let trace_file = files::create(&self.trace)?;
         let watching = self.watch.prepare()?;
         let form = self.template.prepare(self.model.is_embedded())?;
-        // That it cannot be written is found before there is something to write.
+        // Find out early if the file cannot be written.
         files::create(&self.session)?;
         let source = self.source()?;
         let cancel = interrupt::token();
         let mut context_options = self.model.context_options(&cancel)?;
         self.cpu.apply(&mut context_options);
         let model = renewal::load(&self.model, &self.cpu, &cancel);
-        // Some are faster.
+        // Some processes load faster than others.
         let model = ranks::together(ranks::LOADING, model)?;
         let params = self.sampling.params(sampler_params(model.metadata())?)?;
         let mut seed = params.seed;
         let sampler = Sampler::new(params).map_err(Failure::usage)?;
         let (options, shared) = (context_options.clone(), Arc::clone(&model));
         let context = renewal::context(&self.model, &self.cpu, shared, options)?;
-        // Only now it is known how much of an endless text is enough.
+        // The context size now limits how much of an endless text to read.
         let n_ctx = context.n_ctx();
         let renewal = Renewal::new(&self.model, &self.cpu, context_options, n_ctx);
         let mut session = Session::new(context)?;
@@ -259,7 +261,7 @@ impl RunArgs {
             Some(watching) => watching.start(session.context_mut(), count)?,
             None => Default::default(),
         };
-        // Recordings are of one context.
+        // A recording covers a single context.
         let is_recorded = trace.is_some() || self.watch.is_given();
         if let (Some(renewal), false) = (renewal, is_recorded || ranks::group().is_some()) {
             session.on_loss(move |lost| renewal.renew(lost));
@@ -279,7 +281,7 @@ impl RunArgs {
         })
     }
 
-    /// What several processes cannot do, or must do alike.
+    /// Checks what several processes cannot do, or must do in the same way.
     fn check_ranks(&self) -> Outcome {
         let Some(group) = ranks::group() else {
             return Ok(());
@@ -322,7 +324,7 @@ pub fn run(mut args: RunArgs) -> Outcome {
         mut trace,
         trouble,
     } = ranks::together(ranks::LOADING, args.prepare())?;
-    // Of several processes, the first one prints.
+    // Of several processes, only the first one prints.
     let mut out: Box<dyn Write> = match ranks::is_first() {
         true => Box::new(std::io::stdout().lock()),
         false => Box::new(std::io::sink()),
@@ -406,7 +408,7 @@ pub fn run(mut args: RunArgs) -> Outcome {
     Ok(())
 }
 
-/// What --json prints.
+/// Returns the output of `--json`.
 fn as_json(
     (model, load_time): &(String, Duration),
     prompt: &str,
@@ -441,7 +443,7 @@ fn as_json(
         },
     });
     if !generation.log_probabilities.is_empty() {
-        // A token that cannot come has no number in JSON: null.
+        // A token with probability 0 has no finite logarithm: null in JSON.
         let each = generation.log_probabilities.iter().map(|found| {
             let top = found.top.iter();
             let top = top.map(|(id, logprob)| json!({"id": id, "logprob": logprob}));

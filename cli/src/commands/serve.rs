@@ -1,4 +1,4 @@
-//! `samite serve`: a model over HTTP.
+//! `samite serve`: serves models over HTTP.
 
 mod aliases;
 #[cfg(feature = "kv-events")]
@@ -75,11 +75,12 @@ pub struct ServeArgs {
     sampling: SamplingArgs,
 }
 
-/// Several models.
+/// Flags for several models.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Several models")]
 struct ModelsArgs {
-    /// Folder of GGUF files, each of which is served under its name; they are loaded when requests name them
+    /// Folder of GGUF files, each of which is served under its name; they are loaded when requests
+    /// name them
     #[arg(long, value_name = "FOLDER")]
     models_dir: Option<PathBuf>,
     /// Further files: what -m means when it is given again
@@ -88,7 +89,8 @@ struct ModelsArgs {
     /// Most models in memory at a time; 0 for as many as fit
     #[arg(long, value_name = "N", default_value = "4")]
     models_max: usize,
-    /// MiB that all models in memory may take, by their plans [default: nine tenths of the memory that is free at the start]
+    /// MiB that all models in memory may take, by their plans [default: nine tenths of the memory
+    /// that is free at the start]
     #[arg(long, value_name = "MIB")]
     models_memory: Option<u64>,
     /// Load a model only when POST /models/load asks for it
@@ -100,7 +102,7 @@ struct ModelsArgs {
 }
 
 impl ModelsArgs {
-    /// The files beside that of `-m`.
+    /// Returns the files besides that of `-m`.
     fn files(&self) -> Outcome<Vec<PathBuf>> {
         let mut files = self.also_model.clone();
         if let Some(folder) = &self.models_dir {
@@ -119,7 +121,7 @@ impl ModelsArgs {
     }
 }
 
-/// Where it listens, and who may ask.
+/// Flags for addresses and access.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Server")]
 struct HttpArgs {
@@ -161,7 +163,8 @@ struct HttpArgs {
     /// The key of the certificate, as PEM
     #[arg(long, value_name = "FILE", requires = "ssl_cert_file")]
     ssl_key_file: Option<PathBuf>,
-    /// Origins whose pages may read answers, separated by `,`: `*` for all, `localhost` for this machine's
+    /// Origins whose pages may read answers, separated by `,`: `*` for all, `localhost` for this
+    /// machine's
     #[arg(
         long,
         value_name = "LIST",
@@ -198,7 +201,8 @@ struct HttpArgs {
     /// Tell metrics at /metrics
     #[arg(long)]
     metrics: bool,
-    /// What stands before the colon in the names of metrics that are not llama.cpp's, such as vllm for what watches vLLM
+    /// What stands before the colon in the names of metrics that are not llama.cpp's, such as vllm
+    /// for what watches vLLM
     #[arg(long, value_name = "NAME", default_value = "samite", value_parser = metrics_name)]
     metrics_names: String,
     /// Allow settings to be asked for at /props
@@ -228,8 +232,8 @@ struct HttpArgs {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     write_timeout: u32,
-    /// MiB of memory that requests may hold together, beside the context, and one request half of it
-    /// [default: a quarter of the free memory, at most 4096]
+    /// MiB of memory that requests may hold together, beside the context, and one request half of
+    /// it [default: a quarter of the free memory, at most 4096]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
     request_memory: Option<u32>,
     /// Seconds between comments in a quiet stream; -1 for none
@@ -245,14 +249,15 @@ struct HttpArgs {
     drain: u32,
 }
 
-/// How many requests at once, and what is kept.
+/// Flags for concurrency and caching.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Requests")]
 struct RequestArgs {
     /// Requests that are computed at the same time [default: 4] [also: -np]
     #[arg(long, value_name = "N", value_parser = slot_count)]
     parallel: Option<usize>,
-    /// A request may use the whole context, instead of its share of it. The default where --parallel is not given [also: -kvu]
+    /// A request may use the whole context, instead of its share of it. The default where
+    /// --parallel is not given [also: -kvu]
     #[arg(long, overrides_with = "no_kv_unified")]
     kv_unified: bool,
     /// Each request has its share of the context [also: -no-kvu]
@@ -264,7 +269,8 @@ struct RequestArgs {
     /// Most cached prefixes; twice --parallel by default
     #[arg(long, value_name = "N", value_parser = sequence_count)]
     cached_prefixes: Option<usize>,
-    /// MiB of memory for requests that make room for others; beyond, they are computed again [also: -cram]
+    /// MiB of memory for requests that make room for others; beyond, they are computed again [also:
+    /// -cram]
     #[arg(
         long,
         value_name = "MIB",
@@ -289,14 +295,16 @@ struct RequestArgs {
     /// Reuse what prompts begin with, the default
     #[arg(long, overrides_with = "no_cache_prompt")]
     cache_prompt: bool,
-    /// Most tokens of one step: of those that are written first, then of prompts in turns [also: -b]
+    /// Most tokens of one step: of those that are written first, then of prompts in turns [also:
+    /// -b]
     #[arg(short = 'b', long, value_name = "N", default_value = "2048", value_parser = batch)]
     batch_size: usize,
     /// Most tokens of an answer, where a request says nothing [also: -n, --predict]
     #[arg(short = 'n', long, visible_alias = "predict", value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
     n_predict: Option<usize>,
-    /// Most tokens of a text that are guessed, from what it had before or by a draft model, and computed together where that is faster; the text is the
-    /// same. The default is 16 with a draft model, and 0 without
+    /// Most tokens of a text that are guessed, from what it had before or by a draft model, and
+    /// computed together where that is faster; the text is the same. The default is 16 with a draft
+    /// model, and 0 without
     #[arg(long, visible_alias = "draft-max", value_name = "N", value_parser = draft)]
     draft: Option<usize>,
     /// A smaller model with the same vocabulary, which says what texts may go on with [also: -md]
@@ -305,8 +313,8 @@ struct RequestArgs {
     /// The draft model goes on as long as it finds its tokens so probable
     #[arg(long, value_name = "SHARE", default_value = "0.75", value_parser = share)]
     draft_p_min: f32,
-    /// The same request gets the same numbers, and so the same tokens, whatever else the server computes: requests are computed one after the other, and
-    /// nothing is reused
+    /// The same request gets the same numbers, and so the same tokens, whatever else the server
+    /// computes: requests are computed one after the other, and nothing is reused
     #[arg(long, conflicts_with_all = ["parallel", "cached_prefixes", "cache_disk", "draft", "model_draft", "context_shift"])]
     deterministic: bool,
     /// A text that is as long as its context goes on: a part is forgotten
@@ -346,11 +354,12 @@ struct RequestArgs {
     embd_normalize: Option<i32>,
 }
 
-/// How conversations become texts.
+/// Flags for chat templates and reasoning.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Conversation")]
 struct TalkArgs {
-    /// How a conversation becomes a text: a name (docs/chat-templates.md has the list), or a template's text; the model's own by default
+    /// How a conversation becomes a text: a name (docs/chat-templates.md has the list), or a
+    /// template's text; the model's own by default
     #[arg(long, value_name = "NAME|TEXT")]
     chat_template: Option<String>,
     /// The same, from a file
@@ -362,7 +371,8 @@ struct TalkArgs {
     /// Whether thoughts are told apart from what the model says
     #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = reasoning_format)]
     reasoning_format: ReasoningFormat,
-    /// Whether the model thinks before it answers: on, off, or auto for what its template says [also: -rea]
+    /// Whether the model thinks before it answers: on, off, or auto for what its template says
+    /// [also: -rea]
     #[arg(long, value_name = "on|off|auto", default_value = "auto")]
     reasoning: String,
     /// Most reasoning tokens per answer; 0 for none, -1 for no limit
@@ -404,7 +414,7 @@ fn slot_count(text: &str) -> Result<usize, String> {
 }
 
 impl RequestArgs {
-    /// Most tokens of a draft.
+    /// Returns the maximum number of tokens of a draft.
     fn most_drafted(&self) -> usize {
         self.draft.unwrap_or(match self.model_draft {
             Some(_) => 16,
@@ -484,13 +494,14 @@ pub fn run(mut args: ServeArgs) -> Outcome {
     hub.end();
     served.map_err(Failure::error)?;
     match stop.is_cancelled() && interrupt::exit_code() == interrupt::INTERRUPTED {
-        // Ctrl-C is how a server ends that somebody looks at.
+        // Ctrl-C is the usual way to end a server in a terminal.
         true => Err(Failure::Interrupted),
         false => Ok(()),
     }
 }
 
-/// Several models. Those that are named by their files must fit; what else is in a folder is found out when it is asked for.
+/// Creates a hub of several models. Models named by their files must fit into memory; those of a
+/// folder are checked when they are requested.
 fn several(args: &Arc<ServeArgs>, options: &ServeOptions, files: Vec<PathBuf>) -> Outcome<Hub> {
     if !options.aliases.is_empty() {
         return Err(Failure::usage(
@@ -534,7 +545,7 @@ fn several(args: &Arc<ServeArgs>, options: &ServeOptions, files: Vec<PathBuf>) -
 }
 
 impl ServeArgs {
-    /// What the flags say before a model is loaded.
+    /// Returns the options that do not depend on a loaded model.
     fn options(&self) -> Outcome<ServeOptions> {
         let http = &self.http;
         let api_keys = keys("api", http.api_key.as_deref(), http.api_key_file.as_deref())?;
@@ -638,7 +649,7 @@ impl ServeArgs {
         })
     }
 
-    /// Returns the bytes that requests may hold, where so many bytes of memory are free.
+    /// Returns the bytes that requests may hold if `free` bytes of memory are free.
     fn request_memory(&self, free: u64) -> usize {
         let bytes = match self.http.request_memory {
             Some(mib) => u64::from(mib) << 20,
@@ -647,7 +658,8 @@ impl ServeArgs {
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
-    /// Options of contexts. Signals do not stop them in the middle: what is there is answered.
+    /// Returns the options of contexts. Signals do not interrupt them, because requests in flight
+    /// are finished.
     fn context_options(&self, flags: &ModelArgs) -> Outcome<ContextOptions> {
         let mut options = flags.context_options(&CancelToken::new())?;
         self.cpu.apply(&mut options);
@@ -671,7 +683,7 @@ impl ServeArgs {
         }
     }
 
-    /// Options of the context of an engine.
+    /// Returns the options of the context of an engine.
     fn writing_context(
         &self,
         flags: &ModelArgs,
@@ -684,7 +696,7 @@ impl ServeArgs {
         Ok(context)
     }
 
-    /// What writes, in a thread of its own.
+    /// Starts the engine on a separate thread.
     fn engine(
         &self,
         flags: &ModelArgs,
@@ -772,7 +784,7 @@ impl ServeArgs {
         driven.map_err(|error| Failure::error(format_args!("no thread: {error}")))
     }
 
-    /// What embeddings are made of, and the context that computes them.
+    /// Returns the pooling of embeddings, and the options of the context that computes them.
     fn embedding_context(
         &self,
         flags: &ModelArgs,
@@ -783,7 +795,7 @@ impl ServeArgs {
             (true, _) => Pooling::Rank,
             (false, Some(pooling)) => pooling.pooling(),
             (false, None) => spec.pooling.unwrap_or(match spec.head.output {
-                // A model that writes says most about a text at its end.
+                // A generative model has seen the whole text at the last token.
                 Some(_) => Pooling::Last,
                 None => Pooling::None,
             }),
@@ -796,7 +808,7 @@ impl ServeArgs {
         Ok((pooling, options))
     }
 
-    /// What computes embeddings.
+    /// Creates the embedder.
     fn embedder(&self, flags: &ModelArgs, model: &Arc<Model>) -> Outcome<Embedder> {
         let (pooling, options) = self.embedding_context(flags, model.spec())?;
         let context = flags.context(Arc::clone(model), options)?;
@@ -811,7 +823,7 @@ impl ServeArgs {
     }
 }
 
-/// The context of a draft model beside that of the model, which has so many cells.
+/// Returns the options of a draft model's context. The model's context has `cells` cells.
 fn draft_context(beside: &ContextOptions, cells: usize, engine: &EngineOptions) -> ContextOptions {
     ContextOptions {
         n_ctx: Some(cells.saturating_add(engine.n_seq() * engine.draft)),
@@ -842,7 +854,7 @@ fn keys(kind: &str, flag: Option<&str>, file: Option<&Path>) -> Outcome<Vec<Stri
     Ok(keys)
 }
 
-/// The parts between commas.
+/// Splits a list at commas.
 fn list(text: &str) -> Vec<String> {
     let parts = text.split(',').map(str::trim);
     parts
@@ -851,7 +863,7 @@ fn list(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The path of Vertex AI's predictions, where the program runs there.
+/// Returns the path of Vertex AI's predictions, if the program runs there.
 fn predict_path() -> Option<String> {
     let mode = std::env::var("AIP_MODE").ok()?;
     let path = std::env::var("AIP_PREDICT_ROUTE").ok();

@@ -1,4 +1,4 @@
-//! `samite sim`: runs the scheduler and models on simulated devices with faults.
+//! `samite sim`: runs the scheduler and models on simulated devices with fault injection.
 
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
@@ -12,7 +12,8 @@ use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// A search of so many cases in which a fault never struck shows less than it seems to.
+/// Number of cases above which a search must trigger every fault: otherwise it shows less than it
+/// seems to.
 const MANY: u64 = 5_000;
 
 /// Flags of `samite sim`.
@@ -44,7 +45,8 @@ pub struct SimArgs {
     /// At most so many steps
     #[arg(long, value_name = "N", conflicts_with = "count")]
     steps: Option<usize>,
-    /// Exactly these faults, such as `compute@1,lose@0`: the second node that is computed fails, the first chance to lose a device is taken
+    /// Exactly these faults, such as `compute@1,lose@0`: the second node that is computed fails,
+    /// the first chance to lose a device is taken
     #[arg(
         long,
         value_name = "LIST",
@@ -130,7 +132,7 @@ impl SimArgs {
     }
 }
 
-/// A case that failed, made smaller, with the command that runs it again.
+/// Shrinks a failed case and returns an error with the command that runs it again.
 fn fails(found: Found) -> Failure {
     let Found { case, what } = shrink(&found);
     Failure::error(format_args!("{what}; again: samite sim {case}"))
@@ -186,7 +188,7 @@ fn search(args: &SimArgs) -> Outcome {
     if interrupt::token().is_cancelled() {
         return Err(Failure::Interrupted);
     }
-    // One workload alone meets some faults only.
+    // A single workload triggers only some faults.
     let is_whole = args.count >= MANY && args.workload.is_none();
     let least = args.least.unwrap_or(u64::from(is_whole));
     let missed = summary.missed(least);

@@ -68,10 +68,12 @@ enum Shape {
     /// Qwen3.5 0.8B: three of four layers are gated delta nets
     #[value(name = "qwen3.5-0.8b")]
     Qwen35,
-    /// 8 layers of half the width of gpt-oss 20B, with its 32 experts, of which 4 are used, its windows and sinks
+    /// 8 layers of half the width of gpt-oss 20B, with its 32 experts, of which 4 are used, its
+    /// windows and sinks
     #[value(name = "small-gpt-oss")]
     SmallGptOss,
-    /// 8 layers like those of DeepSeek-V3, but smaller: latent attention, 64 experts of width 768, of which 6 are used, and one for all
+    /// 8 layers like those of DeepSeek-V3, but smaller: latent attention, 64 experts of width 768,
+    /// of which 6 are used, and one for all
     #[value(name = "small-deepseek")]
     SmallDeepSeek,
     /// BERT base, an encoder of 109 million parameters
@@ -101,7 +103,8 @@ fn dtype(name: &str) -> Result<DType, String> {
     }
 }
 
-/// A model from its name, layers, width, heads, key heads, head size, feed-forward width, vocabulary and context.
+/// Creates a model from its name, layers, width, heads, key heads, head size, feed-forward width,
+/// vocabulary and context.
 fn model(architecture: &'static str, n: [usize; 8], tied: bool) -> SyntheticModel {
     let [
         n_layer,

@@ -35,9 +35,10 @@ pub struct TestOpsArgs {
     /// Only the contract: buffers, streams, events, copies and order instead of operations
     #[arg(long, conflicts_with = "filter")]
     contract: bool,
-    /// Time operations with shapes of a model of 8 billion parameters instead. On a CPU, the share of what its threads could do at most is
-    /// printed, too: read from memory, or multiply (8-bit numbers for quantized weights, else F32). More than 100 % is what fits into
-    /// caches, and floats that are multiplied as whole numbers or BF16
+    /// Time operations with shapes of a model of 8 billion parameters instead. On a CPU, the share
+    /// of what its threads could do at most is printed, too: read from memory, or multiply (8-bit
+    /// numbers for quantized weights, else F32). More than 100 % is what fits into caches, and
+    /// floats that are multiplied as whole numbers or BF16
     #[arg(long, conflicts_with = "contract")]
     perf: bool,
     /// Time only these operations, separated by `,`
@@ -56,7 +57,7 @@ pub struct TestOpsArgs {
     pool: PoolArgs,
 }
 
-/// Bytes that the cases take, in small pieces.
+/// Bytes that the test cases need, in small pieces.
 const CASES: usize = 24 << 20;
 
 pub fn run(args: TestOpsArgs) -> Outcome {
@@ -108,7 +109,7 @@ pub fn run(args: TestOpsArgs) -> Outcome {
     }
 }
 
-/// Checks what is not computed.
+/// Tests the contract apart from computation.
 fn contract(devices: &[Arc<dyn Device>], json: bool) -> Outcome {
     let mut out = std::io::stdout().lock();
     let (mut failed, mut found) = (0, Vec::new());

@@ -99,7 +99,7 @@ pub fn run(args: TokenizeArgs) -> Outcome {
     output.finish(args.show_count)
 }
 
-/// What is printed of a token.
+/// Output format of tokens.
 #[derive(Clone, Copy)]
 enum Form {
     Json,
@@ -107,7 +107,7 @@ enum Form {
     Lines,
 }
 
-/// Tokens on standard output, as they come.
+/// Writes tokens to standard output as they arrive.
 struct Output<'a> {
     out: BufWriter<StdoutLock<'static>>,
     tokenizer: &'a Tokenizer,

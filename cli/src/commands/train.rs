@@ -23,14 +23,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Texts are in memory as a whole, and their tokens too, of four bytes each: longer ones than what so many parts of the
-/// free memory hold are refused.
+/// Inverse of the share of free memory that a text may fill. The whole text is in memory, and each
+/// of its tokens takes four bytes more.
 const PARTS: usize = 8;
 
-/// The longest text where nobody knows how much memory is free.
+/// Maximum bytes of a text if the amount of free memory is unknown.
 const MOST_BYTES: usize = 4 << 30;
 
-/// The tokenizer is trained on so many bytes of the data, which is plenty.
+/// Bytes of the data on which the tokenizer is trained.
 const VOCABULARY_BYTES: usize = 4 << 20;
 
 /// Flags of `samite train`.
@@ -97,10 +97,11 @@ impl Folder {
 }
 
 impl Folder {
-    /// Keeps other processes from training here until the result is dropped. The system drops it for a process that is
-    /// killed.
+    /// Locks the folder, so that other processes do not train there until the result is dropped. If
+    /// the process is killed, the system releases the lock.
     fn lock(&self) -> Outcome<Option<File>> {
-        // On Unix, the folder itself is locked, so that no file is left. Elsewhere, folders cannot be opened.
+        // On Unix, lock the folder itself, so that no file is left behind. Other systems cannot
+        // open folders.
         let file = if cfg!(unix) {
             File::open(&self.0)
         } else {
@@ -116,7 +117,7 @@ impl Folder {
                 "{}: another process trains in this folder: wait for it, or choose another folder",
                 self.0.display()
             ))),
-            // Some file systems cannot lock.
+            // Some file systems do not support locks.
             Err(TryLockError::Error(error)) => {
                 tracing::warn!("cannot lock {}: {error}", self.0.display());
                 Ok(None)
@@ -124,7 +125,7 @@ impl Folder {
         }
     }
 
-    /// Removes files that a run which was killed had not finished.
+    /// Removes unfinished files of a run that was killed.
     fn remove_leftovers(&self) {
         const NAMES: [&str; 5] = [
             "checkpoint.gguf",
@@ -144,23 +145,23 @@ impl Folder {
         };
         for entry in std::fs::read_dir(&self.0).into_iter().flatten().flatten() {
             if entry.file_name().to_str().is_some_and(is_leftover) {
-                // What cannot be removed only takes space.
+                // A file that cannot be removed only takes space.
                 let _ = std::fs::remove_file(entry.path());
             }
         }
     }
 }
 
-/// What is trained.
+/// The thing to train.
 enum Subject {
-    /// A model from the start, with a vocabulary of its own.
+    /// A new model with its own vocabulary.
     Model(Vocabulary),
     /// An adapter of a model.
     Adapter(Arc<Model>),
 }
 
 impl Subject {
-    /// What the configuration says; a vocabulary is trained on `text`.
+    /// Creates the subject of the configuration. Trains the vocabulary on `text`.
     fn new(
         config: &Config,
         text: &str,
@@ -169,7 +170,7 @@ impl Subject {
     ) -> Outcome<Self> {
         if let Some(lora) = &config.lora {
             let options = ModelOptions {
-                // Packed weights are for running only.
+                // Packed weights support only inference.
                 repack: false,
                 cancel: cancel.clone(),
                 ..ModelOptions::new(devices.to_vec())
@@ -204,7 +205,7 @@ impl Subject {
     }
 }
 
-/// A run with everything that belongs to it.
+/// A training run.
 struct Run {
     trainer: Trainer,
     subject: Subject,
@@ -346,7 +347,8 @@ impl Run {
                 rate: report.rate,
                 gradient_norm: report.gradient_norm,
             });
-            // The checkpoint comes last: a run that ends in between goes on from the one before and does all of this again.
+            // Write the checkpoint last: a run that is killed earlier resumes from the previous one
+            // and repeats all of this.
             if measured.is_some() {
                 self.export()?;
             }
@@ -373,7 +375,7 @@ impl Run {
         Ok(())
     }
 
-    /// Writes what was learnt for those who run it.
+    /// Exports the trained model or adapter.
     fn export(&mut self) -> Outcome {
         let path = self.folder.result(&self.subject);
         match &self.subject {
@@ -383,7 +385,7 @@ impl Run {
         Ok(())
     }
 
-    /// The windows of the next step.
+    /// Returns the windows of the next step.
     fn windows(&mut self) -> Vec<usize> {
         let training = self.trainer.config().training;
         let count = (training.batch * training.accumulate) as u64;
@@ -408,7 +410,7 @@ impl Run {
         Ok(Checkpoint::save(path, trainer, self.fingerprint)?)
     }
 
-    /// Some text of the model as it is, in a line of its own.
+    /// Generates a sample with the current model and writes it on a line.
     fn write_sample(&self) -> Outcome<String> {
         if self.sample.is_empty() {
             return Ok(String::new());
@@ -434,7 +436,7 @@ impl Run {
     }
 }
 
-/// The lines of a file, of which there must be some.
+/// Reads the lines of a file, which must not be empty.
 fn read_lines(path: &Path, most: usize) -> Outcome<String> {
     let text = Source::file(path)?.read_all(most as u64)?;
     if text.trim().is_empty() {
@@ -446,7 +448,7 @@ fn read_lines(path: &Path, most: usize) -> Outcome<String> {
     Ok(text)
 }
 
-/// The next tokens that a model writes after `prompt`.
+/// Returns the text that a model generates after `prompt`.
 fn sample(model: Arc<Model>, adapters: Vec<ScaledAdapter>, prompt: &str) -> Outcome<String> {
     let tokens = model.tokenizer()?.tokenize(prompt, true, false);
     let tokens = tokens.map_err(Failure::error)?;

@@ -1,4 +1,4 @@
-//! NumPy's file format, version 1.0: a header in words, and the elements.
+//! NumPy's file format, version 1.0: a text header and the elements.
 
 use samite::quant::{RowReader, gather_row};
 use samite::{DType, Layout};
@@ -6,7 +6,8 @@ use std::fs::File;
 use std::io::{BufWriter, Error, Result, Write};
 use std::path::Path;
 
-/// How NumPy calls a type, if it has it, and how many bytes an element takes. All other types are written as F32.
+/// Returns NumPy's name of a type, and the type of the stored elements. Unsupported types are
+/// written as F32.
 fn described(dtype: DType) -> (&'static str, Option<DType>) {
     match dtype {
         DType::F16 => ("<f2", Some(dtype)),
@@ -20,24 +21,24 @@ fn described(dtype: DType) -> (&'static str, Option<DType>) {
     }
 }
 
-/// What comes before the elements.
+/// Returns the header of a tensor.
 fn header(layout: &Layout) -> Vec<u8> {
-    // NumPy has the outermost extent first.
+    // NumPy lists the outermost extent first.
     let extents: Vec<_> = super::extents(layout).into_iter().rev().collect();
     header_of(&extents, layout.dtype())
 }
 
-/// What comes before the elements of an array, outermost extent first.
+/// Returns the header of an array, outermost extent first.
 pub fn header_of(extents: &[usize], dtype: DType) -> Vec<u8> {
     let mut shape: Vec<_> = extents.iter().map(ToString::to_string).collect();
     if shape.len() == 1 {
-        // A tuple of one needs its comma.
+        // A tuple of one element needs a trailing comma.
         shape.push(String::new());
     }
     let (name, shape) = (described(dtype).0, shape.join(", "));
     let shape = shape.trim_end();
     let mut words = format!("{{'descr': '{name}', 'fortran_order': False, 'shape': ({shape}), }}");
-    // Elements begin at a multiple of 64 bytes.
+    // Elements start at a multiple of 64 bytes.
     let used = 10 + words.len() + 1;
     words.push_str(&" ".repeat(used.next_multiple_of(64) - used));
     words.push('\n');
@@ -47,14 +48,14 @@ pub fn header_of(extents: &[usize], dtype: DType) -> Vec<u8> {
     header
 }
 
-/// Bytes of the file.
+/// Returns the size of the file in bytes.
 pub fn size(layout: &Layout) -> u64 {
     let (_, kept) = described(layout.dtype());
     let element = kept.map_or(4, DType::block_bytes);
     (header(layout).len() + layout.elements() * element) as u64
 }
 
-/// Writes a tensor out of the bytes that it spans.
+/// Writes a tensor from the bytes that it spans.
 pub fn write(path: &Path, layout: &Layout, span: &[u8]) -> Result<()> {
     let mut file = BufWriter::new(File::create_new(path)?);
     file.write_all(&header(layout))?;
@@ -83,7 +84,7 @@ pub fn write(path: &Path, layout: &Layout, span: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Every byte, as NumPy 2 writes it with `np.save`.
+    /// Files are identical to those that NumPy 2 writes with `np.save`.
     #[test]
     fn files_are_as_numpy_writes_them() {
         let dir = tempfile::tempdir().unwrap();
@@ -100,7 +101,7 @@ mod tests {
             (size(&plain), &b"\n"[..])
         );
         assert_eq!(file[128..], bytes);
-        // There already.
+        // The file exists.
         assert!(write(&path, &plain, &bytes).is_err());
     }
 

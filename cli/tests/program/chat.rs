@@ -1,4 +1,4 @@
-//! `samite chat`: conversations over pipes, and what Ctrl-C does.
+//! `samite chat`: conversations over pipes, and handling of Ctrl-C.
 
 use crate::child::send;
 use crate::{command, piped, samite, tiny};
@@ -6,12 +6,13 @@ use samite_testing::HANG_GUARD;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
-/// Runs a conversation whose messages and commands are lines, and gives its answers and notes.
+/// Runs a conversation with messages and commands as lines. Returns the exit code, answers and
+/// notes.
 fn talk(arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
     piped_in(&[&["--lines"], arguments].concat(), input)
 }
 
-/// Runs a conversation with this input, and gives its answers and notes.
+/// Runs a conversation with this input. Returns the exit code, answers and notes.
 fn piped_in(arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
     let mut child = piped(&mut command(["chat"].iter().chain(arguments)));
     child
@@ -29,8 +30,8 @@ fn piped_in(arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
     )
 }
 
-/// Flags with which an answer does not end by itself: neither token that ends stories is likely,
-/// and filling this context takes minutes.
+/// Flags that keep an answer from ending by itself: both tokens that end stories are unlikely, and
+/// filling this context takes minutes.
 const ENDLESS: [&str; 6] = [
     "-c",
     "65536",
@@ -50,7 +51,7 @@ fn a_conversation_remembers_is_regenerated_and_taken_back() {
     );
     assert_eq!(code, Some(0), "{notes}");
     let lines: Vec<&str> = answers.lines().collect();
-    // Another answer is drawn anew.
+    // The new answer uses another seed.
     assert_eq!(lines.len(), 2, "{answers}");
     assert_ne!(lines[0], lines[1]);
     assert!(
@@ -159,7 +160,7 @@ fn templates_are_chosen_and_refuse() {
     ]);
     assert_eq!((code, answers.as_str()), (Some(1), ""));
     assert!(notes.contains("refuses this conversation: no a"), "{notes}");
-    // Nobody is there to try again: what follows is not answered.
+    // Without a terminal to retry, the following message is not answered.
     let (code, answers, notes) = talk(
         &["-c", "16", "-n", "2", "-q"],
         "Once\none two three four five six seven eight nine\nOnce\n",
@@ -185,7 +186,7 @@ fn what_the_system_says_outlives_the_messages_and_replaces_what_was_saved() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("talk");
     let path = path.to_str().unwrap();
-    // The end of the input ends a text in quotes.
+    // The end of input closes a quoted text.
     let input = "/system Be kind.\nOnce\n/clear\n/system\n\"\"\"\nOnce";
     let (code, answers, notes) = talk(&[&STORY[..], &["--session", path]].concat(), input);
     assert_eq!((code, answers.lines().count()), (Some(0), 2), "{notes}");
@@ -253,7 +254,7 @@ fn a_full_context_leaves_the_oldest_questions_out_of_the_prompt() {
     let (code, _, notes) = talk(&flags, &input);
     assert_eq!(code, Some(0), "{notes}");
     assert!(notes.contains("does not see the oldest "), "{notes}");
-    // The conversation is saved whole.
+    // The conversation is saved completely.
     let saved = std::fs::read_to_string(file).unwrap();
     assert_eq!(saved.matches("Once upon a time").count(), 12, "{saved}");
     // A single question that does not fit is an error.
@@ -284,7 +285,7 @@ fn a_single_message_is_answered() {
     let chat =
         run("run -n 8 --seed 1 --temp 0 -q --chat --chat-template {{messages[-1].content}} Once");
     assert_eq!(plain, chat);
-    // The model of the program takes a message as the beginning of a story.
+    // The built-in model treats a message as the start of a story.
     assert_eq!(plain, run("run -n 8 --seed 1 --temp 0 -q --chat Once"));
     samite(["run", "--system", "x", "Once"]).fails(2, &["--chat"]);
 }
@@ -320,7 +321,7 @@ fn an_interrupt_stops_the_answer_and_not_the_program() {
     );
 }
 
-/// A conversation in a terminal of our own.
+/// A conversation in a pseudo-terminal.
 #[cfg(unix)]
 struct Terminal {
     child: std::process::Child,
@@ -332,7 +333,7 @@ struct Terminal {
 
 #[cfg(unix)]
 impl Terminal {
-    /// `None` if the system has no terminals to give.
+    /// Returns `None` if the system has no pseudo-terminals.
     fn new(arguments: &[&str]) -> Option<Self> {
         use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
         use std::fs::File;
@@ -386,7 +387,7 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until this is shown, and gives what was shown before it.
+    /// Waits until this text appears, and returns the text before it.
     #[track_caller]
     fn wait_for(&mut self, part: &str) -> String {
         loop {
@@ -399,7 +400,7 @@ impl Terminal {
         }
     }
 
-    /// Waits until something is shown that was not waited for.
+    /// Waits for any further output.
     #[track_caller]
     fn wait_for_more(&mut self) {
         while self.text.is_empty() {
@@ -422,7 +423,7 @@ fn a_terminal_is_left_as_it_was_and_survives_bytes_that_are_no_text() {
     let Some(mut terminal) = Terminal::new(&["-n", "5"]) else {
         return samite_testing::skipped("the system gives no pseudo-terminals");
     };
-    // A terminal is the same from both of its ends.
+    // A terminal has the same modes at both of its ends.
     let modes = |terminal: &Terminal| {
         rustix::termios::tcgetattr(&terminal.keys)
             .unwrap()
@@ -451,18 +452,18 @@ fn a_terminal_has_line_editing_history_and_interrupts() {
     };
     terminal.wait_for("only tells stories");
     terminal.wait_for("> ");
-    // A slip of the finger is corrected.
+    // Backspace corrects a typo.
     terminal.press("Once upon a tine\x7f\x7fme\r");
     terminal.wait_for("(5 tokens");
     terminal.wait_for("> ");
-    // Ctrl-C drops what was typed, in the first line and in further ones.
+    // Ctrl-C discards the input, on the first line and on continuation lines.
     terminal.press("half a line\x03");
     terminal.wait_for("> ");
     terminal.press("one \\\r");
     terminal.wait_for("… ");
     terminal.press("two\x03");
     terminal.wait_for("> ");
-    // The last message again: the prompt and the answer before it are known.
+    // Repeats the last message: the prompt and the answer before it are cached.
     terminal.press("\x1b[A\r");
     terminal.wait_for("Once upon a time");
     terminal.wait_for("(5 tokens");
@@ -484,12 +485,13 @@ fn a_terminal_has_line_editing_history_and_interrupts() {
     terminal.press("A cat\r");
     terminal.wait_for("A cat");
     terminal.wait_for("\n");
-    // Before the first token, the line may still be edited: the signal would end the program.
+    // Before the first token, the line editor may still be active, and the signal would end the
+    // program.
     terminal.wait_for_more();
     send("INT", terminal.child.id());
     terminal.wait_for("(stopped)");
     terminal.wait_for("> ");
-    // Ctrl-D ends.
+    // Ctrl-D exits.
     terminal.press("\x04");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
 }

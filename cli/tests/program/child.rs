@@ -1,8 +1,8 @@
 //! Child processes whose behaviour does not depend on how the tests were started.
 //!
-//! A child inherits signal dispositions, resource limits and the environment from the test
-//! program: `nohup` and background jobs of scripts ignore signals, users export variables. The
-//! commands of this module set all of these. They also end every child that hangs.
+//! A child inherits signal dispositions, resource limits and the environment from the test program:
+//! `nohup` and background jobs of scripts ignore signals, users export variables. The commands of
+//! this module set all of these. They also kill every child that hangs.
 
 use samite_testing::HANG_GUARD;
 use std::ffi::OsStr;
@@ -11,15 +11,14 @@ use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-/// Prefixes of the names of variables that change what the program, its libraries or its
-/// launchers do.
+/// Prefixes of variables that change the behaviour of the program, its libraries or its launchers.
 const CLEARED: [&str; 21] = [
     "AIP_", "CLICOLOR", "COLUMNS", "GGML_", "HF_", "HOSTNAME", "LANG", "LC_", "LINES", "LLAMA_",
     "MALLOC_", "NO_COLOR", "OMPI_", "PMI", "RUST_", "SAMITE_", "SLURM_", "TERM", "TZ", "XDG_",
     "no_proxy",
 ];
 
-/// Variables that choose what a run of the tests covers.
+/// Variables that select the coverage of a test run.
 const KEPT: [&str; 3] = ["SAMITE_BLAS_PATH", "SAMITE_CPU_ISA", "SAMITE_TEST_"];
 
 /// Returns the samite program with these arguments and nothing on standard input.
@@ -36,7 +35,7 @@ pub fn child(program: impl AsRef<OsStr>) -> Command {
 
 /// Returns a command whose process SIGALRM kills after `guard`, in whole seconds.
 fn child_within(guard: Duration, program: impl AsRef<OsStr>) -> Command {
-    // Caches and settings are those of the tests, not of the user.
+    // Caches and settings belong to the tests, not to the user.
     static HOME: LazyLock<&Path> = LazyLock::new(|| {
         let home = Path::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/home"));
         std::fs::create_dir_all(home).unwrap();
@@ -68,17 +67,17 @@ fn set_process_state(command: &mut Command, alarm: u32) {
     use std::mem::MaybeUninit;
     use std::os::unix::process::CommandExt;
     let set = move || {
-        // SAFETY: the pointers are to local variables of the right types, and every variable is
+        // SAFETY: the pointers refer to local variables of the right types, and every variable is
         // written before it is read. No signal handler is installed.
         unsafe {
-            // SIGKILL and SIGSTOP cannot be changed and need not be.
+            // SIGKILL and SIGSTOP cannot be changed, which is fine.
             for signal in 1..32 {
                 libc::signal(signal, libc::SIG_DFL);
             }
             let mut signals = MaybeUninit::uninit();
             libc::sigemptyset(signals.as_mut_ptr());
             libc::sigprocmask(libc::SIG_SETMASK, signals.as_ptr(), std::ptr::null_mut());
-            // A hard limit is kept: only a superuser may raise it.
+            // Keep the hard limit: only a superuser may raise it.
             for (resource, soft) in [
                 (libc::RLIMIT_AS, libc::RLIM_INFINITY),
                 (libc::RLIMIT_CORE, 0),
@@ -156,7 +155,8 @@ fn started_by_a_test_with_other_signals_limits_and_variables() {
     };
     let expected = ([0, 0], "1024".to_owned(), ".".to_owned());
     assert_eq!(seen(&mut child("sh")), expected);
-    // Without it, what the test before this one set arrives, beside what that one inherited.
+    // A plain `Command` inherits the settings of the outer test, and those that the outer test
+    // inherited.
     let ([_, ignored], files, language) = seen(&mut Command::new("sh"));
     assert_eq!(ignored & 0b11, 0b11);
     assert_eq!([files, language], ["64", "tlh."]);

@@ -1,4 +1,4 @@
-//! Comparisons, with scripts in the place of llama.cpp.
+//! Comparisons with llama.cpp, for which scripts stand in.
 
 use crate::{says_where_and_when, tiny, with_model};
 use std::os::unix::fs::PermissionsExt;
@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 fn script(folder: &Path, name: &str, lines: &str) -> PathBuf {
     let path = folder.join(name);
-    // Another process writes it: a file that some thread's child still has open for writing cannot be run.
+    // Copy it in another process: a file that a child of another thread still has open for writing
+    // cannot be executed.
     let draft = folder.join(format!("{name}.draft"));
     std::fs::write(&draft, format!("#!/bin/sh\n{lines}\n")).unwrap();
     let copied = std::process::Command::new("cp")
@@ -17,7 +18,7 @@ fn script(folder: &Path, name: &str, lines: &str) -> PathBuf {
     path
 }
 
-/// Without packing it makes 10 tokens per second, with it 20.
+/// Reports 10 tokens per second without repacking and 20 with it.
 const BENCH: &str = r#"
 case "$*" in *"--repack 1"*) rate=20;; *) rate=10;; esac
 echo "{ \"build_commit\": \"abc\", \"build_number\": 5, \"samples_ts\": [ $rate ] }""#;
@@ -44,7 +45,7 @@ fn the_better_of_two_rivals_is_compared_in_pairs() {
     for (row, rate) in rows.iter().zip([20.0, 20.0, 40.0]) {
         assert_eq!(row["repack"], true);
         let pairs = row["pairs"].as_array().unwrap();
-        // A restless machine takes more.
+        // On a noisy machine, it takes more pairs.
         assert!((2..=4).contains(&pairs.len()), "{row}");
         assert_ne!(pairs[0]["first"], pairs[1]["first"]);
         assert!(pairs.iter().all(|pair| pair["llama_cpp"] == rate), "{row}");

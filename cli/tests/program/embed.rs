@@ -1,4 +1,4 @@
-//! Embeddings of texts.
+//! Text embeddings.
 
 use crate::{Run, command, fed, samite, with_model};
 use samite::gguf::StringArray;
@@ -89,7 +89,7 @@ fn are_pooled_scaled_and_shortened_as_flags_say() {
     ));
     let last = embed("--embd-normalize -1 --pooling last");
     assert!(is_near(&last[0], tokens.last().unwrap()));
-    // Shortened first, then scaled.
+    // Truncated first, then normalized.
     let short = embed("--dimensions 5").remove(0);
     let length = plain[..5].iter().map(|x| x * x).sum::<f64>().sqrt();
     let expected: Vec<f64> = plain[..5].iter().map(|x| x / length).collect();
@@ -133,7 +133,7 @@ fn have_the_forms_of_llama_cpp() {
             assert!((found - product).abs() < 0.0051, "{found} {product}");
         }
     }
-    // One text has nothing to be compared with.
+    // A single text has no similarities.
     let one = with_model(&model, "embed -m M cat --embd-output-format json+").json();
     assert!(one.get("cosineSimilarity").is_none());
 }
@@ -154,7 +154,7 @@ fn pairs_are_ranked() {
         assert!(row.len() == 2 && (row[0] + row[1] - 1.0).abs() < 1e-6);
     }
     assert_ne!(found[0], found[1]);
-    // Only the last token counts, so a long text comes in pieces.
+    // Only the last token counts, so a long text is processed in pieces.
     let pieces = rows(&piped(&model, "-ub 3", "what is it\ta cat\n").ok());
     assert!(is_near(&pieces[0], &found[0]), "{pieces:?} {found:?}");
     let other = piped(&model, "--cls-separator |", "what is it|a cat\n");
@@ -180,7 +180,7 @@ fn of_a_causal_model_are_those_of_its_tokens_unless_a_flag_says_otherwise() {
         "2",
     ];
     assert!(is_near(&rows(&samite(pieces).ok())[0], &last[0]));
-    // More texts than fit into one batch: each begins anew.
+    // More texts than fit into one batch: each starts from an empty cache.
     let texts = ["Once upon a time"; 70];
     let arguments = ["embed", "--pooling", "last", "-ub", "9"]
         .iter()

@@ -5,7 +5,7 @@ use samite::gguf::{GgufFile, LoadMode};
 use std::fs::OpenOptions;
 use std::path::Path;
 
-/// Where the data of the first tensor begins: before it, there is only the header.
+/// Returns the offset of the first tensor's data, which is the size of the header.
 fn header_bytes(model: &Path) -> u64 {
     let file = GgufFile::open(model, LoadMode::Read).unwrap();
     file.tensors()
@@ -57,7 +57,8 @@ fn a_file_that_ends_anywhere_is_refused() {
     let (_dir, model) = tiny();
     let header = header_bytes(&model);
     let file = OpenOptions::new().write(true).open(&model).unwrap();
-    // Shorter and shorter, so that nothing has to be written again. Without its data, it is not whole either.
+    // Shorten the file step by step, so that nothing has to be rewritten. A file without its data
+    // is incomplete as well.
     for length in (0..=header).rev() {
         file.set_len(length).unwrap();
         let error = GgufFile::open(&model, LoadMode::Mmap)
@@ -120,7 +121,7 @@ fn nothing_is_left_of_output_that_failed() {
     let folder = dir.path().display().to_string();
     with_model(&model, &format!("quantize M {folder} Q8_0")).fails(1, &[&folder]);
 
-    // The trace is prepared, and then the run fails.
+    // The trace is prepared before the run fails.
     let trace = dir.path().join("trace").display().to_string();
     with_model(&model, &format!("run -m M -p xyz -c 1 --trace {trace}")).fails(1, &["context"]);
 
@@ -136,7 +137,7 @@ fn nothing_is_left_of_output_that_failed() {
     samite(["inspect".as_ref(), dir.path().join("q4.gguf").as_os_str()]).ok();
 }
 
-/// A superuser may lock what they like, so that the right to is taken away.
+/// A superuser may lock any amount of memory, so the capability is dropped.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_lock_that_is_refused_is_a_warning_that_says_how_to_get_it() {

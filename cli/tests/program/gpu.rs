@@ -1,11 +1,12 @@
-//! GPUs by the feature `wgpu`, on whatever adapter there is; a software one will do.
+//! GPUs through the feature `wgpu`, on any adapter; a software adapter suffices.
 
 use crate::{Run, command, trained};
 use samite_testing::skipped;
 use std::path::Path;
 use std::process::Command;
 
-/// The program with these arguments. What drivers print of themselves is kept short by a folder that they look for.
+/// Returns the program with these arguments. A folder that drivers look for suppresses most of
+/// their own output.
 fn gpu_command(line: &str, model: Option<&Path>) -> Command {
     let words = line.split_whitespace().map(|word| match (word, model) {
         ("M", Some(model)) => model.as_os_str(),
@@ -20,7 +21,7 @@ fn run(line: &str, model: Option<&Path>) -> Run {
     Run::new(gpu_command(line, model).output().unwrap())
 }
 
-/// Whether there is an adapter; says so where there is none.
+/// Returns whether an adapter exists, and reports a skipped test if not.
 fn has_adapter() -> bool {
     let has = run("devices", None).ok().contains(" wgpu0 ");
     if !has {
@@ -114,7 +115,7 @@ fn options_are_read_and_wrong_ones_named() {
     }
 }
 
-/// A share of the device's own limits, which are measured.
+/// Reported fractions relate to the device's own measured limits.
 #[test]
 fn shares_are_those_of_its_limits() {
     let Some(model) = trained() else { return };
@@ -139,7 +140,7 @@ fn shares_are_those_of_its_limits() {
     assert!(text.contains("\"device\": \"wgpu0\""), "{text}");
 }
 
-/// Without a driver, the program says why there is no such device, and goes on.
+/// Without a driver, the program reports why the device is missing, and continues.
 #[test]
 fn without_a_driver_the_reason_is_said() {
     let without = |line: &str| {

@@ -1,11 +1,11 @@
-//! High-bandwidth memory, with a library that stands in for memkind.
+//! High-bandwidth memory, with a stand-in for the memkind library.
 
 use crate::{Run, command, tiny};
 use samite_testing::skipped;
 use std::path::Path;
 use std::process::Command;
 
-/// Compiles the library that stands in for memkind into a folder of its own.
+/// Compiles the memkind stand-in into a separate folder.
 fn stand_in(folder: &Path, flags: &[&str]) -> bool {
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../devices/cpu/tests/fixtures/memkind.c");
@@ -21,7 +21,7 @@ fn stand_in(folder: &Path, flags: &[&str]) -> bool {
     status.is_ok()
 }
 
-/// Runs the program, which finds the library of that folder.
+/// Runs the program with the library in that folder.
 fn run(folder: &Path, line: &str) -> Run {
     let output = command(line.split_whitespace())
         .env("LD_LIBRARY_PATH", folder)
@@ -30,7 +30,7 @@ fn run(folder: &Path, line: &str) -> Run {
     Run::new(output.unwrap())
 }
 
-/// What the library counted: pieces taken, given back, and refused, wrong kinds, bytes.
+/// Returns the library's counters: allocations, frees, failures, wrong kinds, bytes.
 fn counts(folder: &Path) -> [usize; 5] {
     let text = std::fs::read_to_string(folder.join("counts")).unwrap();
     let counts: Vec<_> = text

@@ -1,4 +1,4 @@
-//! Files that change, text without an end, names that act on a terminal, weights that are no numbers, little memory.
+//! Changing files, endless text, names with terminal escapes, NaN weights, and little memory.
 
 use crate::{Run, command, limited, listing, samite, tiny, with_model};
 use samite::DType;
@@ -39,7 +39,7 @@ fn a_model_that_shrinks_while_it_is_used_ends_nothing() {
     ] {
         SyntheticModel::tiny("llama").write(&model).unwrap();
         let mut child = started(line, &model);
-        // The first words come when everything is loaded.
+        // The first words appear once everything is loaded.
         if line.starts_with("run") {
             let out = child.stdout.as_mut().unwrap();
             out.read_exact(&mut [0; 3]).unwrap();
@@ -75,7 +75,7 @@ fn a_model_that_shrinks_while_it_is_read_is_told() {
 #[test]
 fn text_without_an_end_is_read_as_far_as_it_is_of_use() {
     let (dir, model) = tiny();
-    // Some gigabytes, if anybody read them.
+    // Reading everything would take gigabytes.
     let endless = |line: &str| limited(line, &model, &b"y\n".repeat(32 << 10), 1 << 16, 1 << 22);
     endless("run -m M").fails(1, &["more tokens than the context of 256", "--ctx-size"]);
     let zero = "run -m M -f /dev/zero";
@@ -84,7 +84,7 @@ fn text_without_an_end_is_read_as_far_as_it_is_of_use() {
         .fails(1, &["/dev/zero: ", "without a place to cut it"]);
     let line = "perplexity -m M -f /dev/zero -c 32 --chunks 1 --json";
     assert_eq!(with_model(&model, line).json()["tokens"], 15);
-    // Text that comes and goes takes no memory.
+    // Streamed text takes no memory.
     let words = "several words, one after the other\n".repeat(2000);
     let line = "tokenize -m M --ids";
     let run = limited(line, &model, words.as_bytes(), 80, 200 << 10);
@@ -93,7 +93,7 @@ fn text_without_an_end_is_read_as_far_as_it_is_of_use() {
     assert_eq!(listing(dir.path()), ["tiny.gguf"]);
 }
 
-/// A file with names that act on a terminal, and are long.
+/// Writes a file with long names that contain terminal escapes.
 fn with_evil_names(dir: &Path, architecture: &str) -> PathBuf {
     let path = dir.join("evil.gguf");
     let mut metadata = Metadata::new();
@@ -144,7 +144,7 @@ fn names_from_files_do_not_act_on_the_terminal() {
     run.fails(1, &["missing\\u{1b}[2J\\u{202e}.gguf"]);
 }
 
-/// A model in which one element of a tensor is not a number.
+/// Writes a model in which one element of a tensor is NaN.
 pub fn with_nan(dir: &Path, tensor: &str) -> PathBuf {
     let model = dir.join("nan.gguf");
     SyntheticModel::tiny("llama").write(&model).unwrap();
@@ -206,8 +206,9 @@ fn a_trace_is_written_while_it_grows() {
     child.wait().unwrap();
 }
 
-/// With little memory, commands end with an error or with success, and leave nothing behind. With less than this, which is
-/// about what the program takes to be loaded, the allocations of a few bytes that the standard library makes fail, too.
+/// With little memory, commands end with an error or with success, and leave nothing behind. Below
+/// this limit, which is about the program's own size, even small allocations of the standard
+/// library fail.
 #[test]
 fn little_memory_is_an_error() {
     let (dir, model) = tiny();
@@ -248,10 +249,10 @@ fn little_memory_is_an_error() {
             let run = limited(&line, &model, b"", 0, kibibytes);
             match run.code {
                 Some(0) => ends[0] += 1,
-                // Programs that cannot be loaded end so.
+                // Exit codes of programs that cannot be loaded.
                 Some(126 | 127) => {}
                 Some(1) => {
-                    // Training tells of its steps before.
+                    // Training reports its steps before.
                     let last = run.stderr.lines().last().unwrap_or_default();
                     assert!(last.starts_with("error: "), "{line}: {}", run.stderr);
                     ends[1] += 1;
@@ -266,7 +267,7 @@ fn little_memory_is_an_error() {
             let _ = std::fs::remove_file(&out);
         }
         assert!(ends[0] > 0, "{line}: {ends:?}");
-        // Training takes more than the least of this.
+        // Training needs more than the smallest of these limits.
         assert!(
             ends[1] > 0 || !line.starts_with("train"),
             "{line}: {ends:?}"
@@ -276,7 +277,7 @@ fn little_memory_is_an_error() {
     samite(["devices"]).ok();
 }
 
-/// The reference computes in copies of eight bytes for each element.
+/// The reference device computes on copies with eight bytes per element.
 #[cfg(target_os = "linux")]
 #[test]
 fn kernels_of_the_reference_are_refused_memory_without_an_end_of_the_program() {

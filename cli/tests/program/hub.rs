@@ -1,4 +1,5 @@
-//! Models by name, from a hub on the loopback. The library's own tests have the hubs that stall and lie.
+//! Models by name, from a hub on the loopback interface. Tests of the library cover hubs that stall
+//! or send wrong data.
 
 use crate::{command, tiny};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY};
@@ -9,7 +10,7 @@ use std::process::Command;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A hub whose one repository has a model; everything else is refused.
+/// Starts a hub whose only repository has a model; all other requests are rejected.
 fn hub(model: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -21,7 +22,7 @@ fn hub(model: Vec<u8>) -> String {
     address
 }
 
-/// Returns the hash of a file as git names it.
+/// Returns git's hash of a file.
 fn git_hash(bytes: &[u8]) -> String {
     let mut hash = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
     hash.update(format!("blob {}\0", bytes.len()).as_bytes());
@@ -62,7 +63,7 @@ fn answer(stream: &mut TcpStream, model: &[u8]) {
     let _ = sent.and_then(|()| stream.write_all(&body));
 }
 
-/// The program with a hub and a cache of its own.
+/// Returns the program with a separate hub and cache.
 fn with_hub(arguments: &[&str], address: &str, cache: &Path) -> Command {
     let mut command = command(arguments);
     command.env("HF_ENDPOINT", address);
@@ -101,7 +102,7 @@ fn models_are_pulled_run_listed_and_removed() {
         "{listed}"
     );
 
-    // Without a connection, what is there is used.
+    // Without a connection, the cache is used.
     let nowhere = |arguments: &[&str]| {
         let mut command = with_hub(arguments, "http://127.0.0.1:9", &cache);
         crate::Run::new(command.output().unwrap())

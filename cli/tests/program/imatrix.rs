@@ -1,4 +1,4 @@
-//! Importance matrices, and what is quantized with them.
+//! Importance matrices, and quantization with them.
 
 use crate::{samite, with_model};
 use samite::gguf::{GgufFile, LoadMode};
@@ -6,7 +6,7 @@ use samite::llm::SyntheticModel;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A folder with a model whose rows are whole blocks of all types, and a text of 200 words.
+/// Creates a folder with a model whose rows are whole blocks of all types, and a text of 200 words.
 fn folder() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
@@ -39,7 +39,7 @@ fn a_text_is_measured_and_decides_what_is_kept() {
     assert_eq!((&json["weights"], &json["chunks"]), (&22.into(), &3.into()));
     assert!(json["perplexity"].as_f64().unwrap() > 1.0);
 
-    // Two of half the text are as one of all of it.
+    // Matrices of two halves of the text add up to that of the whole text.
     let (first, second, both) = (at("first.gguf"), at("second.gguf"), at("both.gguf"));
     with_model(
         &model,
@@ -76,7 +76,7 @@ fn a_text_is_measured_and_decides_what_is_kept() {
         assert!((a - b).abs() <= 1e-5 * a, "{a} {b}");
     }
 
-    // Again and again.
+    // Rewriting a matrix preserves it.
     let again = at("again.gguf");
     samite(["imatrix", "--in-file", &both, "-o", &again]).ok();
     assert_eq!(sums(&again), sums(&both));
@@ -104,14 +104,14 @@ fn a_text_is_measured_and_decides_what_is_kept() {
     drop(file);
     samite(["run", "-m", &small, "-p", "word", "-n", "4", "--temp", "0"]).ok();
 
-    // The matrix is still there.
+    // The matrix still exists.
     with_model(
         &model,
         &format!("quantize M {matrix} Q8_0 --imatrix {matrix}"),
     )
     .fails(2, &["same file", "matrix.gguf"]);
 
-    // Less than all of the matrix.
+    // A part of the matrix.
     let line = format!("quantize M {small} Q4_K_M --imatrix {matrix} --dry-run");
     let said = with_model(&model, &format!("{line} --include-weights ffn_")).ok();
     assert!(said.contains("9 of 23 converted tensors"), "{said}");
@@ -206,7 +206,8 @@ fn what_cannot_be_measured_is_named() {
         &format!("imatrix -m M -f {text} -o /no/such/folder/m.gguf"),
     )
     .fails(1, &["/no/such/folder"]);
-    // A matrix of the older format, whose name of a weight would act on the terminal, and of which nothing is known.
+    // A matrix in the older format, with a terminal escape in a weight's name and without further
+    // information.
     let name = b"blk.0.\x1b[31mred";
     let old = [
         &1i32.to_le_bytes()[..],
@@ -236,7 +237,7 @@ fn what_cannot_be_measured_is_named() {
         &format!("quantize M {matrix} Q4_0 --include-weights x"),
     )
     .fails(2, &["--imatrix"]);
-    // A text that stops in the middle is measured as far as whole chunks go.
+    // Of a text that ends within a chunk, only the whole chunks are measured.
     let encoder = at("encoder.gguf");
     SyntheticModel::tiny("bert")
         .write(Path::new(&encoder))

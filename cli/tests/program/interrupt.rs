@@ -1,4 +1,4 @@
-//! Ctrl-C: exit code 130, one line, and nothing left behind.
+//! Ctrl-C: exit code 130, a single line, and nothing left behind.
 
 use crate::child::{child, handles, send};
 use crate::{Run, command, listing, tiny};
@@ -12,13 +12,13 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Starts the program, interrupts it as soon as it works, and checks how it ends.
+/// Starts the program, interrupts it once it works, and checks how it ends.
 fn interrupted(arguments: &[&str]) {
     signalled(arguments, "INT", 130);
 }
 
-/// Starts the program, sends it a signal as soon as it works, and checks how it ends. A program
-/// that goes on has another exit code, or the hang guard ends it.
+/// Starts the program, sends it a signal once it works, and checks how it ends. A program that
+/// continues has another exit code, or the hang guard kills it.
 fn signalled(arguments: &[&str], signal: &str, code: i32) {
     let mut child = command(arguments)
         .stdout(Stdio::piped())
@@ -28,7 +28,7 @@ fn signalled(arguments: &[&str], signal: &str, code: i32) {
     wait_until("signals are handled, or the end", || {
         handles(child.id(), number(signal)) || child.try_wait().unwrap().is_some()
     });
-    // The work begins. A signal that comes before it must lead to the same end.
+    // Work has probably begun. An earlier signal must have the same result.
     sleep(Duration::from_millis(150));
     send(signal, child.id());
     let run = Run::new(child.wait_with_output().unwrap());
@@ -54,7 +54,7 @@ fn a_comparison_tells_what_it_has() {
     let (dir, model) = tiny();
     let peer = dir.path().join("llama-bench");
     let hanging = dir.path().join("hanging");
-    // Prompts are quick; generation hangs.
+    // Prompts are fast; generation hangs.
     let lines = format!(
         r#"case "$*" in --version) ;; *"-n 0"*) echo '{{ "samples_ts": [ 5 ] }}';; *) touch {}; exec sleep 3600;; esac"#,
         hanging.display()
@@ -167,7 +167,8 @@ fn while_merging() {
     }
 }
 
-/// Whatever a command does when a signal comes, and be it nothing yet, it ends, and leaves complete files only.
+/// Whatever a command is doing when a signal arrives, even before it starts work, it ends and
+/// leaves only complete files.
 #[test]
 fn at_any_time() {
     let (dir, model) = tiny();
@@ -194,7 +195,7 @@ fn at_any_time() {
         "bench -m M -p 64 -n 128 -r 1000 --no-peaks -t 1",
         "test-ops --filter mul_mat -t 1",
         "train CONFIG -o OUT -t 1 --sample=",
-        // One file after the other: more often than others in the middle of making one.
+        // One file after another, so that the signal often arrives while one is being written.
         "man OUT",
         "man OUT",
         "man OUT",
@@ -210,7 +211,7 @@ fn at_any_time() {
             word => word.as_ref(),
         });
         let words: Vec<_> = words.collect();
-        // Minutes without a signal.
+        // These run for minutes without a signal.
         let is_endless = line.starts_with("run ") || line.starts_with("bench ");
         for (signal, number) in [("INT", 2), ("TERM", 15), ("HUP", 1)] {
             let mut child = command(&words)
@@ -220,13 +221,13 @@ fn at_any_time() {
                 .unwrap();
             let moment = random.below(120);
             sleep(Duration::from_millis(moment as u64));
-            // A command that has ended already is no process to be told.
+            // A command that has already exited cannot receive a signal.
             if child.try_wait().unwrap().is_none() {
                 send(signal, child.id());
             }
             let output = child.wait_with_output().unwrap();
             let what = format!("{line}: SIG{signal} after {moment} ms");
-            // In the first milliseconds, there is no handler yet.
+            // In the first milliseconds, the handler is not installed yet.
             let by_default = output.status.signal() == Some(number);
             let code = output.status.code();
             let stderr = String::from_utf8_lossy(&output.stderr);
@@ -285,8 +286,8 @@ fn whatever_asks_for_an_end() {
     signalled(&["bench", "-m", model.to_str().unwrap()], "INT", 130);
 }
 
-/// `nohup` starts programs with SIGHUP ignored, shells start background jobs of scripts with
-/// SIGINT ignored. Both stay ignored, and the program handles the others.
+/// `nohup` starts programs with SIGHUP ignored; shells start background jobs of scripts with SIGINT
+/// ignored. Both stay ignored, and the program handles the others.
 #[test]
 fn what_is_ignored_stays_so() {
     let (_dir, model) = tiny();
@@ -305,7 +306,7 @@ fn what_is_ignored_stays_so() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // When it writes, it has installed its handlers.
+        // Its handlers are installed before it writes.
         let mut out = running.stdout.take().unwrap();
         out.read_exact(&mut [0; 4]).unwrap();
         std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
@@ -329,11 +330,11 @@ fn while_waiting_for_text() {
     let made = Command::new("mkfifo").arg(&fifo).status().unwrap();
     assert!(made.success());
     let trace = dir.path().join("trace").display().to_string();
-    // Nobody writes to it: opening it waits already.
+    // The FIFO has no writer, so opening it already blocks.
     let fifo = fifo.to_str().unwrap();
     interrupted(&["run", "-m", model, "-f", fifo, "--trace", &trace]);
     interrupted(&["perplexity", "-m", model, "-f", fifo]);
-    // Somebody may, but does not.
+    // A writer has it open, but does not write.
     let _writer = std::fs::File::options()
         .read(true)
         .write(true)
@@ -344,8 +345,8 @@ fn while_waiting_for_text() {
     assert_eq!(listing(dir.path()), ["fifo", "tiny.gguf"]);
 }
 
-/// The program looks at the first signal when it has written its text, but its standard output
-/// is full. The second signal does not wait for that.
+/// The program checks the first signal after it has written its text, but its standard output is
+/// full. The second signal does not wait for that.
 #[test]
 fn the_second_time_at_once() {
     let (dir, model) = tiny();
@@ -361,7 +362,7 @@ fn the_second_time_at_once() {
         .spawn()
         .unwrap();
     let process = child.id();
-    // All threads sleep, and used no processor in the meantime: a thread that waits for a
+    // All threads sleep and have used no processor time meanwhile: a thread that waits for a
     // processor has another state.
     let mut before = None;
     wait_until("the program waits for its reader", || {
@@ -375,7 +376,7 @@ fn the_second_time_at_once() {
     send("INT", process);
     sleep(Duration::from_millis(300));
     assert_eq!(child.try_wait().unwrap(), None);
-    // A signal that comes while another one waits to be handled is the same one for the system.
+    // The system merges a signal with an identical pending one.
     let mut status = None;
     wait_until("the end", || {
         send("INT", process);

@@ -1,8 +1,8 @@
-//! Servers with little memory, few files and little time.
+//! Servers with little memory, few files and short timeouts.
 //!
-//! A test starts [`limited`] servers, does something hostile, and asks for [`Limited::health`] and
-//! a [`Limited::completion`] after it. [`Limited::end`] then checks that only an error or
-//! SIGTERM ended the server.
+//! A test starts [`limited`] servers, does something hostile, and afterwards checks
+//! [`Limited::health`] and a [`Limited::completion`]. [`Limited::end`] then checks that only an
+//! error or SIGTERM ended the server.
 
 use crate::child::{child, send};
 use samite_testing::HANG_GUARD;
@@ -22,7 +22,7 @@ pub struct Limits {
     pub files: Option<usize>,
 }
 
-/// A server that runs under limits. [`HANG_GUARD`] ends it at the latest.
+/// A server that runs under limits. [`HANG_GUARD`] limits its lifetime.
 pub struct Limited {
     process: Child,
     /// Address, once the server listens.
@@ -149,7 +149,7 @@ impl Drop for Limited {
     }
 }
 
-/// Returns true if the program can be loaded with so much memory, and ends by itself.
+/// Returns true if the program can be loaded with this much memory and exits by itself.
 fn is_loadable(kibibytes: usize) -> bool {
     let script = format!("ulimit -v {kibibytes} && exec \"$@\"");
     let mut command = child("sh");
@@ -160,7 +160,7 @@ fn is_loadable(kibibytes: usize) -> bool {
 
 #[test]
 fn little_memory_is_an_error_of_a_server() {
-    // The size of the program depends on how it was built. Below its size nothing of it runs.
+    // The size of the program depends on its build. With less memory than that, it cannot start.
     let least = (20_000..500_000)
         .step_by(4_000)
         .find(|&size| is_loadable(size));
@@ -191,7 +191,7 @@ fn little_memory_is_an_error_of_a_server() {
             ends[1] += 1;
         }
     }
-    // The smallest ones are refused, the largest ones serve.
+    // The smallest limits cause errors, the largest ones let the server run.
     assert!(ends.iter().all(|&count| count > 3), "{ends:?}");
 }
 

@@ -1,4 +1,4 @@
-//! What is logged.
+//! Logging.
 
 use crate::{Run, command, samite, tiny, with_model};
 
@@ -26,7 +26,7 @@ fn logs_say_as_much_as_they_are_asked_to() {
         stderr(&[], Some("debug")),
     ] {
         assert!(shown.contains("debug: split 0 on cpu: "), "{shown}");
-        // A node with its size, device and reason, and a source with them.
+        // A node with its size, device and reason, and a source with the same details.
         let mut lines = shown
             .lines()
             .skip_while(|line| !line.contains("mul_mat 'Qcur-0' ("));
@@ -48,7 +48,7 @@ fn logs_say_as_much_as_they_are_asked_to() {
     let plan = with_model(&model, "plan -m M -vv");
     assert!(plan.stderr.contains("of %"), "{}", plan.stderr);
     assert!(!plan.ok().contains("debug"));
-    // The flag may come first, too.
+    // The flag may also come first.
     let before = samite([
         "-v",
         "run",

@@ -1,8 +1,8 @@
-//! What a model says after each token.
+//! Logits of a model after each token.
 
 use crate::{samite, tiny, with_model};
 
-/// The values of a file that NumPy would read, with its two extents.
+/// Reads a NumPy file. Returns its two extents and its values.
 fn read(path: &std::path::Path) -> ([usize; 2], Vec<f32>) {
     let bytes = std::fs::read(path).unwrap();
     assert_eq!(&bytes[..8], b"\x93NUMPY\x01\x00");
@@ -40,7 +40,7 @@ fn are_written_and_the_most_likely_tokens_printed() {
         assert!((log_probability + sum.ln()).abs() < 1e-6);
         assert!(top[1]["logit"].as_f64() <= top[0]["logit"].as_f64());
     }
-    // In one batch, and token by token: the same within rounding.
+    // One batch and token-by-token decoding agree within rounding.
     let line = line.replace("-ub 3", "-ub 1");
     with_model(&model, &line).ok();
     let (_, again) = read(&file);

@@ -1,6 +1,6 @@
-//! The built program, as somebody who is in a hurry, or means harm, would use it.
+//! Tests of the built program, with careless and hostile use.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 #[cfg(unix)]
 mod chat;
@@ -53,9 +53,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// What a run of the program gave.
+/// Result of a program run.
 struct Run {
-    /// Exit code; `None` if a signal ended it.
+    /// Exit code; `None` if it was killed by a signal.
     code: Option<i32>,
     stdout: String,
     stderr: String,
@@ -70,15 +70,15 @@ impl Run {
         }
     }
 
-    /// Standard output of a run that must have succeeded.
+    /// Returns standard output after checking that the run succeeded.
     #[track_caller]
     fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{}", self.stderr);
         self.stdout
     }
 
-    /// A run that must have failed with this code and, maybe after warnings, with one line that has all of these in it,
-    /// before it wrote anything.
+    /// Checks that the run failed with this code before it wrote any output. After optional
+    /// warnings, a single error line must contain all of these parts.
     #[track_caller]
     fn fails(self, code: i32, parts: &[&str]) {
         let Run { stderr, stdout, .. } = &self;
@@ -97,7 +97,7 @@ impl Run {
         }
     }
 
-    /// Standard output as JSON, in which every number is one.
+    /// Returns standard output as JSON, after checking that it contains no NaN or infinity.
     #[track_caller]
     fn json(self) -> serde_json::Value {
         let text = self.ok();
@@ -125,7 +125,7 @@ fn piped(command: &mut Command) -> Child {
 fn fed(mut command: Command, input: &[u8]) -> Run {
     let mut child = piped(&mut command);
     let mut pipe = child.stdin.take().unwrap();
-    // The program may end before it has read all.
+    // The program may exit before it has read everything.
     let _ = pipe.write_all(input);
     drop(pipe);
     Run::new(child.wait_with_output().unwrap())
@@ -140,7 +140,8 @@ fn with_model(model: &Path, line: &str) -> Run {
     }))
 }
 
-/// Runs the program with a line of arguments, some of standard input over and over, and so many KiB of address space.
+/// Runs the program with a line of arguments, `times` copies of `input` on standard input, and a
+/// limit on its address space in KiB.
 #[cfg(unix)]
 fn limited(line: &str, model: &Path, input: &[u8], times: usize, kibibytes: usize) -> Run {
     let script = format!("ulimit -v {kibibytes}; exec \"$@\"");
@@ -152,13 +153,14 @@ fn limited(line: &str, model: &Path, input: &[u8], times: usize, kibibytes: usiz
     command
         .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_samite")])
         .args(words)
-        // glibc reserves 64 MiB of addresses for each thread, or not, as threads meet.
+        // glibc reserves 64 MiB of address space for another thread's arena only under contention,
+        // so the total would vary.
         .env("MALLOC_ARENA_MAX", "1");
     let mut child = piped(&mut command);
     let mut pipe = child.stdin.take().unwrap();
     let input = input.to_vec();
     let writer = std::thread::spawn(move || {
-        // The program may end before it has read all.
+        // The program may exit before it has read everything.
         (0..times).try_for_each(|_| pipe.write_all(&input)).is_ok()
     });
     let run = Run::new(child.wait_with_output().unwrap());
@@ -166,7 +168,7 @@ fn limited(line: &str, model: &Path, input: &[u8], times: usize, kibibytes: usiz
     run
 }
 
-/// A folder with a tiny model in it.
+/// Creates a folder with a tiny model.
 fn tiny() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tiny.gguf");
@@ -174,7 +176,8 @@ fn tiny() -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-/// Writes an adapter that changes every query matrix of a synthetic model of the llama architecture.
+/// Writes an adapter that changes every query matrix of a synthetic model of the llama
+/// architecture.
 #[cfg(unix)]
 fn write_adapter(model: &SyntheticModel, path: &Path) {
     use samite::gguf::{Metadata, TensorSpec, Writer};
@@ -208,7 +211,7 @@ fn write_adapter(model: &SyntheticModel, path: &Path) {
     writer.commit().unwrap();
 }
 
-/// A small trained model, where there is one.
+/// Returns the path of a small trained model, if available.
 fn trained() -> Option<PathBuf> {
     let folder = std::env::var_os("SAMITE_TEST_MODELS").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models"),
@@ -222,7 +225,7 @@ fn trained() -> Option<PathBuf> {
     Some(path)
 }
 
-/// Checks that a report of speeds has what is needed to tell it from others.
+/// Checks that a speed report identifies its machine, version and model.
 #[track_caller]
 fn says_where_and_when(report: &serde_json::Value) {
     for name in ["date", "processor", "isa", "samite_version", "model"] {
@@ -237,7 +240,7 @@ fn says_where_and_when(report: &serde_json::Value) {
     assert!(report["cores"].as_u64().unwrap() > 0);
 }
 
-/// The names of what is in a folder.
+/// Returns the names of the entries in a folder.
 fn listing(dir: &Path) -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir(dir)
         .unwrap()

@@ -1,4 +1,4 @@
-//! What the commands print, and where it goes.
+//! Output of the commands, and the stream it goes to.
 
 use crate::{Run, command, fed, samite, says_where_and_when, tiny, with_model};
 use std::io::Read;
@@ -146,7 +146,7 @@ fn standard_input_is_the_prompt() {
         with_input("tokenize --show-count --no-bos", b"").ok(),
         "0 tokens\n"
     );
-    // Without a model, the embedded one's vocabulary.
+    // Without a model, the built-in one's vocabulary.
     assert!(
         with_input("tokenize --show-count", b"Once")
             .ok()

@@ -34,7 +34,7 @@ impl Base {
         self.dir.path().join(name).display().to_string()
     }
 
-    /// Flags that compare with the file of this name.
+    /// Returns the command line that compares with the file of this name.
     fn compare(&self, name: &str) -> String {
         let file = self.at(name);
         format!("perplexity -m M --kl-divergence --kl-divergence-base {file}")
@@ -151,7 +151,7 @@ fn flags_that_make_no_comparison() {
     let line = format!("perplexity -m M -f {text} --kl-divergence-base");
     with_model(&base.model, &format!("{line} /no/such/base")).fails(1, &["/no/such/base"]);
     with_model(&base.model, &format!("{line} /dev/null")).fails(1, &["/dev/null"]);
-    // A failure leaves the earlier file alone, and nothing else behind.
+    // A failure leaves the earlier file unchanged, and no other file.
     with_model(&base.model, &format!("{line} {file} -c 100000"))
         .fails(1, &["text: has", "--ctx-size"]);
     assert_eq!(std::fs::read(&file).unwrap(), before);
@@ -185,12 +185,12 @@ fn hostile_files_are_refused() {
     refused(&with(20 + 40 * 4, 320), &["token 8 of chunk 2: is 320"]);
     let first_row = 20 + 3 * 32 * 4;
     refused(&with(first_row, u32::MAX), &["row 0 of chunk 1: scale NaN"]);
-    // A minimum that makes probabilities of nearly 0.
+    // A minimum that makes all probabilities nearly 0.
     refused(
         &with(first_row + 4, (-99f32).to_bits()),
         &["row 0 of chunk 1", "sum to"],
     );
-    // A file that is complete, of another vocabulary.
+    // A complete file of another vocabulary.
     let other = SyntheticModel {
         n_vocab: 300,
         ..SyntheticModel::tiny("llama")
@@ -210,7 +210,7 @@ fn hostile_files_are_refused() {
     }
 }
 
-/// A sparse file that is as long as its header says, with more tokens than the machine can hold.
+/// A sparse file of the length in its header, with more tokens than fit into memory.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_context_that_does_not_fit_names_the_file() {
@@ -242,7 +242,7 @@ fn a_context_that_does_not_fit_names_the_file() {
 #[test]
 fn a_full_disk_leaves_no_file() {
     let base = Base::new();
-    // The signal that comes with the limit would end the program.
+    // The signal for exceeding the limit would kill the program.
     let script = "trap '' XFSZ; ulimit -f 8; exec \"$@\"";
     let mut command = std::process::Command::new("sh");
     command
@@ -256,8 +256,8 @@ fn a_full_disk_leaves_no_file() {
     assert_eq!(listing(base.dir.path()), ["base", "text", "tiny.gguf"]);
 }
 
-/// The built-in model in F32, so that programs differ only by the order of their sums, as it is and
-/// rounded to Q4_0. `make.sh` made the log-probabilities of the first one.
+/// Writes the built-in model in F32, so that programs differ only by their summation order, and
+/// another one rounded to Q4_0. `make.sh` generated the log-probabilities of the first one.
 fn built_in(dir: &Path) -> [PathBuf; 2] {
     let built_in = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -276,13 +276,13 @@ fn built_in(dir: &Path) -> [PathBuf; 2] {
     [whole, rounded]
 }
 
-/// A file in the folder of what llama.cpp's tool wrote.
+/// Returns the path of a file that llama.cpp's tool wrote.
 fn fixture(name: &str) -> String {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kl_divergence/");
     format!("{folder}{name}")
 }
 
-/// Codes of all rows of a file, with scale and minimum of each.
+/// Returns the codes of all rows of a file, with each row's scale and minimum.
 fn rows_of(path: &str) -> Vec<([f32; 2], Vec<u16>)> {
     let bytes = std::fs::read(path).unwrap();
     let mut reader = LogProbsReader::new(&bytes[..], bytes.len() as u64).unwrap();
@@ -311,7 +311,7 @@ fn files_are_those_of_llama_cpp() {
     let mut different = 0;
     let (ours, theirs) = (rows_of(&ours), rows_of(&theirs));
     for (at, ((a, our_codes), (b, their_codes))) in ours.iter().zip(&theirs).enumerate() {
-        // Logits are sums of F32 in another order.
+        // Logits are F32 sums in another order.
         for (a, b) in a.iter().zip(b) {
             assert!((a / b - 1.0).abs() < 1e-5, "{at}: {a} {b}");
         }
@@ -336,17 +336,17 @@ fn comparisons_are_those_of_llama_cpp() {
     let [model, rounded] = built_in(dir.path());
     let value = compared(&model);
     // Codes are 16 / 65535 apart, so rounding changes a log-probability by at most half of that. A
-    // divergence is a mean of such differences; logits are sums of F32 in another order.
+    // divergence is a mean of such differences; logits are F32 sums in another order.
     let most = 8.0 / 65535.0 + 1e-5;
     for of in ["mean", "min", "max"] {
         let divergence = number(&value, &format!("/kl_divergence/{of}"));
         assert!(divergence.abs() <= most, "{of}: {divergence}");
     }
     assert_eq!(number(&value, "/same_top/share"), 1.0);
-    // As the tool printed when it wrote the file.
+    // Value that the tool printed when it wrote the file.
     assert!((number(&value, "/perplexity") - 2.3326).abs() < 1e-4);
 
-    // As the tool printed of the rounded model.
+    // Values that the tool printed for the rounded model.
     let value = compared(&rounded);
     for (pointer, expected) in [
         ("/tokens", 155.0),
@@ -378,7 +378,7 @@ fn comparisons_are_those_of_llama_cpp() {
         ("/same_top/error", 0.01980),
     ] {
         let found = number(&value, pointer);
-        // The tool prints five or six places, and computes in F32.
+        // The tool prints five or six digits and computes in F32.
         assert!((found - expected).abs() < 3e-5, "{pointer}: {found}");
     }
     assert_eq!(number(&value, "/base/clipped_tokens"), 2.0);

@@ -1,4 +1,4 @@
-//! Plans need nothing but the header of a file.
+//! Plans require only the header of a file.
 
 use crate::{limited, samite, tiny, with_model};
 use samite::DType;
@@ -7,7 +7,7 @@ use samite::llm::SyntheticModel;
 use samite::llm::arch::Spec;
 use std::path::Path;
 
-/// Writes the header of a model and a hole where its data would be. Returns the size of the data.
+/// Writes a model's header and a hole for its data. Returns the size of the data.
 fn write_sparse(model: &SyntheticModel, path: &Path) -> u64 {
     let metadata = model.metadata().unwrap();
     let spec = Spec::from_metadata(&metadata, 10_000, &|_| false).unwrap();
@@ -89,7 +89,7 @@ fn a_huge_model_takes_no_memory() {
         "--device reference,cpu --fit off --place layers=0-19:reference",
     ] {
         let line = format!("plan -m M -c 4096 --json {flags}");
-        // A mapping takes addresses, but no memory.
+        // A mapping uses address space, but no memory.
         let kibibytes = if flags == "--mmap" { 60 << 20 } else { 1 << 20 };
         let plan = limited(&line, &path, b"", 0, kibibytes).json();
         let sum = |purpose: &str| {
@@ -107,7 +107,7 @@ fn the_data_may_be_missing() {
     let (_dir, model) = tiny();
     let whole = std::fs::read(&model).unwrap();
     let plan = with_model(&model, "plan -m M").ok();
-    // The vocabulary of the tiny model takes less than that.
+    // The tiny model's vocabulary needs less than that.
     std::fs::write(&model, &whole[..40_000]).unwrap();
     assert_eq!(with_model(&model, "plan -m M").ok(), plan);
     with_model(&model, "run -m M -p ab").fails(1, &["tiny.gguf", "the file is truncated"]);
@@ -133,7 +133,7 @@ fn a_plan_says_that_the_cpu_was_put_behind_a_gpu() {
     assert_eq!(json["cpu_added"], true);
 }
 
-/// Four machines whose devices read 1e9 bytes a second of any type that a test uses.
+/// Four machines whose devices read 1e9 bytes per second, for any type that a test uses.
 const MACHINES: &str = r#"
 [devices.slow]
 memory = 1e9
@@ -182,7 +182,7 @@ fn machines_that_are_not_there_are_simulated() {
         with_model(&model, &line).json()
     };
     let number = |value: &serde_json::Value| value.as_f64().unwrap();
-    // Three layers on three of them: three steps, and a message there and back for each.
+    // Three layers on three machines: three steps, with a message to each and back.
     let layers = run("-ts 1,1,1,1 -ngl 4");
     let generation = &layers["generation"];
     let each = number(&generation["seconds"]) / 4.0;
@@ -203,7 +203,7 @@ fn machines_that_are_not_there_are_simulated() {
         assert!((sum / whole - 1.0).abs() < 1e-6, "{row}");
     }
     assert_eq!(layers["short_of_memory"], serde_json::json!([]));
-    // Two sums of two rounds a layer; heads of the tiny model suffice for two members.
+    // Two sums of two rounds per layer; the tiny model has enough heads for two shards.
     let divided = run("-sm tensor -ts 1,1,0,0");
     let each = number(&divided["generation"]["seconds"]) / 4.0;
     assert!(each > 12e-3, "{divided:#}");

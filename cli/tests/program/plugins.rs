@@ -1,4 +1,4 @@
-//! ggml's plugins: wrong ones are refused with a reason, real ones compute the same.
+//! ggml plugins: invalid ones are rejected with a reason, real ones compute the same results.
 
 use crate::{Run, command, samite};
 use samite_testing::skipped;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// What `samite devices -v` says with plugins in `path`.
+/// Returns the output of `samite devices -v` with plugins in `path`.
 fn devices(path: &Path) -> String {
     with_plugins(path, &["devices", "-v"]).ok()
 }
@@ -15,7 +15,8 @@ fn with_plugins(path: &Path, arguments: &[&str]) -> Run {
     Run::new(plugin_command(path, arguments).output().unwrap())
 }
 
-/// The program with plugins in `path`, which keeps its verdicts on them in a folder of this test run.
+/// Returns the program with plugins in `path`, with the disk cache of plugin checks in a folder of
+/// this test run.
 fn plugin_command(path: &Path, arguments: &[&str]) -> Command {
     static CACHE: OnceLock<PathBuf> = OnceLock::new();
     let cache = CACHE.get_or_init(|| {
@@ -24,14 +25,14 @@ fn plugin_command(path: &Path, arguments: &[&str]) -> Command {
         folder
     });
     let mut command = command(arguments);
-    // Nothing else that was named is warned of.
+    // Unset other named libraries, so that none causes a warning.
     command.env_remove("SAMITE_BLAS_PATH");
     command.env("SAMITE_BACKEND_PATH", path);
     command.env("XDG_CACHE_HOME", cache);
     command
 }
 
-/// Why the file was refused.
+/// Returns why the file was rejected.
 #[track_caller]
 fn refused(path: &Path) -> String {
     let text = devices(path);
@@ -44,7 +45,8 @@ fn refused(path: &Path) -> String {
         .to_owned()
 }
 
-/// The files in `folder` that are not usable, by name. Other libraries that a machine lacks are listed beside them.
+/// Returns the names of the unusable files in `folder`. The output also lists other libraries that
+/// the machine lacks.
 fn refused_in(text: &str, folder: &Path) -> Vec<String> {
     let start = format!("not usable: {}/", folder.display());
     let lines = text.lines();
@@ -56,18 +58,18 @@ fn refused_in(text: &str, folder: &Path) -> Vec<String> {
     names
 }
 
-/// The model that is part of the program.
+/// Returns the path of the built-in model.
 fn stories() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/stories/stories.gguf")
 }
 
-/// A library with the functions of a plugin, made with these definitions.
+/// Builds a plugin library with these definitions.
 fn build(directory: &Path, name: &str, definitions: &[&str]) -> Option<PathBuf> {
     let definitions = definitions.iter().map(|d| format!("-D{d}"));
     compile(directory, name, definitions)
 }
 
-/// The same, linked with a `libggml-base.so.0` that is not there any more.
+/// Builds a plugin linked to a `libggml-base.so.0` that no longer exists.
 fn build_alone(directory: &Path, name: &str, definitions: &[&str]) -> Option<PathBuf> {
     let elsewhere = tempfile::tempdir().unwrap();
     let soname = "-Wl,-soname,libggml-base.so.0".to_owned();
@@ -137,7 +139,7 @@ fn files_that_are_no_plugins_are_refused() {
         refused(Path::new("libggml-cpu.so")),
         "the path is not absolute"
     );
-    // All of them at once, by their directory.
+    // All of them together, given by their folder.
     let text = devices(dir.path());
     let four = ["folder", "link", "open", "text"].map(|name| format!("libggml-{name}.so"));
     assert_eq!(refused_in(&text, dir.path()), four, "{text}");
@@ -235,7 +237,7 @@ fn a_lone_plugin_whose_known_results_are_wrong_is_refused() {
     };
     let text = devices(&right);
     assert!(text.contains("  ggml:Fixture "), "{text}");
-    // Numbers of operations that are another release's, and a structure of another size.
+    // Operation numbers of another release, and a structure of another size.
     for (name, definition, reason) in [
         ("factor", "FACTOR=3", "ggml:Fixture does not compute scale"),
         ("size", "DATA=320", "signal 11"),
@@ -244,7 +246,7 @@ fn a_lone_plugin_whose_known_results_are_wrong_is_refused() {
         let found = refused(&path);
         assert!(found.contains(reason), "{name}: {found}");
     }
-    // The right one is used beside them.
+    // The valid one is used in spite of the others.
     let text = devices(dir.path());
     assert!(text.contains("  ggml:Fixture "), "{text}");
     let two = ["libggml-factor.so", "libggml-size.so"];
@@ -279,7 +281,7 @@ fn parameters_reach_the_plugin() {
     );
 }
 
-/// What the fixture's device did in a run of the program that must succeed: words with two numbers.
+/// Returns the log of the fixture's device during a successful run: words with two numbers.
 #[cfg(target_os = "linux")]
 fn logged(plugin: &Path, line: &str) -> Vec<(String, usize, usize)> {
     let log = |line: &str| {
@@ -295,7 +297,8 @@ fn logged(plugin: &Path, line: &str) -> Vec<(String, usize, usize)> {
         };
         text.lines().map(line).collect::<Vec<_>>()
     };
-    // It is tried once in a process of its own, and computes known results whenever it is loaded.
+    // The plugin is first checked in a separate process, and computes known results whenever it is
+    // loaded.
     with_plugins(plugin, &["devices"]).ok();
     let loaded = log("devices");
     let mut run = log(line);
@@ -318,7 +321,7 @@ fn a_plugin_computes_with_the_number_of_threads_that_was_asked_for() {
         ("--device ggml:Fixture,cpu -t 3", 3, 3),
         ("--device ggml:Fixture,cpu -t 2 -tb 5", 2, 5),
         ("--device ggml:Fixture,cpu -t 5 -tb 2", 5, 2),
-        // The device's own number is the most.
+        // The device's own thread count is the maximum.
         ("--device ggml:Fixture:threads=4,cpu -t 3 -tb 7", 3, 4),
     ] {
         let log = logged(&plugin, &format!("{line} {flags}"));
@@ -332,7 +335,7 @@ fn a_plugin_computes_with_the_number_of_threads_that_was_asked_for() {
             prompt.len() >= 7 && prompt.iter().all(|&n| n == several),
             "{flags}: {log:?}"
         );
-        // The last product of a prompt has one column, too.
+        // The last product of a prompt also has a single column.
         let single = threads(true);
         assert!(
             single.iter().filter(|&&n| n == one).count() >= 2 * 7,
@@ -353,7 +356,7 @@ fn a_plugin_that_asks_for_prompts_gets_them_and_memory_is_as_planned() {
     };
     let (_dir, model) = crate::tiny();
     let model = model.display();
-    // Weights stay on the host: packed, as by default.
+    // Weights stay on the host, packed by default.
     let place = "--device ggml:Fixture,cpu -ngl 0 -c 600";
     let plan = |flags: &str| {
         let line = format!("plan -m {model} {place} --json {flags}");
@@ -373,7 +376,7 @@ fn a_plugin_that_asks_for_prompts_gets_them_and_memory_is_as_planned() {
     };
     let log = run("");
     let wide = columns(&log);
-    // Seven products in each layer of a whole micro-batch, and none of the tokens behind it.
+    // Seven products in each layer of a full micro-batch, and none of the tokens after it.
     assert!(wide.iter().filter(|&&n| n == 512).count() >= 7, "{wide:?}");
     assert!(wide.iter().all(|&n| n >= 32), "{wide:?}");
     assert_eq!(columns(&run("--no-op-offload")), [0; 0]);
@@ -403,7 +406,7 @@ fn weights_that_a_plugin_refuses_are_named_and_the_cpu_is_behind_it() {
     let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE", "GPU"]) else {
         return;
     };
-    // It multiplies floats only.
+    // It only multiplies floats.
     let model = dir.path().join("q8.gguf");
     let shape = samite::llm::SyntheticModel {
         dtype: samite::DType::Q8_0,
@@ -448,7 +451,7 @@ fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
     let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE"]) else {
         return;
     };
-    // One that would end the program's try with a signal, if anybody tried it.
+    // A plugin that would kill the process that checks it with a signal.
     let Some(bad) = build_alone(dir.path(), "bad", &["ABORT_ON_LOAD"]) else {
         return;
     };
@@ -469,11 +472,11 @@ fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
     assert!(!text.contains("  ggml:"), "{text}");
     assert!(text.contains("backend blas\n    disabled"), "{text}");
     assert_eq!(text.matches("it is disabled").count(), 2, "{text}");
-    // What nobody has is told, with what there is.
+    // Unknown names are reported together with the existing ones.
     let run = with_plugins(dir.path(), &["devices", "--disable", "nope,blas,bad"]);
     let warning = "warning: no backend is called 'nope', so none of that name was disabled; \
                    there are: blas, cpu, ggml, reference, remote, rpc, ";
-    // A build with more features has more.
+    // A build with more features lists more.
     let rest = run.stderr.trim().strip_prefix(warning);
     assert!(
         rest.is_some_and(|rest| rest.ends_with("and the plugins bad, fixture")),
@@ -481,7 +484,7 @@ fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
         run.stderr
     );
     run.ok();
-    // The backend is gone, and what has to do with it says so.
+    // The backend is disabled, and commands that need it report this.
     samite(["run", "--disable", "cpu", "--device", "cpu", "-p", "x"])
         .fails(2, &["there is no device 'cpu'", "cpu is disabled"]);
 }
@@ -500,7 +503,7 @@ fn a_plugin_that_was_named_and_is_of_no_use_is_mentioned() {
     }
     let reason = format!("{}: ggml 0.24.9: the plugin interface", old.display());
     with_plugins(&old, &["plan", "--device", "npu"]).fails(2, &["no device 'npu'", &reason]);
-    // In a folder, it is one of many, and only said where somebody asks for ggml's devices.
+    // In a folder, it is one of many, and only reported when a command uses ggml's devices.
     let run = with_plugins(dir.path(), &["devices"]);
     assert_eq!(run.stderr, "");
     run.ok();
@@ -519,7 +522,7 @@ fn a_device_is_automatic_after_a_small_graph_was_right() {
     let text = devices(&right);
     assert!(text.contains("* ggml:Fixture "), "{text}");
     assert!(!text.contains("only when it is named"), "{text}");
-    // Single operations are right in all of these, so that they can be used.
+    // Single operations are correct in all of these, so they pass the check.
     for (name, definition, reason) in [
         (
             "ends",
@@ -547,7 +550,7 @@ fn a_device_is_automatic_after_a_small_graph_was_right() {
             format!("warning: device 'ggml:Fixture' is used because it was named: {reason}");
         assert!(run.stderr.contains(&warning), "{name}: {}", run.stderr);
         run.ok();
-        // Nobody is told of a device that nobody named.
+        // Devices that the command does not name cause no message.
         assert_eq!(with_plugins(&path, &["plan"]).stderr, "", "{name}");
     }
 }
@@ -575,7 +578,7 @@ fn verdicts_on_devices_are_kept_until_the_file_changes() {
     assert_eq!(graphs(), 2);
 }
 
-/// The names of ggml's devices, in the order of `samite devices`.
+/// Returns the names of ggml's devices, in the order of `samite devices`.
 fn names(text: &str) -> Vec<&str> {
     let names = text.lines().take_while(|line| !line.is_empty());
     let names = names.filter_map(|line| line.get(2..)?.split_whitespace().next());
@@ -609,7 +612,7 @@ fn one_variant_of_each_plugin_is_used_in_ggmls_order() {
     let file = third.join("libggml-zzz.so");
     let path = std::env::join_paths([first, second, &file]).unwrap();
     let text = devices(Path::new(&path));
-    // The file that was named, then ggml's order; of equal variants the first.
+    // First the named file, then ggml's order; the first of equal variants.
     assert_eq!(names(&text), ["Zzz", "Vk", "Cl", "Four"], "{text}");
     let four = second.join("libggml-cpu-four.so");
     for (folder, file, reason) in [
@@ -634,7 +637,7 @@ fn one_variant_of_each_plugin_is_used_in_ggmls_order() {
         assert!(text.contains(&line), "no {line:?} in {text}");
     }
     assert!(!text.contains("Other"), "nobody named its folder: {text}");
-    // A variant that is named is used, whatever the scores.
+    // A named variant is used regardless of its score.
     let one = first.join("libggml-cpu-one.so");
     let path = std::env::join_paths([second, &*one]).unwrap();
     assert_eq!(names(&devices(Path::new(&path))), ["One", "Vk"]);
@@ -659,7 +662,7 @@ fn plugins_beside_the_program_are_found() {
     assert_eq!(names(&text), ["Fixture"], "{text}");
 }
 
-/// The folder with upstream's prebuilt plugins, if the environment names one.
+/// Returns the folder with upstream's prebuilt plugins, if the environment names one.
 fn peers() -> Option<PathBuf> {
     let folder = std::env::var_os("SAMITE_TEST_GGML_PLUGINS");
     if folder.is_none() {
@@ -677,7 +680,7 @@ fn the_best_of_upstreams_plugins_is_a_device() {
         text.contains("fits better"),
         "other variants are listed: {text}"
     );
-    // Only the best variant is used, and nothing is used without being named.
+    // Only the best variant is used, and only if it is named.
     assert_eq!(text.matches("  ggml:CPU ").count(), 1, "{text}");
     let report = with_plugins(
         &peers,
@@ -687,8 +690,8 @@ fn the_best_of_upstreams_plugins_is_a_device() {
     assert!(report.contains("rms_norm"), "{report}");
 }
 
-/// Sixty greedy tokens, with plugins in `folder`. No two tokens of this story are nearly as likely as each other, so that it does not
-/// depend on how results are rounded.
+/// Generates sixty greedy tokens with plugins in `folder`. This story has no two tokens of nearly
+/// equal probability, so it does not depend on rounding.
 fn greedy(folder: &Path, model: &Path, flags: &[&str]) -> String {
     let mut arguments = vec![
         "run",
@@ -704,7 +707,8 @@ fn greedy(folder: &Path, model: &Path, flags: &[&str]) -> String {
     with_plugins(folder, &[&arguments, flags].concat()).ok()
 }
 
-/// Upstream's plugins for this processor in a folder of their own, without their `libggml-base`.
+/// Copies upstream's plugins for this processor into a separate folder, without their
+/// `libggml-base`.
 fn alone(peers: &Path) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(peers).unwrap() {
@@ -743,7 +747,7 @@ fn a_plugins_file_alone_is_enough() {
 fn samites_libggml_base_gives_the_same_results_as_upstreams() {
     let Some(peers) = peers() else { return };
     let alone = alone(&peers);
-    // With conversions from and to every type; the others call little of it.
+    // Includes conversions from and to every type; the other operations need little of it.
     for operation in ["cpy", "get_rows", "set_rows", "rope", "glu"] {
         let arguments = ["test-ops", "--device", "ggml:CPU", "-f", operation];
         let [with, without] = [&*peers, alone.path()].map(|path| with_plugins(path, &arguments));
@@ -817,7 +821,7 @@ fn upstreams_vulkan_plugin_writes_the_same_text() {
         return;
     };
     let model = stories();
-    // Queues, events and memory that only the plugin can reach.
+    // Queues, events and memory that only the plugin can access.
     let folder = Path::new(&folder);
     let text = devices(folder);
     assert!(

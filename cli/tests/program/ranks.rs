@@ -1,6 +1,7 @@
-//! Several processes that share one model: started by themselves, with memory that they share; and by `mpirun` of Open MPI and of MPICH, where they are.
+//! Several processes that share a model: started by the test and connected by shared memory, or
+//! started by `mpirun` of Open MPI and MPICH, where installed.
 //!
-//! With SAMITE_TEST_MPI=1 it is a failure if one of these is missing, and with 0 they are not looked for.
+//! With SAMITE_TEST_MPI=1 it is a failure if one of these is missing, and with 0 they are not used.
 
 use crate::{Run, child, command, samite, tiny};
 use samite_testing::{skipped, wait_until};
@@ -10,10 +11,10 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What Debian calls them. Whoever has but `mpirun` may have either.
+/// Debian's names. A plain `mpirun` may belong to either.
 const LAUNCHERS: [&str; 2] = ["mpirun.openmpi", "mpirun.mpich"];
 
-/// Flags of a run that is the same wherever it runs.
+/// Flags of a run whose output does not depend on the machine.
 const STORY: [&str; 11] = [
     "run",
     "-sm",
@@ -28,18 +29,18 @@ const STORY: [&str; 11] = [
     "1",
 ];
 
-/// How processes are started and connected.
+/// Way to start and connect the processes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
-    /// One by one; they share memory.
+    /// Started one by one, connected by shared memory.
     Own,
-    /// By a launcher, with what it is for.
+    /// Started by a launcher, connected by its MPI.
     Mpi(&'static str),
-    /// By a launcher, with what samite finds best.
+    /// Started by a launcher, with the connection that samite prefers.
     Auto(&'static str),
 }
 
-/// The launchers of this machine.
+/// Returns the launchers of this machine.
 fn launchers() -> Vec<&'static str> {
     let wanted = std::env::var("SAMITE_TEST_MPI").unwrap_or_default();
     let is_there = |launcher: &&str| {
@@ -65,7 +66,7 @@ fn ways() -> Vec<Way> {
     std::iter::once(Way::Own).chain(launched).collect()
 }
 
-/// The commands that start several programs of several processes each, given by their numbers and their arguments.
+/// Returns the commands that start several programs, given by their process counts and arguments.
 fn commands(way: Way, programs: &[(usize, &[&str])]) -> Vec<Command> {
     static FILES: AtomicUsize = AtomicUsize::new(0);
     let mut commands = match way {
@@ -108,7 +109,7 @@ fn commands(way: Way, programs: &[(usize, &[&str])]) -> Vec<Command> {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Tests run where users are root, and processors few.
+            // Tests may run as root and with few processors.
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
             .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
@@ -118,7 +119,7 @@ fn commands(way: Way, programs: &[(usize, &[&str])]) -> Vec<Command> {
     commands
 }
 
-/// Runs programs to their end. What all processes wrote is put together.
+/// Runs programs to their end and concatenates the output of all processes.
 fn run(way: Way, programs: &[(usize, &[&str])]) -> Run {
     let mut commands = commands(way, programs);
     let children: Vec<Child> = commands.iter_mut().map(|c| c.spawn().unwrap()).collect();
@@ -137,7 +138,8 @@ fn run(way: Way, programs: &[(usize, &[&str])]) -> Run {
 }
 
 impl Run {
-    /// A run of several processes that must have failed, with one line of the program among what a launcher says.
+    /// Checks that a run of several processes failed, with a single error line of the program among
+    /// the launcher's messages.
     #[track_caller]
     fn fails_once(self, parts: &[&str]) {
         let Run {
@@ -158,7 +160,7 @@ impl Run {
     }
 }
 
-/// Processes that are ended with the test: one for each rank, or a launcher.
+/// Processes that are killed at the end of the test: one for each rank, or a launcher.
 struct Running(Vec<Child>);
 
 impl Drop for Running {
@@ -170,7 +172,7 @@ impl Drop for Running {
     }
 }
 
-/// The process of a rank, which has this word among its arguments.
+/// Returns the process of a rank that has this word among its arguments.
 fn find(rank: usize, word: &str) -> Option<String> {
     let variables = ["SAMITE_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"];
     let wanted = variables.map(|name| format!("{name}={rank}"));
@@ -192,7 +194,7 @@ fn send(signal: &str, rank: usize, word: &str) {
 }
 
 impl Running {
-    /// A run that goes on and on, once it writes. `word` marks its processes.
+    /// Starts an endless run and waits for its first output. `word` marks its processes.
     fn endless(way: Way, count: usize, word: &str, flags: &[&str]) -> Self {
         let more = ["-n", "all", "--keep", "2", "--ignore-eos", "--log", word];
         let arguments = [&STORY[..], &more, flags].concat();
@@ -201,12 +203,13 @@ impl Running {
         let mut out = running.0[0].stdout.take().unwrap();
         let mut first = [0; 64];
         out.read_exact(&mut first).unwrap();
-        // Somebody has to read on.
+        // Keep reading, or the pipe would fill up.
         std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
         running
     }
 
-    /// Waits for the end of the first `count` children, and returns what all wrote to standard error, and whether one of them failed.
+    /// Waits until the first `count` children exit. Returns whether one of them failed, and all
+    /// standard error output.
     #[track_caller]
     fn end(&mut self, count: usize) -> (bool, String) {
         let (mut failed, mut said) = (false, String::new());
@@ -237,12 +240,12 @@ fn processes_write_the_same_text_as_threads() {
             assert_eq!(processes.ok(), threads, "{way:?} {count}");
         }
     };
-    // As many members, each with a name of its own.
+    // As many shards, each with its own device name.
     let devices = ["cpu:cores=0", "cpu:cores=1", "cpu:cores=0-1", "cpu"];
     for count in 2..=4 {
         check(&[&STORY[..], &["-n", "40"]].concat(), &devices[..count]);
     }
-    // Uneven shares, a random choice of tokens, and more text than there is room for.
+    // Uneven shards, random sampling, and more text than fits into the context.
     let random = [
         "--temp", "1.5", "-s", "7", "-c", "32", "--keep", "2", "-n", "80", "-q",
     ];
@@ -250,7 +253,7 @@ fn processes_write_the_same_text_as_threads() {
     check(&uneven, &devices[..2]);
 }
 
-/// Each process would choose another one.
+/// Each process would choose another token.
 #[test]
 fn the_first_process_chooses_the_tokens() {
     let flags = [
@@ -312,7 +315,7 @@ fn a_process_that_is_killed_ends_the_others() {
             let (failed, said) = running.end(count);
             assert!(failed, "{way:?}: {said}");
             if way == Way::Own {
-                // Nobody else would tell them.
+                // No launcher would tell them.
                 let wanted = format!("device lost: rank {rank} ended");
                 assert_eq!(said.matches(&wanted).count(), 2, "{said}");
             }
@@ -332,7 +335,8 @@ fn a_process_that_stands_still_is_lost_at_the_deadline() {
         send("STOP", 1, &word);
         let (failed, said) = running.end(1);
         assert!(failed, "{way:?}: {said}");
-        // Who waits for another that waits for rank 1 names both, and may be the first to speak.
+        // A rank that waits for another that waits for rank 1 names both, and may be the first to
+        // report.
         let names_it = |line: &&str| {
             let late = ["rank 1", "ranks 0, 1", "ranks 1, 2"];
             let mut late = late.map(|who| format!("{who} did not come to")).into_iter();
@@ -340,13 +344,13 @@ fn a_process_that_stands_still_is_lost_at_the_deadline() {
         };
         let line = said.lines().find(names_it).unwrap_or_default();
         assert!(line.contains("device lost"), "{way:?}: {said}");
-        // Another one's deadline may have been a moment before.
+        // Another rank's deadline may have passed just before.
         assert!(
             line.contains("within 4 s") || line.contains("rank 2 gave up"),
             "{way:?}: {said}"
         );
         if way == Way::Own {
-            // It finds out when it goes on.
+            // It notices when it continues.
             send("CONT", 1, &word);
             let rest = &mut Running(running.0.split_off(1));
             let (failed, said) = rest.end(1);
@@ -400,7 +404,7 @@ fn what_is_missing_is_said_with_what_to_do() {
     started(&waiting, &[shared[0], shared[1], file]).fails(1, &["rank 0 did not come"]);
     started(&waiting, &[shared[0], ("SAMITE_RANK", "0"), file])
         .fails(1, &["rank 1 did not come within 1 s"]);
-    // The libraries of one kind do not know of processes that the other kind's mpirun starts.
+    // The libraries of one MPI do not recognize processes that the other's mpirun starts.
     let found = launchers();
     if found.len() == 2 {
         for (launcher, library) in [(found[1], "libmpi.so.40"), (found[0], "libmpich.so.12")] {

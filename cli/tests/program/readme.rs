@@ -1,4 +1,4 @@
-//! What the README shows is what happens.
+//! Checks that the README's examples behave as shown.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -25,12 +25,12 @@ fn run(folder: &Path, line: &str, more: &[&str]) -> Output {
         .unwrap()
 }
 
-/// What such a line prints in the root of the repository.
+/// Returns the output of such a line in the root of the repository.
 fn samite(line: &str) -> String {
     printed(&root(), line)
 }
 
-/// What such a line prints.
+/// Returns the output of such a line.
 #[track_caller]
 fn printed(folder: &Path, line: &str) -> String {
     let output = run(folder, line, &[]);
@@ -93,14 +93,14 @@ fn every_command_is_in_the_table_and_the_other_way_around() {
     }
 }
 
-/// The targets of links in a document, without those to other sites.
+/// Returns the link targets in a document, except those to other sites.
 fn links(text: &str) -> Vec<&str> {
     let after = text.split("](").skip(1);
     let targets = after.filter_map(|rest| rest.split(')').next());
     targets.filter(|target| !target.contains("://")).collect()
 }
 
-/// The headings of a document as links name them.
+/// Returns the anchors of a document's headings.
 fn anchors(text: &str) -> Vec<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     let headings = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase());
@@ -171,7 +171,7 @@ fn paths_that_documents_name_exist() {
     assert!(count > 30, "{count}");
 }
 
-/// The text of all Rust files below a folder.
+/// Appends the text of all Rust files below a folder.
 fn sources(folder: &Path, text: &mut String) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -199,7 +199,7 @@ fn tests_named_for_functions_of_ggml_exist() {
     }
 }
 
-/// Numbers with two decimals in a row of a table.
+/// Returns the numbers with two decimals in a table row.
 fn ratios(row: &str) -> Vec<&str> {
     let words = row.split([' ', '|']);
     words
@@ -235,7 +235,8 @@ fn the_training_command_works_once_its_text_was_made() {
     let readme = readme();
     let command = "samite train models/stories/train.toml -o folder";
     assert!(readme.contains(command));
-    // The texts that the configuration names, much shorter, and a copy of it beside them.
+    // Much shorter versions of the texts that the configuration names, with a copy of it next to
+    // them.
     let dir = tempfile::tempdir().unwrap();
     let config = root().join("models/stories/train.toml");
     let copy = dir.path().join("train.toml");
@@ -249,7 +250,8 @@ fn the_training_command_works_once_its_text_was_made() {
     let line = command
         .replace("models/stories/train.toml", copy.to_str().unwrap())
         .replace("folder", out.to_str().unwrap());
-    // A run that is stopped early says so by its exit code, so what counts is that it learnt and kept what it learnt.
+    // A run that is stopped early reports it by its exit code, so only check that it learnt and
+    // saved its result.
     let output = run(&root(), &line, &["--stop-after", "1"]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!error.contains("error:"), "{error}");
@@ -268,7 +270,7 @@ fn examples_are_not_broken_and_places_in_them_work() {
     let help = samite("samite --help");
     let (_, commands) = help.split_once("Commands:\n").unwrap();
     let (commands, _) = commands.split_once("Options:").unwrap();
-    // What begins further to the right goes on with a line.
+    // Lines indented further continue the previous one.
     let names = commands.lines().filter_map(|line| {
         let line = line.strip_prefix("  ")?;
         line.split(' ').next().filter(|name| !name.is_empty())
@@ -277,7 +279,7 @@ fn examples_are_not_broken_and_places_in_them_work() {
         let help = samite(&format!("samite help {command}"));
         let (_, shown) = help.split_once("Examples:\n").unwrap_or_default();
         for example in shown.lines() {
-            // Of a line that is broken, the rest would be alone.
+            // If a line were broken, its rest would stand alone.
             assert!(example.contains("samite "), "{command}: {example}");
             examples.push(example.trim().to_owned());
         }

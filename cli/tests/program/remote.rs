@@ -1,11 +1,11 @@
-//! Devices of another process, over gRPC and TLS: `samite remote-server` and `--remote`.
+//! Remote devices over gRPC and TLS: `samite remote-server` and `--remote`.
 
 use crate::{command, samite, tiny};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-/// A server on the loopback, until the end of the test.
+/// A server on the loopback interface, for the duration of the test.
 pub(crate) struct Server {
     child: Child,
     pub address: String,
@@ -54,7 +54,7 @@ fn a_model_writes_the_same_text_on_servers() {
     let servers = folders
         .each_ref()
         .map(|folder| Server::start(folder.path(), "0", &["--device", "cpu"]));
-    // Both have the same token: the file of one is a copy of the other's.
+    // Both servers have the same token: one token file is a copy of the other.
     std::fs::copy(
         folders[0].path().join("tokens"),
         folders[1].path().join("tokens"),
@@ -73,7 +73,7 @@ fn a_model_writes_the_same_text_on_servers() {
     let here = text(&["--device", "cpu"]);
     assert!(here.len() > 20, "{here}");
     assert_eq!(text(&["--device", "remote0"]), here);
-    // Of several likely tokens, which the server finds.
+    // Sampling from several likely tokens, with top-k on the server.
     let sampled = |device: &str| {
         let line = "run -p Once --temp 1.5 --top-k 5 --seed 3 -t 1 -n 24 --device";
         let remote = ["--remote", &addresses, "--remote-token", token];
@@ -97,7 +97,7 @@ fn a_model_writes_the_same_text_on_servers() {
     );
 }
 
-/// Flags for a server's device.
+/// Returns the flags for a server's device.
 pub(crate) fn on<'a>(address: &'a str, token: &'a str) -> [&'a str; 6] {
     [
         "--device",
@@ -109,10 +109,10 @@ pub(crate) fn on<'a>(address: &'a str, token: &'a str) -> [&'a str; 6] {
     ]
 }
 
-/// A long story, which is killed in the middle.
+/// Flags for a long story, which is killed in the middle.
 const LONG: [&str; 5] = ["-n", "1000", "-c", "2048", "--ignore-eos"];
 
-/// Starts the program, and waits until it has written so many bytes.
+/// Starts the program and waits until it has written this many bytes.
 fn begun(flags: &[&str], bytes: usize) -> (Child, Vec<u8>) {
     let mut child = command(STORY.iter().chain(&LONG).chain(flags))
         .stdout(Stdio::piped())
@@ -125,7 +125,7 @@ fn begun(flags: &[&str], bytes: usize) -> (Child, Vec<u8>) {
     (child, text)
 }
 
-/// Waits for the end of the program: its code, all its text and its notes.
+/// Waits until the program exits. Returns its exit code, its whole text and its notes.
 fn ended((child, mut text): (Child, Vec<u8>)) -> (Option<i32>, String, String) {
     let output = child.wait_with_output().unwrap();
     text.extend(output.stdout);
@@ -245,9 +245,9 @@ fn a_model_over_http_is_loaded_again_when_its_server_is_back() {
     let expected = answer("200");
     for _ in 0..2 {
         drop(server);
-        // This one finds out that the server is gone; that it is away, the next one.
+        // This request notices that the server is gone; the next one, that it is still unavailable.
         answer("500");
-        // 503 if it is quicker than the end of the engine.
+        // 503 if it arrives before the engine has stopped.
         answer(" 50");
         server = Server::start(folder.path(), &port, &["--device", "cpu"]);
         assert_eq!(answer("200"), expected);

@@ -1,4 +1,4 @@
-//! A remote server that is lost while a model is loaded.
+//! A remote server that is lost while a model loads.
 
 use crate::remote::{Server, on};
 use crate::{Run, command, fed};
@@ -8,24 +8,25 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
-/// Bytes from a client after which a server ends: more than greetings and questions take, and a part of the weights, which are 1 MB.
+/// Number of bytes from a client after which the server is killed: more than greetings and queries
+/// need, and a part of the weights, which are 1 MB.
 const IN_THE_MIDDLE: usize = 200_000;
 
-/// What stands between clients and a server, and ends the server while a client sends weights.
+/// A proxy's state, which kills the server while a client sends weights.
 struct Struck {
     folder: PathBuf,
     server: Option<Server>,
-    /// How often it still does so.
+    /// Number of remaining kills.
     strikes: usize,
-    /// After so many bytes from a client.
+    /// Number of bytes from a client before each kill.
     after: usize,
-    /// Whether a server comes back.
+    /// True if the server restarts.
     comes_back: bool,
 }
 
 impl Struck {
     fn start(folder: &Path) -> Server {
-        // What it was sent is not kept: all is sent again.
+        // Delete uploaded data, so that everything is sent again.
         let _ = std::fs::remove_dir_all(folder.join("store"));
         Server::start(folder, "0", &["--device", "cpu"])
     }
@@ -41,7 +42,7 @@ impl Struck {
     }
 }
 
-/// A server's place in front of it.
+/// A proxy in front of a server.
 struct Proxy {
     folder: TempDir,
     address: String,
@@ -74,7 +75,7 @@ impl Proxy {
                     return;
                 };
                 if struck.lock().unwrap().server.is_none() {
-                    return; // nobody listens any more
+                    return; // the listener is gone
                 }
                 std::thread::spawn(move || pass_on(client, &struck));
             }
@@ -93,7 +94,7 @@ impl Proxy {
     }
 }
 
-/// Passes bytes on both ways, and counts those of the client.
+/// Forwards bytes in both directions and counts those of the client.
 fn pass_on(mut client: TcpStream, struck: &Mutex<Struck>) {
     let place = match &struck.lock().unwrap().server {
         Some(server) => format!("127.0.0.1:{}", server.port()),
@@ -163,7 +164,7 @@ fn it_is_waited_for_and_the_model_is_loaded_again() {
     }
 }
 
-/// When all weights are sent, the context is made, and then the text begins.
+/// The context is created after all weights have been sent, and then generation starts.
 #[test]
 fn it_is_waited_for_behind_the_weights() {
     let story = [&STORY[..], &["--temp", "0"]].concat();

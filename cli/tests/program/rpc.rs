@@ -4,7 +4,7 @@ use crate::{command, samite, tiny};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 
-/// A server on the loopback, until the end of the test.
+/// A server on the loopback interface, for the duration of the test.
 struct Server {
     child: Child,
     address: String,

@@ -1,4 +1,4 @@
-//! `samite serve` as a process: a draft model beside the model.
+//! `samite serve` as a process, with a draft model.
 
 use crate::{command, samite, tiny};
 use samite::llm::SyntheticModel;
@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-/// A server on the loopback, until the end of the test.
+/// A server on the loopback interface, for the duration of the test.
 pub struct Server {
     child: Child,
     address: String,
@@ -40,7 +40,7 @@ impl Server {
         serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
     }
 
-    /// The answer as it comes.
+    /// Returns the complete response.
     pub fn answer(&self, method: &str, path: &str, body: &Value) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let body = body.to_string();
@@ -59,7 +59,7 @@ impl Drop for Server {
     }
 }
 
-/// A smaller model of the same vocabulary beside `model`.
+/// Writes a smaller model with the same vocabulary next to `model`.
 fn smaller(model: &Path) -> PathBuf {
     let path = model.with_file_name("smaller.gguf");
     let whole = SyntheticModel::tiny("llama");
@@ -72,7 +72,8 @@ fn smaller(model: &Path) -> PathBuf {
     path
 }
 
-/// Megabytes that a model needs, as a server of two says that has too little memory for it.
+/// Returns the memory in MB that a model needs, as reported by a server of two models with too
+/// little memory.
 fn needed(model: &Path, flags: &[&str]) -> u64 {
     let file = model.to_str().unwrap();
     let base = ["serve", "--port", "0", "-m", file];

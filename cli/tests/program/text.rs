@@ -1,16 +1,16 @@
-//! The same text, whatever computes it.
+//! Generated text does not depend on the device.
 
 use crate::{samite, tiny, trained, with_model};
 use std::path::Path;
 
-/// How the trained model goes on after "Once upon a time", taking the most likely token each time, as the original
-/// implementation computes it.
+/// Greedy continuation of "Once upon a time" by the trained model, according to the original
+/// implementation.
 const STORY: &str = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. \
     One day, she saw a big, red ball. She wanted to play with it, but it was too high.\n\
     Lily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn't know what to do. \
     She said, \"I want to play with your ball, but I can'";
 
-/// The most likely text of `tokens` tokens, with more flags.
+/// Generates `tokens` greedy tokens, with more flags.
 fn text(model: &Path, prompt: &str, tokens: &str, flags: &str) -> String {
     let fixed = ["run", "-p", prompt, "--temp", "0", "-q", "-n", tokens, "-m"];
     let words = fixed.iter().map(|word| word.as_ref());
@@ -22,7 +22,7 @@ fn text(model: &Path, prompt: &str, tokens: &str, flags: &str) -> String {
     run.ok()
 }
 
-/// Checks that a text stays the same, however the work is divided.
+/// Checks that a text does not depend on how the work is divided.
 fn stays_the_same(model: &Path, layers: usize, prompt: &str, tokens: &str) -> String {
     let expected = text(model, prompt, tokens, "--device cpu");
     let mut flags: Vec<String> = [
@@ -42,7 +42,8 @@ fn stays_the_same(model: &Path, layers: usize, prompt: &str, tokens: &str) -> St
     .map(String::from)
     .to_vec();
     for layer in 1..layers {
-        // One boundary, and two: the first layers, one more, and the rest each have a device.
+        // One boundary, and two: the first layers, one layer, and the remaining layers each have a
+        // device.
         let last = layer - 1;
         flags.push(format!(
             "--device reference,cpu --place layers=0-{last}:reference"
@@ -96,7 +97,7 @@ fn seeds_decide() {
     };
     assert_eq!(with_seed(7), with_seed(7));
     assert_ne!(with_seed(7), with_seed(8));
-    // A random one is told, and gives the same text again.
+    // A random seed is reported and reproduces the text.
     let line = "run -m M -p ab -n 20 --temp 1";
     let random = with_model(&model, &format!("{line} --seed -1"));
     let (_, seed) = random.stderr.trim().rsplit_once("seed ").unwrap();
@@ -173,7 +174,7 @@ fn a_saved_text_goes_on_where_it_stopped() {
     run(&format!("{lively} --seed 5 -n 7 --session {path} Once"));
     let rest = run(&format!("{lively} -n 5 --session {path}"));
     assert_eq!(rest, whole);
-    // A seed that is given draws anew, and a grammar holds for the whole text.
+    // A given seed samples anew, and a grammar applies to the whole text.
     let other = run(&format!("{lively} -n 9 --seed 6 --session {path}"));
     assert!(other.starts_with(whole.trim_end()), "{other}{whole}");
     let digits = "--no-display-prompt --grammar root::=[0-9]{6}";

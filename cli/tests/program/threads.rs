@@ -1,4 +1,4 @@
-//! How many threads compute, and where they run.
+//! Number and placement of compute threads.
 
 use crate::{samite, tiny, with_model};
 #[cfg(target_os = "linux")]
@@ -35,7 +35,7 @@ fn the_text_does_not_depend_on_threads() {
     }
 }
 
-/// What the system says of a thread of the program, by thread: name, processors, nice value.
+/// Returns each thread of the program as reported by the system: name, processors, nice value.
 #[cfg(target_os = "linux")]
 fn threads_of(process: u32) -> Vec<(String, String, String)> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{process}/task")) else {
@@ -48,7 +48,7 @@ fn threads_of(process: u32) -> Vec<(String, String, String)> {
             Some(line.trim_start_matches(':').trim().to_owned())
         };
         let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
-        // The name, in parentheses, may have spaces in it.
+        // The name, in parentheses, may contain spaces.
         let nice = stat
             .rsplit_once(')')?
             .1
@@ -60,8 +60,8 @@ fn threads_of(process: u32) -> Vec<(String, String, String)> {
     tasks.flatten().filter_map(about).collect()
 }
 
-/// Flags for a low priority, and the nice value that the threads then have. A process that is
-/// nicer already may not become less so: there are no flags then.
+/// Returns flags for a low priority, and the resulting nice value. A process with a higher nice
+/// value may not lower it, so then there are no flags.
 #[cfg(target_os = "linux")]
 fn low_priority() -> (&'static str, String) {
     let (.., nice) = threads_of(std::process::id()).swap_remove(0);
@@ -121,7 +121,7 @@ fn what_the_system_refuses_is_an_error_that_names_the_flag() {
         let mask = format!("run -m M -p x -n 1 -C 8{}", "0".repeat(255));
         with_model(&model, &mask).fails(2, &["--cpu-mask: none of these"]);
     }
-    // Whoever may raise priorities gets what was asked for.
+    // A user who may raise priorities gets the requested one.
     let run = with_model(&model, "run -m M -p x -n 1 --prio 3");
     if run.code != Some(0) {
         run.fails(2, &["--prio: the system refuses a nice value of -20"]);
@@ -148,7 +148,7 @@ fn threads_of_prompts_are_a_flag_of_commands_with_models() {
         "test-ops",
     ] {
         let help = samite([name, "--help"]).ok();
-        // Others have one kind of work, or say how many threads each has.
+        // Other commands have a single kind of work, or state how many threads each has.
         let of_models = !["bench", "train", "test-ops"].contains(&name);
         assert_eq!(help.contains("--threads-batch"), of_models, "{name}");
         for flag in [
@@ -220,7 +220,7 @@ fn other_commands_compute_where_flags_say() {
                 .fails(2, &["--cpu-range: none of these"]);
         }
     }
-    // Processors that count as many threads.
+    // A processor list also sets the number of threads.
     let report = with_model(
         &model,
         &format!("bench -m M -p 4 -n 0 -r 1 --no-peaks --json -Cr {last}-{last}"),

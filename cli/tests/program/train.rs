@@ -28,7 +28,7 @@ evaluate_batches = 2
 checkpoint_every = 2
 "#;
 
-/// What takes the place of `[model]` to train an adapter of a model that was trained before.
+/// Configuration that replaces `[model]` to train an adapter for an existing model.
 const LORA: &str = r#"
 [lora]
 base = "base/model.gguf"
@@ -38,7 +38,7 @@ targets = ["attn_q", "attn_v", "ffn_down"]
 context = 16
 "#;
 
-/// A folder with stories and a configuration.
+/// Creates a folder with stories and a configuration.
 fn project() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let config = write_project(dir.path());
@@ -118,7 +118,7 @@ fn a_stopped_run_goes_on_where_it_was() {
     assert!(text.ok().starts_with("One"));
 }
 
-/// A project with a trained model in `base`, and the configuration of an adapter of it.
+/// Creates a project with a trained model in `base`, and the configuration of an adapter for it.
 fn adapter_project() -> (TempDir, PathBuf) {
     let (dir, config) = project();
     train(&config, &dir.path().join("base"), "-t 1 --sample=").ok();
@@ -188,7 +188,7 @@ fn an_adapter_is_trained_run_and_merged() {
     merge(&[base, base, "--lora", adapter]).fails(2, &["the same file"]);
     merge(&[base, "no/folder.gguf", "--lora", adapter]).fails(1, &["no/folder.gguf"]);
 
-    // A model of another shape, and no model at all.
+    // A model of another shape, and a missing model.
     let (_other, other) = crate::tiny();
     let other = other.to_str().unwrap();
     write(other, &[format!("--lora={adapter}")]).fails(1, &["adapter.gguf", "another model"]);
@@ -234,7 +234,7 @@ fn same_files(a: &Path, b: &Path) {
     }
 }
 
-/// Writes the configuration with something replaced.
+/// Writes the configuration with replacements.
 pub fn changed(config: &Path, changes: &[(&str, &str)]) -> PathBuf {
     let mut text = std::fs::read_to_string(config).unwrap();
     for (from, to) in changes {
@@ -268,7 +268,7 @@ fn a_run_that_is_killed_again_and_again_comes_to_the_same_end() {
             .stderr(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        // Any moment from the start to about half a run.
+        // Any moment from the start to about half of a run.
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let moment = std::time::Duration::from_millis(u64::from(seed >> 16) % 150);
         if kills < 8 {
@@ -293,7 +293,7 @@ fn a_run_that_is_killed_again_and_again_comes_to_the_same_end() {
     same_files(&whole, &killed);
 }
 
-/// A disk on which a file can have only so many bytes: what comes after is refused, as on a full one.
+/// Simulates a full disk with a limit on file size: writes beyond it fail.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_leaves_the_last_checkpoint() {
@@ -328,7 +328,7 @@ fn a_full_disk_leaves_the_last_checkpoint() {
     same_files(&whole, &full);
 }
 
-/// Damage at any place is noticed, or is of no consequence: what follows is the same.
+/// Damage at any place is detected or has no effect on the following steps.
 #[test]
 fn a_damaged_checkpoint_is_refused() {
     let (dir, config) = project();
@@ -368,7 +368,7 @@ fn one_folder_is_for_one_process() {
     folder.lock().unwrap();
     train(&config, &out, "-t 1 --sample=").fails(1, &["another process trains", "another folder"]);
     assert_eq!(listing(&out), [""; 0]);
-    // The lock goes with who holds it.
+    // The lock ends with its holder.
     drop(folder);
     train(&config, &out, "-t 1 --sample=").ok();
 }
@@ -414,7 +414,7 @@ fn what_goes_wrong_while_learning_is_named() {
     ] {
         assert!(error.contains(part), "no {part:?} in: {error}");
     }
-    // What it had learnt before is there.
+    // Its earlier progress is saved.
     train(
         &config,
         &dir.path().join("good"),
@@ -448,6 +448,6 @@ fn without_a_model_the_embedded_one_writes() {
     let text = samite(["run", "-n", "30", "--temp", "0", "-q", "Once upon a time"]).ok();
     assert!(text.starts_with("Once upon a time, "), "{text}");
     assert!(text.split_whitespace().count() > 15, "{text}");
-    // And with nothing to continue, it begins by itself.
+    // Without a prompt, it starts by itself.
     assert!(samite(["run", "-n", "30", "-q"]).ok().len() > 30);
 }

@@ -1,4 +1,4 @@
-//! Wrong flags and values: one line that names them, and exit code 2.
+//! Invalid flags and values: a single line that names them, and exit code 2.
 
 use crate::{samite, tiny, with_model};
 
@@ -244,7 +244,7 @@ fn what_does_not_fit_is_said_before_anything_is_written() {
     ])
     .fails(1, &["the context of 256", "--ctx-size"]);
     with_model(&model, "run -m M -p xyz -c 1").fails(1, &["the context of 1:"]);
-    // More than any machine has: refused, not tried.
+    // More than any machine has: rejected without an attempt.
     with_model(&model, "run -m M -p x -c 2147483647").fails(1, &["out of memory", "--ctx-size"]);
     with_model(&model, "run -m M -p x --kv q4_K").fails(1, &["K cache of type q4_K"]);
 }

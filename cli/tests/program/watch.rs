@@ -1,10 +1,10 @@
-//! Looking at nodes: `run --watch` and `compare`.
+//! Inspecting nodes: `run --watch` and `compare`.
 
 use crate::{Run, listing, samite, tiny, with_model};
 use serde_json::Value;
 use std::path::Path;
 
-/// The model writes two tokens, with more flags.
+/// Generates two tokens, with more flags.
 fn run(model: &Path, more: &[&str]) -> Run {
     let mut arguments = vec!["run", "-p", "abc", "-n", "2", "--temp", "0", "-q"];
     arguments.extend([
@@ -30,7 +30,7 @@ fn watched_nodes_are_shown_beside_the_text() {
         "{shown}"
     );
     let heads: Vec<_> = lines.iter().filter(|line| !line.starts_with(' ')).collect();
-    // Four nodes of the prompt and of the one token that is computed after it.
+    // Four nodes of the prompt, and four of the single token computed after it.
     assert_eq!((heads.len(), lines.len()), (8, 16), "{shown}");
     let start = "inp_embd, step 0: get_rows on reference, f32 [64, ";
     assert!(heads[0].starts_with(start), "{shown}");
@@ -96,7 +96,7 @@ fn watched_nodes_are_written_as_files() {
         let sum: f64 = values.sum();
         assert!((sum - entry["sum"].as_f64().unwrap()).abs() < 1e-9);
     }
-    // Not twice into one folder.
+    // A folder cannot be used twice.
     run(&model, &flags).fails(2, &["--watch-dir", "is not empty"]);
 }
 
@@ -128,7 +128,7 @@ fn what_cannot_be_watched_is_said_and_nothing_is_left_behind() {
     assert!(!folder.exists());
 }
 
-/// Files of at most 4 KiB can be written: the list of files grows beyond that, files of a token's results do not.
+/// Files are limited to 4 KiB: the list of files exceeds that, but a token's result files do not.
 #[cfg(unix)]
 #[test]
 fn a_list_that_cannot_be_written_takes_no_result_with_it() {
@@ -179,7 +179,7 @@ fn nothing_but_nan_is_no_difference_and_is_told() {
     let report = with_model(&model, &format!("{line} --json")).json();
     assert!(report["all_nan"].as_u64().unwrap() > 10, "{report}");
     assert_eq!(report["first_all_nan"], "Qcur-1");
-    // A sum that is no number has a word, too.
+    // A NaN sum is also written as text.
     let folder = dir.path().join("seen");
     let flags = "--watch Qcur-1 --watch-dir";
     with_model(
@@ -216,10 +216,10 @@ fn two_devices_are_compared() {
     let (_dir, model) = tiny();
     let same = with_model(&model, "compare -m M --device cpu,reference").ok();
     assert!(same.contains(" in 2 steps, 0 beyond 1e-3"), "{same}");
-    // The model of the program has weights of 8 bits, with which the CPU device rounds activations.
+    // The built-in model has 8-bit weights, for which the CPU device rounds activations.
     let own = samite(["compare", "--device", "cpu,reference"]).ok();
     assert!(own.contains(" in 2 steps, 0 beyond 1e-3"), "{own}");
-    // Rounding is all that differs.
+    // Rounding is the only difference.
     let found = with_model(
         &model,
         "compare -m M --device cpu,reference --limit 0 --all",
@@ -258,7 +258,7 @@ fn two_devices_are_compared() {
         node["at"].as_array().unwrap().len()
     );
     assert!(!node["operands"].as_array().unwrap().is_empty(), "{node}");
-    // Without packed weights, on ids, with quantized caches, in several steps.
+    // Without packed weights, on token ids, with quantized caches, in several steps.
     let line = "compare -m M --device reference,cpu --no-repack --kv q8_0 -ub 3 --json";
     let report = with_model(&model, line).json();
     assert!(report["steps"].as_u64().unwrap() > 3, "{report}");

@@ -1,4 +1,4 @@
-//! The device: takes large matrix products on host memory.
+//! A device for large matrix products in host memory.
 
 use crate::library::{Cblas, Product};
 use samite_core::{
@@ -11,11 +11,11 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Below this extent, the work of a product does not pay for the call.
+/// Minimum extent: smaller products do not pay for the call.
 const SMALLEST_EXTENT: usize = 32;
 
-/// Offers a device if a CBLAS library is found. It is looked for when somebody asks: libraries take a moment to load, and
-/// start threads.
+/// Offers a device if a CBLAS library is found. The search happens on first use, because libraries
+/// take a moment to load and start threads.
 #[derive(Default)]
 pub struct BlasBackend {
     found: OnceLock<Found>,
@@ -80,7 +80,7 @@ impl Backend for BlasBackend {
     }
 }
 
-/// Matrix products by a CBLAS library.
+/// Computes matrix products with a CBLAS library.
 pub struct BlasDevice {
     library: Arc<Cblas>,
 }
@@ -91,7 +91,7 @@ impl fmt::Debug for BlasDevice {
     }
 }
 
-/// The product that one batch of a `mul_mat` node is, or why it is none for BLAS.
+/// Returns the BLAS product of one batch of a `mul_mat` node, or why BLAS cannot compute it.
 fn product(node: Node<'_>) -> Result<Product, &'static str> {
     let (Op::MulMat { .. }, Some(a), Some(b)) =
         (node.op(), node.source_layout(0), node.source_layout(1))
@@ -116,12 +116,13 @@ fn product(node: Node<'_>) -> Result<Product, &'static str> {
     let lda = if a.dtype() == samite_core::DType::F32 {
         row_of(a)
     } else {
-        a.has_contiguous_rows().then_some(k) // decoded rows lie densely
+        a.has_contiguous_rows().then_some(k) // decoded rows are contiguous
     };
     let (Some(lda), Some(ldb)) = (lda, row_of(b)) else {
         return Err("rows with gaps");
     };
-    // Mapped files and other people's buffers may hold floats at any byte; libraries read whole ones.
+    // Mapped files and foreign buffers may contain floats at any byte offset, but libraries require
+    // alignment.
     let at_whole_floats = |index: usize| {
         let node = node.source(index);
         let shift = node
@@ -142,7 +143,7 @@ fn product(node: Node<'_>) -> Result<Product, &'static str> {
     }
 }
 
-/// Bytes of scratch memory for decoded weights.
+/// Returns the size of the scratch memory for decoded weights in bytes.
 fn scratch_bytes(node: Node<'_>) -> usize {
     match (node.source_layout(0), product(node)) {
         (Some(a), Ok(p)) if a.dtype() != samite_core::DType::F32 => {
@@ -205,7 +206,7 @@ struct BlasStream {
     device: Arc<BlasDevice>,
 }
 
-/// One node, ready to run.
+/// A node, ready to run.
 struct Step {
     node: TensorId,
     product: Product,
@@ -247,7 +248,8 @@ impl Operand {
         })
     }
 
-    /// The byte at `offset` of the tensor. The offset is inside of the tensor, which is inside of the memory.
+    /// Returns a pointer to the byte at `offset`, which is within the tensor. The tensor is within
+    /// the memory.
     fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset <= self.layout.bytes());
         self.memory
@@ -272,7 +274,7 @@ impl Step {
     /// Computes the node.
     ///
     /// # Safety
-    /// The memory of all operands must be entered: `c` and `scratch` for writing.
+    /// The memory of all operands must be locked: `c` and `scratch` for writing.
     unsafe fn run(&self, library: &Cblas) -> Result<()> {
         let (a, b, c) = (&self.a.layout, &self.b.layout, &self.c.layout);
         let [_, _, a2, a3] = a.shape();
@@ -280,7 +282,8 @@ impl Step {
         if a2 == 0 || a3 == 0 {
             return Ok(());
         }
-        // Batches of source 1 that share a matrix of source 0 follow each other, so that it is decoded once.
+        // Batches of source 1 that share a matrix of source 0 are adjacent, so that it is decoded
+        // once.
         let mut decoded = None;
         for i3 in 0..b3 {
             for i2 in 0..b2 {
@@ -292,8 +295,9 @@ impl Step {
                         let target = scratch.at(0).cast::<f32>();
                         if decoded != Some((j2, j3)) {
                             for row in 0..self.product.m {
-                                // SAFETY: the row is inside of the tensor, which was checked to be inside of its memory; the
-                                // scratch holds m rows of k elements and is aligned for f32 like every planned tensor.
+                                // SAFETY: the row is within the tensor, which was checked to be
+                                // within its memory. The scratch holds m rows of k elements and is
+                                // aligned for f32 like every planned tensor.
                                 let (bytes, out) = unsafe {
                                     (
                                         std::slice::from_raw_parts(
@@ -315,7 +319,8 @@ impl Step {
                 };
                 let x = self.b.at(b.row_offset(0, i2, i3)).cast_const().cast();
                 let y = self.c.at(c.row_offset(0, i2, i3)).cast();
-                // SAFETY: extents come from the layouts of tensors that lie in entered memory; the result is contiguous.
+                // SAFETY: extents come from the layouts of tensors in locked memory; the result is
+                // contiguous.
                 unsafe { library.multiply(self.product, weights, x, y) };
             }
         }
@@ -382,7 +387,8 @@ impl Stream for BlasStream {
             for step in &prepared.steps {
                 control.cancel.check()?;
                 let start = control.observer.map(|_| begin.elapsed());
-                // SAFETY: `with` entered the memory of all steps with the accesses declared in `prepare`.
+                // SAFETY: `with` locked the memory of all steps with the accesses declared in
+                // `prepare`.
                 unsafe { step.run(library)? };
                 if let (Some(observer), Some(start)) = (control.observer, start) {
                     observer.ran(step.node, start, begin.elapsed().saturating_sub(start));

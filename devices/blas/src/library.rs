@@ -1,4 +1,4 @@
-//! Finding a CBLAS library and calling it. All FFI of the crate.
+//! Loads and calls a CBLAS library. Contains all FFI of the crate.
 
 use libloading::Library;
 use samite_core::Rejected;
@@ -7,11 +7,11 @@ use std::ffi::{c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The environment variable with the path of a library to use instead of the usual ones.
+/// Environment variable with the path of a library to use instead of the default ones.
 pub const PATH_VARIABLE: &str = "SAMITE_BLAS_PATH";
 
-/// Names under which the system's loader is asked, in order of preference. None of them is searched for in the current
-/// directory.
+/// Names passed to the system's loader, in order of preference. The loader does not search the
+/// current directory for them.
 #[cfg(target_os = "macos")]
 const CANDIDATES: &[&str] = &[
     "/System/Library/Frameworks/Accelerate.framework/Accelerate",
@@ -48,30 +48,30 @@ type Sgemm = unsafe extern "C" fn(
     c_int,
 );
 
-/// A loaded CBLAS library. It is never unloaded: its threads may still run.
+/// A loaded CBLAS library. It is never unloaded, because its threads may still run.
 pub struct Cblas {
     path: PathBuf,
     description: String,
     sgemm: Sgemm,
 }
 
-/// One product `c = b · aᵀ` of row-major matrices: `a` is `[m][k]`, `b` is `[n][k]`, `c` is `[n][m]`.
+/// A product `c = b · aᵀ` of row-major matrices: `a` is `[m][k]`, `b` is `[n][k]`, `c` is `[n][m]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Product {
     /// Rows of `a`.
     pub m: usize,
     /// Rows of `b`.
     pub n: usize,
-    /// Length of rows.
+    /// Row length.
     pub k: usize,
-    /// Distance of rows of `a`, in elements.
+    /// Row stride of `a` in elements.
     pub lda: usize,
-    /// Distance of rows of `b`, in elements.
+    /// Row stride of `b` in elements.
     pub ldb: usize,
 }
 
 impl Product {
-    /// Whether CBLAS's 32-bit integers can express it.
+    /// Returns whether the extents fit into CBLAS's 32-bit integers.
     pub fn fits(&self) -> bool {
         [self.m, self.n, self.k, self.lda, self.ldb]
             .iter()
@@ -79,7 +79,7 @@ impl Product {
     }
 }
 
-/// What the loader said, which names the file or the symbol.
+/// Returns the loader's message, which names the file or the symbol.
 fn said(error: &libloading::Error) -> String {
     error
         .source()
@@ -87,8 +87,8 @@ fn said(error: &libloading::Error) -> String {
 }
 
 impl Cblas {
-    /// Loads the library that `SAMITE_BLAS_PATH` names, or else the first known one on the system. In vain: what was tried
-    /// and why it failed.
+    /// Loads the library in `SAMITE_BLAS_PATH`, or else the first known one on the system. On
+    /// failure, returns the candidates and why each was rejected.
     pub fn find() -> Result<Arc<Self>, Vec<Rejected>> {
         let named = std::env::var_os(PATH_VARIABLE).map(PathBuf::from);
         let reject = |path: &Path, why: String| Rejected {
@@ -115,13 +115,13 @@ impl Cblas {
     }
 
     fn load(path: &Path) -> Result<Self, String> {
-        // SAFETY: loading runs the library's initialisers. The candidates are well-known numerical libraries found by the
-        // system's loader, or one that the user named.
+        // SAFETY: loading runs the library's initializers. The candidates are well-known numerical
+        // libraries found by the system's loader, or one that the user named.
         let library = unsafe { Library::new(path) }.map_err(|error| said(&error))?;
         // SAFETY: this is the symbol's type in every CBLAS with 32-bit integers.
         let sgemm =
             *unsafe { library.get::<Sgemm>(b"cblas_sgemm\0") }.map_err(|error| said(&error))?;
-        // SAFETY: OpenBLAS declares it so; it returns a static, zero-terminated string.
+        // SAFETY: this is OpenBLAS's declaration; it returns a static, zero-terminated string.
         let description = unsafe {
             library
                 .get::<unsafe extern "C" fn() -> *const c_char>(b"openblas_get_config\0")
@@ -142,7 +142,7 @@ impl Cblas {
             || path.display().to_string(),
             |name| name.to_string_lossy().into_owned(),
         );
-        // Worker threads of the library live until the process ends, so its code must stay.
+        // The library's worker threads run until the process exits, so its code must stay loaded.
         std::mem::forget(library);
         Ok(Cblas {
             path: path.to_owned(),
@@ -151,12 +151,12 @@ impl Cblas {
         })
     }
 
-    /// The file.
+    /// Returns the path of the library.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the library calls itself.
+    /// Returns the library's own description.
     pub fn description(&self) -> &str {
         &self.description
     }
@@ -164,11 +164,12 @@ impl Cblas {
     /// Computes one product.
     ///
     /// # Safety
-    /// [`Product::fits`] must hold; `a`, `b` and `c` must be valid for the matrices that `product` describes, and nobody
-    /// else may use `c` meanwhile.
+    /// [`Product::fits`] must hold; `a`, `b` and `c` must be valid for the matrices that `product`
+    /// describes, and `c` must not be accessed otherwise during the call.
     pub unsafe fn multiply(&self, product: Product, a: *const f32, b: *const f32, c: *mut f32) {
         let int = |extent: usize| extent as c_int;
-        // SAFETY: the caller vouches for pointers and extents; the leading dimensions are at least the row lengths.
+        // SAFETY: the caller guarantees valid pointers and extents; the leading dimensions are at
+        // least the row lengths.
         unsafe {
             (self.sgemm)(
                 ROW_MAJOR,

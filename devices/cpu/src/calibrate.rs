@@ -1,9 +1,9 @@
-//! What this machine can do at most, measured: the yardstick for everything else.
+//! Measured limits of this machine, against which kernels are judged.
 //!
-//! Speeds of kernels are worth little without the machine's limits beside them. Each limit is measured by a loop that does
-//! nothing but the limiting operation, by all threads at once for some milliseconds; the best of several tries counts.
-//! Loops use the instructions that kernels use: those of the level that was detected, or of a lower one that the
-//! [environment](crate::ISA_VARIABLE) asks for.
+//! Kernel speeds mean little without the machine's limits. Each limit is measured by a loop that
+//! does only the limiting operation, in all threads at once for some milliseconds. The best of
+//! several tries counts. Loops use the instructions that kernels use: those of the detected level,
+//! or of a lower one set in the [environment](crate::ISA_VARIABLE).
 
 use crate::detect::Isa;
 use crate::tune;
@@ -13,26 +13,27 @@ use std::hint::black_box;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-/// Limits of some threads together.
+/// Combined limits of several threads.
 #[derive(Clone, Copy, Debug)]
 pub struct Peaks {
-    /// Threads that took part.
+    /// Number of threads.
     pub threads: usize,
-    /// Cycles per second of each thread, on average while all of them run.
+    /// Average cycles per second of each thread while all of them run.
     pub clock_hz: f64,
     /// Bytes read from memory per second, in several streams.
     pub read_bytes: f64,
     /// F32 operations per second; a fused multiply-add counts as two.
     pub f32_operations: f64,
-    /// 8-bit integer operations per second: by the instruction that multiplies bytes and adds the products to sums of 32
-    /// bits (VNNI, `sdot`, `smmla`), or by the three that AVX2 and AVX-512 without VNNI need for that. A multiply-add counts as
-    /// two. `None` at other levels. Not quite a limit: AMX does more, and so do the three where codes are so small that
-    /// several products fit into 16 bits.
+    /// 8-bit integer operations per second. A multiply-add counts as two. Measures the instruction
+    /// that multiplies bytes and adds the products to 32-bit sums (VNNI, `sdot`, `smmla`), or the
+    /// three instructions that AVX2 and AVX-512 without VNNI need for it. `None` at other levels.
+    /// Kernels can exceed it with AMX, or if codes are so small that several products fit into 16
+    /// bits.
     pub i8_operations: Option<f64>,
 }
 
 impl Peaks {
-    /// The larger ones of two measurements.
+    /// Returns the larger value of each limit.
     pub fn max(self, other: Peaks) -> Peaks {
         let i8_operations = [self.i8_operations, other.i8_operations];
         Peaks {
@@ -45,22 +46,24 @@ impl Peaks {
     }
 }
 
-/// How many threads this process may use: allowed by affinity and quota, one for each physical core.
+/// Returns the number of threads that this process may use, by affinity and quota, one per physical
+/// core.
 pub fn allowed_threads() -> usize {
     crate::machine::processors(None)
 }
 
-/// As [`allowed_threads`], counting only processors in `cpus`; at least 1.
+/// Does what [`allowed_threads`] does, counting only processors in `cpus`. At least 1.
 pub fn allowed_threads_on(cpus: &samite_threads::CpuSet) -> usize {
     crate::machine::processors(Some(cpus))
 }
 
 const TRIES: usize = 6;
-/// Bytes that are read, by all threads together: more than the part of a shared cache that a few cores get to use.
+/// Bytes that all threads read together: more than the share of a cache that a few cores can use.
 const BUFFER_BYTES: usize = 768 << 20;
-/// Bytes that each thread reads at least.
+/// Minimum bytes that each thread reads.
 const THREAD_BYTES: usize = 64 << 20;
-/// Sums that do not wait for each other: enough for the latency of multipliers, and for the registers.
+/// Number of independent sums: enough for the latency of multipliers, and few enough for the
+/// registers.
 const REGISTERS: usize = if cfg!(target_arch = "aarch64") {
     24
 } else {
@@ -68,8 +71,8 @@ const REGISTERS: usize = if cfg!(target_arch = "aarch64") {
 };
 const ROUNDS: usize = 2_000_000;
 
-/// Measures the limits of `threads` threads. Takes about a second and 768 MiB, or more for many threads; a limit that
-/// could not be measured for want of memory is 0.
+/// Measures the limits of `threads` threads. Takes about a second and 768 MiB, or more for many
+/// threads. A limit that could not be measured because of too little memory is 0.
 pub fn measure_peaks(threads: usize) -> Peaks {
     peaks(tune::detect(None), threads.max(1))
 }
@@ -109,18 +112,19 @@ fn peaks(isa: Isa, threads: usize) -> Peaks {
     }
 }
 
-/// Measures one thread's clock and reading again and again, to tell whether the machine stays the same.
+/// Repeatedly measures one thread's clock and read bandwidth, to detect changes of the machine's
+/// speed.
 pub struct Probe {
     isa: Isa,
     buffer: Buffer,
 }
 
 impl Probe {
-    /// More than third-level caches hold.
+    /// More than L3 caches hold.
     const BYTES: usize = 512 << 20;
     const TRIES: usize = 4;
 
-    /// Allocates what is read: 512 MiB, or an eighth of the free memory if that is less.
+    /// Allocates the memory that is read: 512 MiB, or an eighth of the free memory if that is less.
     pub fn new() -> Self {
         let free = crate::machine::memory().free.unwrap_or(usize::MAX);
         Probe {
@@ -134,12 +138,13 @@ impl Probe {
         rates.fold(0.0, f64::max)
     }
 
-    /// Cycles per second. Takes some milliseconds.
+    /// Returns the cycles per second. Takes some milliseconds.
     pub fn clock_hz(&self) -> f64 {
         Self::best(|_| count_cycles())
     }
 
-    /// Bytes read from memory per second; 0 if there was no memory. Takes about a tenth of a second.
+    /// Returns the bytes read from memory per second, or 0 without memory. Takes about a tenth of a
+    /// second.
     pub fn read_bytes(&self) -> f64 {
         Self::best(|number| read(self.isa, self.buffer.bytes(), number))
     }
@@ -151,21 +156,22 @@ impl Default for Probe {
     }
 }
 
-/// The amount of work that is done, per second.
+/// Returns the amount of work per second. `work` returns the amount done.
 fn per_second(work: impl FnOnce() -> f64) -> f64 {
     let start = Instant::now();
     let amount = work();
     amount / start.elapsed().max(Duration::from_nanos(1)).as_secs_f64()
 }
 
-/// Memory to be read, as weights lie: in large pages where there are such. Empty if there is too little memory.
+/// Memory to read, allocated like weights, in large pages if available. Empty if there is too
+/// little memory.
 struct Buffer(Option<Arc<HostMemory>>, usize);
 
 impl Buffer {
     fn new(bytes: usize) -> Self {
         let memory = HostMemory::allocate(bytes, "cpu", "measuring").ok();
         if let Some(memory) = &memory {
-            // Pages that were never written are all the same one.
+            // Pages that were never written all map to the same page.
             let _ = memory.fill(0, bytes, 1);
         }
         Buffer(memory, bytes)
@@ -173,17 +179,19 @@ impl Buffer {
 
     fn bytes(&self) -> &[u8] {
         self.0.as_ref().map_or(&[], |memory| {
-            // SAFETY: the memory has so many bytes, lives as long as `self`, and nobody writes to it any more.
+            // SAFETY: the memory has this many bytes, lives as long as `self`, and is not written
+            // to any more.
             unsafe { std::slice::from_raw_parts(memory.base().as_ptr(), self.1) }
         })
     }
 }
 
-/// Does additions and exclusive ors, each of which waits for the one before and takes one cycle on every processor;
-/// returns how many.
+/// Does additions and exclusive ors, each of which depends on the previous one and takes one cycle
+/// on every processor. Returns their number.
 fn count_cycles() -> f64 {
     const CHAIN: usize = 6_000_000;
-    // A constant would not do: some processors add small ones at no cost while they rename registers.
+    // A constant would not work: some processors add small constants for free during register
+    // renaming.
     let (mut x, y) = black_box((1u64, 0x9e37_79b9_7f4a_7c15u64));
     for _ in 0..CHAIN / 16 {
         for _ in 0..8 {
@@ -194,7 +202,7 @@ fn count_cycles() -> f64 {
     CHAIN as f64
 }
 
-/// Reads the buffer once, in one stream or in several; returns its size.
+/// Reads the buffer once, in one stream or in several. Returns its size.
 fn read(isa: Isa, buffer: &[u8], number: usize) -> f64 {
     #[cfg(target_arch = "x86_64")]
     if let Isa::Avx2(_) | Isa::Avx512(_) = isa {
@@ -221,7 +229,7 @@ fn read(isa: Isa, buffer: &[u8], number: usize) -> f64 {
     (quarter * 32) as f64
 }
 
-/// Does `$step` [`ROUNDS`] times for each of [`REGISTERS`] sums that begin as `$start`.
+/// Does `$step` [`ROUNDS`] times for each of [`REGISTERS`] sums that start as `$start`.
 macro_rules! rounds {
     ($start:expr, |$sum:ident| $step:expr) => {{
         let mut sums = [$start; REGISTERS];
@@ -234,7 +242,7 @@ macro_rules! rounds {
     }};
 }
 
-/// Does multiply-adds in registers; returns how many operations.
+/// Does multiply-adds in registers. Returns the number of operations.
 fn multiply_add(isa: Isa) -> f64 {
     let lanes = match isa {
         #[cfg(target_arch = "x86_64")]
@@ -267,7 +275,8 @@ fn multiply_add(isa: Isa) -> f64 {
     (ROUNDS * REGISTERS * lanes * 2) as f64
 }
 
-/// Does byte products in registers; returns how many operations, none where they have no instruction.
+/// Does byte products in registers. Returns the number of operations, or 0 without such
+/// instructions.
 fn multiply_bytes(isa: Isa) -> f64 {
     let products = match isa {
         #[cfg(target_arch = "x86_64")]
@@ -326,11 +335,11 @@ mod x86 {
         for at in (0..part).step_by(128) {
             for (stream, sum) in sums.iter_mut().enumerate() {
                 let line = buffer[stream * part + at..][..128].as_ptr();
-                // Prefetching touches no memory that the program can see, wherever it points.
+                // Prefetching does not access memory visibly to the program, whatever the address.
                 _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(AHEAD).cast());
                 _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(AHEAD + 64).cast());
                 for half in 0..4 {
-                    // SAFETY: the slice above has 128 bytes from `line` on.
+                    // SAFETY: the slice above has 128 bytes from `line`.
                     let value = unsafe { _mm256_loadu_si256(line.add(half * 32).cast()) };
                     *sum = _mm256_add_epi64(*sum, value);
                 }
@@ -370,8 +379,8 @@ mod x86 {
             _mm256_dpbusd_avx_epi32(*sum, factor, factor));
     }
 
-    /// What `vpdpbusd` does, in three instructions. They are written out because the compiler would multiply once and then
-    /// only add.
+    /// Does the work of `vpdpbusd` in three instructions. They are inline assembly because the
+    /// compiler would multiply once and then only add.
     macro_rules! add_products {
         ($class:ident, $sum:expr, $factor:expr, $ones:expr) => {
             asm!(
@@ -391,7 +400,8 @@ mod x86 {
     pub fn multiply_bytes_avx512() {
         let factor = _mm512_set1_epi8(black_box(3));
         let ones = _mm512_set1_epi16(1);
-        // SAFETY: the instructions change registers only, and are there by this function's contract.
+        // SAFETY: the instructions change only registers, and are available by this function's
+        // contract.
         rounds!(_mm512_set1_epi32(1), |sum| unsafe {
             add_products!(zmm_reg, sum, factor, ones);
         });
@@ -401,7 +411,8 @@ mod x86 {
     pub fn multiply_bytes_avx2() {
         let factor = _mm256_set1_epi8(black_box(3));
         let ones = _mm256_set1_epi16(1);
-        // SAFETY: the instructions change registers only, and are there by this function's contract.
+        // SAFETY: the instructions change only registers, and are available by this function's
+        // contract.
         rounds!(_mm256_set1_epi32(1), |sum| unsafe {
             add_products!(ymm_reg, sum, factor, ones);
         });
@@ -422,13 +433,15 @@ mod neon {
             vfmaq_f32(factor, *sum, factor));
     }
 
-    /// Adds products of bytes to each sum, by an instruction that the compiler does not have as a function yet.
+    /// Adds products of bytes to each sum, with an instruction for which the compiler does not have
+    /// an intrinsic yet.
     macro_rules! multiply_bytes {
         ($name:ident, $feature:literal, $instruction:literal) => {
             #[target_feature(enable = $feature)]
             pub fn $name() {
                 let factor = vdupq_n_s8(black_box(3));
-                // SAFETY: the instruction changes a register only, and is there by this function's contract.
+                // SAFETY: the instruction changes only a register, and is available by this
+                // function's contract.
                 rounds!(vdupq_n_s32(1), |sum| unsafe {
                     asm!(
                         concat!($instruction, " {sum:v}.4s, {a:v}.16b, {a:v}.16b"),

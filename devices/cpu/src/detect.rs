@@ -1,23 +1,24 @@
-//! Which instructions may run: tokens that only detection makes.
+//! Instruction set detection. Only detection creates tokens for instructions.
 //!
-//! A value of [`Avx2`], [`Avx512`] or [`Dotprod`] proves that this processor has these instructions, so code that needs
-//! them asks for the token instead of trusting a comment.
+//! A value of [`Avx2`], [`Avx512`] or [`Dotprod`] proves that this processor has these
+//! instructions. Code that needs them takes the token instead of trusting a comment.
 
-/// Name of the environment variable that lowers the instruction set level: `generic`, `avx2`, `avx-vnni`, `avx512`,
-/// `avx512-vnni` or `amx` on x86-64, `generic`, `dotprod` or `i8mm` on aarch64.
+/// Name of the environment variable that lowers the instruction set level: `generic`, `avx2`,
+/// `avx-vnni`, `avx512`, `avx512-vnni` or `amx` on x86-64, `generic`, `dotprod` or `i8mm` on
+/// aarch64.
 pub const ISA_VARIABLE: &str = "SAMITE_CPU_ISA";
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use std::sync::OnceLock;
 
-/// A level of instruction sets that kernels are compiled for.
+/// Instruction set level that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum IsaLevel {
-    /// What every processor of the architecture has.
+    /// Instructions that every processor of the architecture has.
     Generic,
-    /// NEON's products of bytes.
+    /// NEON with byte dot products.
     Dotprod,
-    /// NEON's products of matrices of bytes, and all of [`IsaLevel::Dotprod`].
+    /// NEON with byte matrix products, and all of [`IsaLevel::Dotprod`].
     I8mm,
     /// AVX2, FMA and F16C.
     Avx2,
@@ -32,7 +33,7 @@ pub enum IsaLevel {
 }
 
 impl IsaLevel {
-    /// The level called `name`.
+    /// Returns the level called `name`.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name.trim().to_ascii_lowercase().as_str() {
             "generic" => IsaLevel::Generic,
@@ -48,35 +49,35 @@ impl IsaLevel {
     }
 }
 
-/// Proof that NEON's products of bytes are there.
+/// Proof that NEON byte dot products are available.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Dotprod {
     i8mm: bool,
 }
 
 impl Dotprod {
-    /// Whether products of matrices of bytes are there too.
+    /// Returns whether byte matrix products are also available.
     #[cfg_attr(not(target_arch = "aarch64"), allow(dead_code))]
     pub fn i8mm(self) -> bool {
         self.i8mm
     }
 }
 
-/// Proof that AVX2, FMA and F16C are there.
+/// Proof that AVX2, FMA and F16C are available.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Avx2 {
     vnni: bool,
 }
 
 impl Avx2 {
-    /// Whether AVX-VNNI is there too.
+    /// Returns whether AVX-VNNI is also available.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub fn vnni(self) -> bool {
         self.vnni
     }
 }
 
-/// Proof that AVX-512 F, BW, DQ and VL are there, and AVX2, FMA and F16C.
+/// Proof that AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C are available.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Avx512 {
     vnni: bool,
@@ -85,32 +86,32 @@ pub(crate) struct Avx512 {
 }
 
 impl Avx512 {
-    /// Whether AVX-512 VNNI is there too.
+    /// Returns whether AVX-512 VNNI is also available.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub fn vnni(self) -> bool {
         self.vnni
     }
 
-    /// Whether AMX, and then AVX-512 VNNI, is there too.
+    /// Returns a token if AMX is also available, which implies AVX-512 VNNI.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub fn tiles(self) -> Option<Tiles> {
         self.tiles
     }
 }
 
-/// Proof that AMX for 8-bit integers is there, and that the system lets this process use it.
+/// Proof that AMX for 8-bit integers is available, and that the system lets this process use it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Tiles {
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     bf16: Option<Bf16Tiles>,
 }
 
-/// Proof that AMX for BF16 is there too.
+/// Proof that AMX for BF16 is also available.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bf16Tiles(());
 
 impl Tiles {
-    /// Whether tiles of BF16 can be multiplied too.
+    /// Returns a token if tiles of BF16 can also be multiplied.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub fn bf16(self) -> Option<Bf16Tiles> {
         self.bf16
@@ -128,7 +129,8 @@ impl Tiles {
         static DETECTED: OnceLock<Option<Tiles>> = OnceLock::new();
         *DETECTED.get_or_init(|| {
             let features = __cpuid_count(7, 0).edx;
-            // SAFETY: asks the kernel for permission to use tiles; it touches no memory of ours.
+            // SAFETY: the call asks the kernel for permission to use tiles. It does not access this
+            // program's memory.
             let detected = features & AMX_TILE != 0
                 && features & AMX_INT8 != 0
                 && unsafe {
@@ -151,7 +153,7 @@ impl Tiles {
     }
 }
 
-/// The instruction set that kernels of one device use.
+/// Instruction set of one device's kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Isa {
     Generic,
@@ -164,7 +166,8 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
-    /// The highest level that this processor has and that `limit` and the [environment](ISA_VARIABLE) allow.
+    /// Returns the highest level that this processor has and that `limit` and the
+    /// [environment](ISA_VARIABLE) allow.
     pub fn detect(limit: Option<IsaLevel>) -> Self {
         let variable = std::env::var(ISA_VARIABLE).ok();
         let wanted = variable.as_deref().and_then(IsaLevel::from_name);
@@ -181,7 +184,7 @@ impl Isa {
         Self::at_most(limit)
     }
 
-    /// Returns the same instructions with [crossed products](crate::simd::int16), if there are any.
+    /// Returns the same instructions with [crossed products](crate::simd::int16), if available.
     pub fn crossed(self) -> Option<Self> {
         match self {
             Isa::Avx512(
@@ -198,13 +201,13 @@ impl Isa {
         }
     }
 
-    /// Whether products are crossed.
+    /// Returns whether products are crossed.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub fn is_crossed(self) -> bool {
         matches!(self, Isa::Avx512(token) if token.crossed)
     }
 
-    /// The same without them.
+    /// Returns the same instructions without crossed products.
     pub fn straight(self) -> Option<Self> {
         match self.crossed()? {
             Isa::Avx512(token) => Some(Isa::Avx512(Avx512 {
@@ -258,7 +261,7 @@ impl Isa {
         Isa::Generic
     }
 
-    /// Name for people.
+    /// Returns the name to show to users.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Avx512(token) if token.tiles.is_some() => "amx",
@@ -273,22 +276,23 @@ impl Isa {
         }
     }
 
-    /// Calls `f`, compiled for this instruction set: simple loops in it become vector code. Only what is small enough to be
-    /// inlined is; for more, there is [`vectorized`].
+    /// Calls `f`, compiled for this instruction set, so that simple loops in it are vectorised.
+    /// This works only for code that is small enough to be inlined. For larger code, use
+    /// [`vectorized`].
     #[inline(always)]
     pub fn run<R>(self, f: impl FnOnce() -> R) -> R {
         match self {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the token proves that the instructions are there.
+            // SAFETY: the token proves that the instructions are available.
             Isa::Avx2(_) => unsafe { with_avx2(f) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the token proves that the instructions are there.
+            // SAFETY: the token proves that the instructions are available.
             Isa::Avx512(_) => unsafe { with_avx512(f) },
             _ => f(),
         }
     }
 
-    /// Every level that this processor has, with and without crossed products.
+    /// Returns every level that this processor has, with and without crossed products.
     #[cfg(test)]
     pub fn all() -> Vec<Isa> {
         let mut all: Vec<Isa> = Vec::new();
@@ -312,8 +316,10 @@ impl Isa {
     }
 }
 
-/// Defines a function whose loops become vector code, once for each instruction set: it takes an [`Isa`] first. Its body may use `FUSED`:
-/// whether a product and a sum are one instruction. A function that it takes may be generic, `<F>` with `where [Fn(f32) -> f32]`.
+/// Defines a function that is compiled once for each instruction set, so that its loops are
+/// vectorised. It takes an [`Isa`] first. Its body may use `FUSED`, which is true if a product and
+/// a sum are one instruction. A function that it takes may be generic, `<F>` with `where [Fn(f32)
+/// -> f32]`.
 macro_rules! vectorized {
     ($(#[$meta:meta])* $visibility:vis unsafe fn $($rest:tt)*) => {
         $crate::detect::vectorized! { @define [$(#[$meta])* $visibility] [unsafe] $($rest)* }
@@ -332,28 +338,30 @@ macro_rules! vectorized {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn avx2 $(<$generic: $($bound)*>)? ($($argument: $type),*) $(-> $result)? {
-                // SAFETY: `body` is unsafe only if the whole function is, and then asks for the same: it gets the arguments as
-                // they are.
+                // SAFETY: `body` is unsafe only if the whole function is, and then has the same
+                // requirements. It gets the same arguments.
                 $($unsafe)? { body::<$($generic,)? true>($($argument),*) }
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
             unsafe fn avx512 $(<$generic: $($bound)*>)? ($($argument: $type),*) $(-> $result)? {
-                // SAFETY: `body` is unsafe only if the whole function is, and then asks for the same: it gets the arguments as
-                // they are.
+                // SAFETY: `body` is unsafe only if the whole function is, and then has the same
+                // requirements. It gets the same arguments.
                 $($unsafe)? { body::<$($generic,)? true>($($argument),*) }
             }
 
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
+                // SAFETY: the token proves that the instructions are available. The caller
+                // guarantees the rest.
                 $crate::detect::Isa::Avx2(_) => unsafe { avx2($($argument),*) },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
+                // SAFETY: the token proves that the instructions are available. The caller
+                // guarantees the rest.
                 $crate::detect::Isa::Avx512(_) => unsafe { avx512($($argument),*) },
-                // SAFETY: `body` is unsafe only if the whole function is, and then asks for the same: it gets the arguments as
-                // they are.
+                // SAFETY: `body` is unsafe only if the whole function is, and then has the same
+                // requirements. It gets the same arguments.
                 _ => $($unsafe)? { body::<$($generic,)? { cfg!(target_arch = "aarch64") }>($($argument),*) },
             }
         }
@@ -361,7 +369,7 @@ macro_rules! vectorized {
 }
 pub(crate) use vectorized;
 
-/// A function as it was compiled for an instruction set and a type of elements.
+/// Returns a function compiled for an instruction set and an element type.
 macro_rules! compiled {
     ($isa:expr, $function:ident, $element:ty) => {{
         #[cfg(target_arch = "aarch64")]
@@ -378,7 +386,7 @@ macro_rules! compiled {
     }};
 }
 
-/// Chooses one of the compiled functions.
+/// Selects one of the compiled functions.
 macro_rules! choose {
     ($isa:expr, $dtype:expr, $function:ident) => {
         match $dtype {

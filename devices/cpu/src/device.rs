@@ -18,24 +18,26 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// How a CPU device works.
+/// Options of a CPU device.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CpuOptions {
-    /// Number of threads, at most 512. By default one for each physical core that the process may use, counting
-    /// affinity and the control group's quota.
+    /// Number of threads, at most 512. By default one for each physical core that the process may
+    /// use, counting affinity and the control group's quota.
     pub threads: Option<usize>,
-    /// Highest instruction set level to use. By default the best that the processor has, or what the environment
-    /// variable [`ISA_VARIABLE`](crate::ISA_VARIABLE) allows.
+    /// Highest instruction set level to use. By default the best that the processor has, or what
+    /// the environment variable [`ISA_VARIABLE`](crate::ISA_VARIABLE) allows.
     pub isa: Option<IsaLevel>,
-    /// Threads that it shares with other devices, and uses `threads` of at most. By default it has threads of its own.
+    /// Thread pool shared with other devices. The device uses at most `threads` of it. By default
+    /// it has a pool of its own.
     pub pool: Option<Arc<Pool>>,
-    /// Memory that everything of the device lies in: weights, caches, results. By default the host's ordinary one.
+    /// Memory for all data of the device: weights, caches, results. By default ordinary host
+    /// memory.
     pub memory: Option<HighBandwidth>,
 }
 
 impl CpuOptions {
-    /// With this number of threads.
+    /// Sets the number of threads.
     #[must_use]
     pub fn with_threads(self, threads: usize) -> Self {
         CpuOptions {
@@ -44,7 +46,8 @@ impl CpuOptions {
         }
     }
 
-    /// With threads that other devices use, too. While one of them computes, another does so in its caller's thread alone.
+    /// Sets a pool that other devices also use. While one of them computes, another one computes
+    /// only in its caller's thread.
     #[must_use]
     pub fn with_pool(self, pool: Arc<Pool>) -> Self {
         CpuOptions {
@@ -53,7 +56,7 @@ impl CpuOptions {
         }
     }
 
-    /// With everything in high-bandwidth memory.
+    /// Puts all data into high-bandwidth memory.
     #[must_use]
     pub fn with_memory(self, memory: HighBandwidth) -> Self {
         CpuOptions {
@@ -62,7 +65,7 @@ impl CpuOptions {
         }
     }
 
-    /// With this instruction set level at most.
+    /// Limits the instruction set level.
     #[must_use]
     pub fn with_isa(self, isa: IsaLevel) -> Self {
         CpuOptions {
@@ -77,18 +80,18 @@ pub struct CpuDevice {
     name: Box<str>,
     isa: Isa,
     pool: Arc<Pool>,
-    /// How many threads of the pool it uses at most.
+    /// Maximum number of threads of the pool that it uses.
     threads: usize,
     memory: Option<HighBandwidth>,
 }
 
 impl CpuDevice {
-    /// The device `cpu`. Threads are started by the first run that needs them.
+    /// Returns the device `cpu`. Threads are started by the first run that needs them.
     pub fn new(options: CpuOptions) -> Arc<Self> {
         Self::with_name("cpu", options)
     }
 
-    /// A device with a name of its own, for several of them in one program.
+    /// Returns a device with the given name, for programs with several CPU devices.
     pub fn with_name(name: &str, options: CpuOptions) -> Arc<Self> {
         let pool = options.pool.unwrap_or_else(|| {
             let processors = machine::processors(None);
@@ -105,12 +108,13 @@ impl CpuDevice {
         })
     }
 
-    /// Number of threads that it computes with, unless a stream was [told](Stream::set_threads) to use fewer.
+    /// Returns the number of threads that it computes with, unless a stream was
+    /// [limited](Stream::set_threads) to fewer.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Its threads, to share them with another device or to [pause](Pool::pause) them.
+    /// Returns its pool, to share it with another device or to [pause](Pool::pause) it.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
@@ -145,7 +149,7 @@ impl Device for CpuDevice {
 
     fn memory(&self) -> MemoryInfo {
         match self.memory {
-            // The library does not say how much there is.
+            // The library does not report the amount.
             Some(_) => MemoryInfo::default(),
             None => machine::memory(),
         }
@@ -239,10 +243,10 @@ impl Device for CpuDevice {
     }
 }
 
-/// Everything is done when a call returns.
+/// A synchronous stream: all work is done when a call returns.
 struct CpuStream {
     device: Arc<CpuDevice>,
-    /// How many threads its runs use.
+    /// Maximum number of threads of its runs.
     threads: usize,
 }
 
@@ -292,7 +296,7 @@ impl Stream for CpuStream {
     }
 }
 
-/// Processors by number: `3`, `0-3`, or several such with `+` between them.
+/// Parses processors by number: `3`, `0-3`, or several such items joined by `+`.
 fn parse_cores(text: &str) -> std::result::Result<CpuSet, String> {
     let mut cores = CpuSet::default();
     for part in text.split('+') {
@@ -306,7 +310,8 @@ fn parse_cores(text: &str) -> std::result::Result<CpuSet, String> {
     Ok(cores)
 }
 
-/// Threads that keep to some processors, as many as these are if nothing else is said.
+/// Creates a pool whose threads run only on some processors. By default it has as many threads as
+/// processors.
 fn pool_on(cores: &str, threads: Option<usize>) -> std::result::Result<Pool, String> {
     let cores = parse_cores(cores)?;
     let processors = cores.iter().len();
@@ -319,7 +324,7 @@ fn pool_on(cores: &str, threads: Option<usize>) -> std::result::Result<Pool, Str
     Pool::with_options(&options).map_err(|error| error.to_string())
 }
 
-/// The backend `cpu`: one device.
+/// The backend `cpu`, with one device.
 pub struct CpuBackend {
     devices: [Arc<dyn Device>; 1],
     options: CpuOptions,
@@ -327,7 +332,7 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// The backend with its device.
+    /// Returns the backend with its device.
     pub fn new(options: CpuOptions) -> Self {
         let device = CpuDevice::new(options.clone());
         CpuBackend {
@@ -355,7 +360,7 @@ impl Backend for CpuBackend {
         let mut options = self.options.clone();
         let threads = parameters.take_number(device.name(), "threads", 1, MOST_THREADS)?;
         if let Some(threads) = threads {
-            // Those of a pool that is there are as many as they are.
+            // An existing pool keeps its number of threads.
             (options.threads, options.pool) = (Some(threads), None);
         }
         let mut name = device.name().to_owned();
@@ -434,7 +439,7 @@ mod tests {
             Ok(())
         });
         let mut program = Program::of_phase(phase, "cpu", 1);
-        // The thread stays bound, so that it is one of its own.
+        // The thread stays pinned, so the test uses a thread of its own.
         let run = std::thread::spawn(move || {
             let mut stream = device.open_stream().unwrap();
             let control = RunControl {
@@ -487,7 +492,7 @@ mod tests {
         };
         let workers = Arc::new(Mutex::new(BTreeSet::new()));
         let seen = Arc::clone(&workers);
-        // So slow that every thread gets something to do.
+        // So slow that every thread gets a task.
         let phase = Phase::new(40, 1e6, move |tasks, worker| {
             seen.lock().unwrap().insert(worker);
             std::thread::sleep(Duration::from_millis(tasks.len() as u64));

@@ -1,4 +1,4 @@
-//! For tests: runs a graph on a device, everything in host memory.
+//! Test harness: runs a graph on a device, with all tensors in host memory.
 
 use crate::{CpuDevice, CpuOptions};
 use samite_core::memory::HOST_ALIGNMENT;
@@ -89,24 +89,24 @@ impl Bench {
     }
 }
 
-/// A device with a number of threads and the best instruction set.
+/// Returns a device with a number of threads and the best instruction set.
 pub(crate) fn device(threads: usize) -> Arc<CpuDevice> {
     CpuDevice::new(CpuOptions::default().with_threads(threads))
 }
 
-/// An F32 input.
+/// Returns an F32 input.
 pub(crate) fn input(graph: &mut Graph, extents: &[usize]) -> TensorId {
     let shape = shape(extents).unwrap();
     graph.input("x", DType::F32, shape).unwrap()
 }
 
-/// An I32 input.
+/// Returns an I32 input.
 pub(crate) fn integers(graph: &mut Graph, extents: &[usize]) -> TensorId {
     let shape = shape(extents).unwrap();
     graph.input("numbers", DType::I32, shape).unwrap()
 }
 
-/// Runs a graph with F32 inputs and gives its last node, in one thread.
+/// Runs a graph with F32 inputs in one thread and returns its last node.
 pub(crate) fn evaluate(graph: &Graph, inputs: &[(TensorId, &[f32])]) -> Vec<f32> {
     let mut bench = Bench::new(graph, &device(1)).unwrap();
     for (id, data) in inputs {
@@ -116,7 +116,7 @@ pub(crate) fn evaluate(graph: &Graph, inputs: &[(TensorId, &[f32])]) -> Vec<f32>
     bench.read(TensorId::from_index(graph.len() - 1))
 }
 
-/// Reproducible numbers from -1 to 1.
+/// Returns reproducible numbers from -1 to 1.
 pub(crate) fn numbers(seed: u32, count: usize) -> Vec<f32> {
     (0..count as u32)
         .map(|i| {
@@ -127,7 +127,8 @@ pub(crate) fn numbers(seed: u32, count: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Reproducible rows of weights: `count` elements from -1 to 1, or blocks of chance of about that size.
+/// Returns reproducible rows of weights: `count` elements from -1 to 1, or random blocks of about
+/// that magnitude.
 pub(crate) fn weights(dtype: DType, seed: u32, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; dtype.row_bytes(count).unwrap()];
     if samite_quant::can_encode(dtype) {

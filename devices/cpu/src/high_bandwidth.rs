@@ -1,12 +1,13 @@
-//! High-bandwidth memory of the host, such as that of Xeon Max, by the library memkind, which is looked for at run time.
+//! High-bandwidth host memory, such as that of Xeon Max, through the memkind library, which is
+//! loaded at run time.
 
 use samite_core::BufferType;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-/// Memory of the host that is quicker than its ordinary one, for everything of a CPU device.
+/// Host memory that is faster than ordinary memory, for all data of a CPU device.
 ///
-/// Where there is too little of it, allocations fail: nothing is put into ordinary memory instead.
+/// If there is too little of it, allocations fail. They do not fall back to ordinary memory.
 #[derive(Clone)]
 pub struct HighBandwidth {
     pub(crate) plain: Arc<dyn BufferType>,
@@ -20,10 +21,10 @@ impl fmt::Debug for HighBandwidth {
 }
 
 impl HighBandwidth {
-    /// Such memory of this machine. It is looked for once in the process.
+    /// Finds the high-bandwidth memory of this machine. The process searches only once.
     ///
     /// # Errors
-    /// Why there is none, for people.
+    /// The reason why there is none, as a message for users.
     pub fn find() -> Result<Self, String> {
         static FOUND: OnceLock<Result<HighBandwidth, String>> = OnceLock::new();
         FOUND.get_or_init(memkind::find).clone()
@@ -51,7 +52,7 @@ mod memkind {
     use std::ptr::{self, NonNull};
     use std::sync::{Arc, Weak};
 
-    /// Names under which the system's loader is asked: the library's own, and that of its development files.
+    /// Library names to load: the library's own, and that of its development files.
     const NAMES: [&str; 2] = ["libmemkind.so.0", "libmemkind.so"];
 
     /// Name of the buffer type.
@@ -69,20 +70,22 @@ mod memkind {
         free: Free,
     }
 
-    // SAFETY: the kind is one of the library's global values, which belong to no thread, and its functions may be called by several threads at once.
+    // SAFETY: the kind is one of the library's global values, which belong to no thread, and
+    // several threads may call its functions at once.
     unsafe impl Send for Memkind {}
-    // SAFETY: as above; nothing here changes.
+    // SAFETY: as above. Nothing here changes.
     unsafe impl Sync for Memkind {}
 
     pub fn find() -> Result<HighBandwidth, String> {
         load(&NAMES)
     }
 
-    /// The first library that can be loaded decides.
+    /// Loads the memory from the first of the libraries that can be loaded.
     pub(super) fn load(names: &[&str]) -> Result<HighBandwidth, String> {
         let mut reasons = Vec::new();
         for name in names {
-            // SAFETY: loading runs the library's initialisers. It is a well-known library, found by the system's loader.
+            // SAFETY: loading runs the library's initialisers. It is a well-known library, found by
+            // the system's loader.
             match unsafe { Library::new(*name) } {
                 Ok(library) => {
                     let memkind = Memkind::new(library).map_err(|why| format!("{name}: {why}"))?;
@@ -95,7 +98,7 @@ mod memkind {
         Err(format!("libmemkind is not installed ({reason})"))
     }
 
-    /// What the loader said, which names the file or the symbol.
+    /// Returns the loader's message, which names the file or the symbol.
     fn said(error: &libloading::Error) -> String {
         error
             .source()
@@ -105,7 +108,8 @@ mod memkind {
     impl Memkind {
         fn new(library: Library) -> Result<Self, String> {
             let absent = |error: libloading::Error| said(&error);
-            // SAFETY: `memkind.h` declares the variable and the functions so, since version 1.0. The variable is set before the library's initialisers are done.
+            // SAFETY: `memkind.h` has declared the variable and the functions like this since
+            // version 1.0. The library's initialisers set the variable.
             let (kind, check, allocate, free) = unsafe {
                 let kind = library.get::<*mut Kind>("MEMKIND_HBW").map_err(absent)?;
                 let check = library
@@ -119,7 +123,7 @@ mod memkind {
             };
             // SAFETY: the kind is the library's own.
             let status = unsafe { check(kind) };
-            // Memory of the library lives as long as the last buffer.
+            // The library's memory lives as long as the last buffer.
             std::mem::forget(library);
             match status {
                 0 => Ok(Memkind {
@@ -133,7 +137,8 @@ mod memkind {
 
         fn allocate(self: &Arc<Self>, size: usize, what: &str) -> Result<Arc<HostMemory>> {
             let mut base = ptr::null_mut();
-            // SAFETY: the alignment is a power of two and a multiple of a pointer's size; the address is written to `base`.
+            // SAFETY: the alignment is a power of two and a multiple of a pointer's size. The
+            // address is written to `base`.
             let status =
                 unsafe { (self.allocate)(self.kind, &mut base, HOST_ALIGNMENT, size.max(1)) };
             let base = NonNull::new(base.cast::<u8>()).filter(|_| status == 0);
@@ -147,7 +152,8 @@ mod memkind {
                 memkind: Arc::clone(self),
                 base,
             };
-            // SAFETY: the library gave at least `size` bytes, which are nobody else's until `owner` frees them; all of them are written here before they are read.
+            // SAFETY: the library returned at least `size` bytes, which belong only to `owner`
+            // until it frees them. All of them are written here before they are read.
             Ok(unsafe {
                 base.write_bytes(0, size);
                 HostMemory::borrow(base, size, true, Box::new(owner))
@@ -155,15 +161,15 @@ mod memkind {
         }
     }
 
-    /// Memory that goes back to the library.
+    /// Memory of the library, freed on drop.
     struct Piece {
         memkind: Arc<Memkind>,
         base: NonNull<u8>,
     }
 
-    // SAFETY: the memory belongs to no thread and may be freed by any.
+    // SAFETY: the memory belongs to no thread, so any thread may free it.
     unsafe impl Send for Piece {}
-    // SAFETY: nothing can be done with a shared piece.
+    // SAFETY: a shared piece offers no operations.
     unsafe impl Sync for Piece {}
 
     impl Drop for Piece {
@@ -173,7 +179,7 @@ mod memkind {
         }
     }
 
-    /// Tensors in the standard layout.
+    /// Buffer type for tensors in the standard layout.
     struct Plain {
         memkind: Arc<Memkind>,
         itself: Weak<Self>,
@@ -235,7 +241,7 @@ mod tests {
     use std::path::Path;
     use std::process::Command;
 
-    /// Compiles a library that stands in for memkind.
+    /// Compiles a library that replaces memkind in tests.
     fn stand_in(folder: &Path, name: &str, flags: &[&str]) -> Option<String> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let path = folder.join(name);
@@ -258,7 +264,8 @@ mod tests {
         memkind::load(&["/nowhere/libmemkind.so.0", path])
     }
 
-    /// How often memory was taken, given back, and refused there, and calls with a kind that is another.
+    /// Returns the numbers of allocations, frees and refusals in the library, and of calls with a
+    /// wrong kind.
     fn counts(path: &str) -> [i32; 4] {
         // SAFETY: the library is loaded already, and has these variables.
         unsafe {
@@ -284,7 +291,7 @@ mod tests {
         }
         assert!(!device.supports_buffer_type(&crate::packed_buffer_type::packed_buffer_type()));
 
-        // Memory is zeroed, of its type, and given back.
+        // Memory is zeroed, has the right type, and is freed.
         let layout = Layout::contiguous(DType::Q8_0, [64, 100, 1, 1]).unwrap();
         for (number, memory) in [&plain, &packed].into_iter().enumerate() {
             let tensors = [("w", layout)];
@@ -304,7 +311,7 @@ mod tests {
             assert_eq!(counts(&path), [taken, taken, 0, 0]);
         }
 
-        // Where there is too little, that is an error, and not other memory.
+        // Too little memory is an error. Allocations do not fall back to other memory.
         let error = plain.allocate(2_000_000, Usage::Compute).unwrap_err();
         assert!(matches!(
             error,
@@ -320,7 +327,7 @@ mod tests {
         assert!(packed.allocate(2_000_000, Usage::Weights).is_err());
         assert_eq!(counts(&path), [2, 2, 2, 0]);
 
-        // Mapped files stay out.
+        // Mapped files are not imported.
         assert!(!device.capabilities().import_host);
         let other = HostMemory::allocate(64, "host", "a test").unwrap();
         assert!(device.import_host(other, Usage::Weights).is_err());

@@ -1,4 +1,4 @@
-//! What a kernel is, what it is built from, and the phases that it is built to.
+//! Kernels, the context that they are built from, and the phases that they consist of.
 
 use crate::detect::Isa;
 use crate::operand::Operand;
@@ -6,24 +6,25 @@ use samite_core::{DType, Error, Glu, Node, Result};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// How a node is computed.
+/// Implementation of a node.
 pub(crate) struct Kernel {
-    /// Bytes of scratch memory for a node, an instruction set and a number of threads; `None` if that overflows.
+    /// Bytes of scratch memory for a node, an instruction set and a number of threads; `None` if
+    /// that overflows.
     pub scratch: fn(Node<'_>, Isa, usize) -> Option<usize>,
-    /// Compiles the node. Only called for results that are not empty.
+    /// Compiles the node. Called only for results that are not empty.
     pub build: Build,
 }
 
-/// What compiles a node. Parameters of its operation are part of it.
+/// Function that compiles a node. It captures the parameters of its operation.
 pub(crate) type Build = Box<dyn Fn(&KernelContext<'_>) -> Result<Vec<Phase>>>;
 
 impl Kernel {
-    /// A kernel without scratch memory.
+    /// Returns a kernel without scratch memory.
     pub fn plain(build: impl Fn(&KernelContext<'_>) -> Result<Vec<Phase>> + 'static) -> Self {
         Self::with_scratch(|_, _, _| Some(0), build)
     }
 
-    /// A kernel of one phase, without scratch memory.
+    /// Returns a kernel of one phase, without scratch memory.
     pub fn one_phase(build: impl Fn(&KernelContext<'_>) -> Result<Phase> + 'static) -> Self {
         Self::plain(move |context| Ok(vec![build(context)?]))
     }
@@ -39,7 +40,7 @@ impl Kernel {
     }
 }
 
-/// Why there is no kernel.
+/// Reason for the lack of a kernel.
 pub(crate) type Reason = Cow<'static, str>;
 
 /// Refuses sources whose rows have gaps.
@@ -61,45 +62,48 @@ pub(crate) fn decodable(dtype: DType) -> Result<(), Reason> {
     }
 }
 
-/// Work below this many estimated nanoseconds is not shared out: a barrier and another cache cost as much.
+/// Work below this many estimated nanoseconds is not shared among threads: a barrier and cache
+/// transfers cost as much.
 const WORTH_SHARING: f64 = 8_000.0;
 
-/// Estimated nanoseconds of the smallest part of a phase that a worker takes: less would cost more than waiting for it.
+/// Minimum estimated nanoseconds of the part of a phase that a worker takes. Smaller parts cost
+/// more than waiting.
 const WORTH_TAKING: f64 = 1_000.0;
 
 /// Estimated nanoseconds of work between two looks at the token that cancels it.
 const LOOK_AFTER: f64 = 2e7;
 
-/// A value in memory that a kernel refuses.
+/// An invalid value in memory, which a kernel reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
-    /// Which source holds the value.
+    /// The source that holds the value.
     pub source: usize,
-    /// Which element of the source it is.
+    /// Index of the element in the source.
     pub at: usize,
     /// The value.
     pub value: i64,
-    /// It must be at least 0 and below this.
+    /// Exclusive upper limit of the value. The lower limit is 0.
     pub limit: usize,
 }
 
-/// Runs a range of tasks in worker number `usize`.
+/// Function that runs a range of tasks in the worker with the given number.
 pub(crate) type Run = Box<dyn Fn(Range<usize>, usize) -> Result<(), Fault> + Send + Sync>;
 
-/// A part of a node's work whose tasks are independent of each other.
+/// A part of a node's work, whose tasks are independent of each other.
 pub(crate) struct Phase {
     pub tasks: usize,
     pub run: Run,
     /// Estimated nanoseconds of all tasks in one thread.
     cost: f64,
-    /// Fewest and most tasks that a worker takes, and whether there is something to share: set when the program is complete.
+    /// Minimum and maximum number of tasks that a worker takes, and whether the work is shared. Set
+    /// when the program is complete.
     pub grain: usize,
     pub most: usize,
     pub shared: bool,
 }
 
 impl Phase {
-    /// `tasks` tasks that take about `cost` nanoseconds together.
+    /// Creates a phase of `tasks` tasks that together take about `cost` nanoseconds.
     pub fn new(
         tasks: usize,
         cost: f64,
@@ -115,7 +119,7 @@ impl Phase {
         }
     }
 
-    /// This phase and one that is independent of it as one.
+    /// Combines this phase with an independent one.
     pub fn and(self, other: Phase) -> Self {
         let first = self.tasks;
         Phase::new(
@@ -143,18 +147,18 @@ pub(crate) struct KernelContext<'a> {
     pub node: Node<'a>,
     pub isa: Isa,
     pub threads: usize,
-    /// How a product comes by its columns, or rope by its angles.
+    /// Source of a product's columns or of rope's angles.
     pub input: InputSource,
     pub result: Operand,
     pub sources: Vec<Option<Operand>>,
     pub workspace: Workspace,
 }
 
-/// Memory for the whole work.
+/// Memory for the whole program.
 #[derive(Clone, Copy)]
 pub(crate) struct Workspace {
     pub memory: Option<(*mut u8, usize)>,
-    /// Bytes at its start that are for angles, which nodes leave there for others.
+    /// Bytes at its start for angles, which nodes leave there for later nodes.
     pub angles: usize,
 }
 
@@ -163,7 +167,7 @@ impl KernelContext<'_> {
         self.result
     }
 
-    /// A source that the operation always has.
+    /// Returns a source that the operation always has.
     pub fn source(&self, index: usize) -> Result<Operand> {
         self.optional(index)
             .ok_or_else(|| Error::invalid(format!("{}: source {index} is missing", self.node.op())))
@@ -173,22 +177,22 @@ impl KernelContext<'_> {
         self.sources.get(index).copied().flatten()
     }
 
-    /// `bytes` of scratch memory, aligned to a cache line.
+    /// Returns `bytes` of scratch memory, aligned to a cache line.
     pub fn scratch(&self, bytes: usize) -> Result<Scratch> {
         self.part(self.workspace.angles, bytes)
     }
 
-    /// `bytes` of memory for angles, aligned to a cache line.
+    /// Returns `bytes` of memory for angles, aligned to a cache line.
     pub fn angles(&self, bytes: usize) -> Result<Scratch> {
         debug_assert!(bytes <= self.workspace.angles);
         self.part(0, bytes)
     }
 
-    /// `bytes` of the workspace from byte `start` on.
+    /// Returns `bytes` of the workspace, from byte `start`.
     fn part(&self, start: usize, bytes: usize) -> Result<Scratch> {
         let len = self.workspace.memory.map_or(0, |(_, len)| len);
         match self.workspace.memory {
-            // Never read or written, but a slice of nothing must not start at null.
+            // Never read or written, but even an empty slice must not start at null.
             _ if bytes == 0 => Ok(Scratch(std::ptr::without_provenance_mut(64))),
             Some((base, len)) if start.checked_add(bytes).is_some_and(|end| end <= len) => {
                 Ok(Scratch(base.wrapping_add(start)))
@@ -201,13 +205,13 @@ impl KernelContext<'_> {
     }
 }
 
-/// Scratch memory; who uses which part of it is the kernel's business.
+/// Scratch memory. The kernel assigns its parts to workers.
 #[derive(Clone, Copy)]
 pub(crate) struct Scratch(*mut u8);
 
 // SAFETY: an address like `Operand`.
 unsafe impl Send for Scratch {}
-// SAFETY: `at` only computes an address; the kernel that reads or writes there keeps workers apart.
+// SAFETY: `at` only computes an address. The kernel that reads or writes there keeps workers apart.
 unsafe impl Sync for Scratch {}
 
 impl Scratch {
@@ -215,32 +219,32 @@ impl Scratch {
         self.0.wrapping_add(offset)
     }
 
-    /// What comes from a byte on.
+    /// Returns the memory after a byte offset.
     pub fn behind(&self, offset: usize) -> Self {
         Scratch(self.at(offset))
     }
 }
 
-/// How a product comes by the columns of source 1, or rope by its angles.
+/// Source of the columns of source 1 of a product, or of rope's angles.
 #[derive(Clone, Copy)]
 #[allow(clippy::large_enum_variant)] // there is one for each node, and boxes are not `Copy`
 pub(crate) enum InputSource {
-    /// They are the source.
+    /// The source itself.
     Memory,
-    /// The one before left them in the scratch memory, in the same form.
+    /// The previous product left them in scratch memory, in the same form.
     Shared,
-    /// They are made from the operands of the nodes before.
+    /// The product computes them from the operands of earlier nodes.
     Fused(Prologue),
 }
 
-/// What makes rows of F32 numbers from rows of F32 numbers without gaps.
+/// Computation of F32 rows from F32 rows without gaps.
 #[derive(Clone, Copy)]
 pub(crate) enum Prologue {
     /// The RMS norm of a row of `x`, times the row `scale`.
     Norm {
-        /// What `x` is the sum of, if it has still to be written.
+        /// The operands of the sum `x`, if it has yet to be written.
         sum: Option<[Operand; 2]>,
-        /// May lie in the memory of one operand of the sum.
+        /// Operand of the norm. May lie in the memory of one operand of the sum.
         x: Operand,
         eps: f32,
         scale: Operand,

@@ -1,28 +1,33 @@
 //! The CPU device: fast kernels on host memory, run by a pool of worker threads.
 //!
-//! [`CpuBackend`] has one [`CpuDevice`] for all processors that the process may use. It works on any host memory, its
-//! streams are synchronous, and it runs every operation of [`Op`](samite_core::Op) on the types that `samite-quant`
-//! decodes.
+//! [`CpuBackend`] has one [`CpuDevice`] for all processors that the process may use. It works on
+//! any host memory, its streams are synchronous, and it runs every operation of
+//! [`Op`](samite_core::Op) on the types that `samite-quant` decodes.
 //!
 //! # How a graph runs
-//! *Preparing* looks every node up in one table of kernels (the same that answers
-//! [`supports`](samite_core::Device::supports)), resolves addresses, strides and parameters, and yields a flat list of
-//! phases, each a closure over a number of independent tasks. *Running* enters the gates of all memory involved and
-//! walks the list: phases that are too small to be shared run in the calling thread, the others are shared out among the
-//! workers, which meet at a barrier after each. Nothing is allocated.
+//! *Preparing* looks every node up in one table of kernels (which also answers
+//! [`supports`](samite_core::Device::supports)), resolves addresses, strides and parameters, and
+//! yields a flat list of phases. Each phase is a closure over a number of independent tasks.
+//! *Running* locks all memory involved and walks the list. Small phases run in the calling thread.
+//! The others are distributed over the workers, which wait at a barrier after each phase. Running
+//! does not allocate.
 //!
-//! Some nodes are computed together: products of the same columns quantize those once, and what norms and
-//! gated units between products make is never in memory. An observer is told the time of the last of them, and no time for the others.
+//! Some nodes are fused. Products of the same columns quantize these once, and results of norms and
+//! gated units between products are never written to memory. An observer gets the time of the last
+//! fused node, and no time for the others.
 //!
 //! # Packed weights
-//! The device offers memory of its own for weights, `cpu-packed`, an
-//! [extra buffer type](samite_core::Device::extra_buffer_types). A tensor takes as many bytes there as in a file, rearranged so that
-//! products are several times as fast, more so where there is AMX. What is written is packed, what is read is unpacked.
+//! The device offers a memory type for weights, `cpu-packed`, as an [extra buffer
+//! type](samite_core::Device::extra_buffer_types). A tensor takes as many bytes there as in a file,
+//! but is rearranged so that products are several times as fast, and even faster with AMX. Writing
+//! packs, reading unpacks.
 //!
 //! # Where a product is computed
-//! A product of weights and columns (a column is the activations of one token) has three parts: the registers of an instruction set, the decoding of a type, and the micro-kernel that multiplies. The
-//! registers are in `simd/`: `sse2.rs`, `avx2.rs`, `avx512.rs`, `neon.rs`, `generic*.rs`. Decoding of packed weights and most
-//! micro-kernels are written once over these. Models pack the weights of products unless told otherwise. So for a type, look into this table:
+//! A product of weights and columns (a column is the activations of one token) has three parts: the
+//! registers of an instruction set, the decoding of a type, and the micro-kernel that multiplies.
+//! The registers are in `simd/`: `sse2.rs`, `avx2.rs`, `avx512.rs`, `neon.rs`, `generic*.rs`.
+//! Decoding of packed weights and most micro-kernels are written once over these. By default,
+//! models pack the weights of products. To find the code for a type, use this table:
 //!
 //! | types | decoding, packed | decoding, as in the file, x86-64 | as in the file, aarch64 |
 //! |---|---|---|---|
@@ -35,7 +40,7 @@
 //! | Q1_0, Q2_0 | not packed | `unpacked/x86/bits.rs` | `unpacked/neon.rs` |
 //! | F32, F16, BF16 | `simd/float.rs` | `simd/float.rs` | `simd/float.rs` |
 //!
-//! and for an instruction set and a number of columns (tokens) into this one:
+//! To find the code for an instruction set and a number of columns (tokens), use this one:
 //!
 //! | weights | columns | SSE2, NEON, others | AVX2, AVX-VNNI | AVX-512 | AVX-512 VNNI | AMX |
 //! |---|---|---|---|---|---|---|
@@ -47,11 +52,13 @@
 //! | quantized, as in the file | more | the same | `unpacked/x86/mod.rs` | `unpacked/x86/mod.rs` | `unpacked/x86/gemm_avx512.rs` | as VNNI |
 //! | floats, as in the file | any | `unpacked/float.rs` | `unpacked/float.rs` | `unpacked/float.rs` | `unpacked/float.rs` | `unpacked/float.rs` |
 //!
-//! Decoding "as in the file" on x86-64 has its traits and common steps in `unpacked/x86/decode.rs`, and needs AVX2.
+//! Decoding "as in the file" on x86-64 has its traits and common steps in `unpacked/x86/decode.rs`,
+//! and needs AVX2.
 //!
-//! For example, packed Q4_K on AVX2 is decoded by `impl Format for Q4K` in `packed/formats/k_quants.rs`, with the registers `Ymm` of
-//! `simd/avx2.rs`, and multiplied by `packed/int8/gemv.rs` or `packed/int8/gemm.rs`. Columns are quantized in `activations/`,
-//! whose front page says which form is for which product.
+//! For example, `impl Format for Q4K` in `packed/formats/k_quants.rs` decodes packed Q4_K on AVX2,
+//! with the registers `Ymm` of `simd/avx2.rs`, and `packed/int8/gemv.rs` or `packed/int8/gemm.rs`
+//! multiplies it. Columns are quantized in `activations/`, whose module documentation lists the
+//! form for each product.
 //!
 //! # Modules, from the lowest to the highest
 //! A module uses those above it in this list only.
@@ -71,9 +78,12 @@
 //! | `packed_buffer_type`, `high_bandwidth`, `calibrate`, `device` | memory for packed weights, quicker memory, limits of the machine, the device |
 //!
 //! # What kernels promise
-//! - Results do not depend on the number of threads: every element is computed by one task, in a fixed order.
-//! - Values in memory (row numbers) are checked before they become addresses; a bad one is an error that names it.
-//! - Instruction sets are chosen at run time by tokens that only detection makes; portable code is always there.
+//! - Results do not depend on the number of threads: one task computes each element, in a fixed
+//!   order.
+//! - Values in memory (row numbers) are checked before they become addresses. An invalid one is an
+//!   error that names it.
+//! - Instruction sets are selected at run time by tokens that only detection creates. Portable code
+//!   is always available.
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 mod activations;

@@ -1,14 +1,16 @@
-//! What this process may use of the machine: processors, memory.
+//! Resources of the machine that this process may use: processors and memory.
 //!
-//! Everything is read from the system's own text files by functions of those texts, so that they can be tested.
+//! Everything is read from the system's text files by functions of these texts, so that they can be
+//! tested.
 
 use samite_core::MemoryInfo;
 use samite_threads::CpuSet;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// How many threads can compute at the same time without getting in each other's way: processors that this process
-/// may run on, of those in `among` if that is given, counting each physical core once, limited by the control group's quota.
+/// Returns the number of threads that can compute concurrently without competing: the processors
+/// that this process may run on (only those in `among`, if given), counting each physical core
+/// once, limited by the control group's quota.
 pub(crate) fn processors(among: Option<&CpuSet>) -> usize {
     let allowed = CpuSet::allowed().unwrap_or_else(|| {
         (0..std::thread::available_parallelism().map_or(1, usize::from)).collect()
@@ -28,13 +30,14 @@ pub(crate) fn processors(among: Option<&CpuSet>) -> usize {
     limit(cores.len(), quota)
 }
 
-/// `cores`, or fewer if the quota is smaller; at least 1.
+/// Returns `cores`, or fewer if the quota is smaller. At least 1.
 fn limit(cores: usize, quota: f64) -> usize {
-    // A quota of 1.5 processors: two threads would be stopped part of the time, and one waits for the other.
+    // With a quota of 1.5 processors, two threads would be stopped part of the time, and one would
+    // wait for the other.
     cores.min(quota.floor() as usize).max(1)
 }
 
-/// The folder of a control group: of version 2, or of one controller of version 1.
+/// Folder of a control group: of version 2, or of one controller of version 1.
 enum ControlGroup {
     V1Cpu(PathBuf),
     V1Memory(PathBuf),
@@ -42,7 +45,7 @@ enum ControlGroup {
 }
 
 impl ControlGroup {
-    /// Processors that the group may use on average.
+    /// Returns the average number of processors that the group may use.
     fn quota(&self) -> Option<f64> {
         match self {
             ControlGroup::V2(folder) => parse_cpu_max(&read(folder, "cpu.max")?),
@@ -54,7 +57,7 @@ impl ControlGroup {
         }
     }
 
-    /// Limit of memory in bytes, and how many are in use and cannot be taken back.
+    /// Returns the memory limit in bytes, and the bytes in use that cannot be reclaimed.
     fn memory(&self) -> Option<(usize, usize)> {
         let (folder, limit, usage, prefix) = match self {
             ControlGroup::V2(folder) => (folder, "memory.max", "memory.current", ""),
@@ -77,19 +80,20 @@ fn read(folder: &Path, file: &str) -> Option<String> {
     std::fs::read_to_string(folder.join(file)).ok()
 }
 
-/// The text of `cpu.max`: quota and period in microseconds, or `max`.
+/// Parses `cpu.max`: quota and period in microseconds, or `max`.
 fn parse_cpu_max(text: &str) -> Option<f64> {
     let (quota, period) = text.trim().split_once(' ')?;
     ratio(quota, period)
 }
 
-/// The quota (-1 for none) and the period, in microseconds.
+/// Parses the quota (-1 for none) and the period, in microseconds.
 fn parse_cfs(quota: &str, period: &str) -> Option<f64> {
     ratio(quota.trim(), period.trim())
 }
 
-/// Bytes of files that the system keeps in memory, by the text of `memory.stat`. They count as in use, a model's own file among them, but
-/// make room for whatever else is needed. Memory that is shared between processes is not among them.
+/// Returns the bytes of the page cache, from the text of `memory.stat`. They count as in use, for
+/// example a model's file, but are reclaimed when memory is needed. Excludes memory shared between
+/// processes.
 fn parse_file_pages(text: &str, prefix: &str) -> usize {
     text.lines()
         .filter_map(|line| line.strip_prefix(prefix)?.split_once(' '))
@@ -103,7 +107,7 @@ fn ratio(quota: &str, period: &str) -> Option<f64> {
     (quota > 0.0 && period > 0.0).then(|| quota / period)
 }
 
-/// The groups that limit this process: its own and all above.
+/// Returns the control groups that limit this process: its own and all ancestors.
 fn control_groups() -> Vec<ControlGroup> {
     let Ok(text) = std::fs::read_to_string("/proc/self/cgroup") else {
         return Vec::new();
@@ -133,7 +137,7 @@ struct Memberships {
     memory: Option<String>,
 }
 
-/// The text of `/proc/self/cgroup`: lines of `number:controllers:path`.
+/// Parses `/proc/self/cgroup`: lines of `number:controllers:path`.
 fn parse_memberships(text: &str) -> Memberships {
     let mut found = Memberships::default();
     for line in text.lines() {
@@ -163,7 +167,7 @@ fn ancestors(path: &str) -> impl Iterator<Item = PathBuf> + use<'_> {
     Path::new(path).ancestors().map(Path::to_owned)
 }
 
-/// Memory of the machine, or of the control group or the address space where that is less.
+/// Returns the memory of the machine, or of the control group or the address space if that is less.
 pub(crate) fn memory() -> MemoryInfo {
     let mut info = std::fs::read_to_string("/proc/meminfo")
         .map_or_else(|_| MemoryInfo::default(), |text| parse_meminfo(&text));
@@ -182,7 +186,7 @@ pub(crate) fn memory() -> MemoryInfo {
     info
 }
 
-/// The text of `/proc/meminfo`.
+/// Parses `/proc/meminfo`.
 fn parse_meminfo(text: &str) -> MemoryInfo {
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -201,7 +205,7 @@ fn parse_meminfo(text: &str) -> MemoryInfo {
     }
 }
 
-/// What the processor calls itself.
+/// Returns the processor's name.
 pub(crate) fn description() -> String {
     std::fs::read_to_string("/proc/cpuinfo")
         .ok()

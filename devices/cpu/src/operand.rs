@@ -1,4 +1,4 @@
-//! Tensors as kernels see them: an address, a type, extents and strides.
+//! Tensors in the form that kernels use: address, type, extents and strides.
 
 use crate::detect::{Isa, vectorized};
 use crate::packed::memory_of;
@@ -6,26 +6,27 @@ use half::f16;
 use samite_core::{DType, Error, Layout, Node, Result, Shape, TensorId, TensorInfo, TensorRef};
 use std::ops::Range;
 
-/// Elements converted at a time through a buffer on the stack.
+/// Number of elements converted at a time through a buffer on the stack.
 const CHUNK: usize = 256;
 
 /// A tensor in host memory, resolved to its address.
 ///
-/// Whoever makes one guarantees that `layout.bytes()` bytes from `base` on stay valid, and whoever uses the unsafe
-/// methods that the memory is [entered](samite_core::MemorySet) and that no other worker writes to what is read, or
-/// touches what is written.
+/// The creator guarantees that `layout.bytes()` bytes from `base` stay valid. Callers of the unsafe
+/// methods guarantee that the memory is [locked](samite_core::MemorySet), and that no other worker
+/// writes to what they read or touches what they write.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand {
     base: *mut u8,
     layout: Layout,
 }
 
-// SAFETY: an operand is an address; what may be done with it is the contract of the unsafe methods.
+// SAFETY: an operand is an address. The contract of the unsafe methods governs its use.
 unsafe impl Send for Operand {}
-// SAFETY: shared, it only gives the address away; the unsafe methods ask their callers to keep workers apart.
+// SAFETY: a shared operand only returns the address. The unsafe methods require their callers to
+// keep workers apart.
 unsafe impl Sync for Operand {}
 
-/// Some elements of one row: `len` elements from element `start` on.
+/// Elements of one row: `len` elements from element `start`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub row: [usize; 3],
@@ -34,7 +35,7 @@ pub(crate) struct Piece {
 }
 
 impl Operand {
-    /// Resolves a tensor in host memory and checks that it lies inside and is aligned.
+    /// Resolves a tensor in host memory, and checks its bounds and alignment.
     pub fn resolve(place: &TensorRef, what: &str) -> Result<Self> {
         let Some(memory) = memory_of(place) else {
             return Err(Error::invalid(format!(
@@ -102,7 +103,7 @@ impl Operand {
         self.base
     }
 
-    /// The same memory seen as one row, if there are no gaps.
+    /// Returns the same memory as one row, if it has no gaps.
     pub fn flat(&self) -> Option<Operand> {
         let shape = [self.elements(), 1, 1, 1];
         if !self.layout.is_contiguous() {
@@ -112,7 +113,7 @@ impl Operand {
         Some(Operand { layout, ..*self })
     }
 
-    /// `len` columns from column `start` on. Only for types that are not quantized.
+    /// Returns `len` columns from column `start`. Only for types that are not quantized.
     pub fn columns(&self, start: usize, len: usize) -> Result<Operand> {
         let [n0, n1, n2, n3] = self.shape();
         if start.checked_add(len).is_none_or(|end| end > n0) {
@@ -124,48 +125,51 @@ impl Operand {
         })
     }
 
-    /// Address of the first element of a row.
+    /// Returns the address of the first element of a row.
     #[inline]
     pub fn at(&self, [i1, i2, i3]: [usize; 3]) -> *mut u8 {
         self.base.wrapping_add(self.layout.row_offset(i1, i2, i3))
     }
 
-    /// Whether the elements of each row lie one after the other.
+    /// Returns whether the elements of each row follow one another.
     pub fn has_dense_rows(&self) -> bool {
         self.layout.has_contiguous_rows()
     }
 
-    /// A row of dense elements of type `T`, which must be the operand's.
+    /// Returns a row of dense elements of type `T`, which must be the operand's.
     ///
     /// # Safety
-    /// See [`Operand`]; `row` must be inside of the shape and rows must be dense.
+    /// See [`Operand`]. `row` must be inside the shape, and rows must be dense.
     #[inline]
     pub unsafe fn row<'a, T: bytemuck::Pod>(&self, row: [usize; 3]) -> &'a [T] {
         debug_assert_eq!(size_of::<T>(), self.dtype().block_bytes());
-        // SAFETY: the row is inside of the operand's memory and aligned, by the caller's contract and `resolve`.
+        // SAFETY: the row is inside the operand's memory and aligned, by the caller's contract and
+        // `resolve`.
         unsafe { std::slice::from_raw_parts(self.at(row).cast(), self.shape()[0]) }
     }
 
-    /// Like [`row`](Operand::row), for writing.
+    /// Does what [`row`](Operand::row) does, for writing.
     ///
     /// # Safety
-    /// As [`row`](Operand::row), and nobody else may use the row meanwhile.
+    /// As [`row`](Operand::row), and no other code may use the row meanwhile.
     #[inline]
     pub unsafe fn row_mut<'a, T: bytemuck::Pod>(&self, row: [usize; 3]) -> &'a mut [T] {
         debug_assert_eq!(size_of::<T>(), self.dtype().block_bytes());
-        // SAFETY: the row is inside of the operand's memory and aligned, as in `row`, and nobody else uses it meanwhile.
+        // SAFETY: the row is inside the operand's memory and aligned, as in `row`, and no other
+        // code uses it meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.at(row).cast(), self.shape()[0]) }
     }
 
-    /// Element `i` of a row of integers, I32 or I64.
+    /// Returns element `i` of a row of integers, I32 or I64.
     ///
     /// # Safety
-    /// See [`Operand`]; the element must be inside of the shape.
+    /// See [`Operand`]; the element must be inside the shape.
     #[inline]
     pub unsafe fn integer(&self, row: [usize; 3], i: usize) -> i64 {
         let at = self.at(row).wrapping_add(i * self.strides()[0]);
-        // SAFETY: the element is inside of the shape, so its bytes are in the operand's memory; `resolve` checked that the base
-        // is aligned, and strides are multiples of an element's size.
+        // SAFETY: the element is inside the shape, so its bytes are in the operand's memory.
+        // `resolve` checked that the base is aligned, and strides are multiples of an element's
+        // size.
         unsafe {
             match self.dtype() {
                 DType::I64 => *at.cast::<i64>(),
@@ -174,11 +178,12 @@ impl Operand {
         }
     }
 
-    /// Reads elements `start..` of a row as f32: floats, I32, and decodable quantized types, the latter only at block
-    /// boundaries. Does nothing if `out` is that very memory, as it is when an operation runs in place.
+    /// Reads elements `start..` of a row as f32. Supports floats, I32, and decodable quantized
+    /// types at block boundaries. Does nothing if `out` is the same memory, as it is when an
+    /// operation runs in place.
     ///
     /// # Safety
-    /// See [`Operand`]; the elements must be inside of the shape, and the type decodable.
+    /// See [`Operand`]. The elements must be inside the shape, and the type must be decodable.
     #[inline]
     pub unsafe fn load(&self, row: [usize; 3], start: usize, out: &mut [f32]) {
         let (dtype, stride) = (self.dtype(), self.strides()[0]);
@@ -186,7 +191,7 @@ impl Operand {
         let first = self
             .at(row)
             .wrapping_add(start / dtype.block_len() * stride);
-        // SAFETY: all addresses lie inside of the row, by the caller's contract.
+        // SAFETY: all addresses lie inside the row, by the caller's contract.
         unsafe {
             match dtype {
                 DType::F32 if dense => {
@@ -230,11 +235,11 @@ impl Operand {
         }
     }
 
-    /// Writes f32 numbers to elements `start..` of a row: floats, I32, and quantized types that can be encoded, the
-    /// latter only at block boundaries.
+    /// Writes f32 numbers to elements `start..` of a row. Supports floats, I32, and encodable
+    /// quantized types at block boundaries.
     ///
     /// # Safety
-    /// See [`Operand`]; the elements must be inside of the shape, and the type encodable.
+    /// See [`Operand`]. The elements must be inside the shape, and the type must be encodable.
     #[inline]
     pub unsafe fn store(&self, isa: Isa, row: [usize; 3], start: usize, from: &[f32]) {
         let (dtype, stride) = (self.dtype(), self.strides()[0]);
@@ -242,7 +247,7 @@ impl Operand {
         let first = self
             .at(row)
             .wrapping_add(start / dtype.block_len() * stride);
-        // SAFETY: all addresses lie inside of the row, by the caller's contract.
+        // SAFETY: all addresses lie inside the row, by the caller's contract.
         unsafe {
             match dtype {
                 DType::F32 if dense => {
@@ -258,7 +263,7 @@ impl Operand {
                         *first.add(i * stride).cast::<i32>() = *x as i32;
                     }
                 }
-                // What caches hold, mostly.
+                // The usual type of caches.
                 DType::F16 if dense => {
                     let to = std::slice::from_raw_parts_mut(first.cast::<f16>(), from.len());
                     round_to_halves(isa, from, to);
@@ -283,11 +288,11 @@ impl Operand {
         }
     }
 
-    /// Lets `fill` write a piece of a row as f32, in place where the operand is F32, else through a buffer in several
-    /// calls. `fill` gets the piece and its place.
+    /// Lets `fill` write a piece of a row as f32: in place if the operand is F32, else through a
+    /// buffer in several calls. `fill` gets the piece and its memory.
     ///
     /// # Safety
-    /// As [`store`](Operand::store), and the operand is not quantized.
+    /// As [`store`](Operand::store), and the operand must not be quantized.
     #[inline]
     pub unsafe fn write_with(
         &self,
@@ -298,7 +303,7 @@ impl Operand {
         let Piece { row, start, len } = piece;
         if self.dtype() == DType::F32 && self.has_dense_rows() {
             let first = self.at(row).wrapping_add(start * 4).cast::<f32>();
-            // SAFETY: the piece is inside of the row and the caller alone uses it.
+            // SAFETY: the piece is inside the row, and only the caller uses it.
             fill(piece, unsafe { std::slice::from_raw_parts_mut(first, len) });
             return;
         }
@@ -313,7 +318,7 @@ impl Operand {
                 len: part,
             };
             fill(piece, buffer);
-            // SAFETY: the part is inside of the piece.
+            // SAFETY: the part is inside the piece.
             unsafe { self.store(isa, row, piece.start, buffer) };
             done += part;
         }
@@ -326,7 +331,7 @@ vectorized! {
     }
 }
 
-/// Alignment that kernels need for elements or blocks of `dtype`.
+/// Returns the alignment that kernels need for elements or blocks of `dtype`.
 pub(crate) fn alignment(dtype: DType) -> usize {
     match dtype {
         DType::F64 | DType::I64 => 8,
@@ -336,7 +341,7 @@ pub(crate) fn alignment(dtype: DType) -> usize {
     }
 }
 
-/// Cuts a range of elements, counted in order, into pieces of rows of `shape`.
+/// Splits a range of elements, counted in logical order, into pieces of rows of `shape`.
 #[inline]
 pub(crate) fn pieces(layout: &Layout, range: Range<usize>, mut f: impl FnMut(Piece)) {
     let n0 = layout.shape()[0];
@@ -353,7 +358,7 @@ pub(crate) fn pieces(layout: &Layout, range: Range<usize>, mut f: impl FnMut(Pie
     }
 }
 
-/// The memory of a tensor without gaps: whose it is, and where it begins in there.
+/// Returns the memory of a tensor without gaps: its owner, and the offset in it.
 pub(crate) fn whole(node: Node<'_>) -> Option<(TensorId, usize)> {
     let place = match node.tensor().view {
         Some(view) => (view.base, view.offset),

@@ -1,4 +1,4 @@
-//! The buffer type of packed weights, which models put the weights in that kernels take packed.
+//! Buffer type of packed weights. Models store weights in it that kernels can use packed.
 
 use crate::packed::PANEL;
 use crate::packed::buffer::{self, PackedBuffer};
@@ -11,17 +11,17 @@ use samite_core::{
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
-/// Allocates so many bytes of host memory, zeroed.
+/// Allocator of zeroed host memory of the given size.
 type Allocate = Box<dyn Fn(usize) -> Result<Arc<HostMemory>> + Send + Sync>;
 
-/// The buffer type of packed weights in ordinary memory. There is one for the whole process.
+/// Returns the buffer type of packed weights in ordinary memory. The whole process has one.
 pub(crate) fn packed_buffer_type() -> Arc<dyn BufferType> {
     static PACKED: OnceLock<Arc<dyn BufferType>> = OnceLock::new();
     let allocate = |size| HostMemory::allocate(size, "cpu", "packed weights");
     Arc::clone(PACKED.get_or_init(|| packed_in(buffer::NAME, Box::new(allocate))))
 }
 
-/// A buffer type of packed weights in memory of another kind.
+/// Returns a buffer type of packed weights in memory of another kind.
 pub(crate) fn packed_in(name: &'static str, allocate: Allocate) -> Arc<dyn BufferType> {
     Arc::new_cyclic(|itself| PackedBufferType {
         name,

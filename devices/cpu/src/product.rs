@@ -1,4 +1,4 @@
-//! What a matrix product is called with: rows of weights and columns of activations.
+//! Arguments of a matrix product: rows of weights and columns of activations.
 
 /// Rows of weights.
 #[derive(Clone, Copy)]
@@ -9,17 +9,17 @@ pub(crate) struct Panel {
     pub stride: usize,
     /// Number of rows.
     pub rows: usize,
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub k: usize,
-    /// Where the first row's product goes in each column's results.
+    /// Index of the first row's product in each column's results.
     pub first: usize,
     /// Distance in bytes of the slabs of a column, if columns are in slabs.
     pub slabs: usize,
-    /// Whether results should go past the caches, where the product can do that.
+    /// True if results should bypass the caches, if the product supports that.
     pub past_caches: bool,
-    /// How weights are read, where the product multiplies them as they come out of memory.
+    /// Access pattern for products that multiply weights directly after loading.
     pub reading: Reading,
-    /// Memory for this thread alone, if the product needs such.
+    /// Memory that only this thread uses, if the product needs it.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub scratch: *mut u8,
 }
@@ -29,23 +29,23 @@ pub(crate) struct Panel {
 pub(crate) struct Column {
     /// The column, in the form that the product needs.
     pub x: *const u8,
-    /// Where the products go: that of the panel's first row to `out + first`.
+    /// Results. The product of the panel's first row goes to `out + first`.
     pub out: *mut f32,
 }
 
 /// Multiplies rows with columns.
 ///
 /// # Safety
-/// All addresses must be valid for what they are said to hold, and the instruction set must be there.
+/// All addresses must be valid for the stated data, and the instruction set must be available.
 pub(crate) type PanelFn = unsafe fn(&Panel, &[Column]);
 
-/// How a product with few columns reads weights.
+/// Access pattern of a product with few columns for weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Reading {
-    /// How many bytes before they are needed they are asked for. A processor whose own prefetching is good is only disturbed by requests far
-    /// ahead; others read half as much without.
+    /// Prefetch distance in bytes. On processors with good hardware prefetchers, requests far ahead
+    /// only interfere. Others read half as fast without them.
     pub ahead: usize,
-    /// How many streams they are read in, one among the other.
+    /// Number of interleaved streams.
     pub streams: usize,
 }
 

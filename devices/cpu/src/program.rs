@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The phases of one node.
+/// Phases of one node.
 struct Step {
     id: TensorId,
     phases: Range<usize>,
@@ -32,11 +32,11 @@ pub(crate) struct Program {
     phases: Vec<Phase>,
     memory: MemorySet,
     any_shared: bool,
-    /// Keeps the memory alive that addresses point to.
+    /// Keeps the memory alive to which addresses point.
     buffers: Vec<Arc<dyn Buffer>>,
 }
 
-/// Why a run ended early.
+/// Reason for the early end of a run.
 enum Trouble {
     Fault(usize, Fault),
     Panic(usize),
@@ -78,7 +78,7 @@ impl Program {
         Ok(program)
     }
 
-    /// One phase without memory.
+    /// Creates a program of one phase without memory.
     #[cfg(test)]
     pub fn of_phase(mut phase: Phase, device: &str, threads: usize) -> Self {
         phase.share(threads);
@@ -216,13 +216,14 @@ impl Program {
         Ok(())
     }
 
-    /// Whether it was compiled for such a device: scratch memory is there for each of its threads.
+    /// Returns whether the program was compiled for such a device, with scratch memory for each of
+    /// its threads.
     pub fn is_for(&self, device: &str, threads: usize) -> bool {
         *self.device == *device && self.threads == threads
     }
 
-    /// Runs everything once, with at most so many threads. There may be fewer than it was compiled for: that only bounds scratch memory and the sizes
-    /// of tasks.
+    /// Runs the program once, with at most `threads` threads. That may be fewer than it was
+    /// compiled for, which only bounds scratch memory and the sizes of tasks.
     pub fn run(&self, pool: &Pool, threads: usize, control: RunControl<'_>) -> Result<()> {
         let threads = threads.min(self.threads);
         self.memory.with(|| {
@@ -283,11 +284,12 @@ impl Program {
         outcome.map_err(|panicked| Error::device(&self.device, panicked.to_string()))
     }
 
-    /// One worker's way through all phases. Phases that are not shared run in worker 0, one after the other without
-    /// barriers; all workers meet before and after each shared phase.
+    /// Runs one worker through all phases. Phases that are not shared run in worker 0, one after
+    /// the other without barriers. All workers wait at a barrier before and after each shared
+    /// phase.
     fn work(&self, worker: usize, team: &Team, control: RunControl<'_>, report: &dyn Fn(Trouble)) {
-        // Worker 0 has done phases that the others have not seen the end of. It stops on its own after trouble there;
-        // the others learn of it at the next barrier.
+        // Worker 0 has finished phases whose end the others have not seen yet. After a failure
+        // there it stops on its own; the others learn of it at the next barrier.
         let (mut unseen, mut halted) = (false, false);
         let begin = Instant::now();
         for (number, step) in self.steps.iter().enumerate() {
@@ -357,7 +359,7 @@ impl Program {
     }
 }
 
-/// What makes the rows of a scaled norm or of a gated unit.
+/// Returns the prologue that computes the rows of a scaled norm or of a gated unit.
 fn prologue<'g>(
     node: Node<'g>,
     fusions: &[Fusion],
@@ -393,7 +395,7 @@ fn prologue<'g>(
     }
 }
 
-/// One of the products that a gated unit is of, the weights of both, and their columns.
+/// Returns one of the two products of a gated unit, the weights of both, and their columns.
 fn gated_operands<'g>(
     node: Node<'g>,
     resolve: &mut impl FnMut(Node<'g>, Access) -> Result<Operand>,
@@ -410,7 +412,7 @@ fn gated_operands<'g>(
     ))
 }
 
-/// Runs tasks; whether that went well.
+/// Runs tasks, and returns whether they succeeded.
 fn attempt(
     phase: &Phase,
     tasks: Range<usize>,

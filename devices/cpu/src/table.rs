@@ -1,4 +1,4 @@
-//! The one table of kernels: what is not in it is not supported, and what is in it can be built.
+//! The table of kernels. Operations without an entry are unsupported, and every entry can be built.
 
 use crate::kernel::{Kernel, Reason, dense_rows};
 use crate::kernels::{
@@ -10,7 +10,7 @@ use crate::packed;
 use samite_core::formula::is_formula;
 use samite_core::{Layout, Node, Op, Result};
 
-/// The kernel for a node, from its operation, types and layouts.
+/// Returns the kernel for a node, from its operation, types and layouts.
 pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
     aligned(node.layout())?;
     let sources = (0..node.tensor().sources.len()).filter_map(|i| node.source_layout(i));
@@ -99,7 +99,7 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
     })
 }
 
-/// Packed weights are there for products and rows by number only, and as a whole.
+/// Refuses packed weights except as a whole, in products and row lookups.
 fn only_where_known(node: Node<'_>, source: usize) -> Result<(), Reason> {
     if !packed::is_packed(node, source) {
         return Ok(());
@@ -118,7 +118,7 @@ fn only_where_known(node: Node<'_>, source: usize) -> Result<(), Reason> {
     }
 }
 
-/// Elements and blocks must lie at multiples of their alignment, and blocks without gaps.
+/// Checks that elements and blocks are aligned, and that blocks have no gaps.
 fn aligned(layout: &Layout) -> Result<(), Reason> {
     let alignment = alignment(layout.dtype());
     if !layout.strides().iter().all(|s| s.is_multiple_of(alignment)) {

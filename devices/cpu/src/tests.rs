@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A graph whose phases are large enough to be shared out: mul_mat, softmax, attention.
+/// Returns a graph whose phases are large enough to be shared: mul_mat, softmax, attention.
 fn large() -> (Graph, [TensorId; 2], TensorId) {
     let mut g = Graph::new();
     let weights = input(&mut g, &[256, 256]);
@@ -323,7 +323,7 @@ fn read_only_memory_is_not_written_to() {
     let y = g.sqr(x).unwrap();
     static BYTES: [u64; 2] = [0; 2];
     let base = std::ptr::NonNull::from(&BYTES).cast();
-    // SAFETY: a static lives forever, and nobody writes to it.
+    // SAFETY: a static lives forever, and is not written to.
     let memory = unsafe { HostMemory::borrow(base, 16, false, Box::new(())) };
     let buffer = host_buffer(memory, Usage::Weights);
     let place = TensorRef {

@@ -1,7 +1,9 @@
-//! What this processor is fastest with, where that is not known from its instructions: measured.
+//! Measured choices: the fastest settings of this processor, if its instructions do not determine
+//! them.
 //!
-//! Processors with the same instructions read memory best in different ways, and multiply with different units. So each [`Choice`] is
-//! measured when it is needed first, in milliseconds, and kept in a file per processor model. No result depends on a choice.
+//! Processors with the same instructions differ in the fastest way to read memory and in their
+//! multiplication units. Each [`Choice`] is therefore measured on first use, in milliseconds, and
+//! cached in a file per processor model. Results never depend on a choice.
 
 use crate::activations::ActivationForm;
 use crate::detect::{Isa, IsaLevel};
@@ -14,14 +16,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Name of the environment variable that overrides what is measured: `default` measures nothing, `measure` measures anew, and
-/// settings as `samite devices -v` prints them are taken as they are, for example `reading=128x2,128x2,3072x1 crossed=no`.
+/// Name of the environment variable that overrides measured choices. `default` measures nothing,
+/// and `measure` measures again. Settings in the format of `samite devices -v` are used as given,
+/// for example `reading=128x2,128x2,3072x1 crossed=no`.
 pub const TUNING_VARIABLE: &str = "SAMITE_CPU_TUNING";
 
-/// Part of the names of files: changes with what is measured.
+/// Version in file names, which changes with the measurements.
 const VERSION: u32 = 1;
 
-/// The highest level of instruction sets, as [`Isa::detect`], with [crossed products](crate::simd::int16) where they pay.
+/// Returns the highest instruction set level, like [`Isa::detect`], with [crossed
+/// products](crate::simd::int16) if they are faster.
 pub(crate) fn detect(limit: Option<IsaLevel>) -> Isa {
     let isa = Isa::detect(limit);
     match isa.crossed() {
@@ -30,20 +34,20 @@ pub(crate) fn detect(limit: Option<IsaLevel>) -> Isa {
     }
 }
 
-/// A choice between ways to the same results.
+/// A choice between implementations with the same results.
 pub(crate) trait Choice: Copy + PartialEq + fmt::Display + 'static {
     const NAME: &'static str;
-    /// What is chosen unless something else is clearly faster.
+    /// Choice unless another one is clearly faster.
     const DEFAULT: Self;
-    /// From what [`fmt::Display`] prints.
+    /// Parses the format of [`fmt::Display`].
     fn parse(text: &str) -> Option<Self>;
-    /// Measures; `None` if this cannot be measured here.
+    /// Measures, or returns `None` if this cannot be measured here.
     fn measure(isa: Isa) -> Option<Self>;
-    /// What this process settled on.
+    /// Returns the choices of this process so far.
     fn settled() -> &'static Mutex<Vec<(Isa, Self, Source)>>;
 }
 
-/// Where a choice comes from.
+/// Source of a choice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Source {
     Default,
@@ -63,7 +67,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// The choice for an instruction set.
+/// Returns the choice for an instruction set.
 pub(crate) fn choose<C: Choice>(isa: Isa) -> C {
     choose_from::<C>(isa).0
 }
@@ -99,7 +103,7 @@ fn find<C: Choice>(isa: Isa) -> (C, Source) {
         return (C::DEFAULT, Source::Default);
     };
     if let Some((folder, file)) = kept_in(isa) {
-        // Where this cannot be kept, it is measured again.
+        // If it cannot be cached, it is measured again.
         let text = format!("{choice}\n");
         let _ = std::fs::create_dir_all(&folder)
             .and_then(|()| std::fs::write(folder.join(file + C::NAME), text));
@@ -107,7 +111,7 @@ fn find<C: Choice>(isa: Isa) -> (C, Source) {
     (choice, Source::Measured)
 }
 
-/// What the environment variable asks for.
+/// Request in the environment variable.
 #[derive(Debug, PartialEq)]
 enum Wish<'a, C> {
     Nothing,
@@ -143,13 +147,13 @@ fn kept<C: Choice>((folder, file): (PathBuf, String)) -> Option<C> {
     )
 }
 
-/// The folder in which choices for this processor are kept, and how names of their files begin.
+/// Returns the cache folder of choices for this processor, and the prefix of their file names.
 fn kept_in(isa: Isa) -> Option<(PathBuf, String)> {
     let file = format!("{}-{}-{VERSION}-", model(), isa.name());
     Some((samite_core::cache_folder()?, file))
 }
 
-/// The processor's model, for names of files.
+/// Returns the processor's model, for file names.
 fn model() -> String {
     #[cfg(target_arch = "x86_64")]
     {
@@ -168,7 +172,7 @@ fn model() -> String {
     std::env::consts::ARCH.into()
 }
 
-/// All choices for people, as [`TUNING_VARIABLE`] takes them, and where they come from.
+/// Returns all choices as text, in the format of [`TUNING_VARIABLE`], with their sources.
 pub(crate) fn report(isa: Isa) -> String {
     let (readings, from) = choose_from::<Readings>(isa);
     let mut text = format!("{}={readings} ({from})", Readings::NAME);
@@ -180,7 +184,7 @@ pub(crate) fn report(isa: Isa) -> String {
 }
 
 impl Reading {
-    /// What is tried.
+    /// Candidates.
     const ALL: [Self; 5] = [
         Self::new(128, 1),
         Self::new(128, 2),
@@ -196,19 +200,19 @@ impl Reading {
     }
 }
 
-/// How products with one column, with two to four, and with more of them read weights.
+/// Access patterns for weights of products with one column, with two to four, and with more.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Readings([Reading; 3]);
 
 impl Readings {
-    /// With many columns, what comes too early displaces them.
+    /// With many columns, data that arrives too early evicts them.
     pub const DEFAULT: Self = Readings([
         Reading::new(6144, 1),
         Reading::new(9216, 1),
         Reading::new(3072, 1),
     ]);
 
-    /// How a product with so many columns reads.
+    /// Returns the access pattern of a product with `columns` columns.
     pub fn of(&self, columns: usize) -> Reading {
         let [one, few, more] = self.0;
         match columns {
@@ -241,7 +245,7 @@ impl Choice for Readings {
     }
 
     fn measure(isa: Isa) -> Option<Self> {
-        /// More than caches hold that processors fill ahead; what lies there is flushed.
+        /// More than caches hold that processors fill ahead. The data there is flushed.
         const BYTES: usize = 4 << 20;
         if !cfg!(target_arch = "x86_64") {
             return None; // nothing is asked for
@@ -268,7 +272,7 @@ impl Choice for Readings {
     }
 }
 
-/// True if [crossed products](crate::simd::int16) pay.
+/// True if [crossed products](crate::simd::int16) are faster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Crossing(pub bool);
 
@@ -304,7 +308,8 @@ impl Choice for Crossing {
     }
 }
 
-/// Which of some ways is fastest, or `default` if none is clearly faster. They take turns, so that what disturbs one disturbs all.
+/// Returns the index of the fastest of several implementations, or `default` if none is clearly
+/// faster. They take turns, so that disturbances affect all.
 fn fastest(ways: &[impl Fn() -> Duration], default: usize) -> usize {
     const TURNS: usize = 4;
     let mut best = vec![Duration::MAX; ways.len()];
@@ -320,20 +325,21 @@ fn fastest(ways: &[impl Fn() -> Duration], default: usize) -> usize {
         .unwrap_or(default)
 }
 
-/// A product to be timed.
+/// A product to time.
 struct Work {
     product: PackedProduct,
-    /// Elsewhere kept only because the product has its address.
+    /// Kept only because the product has its address.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
     weights: Arc<HostMemory>,
     panel: Panel,
     columns: Vec<Column>,
-    /// Columns and results, which the product has addresses of.
+    /// Columns and results, whose addresses the product has.
     _places: [Arc<HostMemory>; 2],
 }
 
 impl Work {
-    /// For `rows` packed rows of `k` elements; `None` without memory, or without such a product.
+    /// Creates a product of `rows` packed rows of `k` elements. Returns `None` without memory or
+    /// such a product.
     fn new(isa: Isa, dtype: DType, [k, rows]: [usize; 2], columns: usize) -> Option<Self> {
         let product = packed::product(isa, dtype, k, columns, columns)?;
         match product.form {
@@ -351,7 +357,7 @@ impl Work {
             room(bytes)?,
             room(4 * rows * columns)?,
         );
-        // Small normal numbers, whatever a field is.
+        // Small normal numbers, whatever the field.
         weights.fill(0, layout.bytes(), 0x11).ok()?;
         let numbers: Vec<f32> = (0..k).map(|i| (i % 7) as f32 - 3.0).collect();
         let list = (0..columns).map(|c| {
@@ -386,14 +392,14 @@ impl Work {
             ..self.panel
         };
         let start = Instant::now();
-        // SAFETY: weights, columns and results are as large as said, nobody else has them, and the instructions were detected; such
-        // products need no scratch memory.
+        // SAFETY: weights, columns and results have the stated sizes and are not shared, and the
+        // instructions were detected. Such products need no scratch memory.
         unsafe { (self.product.function)(&panel, &self.columns) };
         packed::all_stored();
         start.elapsed()
     }
 
-    /// Puts weights out of all caches.
+    /// Flushes weights from all caches.
     fn flush(&self) {
         #[cfg(target_arch = "x86_64")]
         {
@@ -402,7 +408,8 @@ impl Work {
             let at_once = x86_64::__cpuid_count(7, 0).ebx & CLFLUSHOPT != 0;
             for line in (0..self.weights.len()).step_by(64) {
                 let line = self.weights.base().as_ptr().wrapping_add(line);
-                // SAFETY: the line is inside of the memory; the first instruction was detected, the others are part of every x86-64.
+                // SAFETY: the line is inside the memory. The first instruction was detected, the
+                // others are part of every x86-64.
                 unsafe {
                     if at_once {
                         asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
@@ -411,7 +418,7 @@ impl Work {
                     }
                 }
             }
-            // SAFETY: SSE2, which `mfence` is part of, is in every x86-64; it touches no memory.
+            // SAFETY: `mfence` is part of SSE2, which every x86-64 has, and does not touch memory.
             unsafe { x86_64::_mm_mfence() };
         }
     }

@@ -1,4 +1,4 @@
-//! The two kinds of memory: plain host memory, and packed weights.
+//! Memory types of the plugin: plain host memory and packed weights.
 
 use crate::device::plugin;
 use crate::host::{guard, log_error};
@@ -12,21 +12,21 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Packed memory has no addresses; tensors in it count from here.
+/// Base address of packed memory, which has no real addresses.
 pub const PACKED_BASE: usize = 0x1000;
 
 const PLAIN_NAME: &CStr = c"samite-cpu";
 const PACKED_NAME: &CStr = c"samite-cpu-packed";
 
-/// Grows whenever a buffer is freed: prepared graphs of before may refer to it.
+/// Incremented whenever a buffer is freed, because earlier prepared graphs may refer to it.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// See [`GENERATION`].
+/// Returns the current [`GENERATION`].
 pub fn generation() -> u64 {
     GENERATION.load(Ordering::Acquire)
 }
 
-/// The default buffer type.
+/// Creates the default buffer type.
 pub fn plain_type(device: *mut Device, version: Version) -> *mut BufferType {
     let iface = BufferTypeI2 {
         get_name: Some(plain_name),
@@ -44,7 +44,7 @@ pub fn plain_type(device: *mut Device, version: Version) -> *mut BufferType {
     .leak(version)
 }
 
-/// The extra buffer type for packed weights.
+/// Creates the extra buffer type for packed weights.
 pub fn packed_type(device: *mut Device, version: Version) -> *mut BufferType {
     let iface = BufferTypeI2 {
         get_name: Some(packed_name),
@@ -87,7 +87,7 @@ unsafe extern "C" fn packed_alignment(_: *mut BufferType) -> usize {
 /// Memory of a plain buffer.
 enum Plain {
     Own(Arc<HostMemory>),
-    /// The host's, such as a mapped file.
+    /// Memory of the host program, such as a mapped file.
     Borrowed(*mut c_void),
 }
 
@@ -115,7 +115,7 @@ unsafe extern "C" fn plain_alloc(buffer_type: *mut BufferType, size: usize) -> *
             }
         };
         let context = Box::into_raw(Box::new(Plain::Own(memory)));
-        // SAFETY: the functions of `PLAIN` expect such a context.
+        // SAFETY: the functions of `PLAIN` expect this context.
         unsafe {
             plugin()
                 .host
@@ -124,7 +124,7 @@ unsafe extern "C" fn plain_alloc(buffer_type: *mut BufferType, size: usize) -> *
     })
 }
 
-/// Memory of the host's as a buffer.
+/// Wraps memory of the host program in a buffer.
 pub unsafe extern "C" fn buffer_from_host_ptr(
     _: *mut Device,
     pointer: *mut c_void,
@@ -134,7 +134,8 @@ pub unsafe extern "C" fn buffer_from_host_ptr(
     guard(null_mut(), || {
         let plugin = plugin();
         let context = Box::into_raw(Box::new(Plain::Borrowed(pointer)));
-        // SAFETY: the functions of `PLAIN` expect such a context, and `plain_type` is the plugin's own, which is never freed.
+        // SAFETY: the functions of `PLAIN` expect this context, and `plain_type` belongs to the
+        // plugin and is never freed.
         unsafe {
             plugin
                 .host
@@ -152,7 +153,7 @@ unsafe extern "C" fn plain_free(buffer: *mut Buffer) {
 }
 
 unsafe extern "C" fn plain_base(buffer: *mut Buffer) -> *mut c_void {
-    // SAFETY: a buffer of ours has such a context.
+    // SAFETY: the plugin's plain buffers have this context.
     match unsafe { &*(*buffer).context.cast::<Plain>() } {
         Plain::Own(memory) => memory.base().as_ptr().cast(),
         Plain::Borrowed(pointer) => *pointer,
@@ -166,7 +167,8 @@ unsafe extern "C" fn plain_fill(
     offset: usize,
     size: usize,
 ) {
-    // SAFETY: ggml checks that the range is inside of the tensor before it calls, and orders its calls.
+    // SAFETY: ggml checks before the call that the range is within the tensor, and orders its
+    // calls.
     unsafe {
         (*tensor)
             .data
@@ -183,8 +185,9 @@ unsafe extern "C" fn plain_set(
     offset: usize,
     size: usize,
 ) {
-    // SAFETY: ggml checks that the range is inside of the tensor before it calls, and orders its calls; there are `size` bytes
-    // at `data`. They may be the tensor's own memory, so the ranges may overlap.
+    // SAFETY: ggml checks before the call that the range is within the tensor, and orders its
+    // calls; `data` has `size` bytes. The ranges may overlap, since `data` may be the tensor's own
+    // memory.
     unsafe {
         (*tensor)
             .data
@@ -201,8 +204,8 @@ unsafe extern "C" fn plain_get(
     offset: usize,
     size: usize,
 ) {
-    // SAFETY: ggml checks that the range is inside of the tensor before it calls, and orders its calls; there is room for `size`
-    // bytes at `data`, which may overlap the range.
+    // SAFETY: ggml checks before the call that the range is within the tensor, and orders its
+    // calls; `data` has room for `size` bytes and may overlap the range.
     unsafe {
         (*tensor)
             .data
@@ -214,7 +217,7 @@ unsafe extern "C" fn plain_get(
 
 unsafe extern "C" fn plain_copy(_: *mut Buffer, from: *const Tensor, to: *mut Tensor) -> bool {
     guard(false, || {
-        // SAFETY: ggml passes valid tensors of equal layout, `to` in this buffer.
+        // SAFETY: ggml passes valid tensors of equal layout, with `to` in this buffer.
         unsafe {
             let source = (*from).buffer;
             if source.is_null() || !plugin().host.is_host((*source).buft) {
@@ -271,7 +274,7 @@ unsafe extern "C" fn packed_alloc(buffer_type: *mut BufferType, size: usize) -> 
             }
         };
         let context = Box::into_raw(Box::new(Packed(memory)));
-        // SAFETY: the functions of `PACKED` expect such a context.
+        // SAFETY: the functions of `PACKED` expect this context.
         unsafe {
             plugin()
                 .host
@@ -287,26 +290,28 @@ unsafe extern "C" fn packed_alloc_size(_: *mut BufferType, tensor: *const Tensor
             return usize::MAX / 2;
         };
         let packed = plugin().packed.as_ref();
-        // A tensor that cannot be packed is refused when it is initialised.
+        // A tensor that cannot be packed is rejected when it is initialized.
         packed
             .and_then(|packed| packed.alloc_size(&info(layout)).ok())
             .unwrap_or_else(|| layout.bytes())
     })
 }
 
-/// Of tensors in packed memory, only the layout counts.
+/// Returns the information about a tensor in packed memory, for which only the layout matters.
 fn info(layout: Layout) -> TensorInfo<'static> {
     TensorInfo::new("", layout, Usage::Weights)
 }
 
+/// Returns the memory of a packed buffer.
+///
 /// # Safety
-/// `buffer` must be a packed one.
+/// `buffer` must be a packed buffer.
 unsafe fn packed_of<'a>(buffer: *const Buffer) -> &'a Packed {
-    // SAFETY: a packed buffer has such a context.
+    // SAFETY: a packed buffer has this context.
     unsafe { &*(*buffer).context.cast::<Packed>() }
 }
 
-/// Where in packed memory a tensor lies.
+/// Returns a tensor's slot in packed memory.
 pub fn packed_slot(tensor: &Tensor, layout: Layout) -> Option<Slot> {
     let offset = (tensor.data as usize).checked_sub(PACKED_BASE)?;
     Some(Slot { offset, layout })
@@ -340,16 +345,16 @@ unsafe extern "C" fn packed_init(buffer: *mut Buffer, tensor: *mut Tensor) -> St
     })
 }
 
-/// Calls `f` with the place of `tensor`, and logs what goes wrong. ggml's calls have no way to say it.
+/// Calls `f` with the slot of `tensor` and logs errors, since ggml's calls cannot return them.
 ///
 /// # Safety
-/// Both must be valid, and `buffer` a packed one.
+/// Both must be valid, and `buffer` must be a packed buffer.
 unsafe fn with_slot(
     buffer: *const Buffer,
     tensor: *const Tensor,
     f: impl FnOnce(&dyn samite_core::Buffer, Slot) -> samite_core::Result<()>,
 ) -> bool {
-    // SAFETY: the tensor is valid, and `buffer` is a packed one, whose context `packed_of` gives.
+    // SAFETY: the tensor is valid, and `buffer` is a packed buffer.
     let (tensor, memory) = unsafe { (&*tensor, &packed_of(buffer).0) };
     let slot = layout(tensor).and_then(|layout| {
         packed_slot(tensor, layout).ok_or_else(|| "it does not lie in packed memory".into())
@@ -415,7 +420,8 @@ unsafe extern "C" fn packed_get(
         if size == 0 {
             return;
         }
-        // SAFETY: ggml passes a valid tensor in this buffer and room for `size` bytes, which nobody else uses during the call.
+        // SAFETY: ggml passes a valid tensor in this buffer and room for `size` bytes, which are
+        // not accessed otherwise during the call.
         unsafe {
             let data = std::slice::from_raw_parts_mut(data.cast::<u8>(), size);
             with_slot(buffer, tensor, |memory, slot| {
@@ -427,40 +433,40 @@ unsafe extern "C" fn packed_get(
 
 unsafe extern "C" fn packed_clear(buffer: *mut Buffer, value: u8) {
     guard((), || {
-        // SAFETY: a packed buffer.
+        // SAFETY: this is a packed buffer.
         if let Err(error) = unsafe { packed_of(buffer) }.0.clear(value) {
             log_error(&error.to_string());
         }
     });
 }
 
-/// The list of extra buffer types, which ends with null.
+/// Returns the null-terminated list of extra buffer types.
 pub unsafe extern "C" fn extra_types(_: *mut Device) -> *mut *mut BufferType {
     guard(null_mut(), || plugin().extra_types.as_ptr().cast_mut())
 }
 
-/// Which memory a tensor is in, or would be in.
+/// Memory that contains a tensor, or is considered for it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// None yet, or plain host memory.
+    /// Plain host memory, or none yet.
     Host,
     /// Packed weights.
     Packed,
-    /// An empty buffer of the default type: the question whether weights may go there.
+    /// Empty buffer of the default type: ggml asks whether to place weights there.
     Asked,
-    /// An empty buffer of the packed type: the same question.
+    /// Empty buffer of the packed type: ggml asks whether to place weights there.
     PackedAsked,
-    /// Another device's.
+    /// Another device's memory.
     Foreign,
 }
 
-/// Which memory a tensor is in.
+/// Returns the kind of a tensor's memory.
 ///
 /// # Safety
 /// The tensor's buffer must be valid or null.
 pub unsafe fn kind(tensor: &Tensor) -> Kind {
     let plugin = plugin();
-    // SAFETY: the buffer is valid where there is one, so it may be borrowed; null becomes `None`.
+    // SAFETY: the buffer is valid or null; null becomes `None`.
     let Some(buffer) = (unsafe { tensor.buffer.as_ref() }) else {
         return Kind::Host;
     };
@@ -475,7 +481,7 @@ pub unsafe fn kind(tensor: &Tensor) -> Kind {
     if buffer.buft == plugin.plain_type {
         return if empty { Kind::Asked } else { Kind::Host };
     }
-    // SAFETY: the buffer's type is valid as long as it is.
+    // SAFETY: the buffer type is valid as long as the buffer.
     if unsafe { plugin.host.is_host(buffer.buft) } {
         Kind::Host
     } else {

@@ -1,4 +1,4 @@
-//! The registration and its device, as tables of functions.
+//! The backend registration and its device, as function tables.
 
 use crate::buffers::{self, Kind, kind};
 use crate::host::{Host, guard, log_error};
@@ -18,50 +18,51 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-/// If this environment variable is set, the reason of every refused operation goes to the host's log.
+/// Environment variable that makes the plugin log the reason of every rejected operation.
 const EXPLAIN_VARIABLE: &str = "SAMITE_GGML_EXPLAIN";
 
 const REG_NAME: &CStr = c"samite";
-/// The device's name, for ggml and in errors.
+/// Name of the device, for ggml and in errors.
 pub const DEVICE_NAME: &CStr = c"samite-cpu";
 
-/// Everything that lives as long as the process.
+/// State that lives as long as the process.
 pub struct Plugin {
     pub host: Host,
-    /// The device with the default number of threads: it answers questions.
+    /// Device with the default number of threads, which answers support queries.
     pub cpu: Arc<CpuDevice>,
     pub plain_type: *mut BufferType,
     pub packed_type: *mut BufferType,
-    /// samite's side of `packed_type`, where the processor has kernels for it.
+    /// samite's counterpart of `packed_type`, if the processor has kernels for it.
     pub packed: Option<Arc<dyn samite_core::BufferType>>,
-    /// Ends with null.
+    /// Null-terminated list.
     pub extra_types: Vec<*mut BufferType>,
-    /// Whether refused operations are logged.
+    /// True if rejected operations are logged.
     explain: bool,
     description: CString,
     /// Names and values of `features`.
     _feature_texts: Vec<(CString, CString)>,
-    /// Ends with null names.
+    /// List terminated by null names.
     features: Vec<Feature>,
     reg: *mut Reg,
     device: *mut Device,
 }
 
-// SAFETY: the pointers are to leaked tables that never change after they are made.
+// SAFETY: the pointers refer to leaked tables that never change after their creation.
 unsafe impl Send for Plugin {}
-// SAFETY: the pointers are to leaked tables that never change after they are made, so threads only read them.
+// SAFETY: the pointers refer to leaked tables that never change after their creation, so threads
+// only read them.
 unsafe impl Sync for Plugin {}
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 
-/// The plugin. Every call of a host's comes after `ggml_backend_init`.
+/// Returns the plugin. The host calls `ggml_backend_init` before anything else.
 pub fn plugin() -> &'static Plugin {
     PLUGIN
         .get()
         .expect("ggml_backend_init comes before all other calls") // caught by `guard`
 }
 
-/// The registration, or nothing, with a line in the host's log.
+/// Returns the registration. On failure, returns `None` and logs the reason.
 pub fn registration() -> Option<*mut Reg> {
     let host = match Host::get() {
         Ok(host) => host,
@@ -130,7 +131,7 @@ fn make(host: Host) -> Plugin {
     }
 }
 
-/// The device with a number of threads. Streams with the same number share its threads.
+/// Returns the device with this number of threads. Streams with the same number share its threads.
 pub fn cpu_with_threads(threads: usize) -> Arc<CpuDevice> {
     static DEVICES: Mutex<BTreeMap<usize, Weak<CpuDevice>>> = Mutex::new(BTreeMap::new());
     if threads == plugin().cpu.threads() {
@@ -217,7 +218,7 @@ unsafe extern "C" fn device_kind(_: *mut Device) -> i32 {
 
 unsafe extern "C" fn device_memory(_: *mut Device, free: *mut usize, total: *mut usize) {
     let memory = guard(Default::default(), || plugin().cpu.memory());
-    // SAFETY: the host passes places for both.
+    // SAFETY: the host passes valid pointers for both.
     unsafe {
         free.write(memory.free.unwrap_or(0));
         total.write(memory.total.unwrap_or(0));
@@ -276,8 +277,10 @@ unsafe extern "C" fn supports_op(_: *mut Device, tensor: *const Tensor) -> bool 
     })
 }
 
+/// Returns an error if the device does not support a node.
+///
 /// # Safety
-/// `tensor` and everything that it points to must be valid.
+/// `tensor` and everything it points to must be valid.
 unsafe fn support(tensor: *const Tensor) -> Result<(), Reason> {
     // SAFETY: the tensor is valid, and the host does not change it during the call.
     let t = unsafe { &*tensor };
@@ -290,10 +293,10 @@ unsafe fn support(tensor: *const Tensor) -> Result<(), Reason> {
     if let Some(source) = source {
         as_ggml_computes_it(t, source)?;
     }
-    // SAFETY: the first source is valid, and its buffer is if there is one.
+    // SAFETY: the first source is valid, and so is its buffer if it is not null.
     let weights = source.map_or(Kind::Host, |weights| unsafe { kind(weights) });
     let mut importer = Importer::new(Questions);
-    // SAFETY: the tensor and everything that it points to is valid, as `node` asks.
+    // SAFETY: the tensor and everything it points to are valid, as `node` requires.
     let id = unsafe { importer.node(tensor) }?;
     let imported = importer.finish();
     if is_formula(imported.graph.tensor(id).op.kind()) {
@@ -311,7 +314,7 @@ unsafe fn support(tensor: *const Tensor) -> Result<(), Reason> {
             Support::Yes => Ok(()),
             Support::No(reason) => Err(reason),
         },
-        // Weights that can be packed are wanted there.
+        // Reject weights that can be packed here, so that they go to packed memory.
         Kind::Asked if matches!(t.op, op::MUL_MAT | op::MUL_MAT_ID) && accepted().is_yes() => {
             Err("such weights belong into packed memory".into())
         }
@@ -319,11 +322,12 @@ unsafe fn support(tensor: *const Tensor) -> Result<(), Reason> {
     }
 }
 
-/// Refuses what ggml's own CPU kernels compute otherwise, so that a host sees one result wherever it runs a graph.
+/// Rejects operations that ggml's own CPU kernels compute differently, so that a host gets the same
+/// result wherever it runs a graph.
 fn as_ggml_computes_it(t: &Tensor, source: &Tensor) -> Result<(), Reason> {
     if t.op == op::CPY && t.dtype == DType::Q8_0.id() && source.dtype == DType::BF16.id() {
-        // Numbers with so few digits often lie in the middle between two codes. samite rounds them as ggml's reference
-        // does, ggml's vectorized kernels round to even ones.
+        // Values with so few digits often lie exactly between two codes. samite rounds such ties
+        // like ggml's reference; ggml's vectorized kernels round them to even.
         return Err("ggml's kernels round ties of bf16 in another way".into());
     }
     if t.op == op::SUM && !layout(source)?.has_contiguous_rows() {

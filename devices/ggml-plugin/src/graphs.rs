@@ -1,21 +1,23 @@
-//! Prepared graphs, and how the next one is recognised.
+//! Cache of prepared graphs, and their fingerprints.
 
 use samite_ggml::abi::{CGraph, Tensor, flag};
 
-/// Everything that a prepared graph depends on, as words: two graphs with equal words do the same in the same memory.
+/// Everything that a prepared graph depends on, as words: graphs with equal words do the same in
+/// the same memory.
 #[derive(Default, PartialEq, Eq)]
 pub struct Fingerprint(Vec<u64>);
 
 impl Fingerprint {
-    /// Replaces this by the fingerprint of `graph`, in the same memory.
+    /// Replaces this with the fingerprint of `graph`, reusing the allocation.
     ///
     /// # Safety
     /// The graph must be valid.
     pub unsafe fn take(&mut self, graph: &CGraph) {
         self.0.clear();
-        // SAFETY: the graph is valid, so its list has as many nodes as it says.
+        // SAFETY: the graph is valid, so its list has the stated number of nodes.
         for &node in unsafe { graph.nodes() } {
-            // SAFETY: nodes of a valid graph are valid tensors, which nobody changes during the call.
+            // SAFETY: nodes of a valid graph are valid tensors, which do not change during the
+            // call.
             let t = unsafe { &*node };
             self.tensor(t);
             self.0.push(t.flags as u64);
@@ -27,7 +29,7 @@ impl Fingerprint {
             if t.flags & flag::COMPUTE == 0 {
                 continue;
             }
-            // SAFETY: the graph is valid, so its table of counts is; the node is one of its tensors.
+            // SAFETY: the graph is valid, so its use counts are; the node is one of its tensors.
             let uses = unsafe { graph.uses(node) };
             self.0.push(uses.map_or(u64::MAX, |uses| uses as u64));
             for source in t.src {
@@ -53,14 +55,14 @@ impl Fingerprint {
     }
 }
 
-/// The few graphs that were used last.
+/// Cache of the most recently used graphs.
 pub struct Recent<T> {
     entries: Vec<(Fingerprint, T)>,
-    /// Filled by the next question.
+    /// Buffer for the fingerprint of the next lookup.
     next: Fingerprint,
 }
 
-/// How many graphs are kept: prompts and single tokens of a model on a few splits.
+/// Capacity: prompts and single tokens of a model on a few splits.
 const KEPT: usize = 16;
 
 impl<T> Default for Recent<T> {
@@ -73,15 +75,15 @@ impl<T> Default for Recent<T> {
 }
 
 impl<T> Recent<T> {
-    /// Forgets all.
+    /// Clears the cache.
     pub fn clear(&mut self) {
         self.entries.clear();
     }
 
-    /// What was made for an equal graph, or else what `make` makes, which is then kept.
+    /// Returns the cached value of an equal graph, or caches and returns the result of `make`.
     ///
     /// # Errors
-    /// What `make` says.
+    /// Returns the error of `make`.
     ///
     /// # Safety
     /// The graph must be valid.
@@ -90,7 +92,7 @@ impl<T> Recent<T> {
         graph: &CGraph,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<&mut T, E> {
-        // SAFETY: `take` asks the same: the graph is valid.
+        // SAFETY: the graph is valid, as `take` requires.
         unsafe { self.next.take(graph) };
         match self
             .entries
@@ -127,7 +129,7 @@ mod tests {
         let mut recent = Recent::default();
         let mut made = 0;
         let mut ask = |recent: &mut Recent<i32>| {
-            // SAFETY: the graph and its tensors are there.
+            // SAFETY: the graph and its tensors are valid.
             *unsafe {
                 recent.get(&graph, || {
                     made += 1;
@@ -137,7 +139,8 @@ mod tests {
             .unwrap()
         };
         assert_eq!((ask(&mut recent), ask(&mut recent)), (1, 1));
-        // SAFETY: `x` and `y` are tensors of this test, and nobody else looks at them between calls of `ask`.
+        // SAFETY: `x` and `y` are tensors of this test, and are not accessed otherwise between
+        // calls of `ask`.
         unsafe {
             (*x).ne[1] = 5;
             assert_eq!(ask(&mut recent), 2);

@@ -1,11 +1,11 @@
-//! What the library needs of its host: a few functions of `libggml-base`, found at run time.
+//! Functions of the host's `libggml-base`, looked up at run time.
 
 use samite_ggml::abi::{Buffer, BufferI, BufferType, Version};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
-/// Number of errors in ggml's log.
+/// Error level in ggml's log.
 const LOG_ERROR: c_int = 4;
 
 type VersionFn = unsafe extern "C" fn() -> *const c_char;
@@ -14,10 +14,10 @@ type BufferInitFn =
 type IsHostFn = unsafe extern "C" fn(*mut BufferType) -> bool;
 type LogFn = unsafe extern "C" fn(c_int, *const c_char, ...);
 
-/// The host's ggml.
+/// The ggml of the host program.
 #[derive(Clone, Copy)]
 pub struct Host {
-    /// Its interface.
+    /// Interface version.
     pub version: Version,
     buffer_init: BufferInitFn,
     is_host: IsHostFn,
@@ -26,15 +26,16 @@ pub struct Host {
 static HOST: OnceLock<Result<Host, String>> = OnceLock::new();
 
 impl Host {
-    /// The host, once it is known to speak a version that this library knows.
+    /// Returns the host, if its version is supported.
     pub fn get() -> Result<Host, String> {
         HOST.get_or_init(find).clone()
     }
 
-    /// A buffer as the host allocates and frees it. Null if the host has no memory.
+    /// Creates a buffer that the host allocates and frees. Returns null if the host is out of
+    /// memory.
     ///
     /// # Safety
-    /// `buffer_type` must be valid, and the functions must fit the context.
+    /// `buffer_type` must be valid, and the functions must match the context.
     pub unsafe fn new_buffer(
         self,
         buffer_type: *mut BufferType,
@@ -42,16 +43,18 @@ impl Host {
         context: *mut c_void,
         size: usize,
     ) -> *mut Buffer {
-        // SAFETY: the type is valid and the functions fit the context; this is the function's type in all known versions.
+        // SAFETY: the type is valid and the functions match the context; this is the function's
+        // type in all known versions.
         unsafe { (self.buffer_init)(buffer_type, iface, context, size) }
     }
 
-    /// Whether memory of this type is plain host memory.
+    /// Returns whether memory of this type is plain host memory.
     ///
     /// # Safety
     /// `buffer_type` must be valid.
     pub unsafe fn is_host(self, buffer_type: *mut BufferType) -> bool {
-        // SAFETY: the caller promises that the type is valid; this is the function's type in all known versions.
+        // SAFETY: the caller guarantees that the type is valid; this is the function's type in all
+        // known versions.
         unsafe { (self.is_host)(buffer_type) }
     }
 }
@@ -70,32 +73,35 @@ fn find() -> Result<Host, String> {
         symbol(c"ggml_backend_buffer_init")?,
         symbol(c"ggml_backend_buft_is_host")?,
     );
-    // SAFETY: this is the function's type in every version of ggml that has it; it returns a static string.
+    // SAFETY: this is the function's type in every version of ggml that has it; it returns a static
+    // string.
     let text = unsafe { CStr::from_ptr(std::mem::transmute::<*mut c_void, VersionFn>(version)()) };
     let version = Version::of_release(text).map_err(|error| error.to_string())?;
     Ok(Host {
         version,
-        // SAFETY: the function's type in all known versions.
+        // SAFETY: this is the function's type in all known versions.
         buffer_init: unsafe { std::mem::transmute::<*mut c_void, BufferInitFn>(buffer_init) },
-        // SAFETY: this is the function's type in all known versions, and `symbol` found it under its name.
+        // SAFETY: this is the function's type in all known versions, and `symbol` found it under
+        // its name.
         is_host: unsafe { std::mem::transmute::<*mut c_void, IsHostFn>(is_host) },
     })
 }
 
-/// A function of the program, or of a `libggml-base` that is loaded without being visible everywhere.
+/// Looks up a function of the program, or of a `libggml-base` that was loaded without global
+/// visibility.
 fn find_symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: asks for an address only.
+    // SAFETY: only looks up an address.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     if !found.is_null() {
         return Some(found);
     }
     let handle = base_library()?;
-    // SAFETY: the handle is of a loaded library, and kept open.
+    // SAFETY: the handle belongs to a loaded library and stays open.
     let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
-/// The loaded library whose file name starts with `libggml-base`.
+/// Finds the loaded library whose file name starts with `libggml-base`.
 #[cfg(target_os = "linux")]
 fn base_library() -> Option<*mut c_void> {
     unsafe extern "C" fn look(
@@ -103,12 +109,12 @@ fn base_library() -> Option<*mut c_void> {
         _size: usize,
         found: *mut c_void,
     ) -> c_int {
-        // SAFETY: the loader passes valid information, and `base_library` the rest.
+        // SAFETY: the loader passes valid information, and `base_library` passes the rest.
         let (name, found) = unsafe { ((*info).dlpi_name, &mut *found.cast::<Option<CString>>()) };
         if name.is_null() {
             return 0;
         }
-        // SAFETY: names are strings.
+        // SAFETY: names are C strings.
         let name = unsafe { CStr::from_ptr(name) };
         let file = name.to_bytes().rsplit(|&c| c == b'/').next();
         if file.is_some_and(|file| file.starts_with(b"libggml-base")) {
@@ -118,10 +124,11 @@ fn base_library() -> Option<*mut c_void> {
         0
     }
     let mut path: Option<CString> = None;
-    // SAFETY: `look` is called before this returns, with `path` as it is given here.
+    // SAFETY: `look` is only called before this returns, with a pointer to `path`.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut path).cast()) };
     let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD;
-    // SAFETY: the library is loaded already; this only takes another reference, which is never given back.
+    // SAFETY: the library is already loaded; this only takes another reference, which is never
+    // released.
     let handle = unsafe { libc::dlopen(path?.as_ptr(), flags) };
     (!handle.is_null()).then_some(handle)
 }
@@ -131,13 +138,13 @@ fn base_library() -> Option<*mut c_void> {
     None
 }
 
-/// Writes a line to the host's log, which goes to the standard error if the program did not redirect it.
+/// Logs a line to the host's log, which is standard error unless the program redirects it.
 pub fn log_error(message: &str) {
     let Ok(text) = CString::new(format!("samite: {message}\n")) else {
         return;
     };
     if let Some(log) = find_symbol(c"ggml_log_internal") {
-        // SAFETY: the function's type in all versions of ggml; the format takes one string.
+        // SAFETY: this is the function's type in all versions of ggml; the format takes one string.
         unsafe {
             std::mem::transmute::<*mut c_void, LogFn>(log)(
                 LOG_ERROR,
@@ -148,7 +155,7 @@ pub fn log_error(message: &str) {
     }
 }
 
-/// Calls `f`; if it panics, logs that and returns `otherwise`.
+/// Calls `f`. If it panics, logs the panic and returns `otherwise`.
 pub fn guard<R>(otherwise: R, f: impl FnOnce() -> R) -> R {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         log_error("internal error: a call panicked");

@@ -1,28 +1,31 @@
-//! `libggml-samite.so`: samite's CPU device as a backend of ggml's programs.
+//! `libggml-samite.so`: samite's CPU device as a backend for ggml programs.
 //!
 //! ```text
 //! GGML_BACKEND_PATH=$PWD/target/release/libggml_samite.so llama-cli -m model.gguf -dev samite-cpu
 //! ```
 //!
-//! The library exports what ggml's registry asks a plugin for, `ggml_backend_init` and `ggml_backend_score`. Everything else
-//! are tables of functions that `ggml_backend_init` fills for the interface of the host's ggml; a host whose version is
-//! not known is refused with a line in its log.
+//! The library exports the functions that ggml's registry requires of a plugin, `ggml_backend_init`
+//! and `ggml_backend_score`. Everything else is in function tables, which `ggml_backend_init` fills
+//! for the interface of the host's ggml. A host of an unknown version is rejected with a log
+//! message.
 //!
 //! # The device
-//! `samite-cpu` says that it is an integrated GPU: programs offer models to those, and not to a second CPU. It works on host
-//! memory (its own, that of ggml's CPU backend, a mapped file) and has an extra buffer type for packed weights.
-//! When a program looks for a place for weights, it asks whether an operation is supported with the weight in an empty buffer of
-//! each type, the default type first. The device then says no to the default for weights that it can pack,
-//! which sends them to the packed type; weights that lie in memory already are supported in both. With `SAMITE_GGML_EXPLAIN=1`
-//! in the environment, the reason of every refusal goes to the host's log.
+//! `samite-cpu` registers as an integrated GPU, because programs place models there but not on a
+//! second CPU. It works on host memory (its own, that of ggml's CPU backend, a mapped file) and has
+//! an extra buffer type for packed weights. To place weights, a program asks whether an operation
+//! is supported with the weight in an empty buffer of each type, the default type first. The device
+//! rejects the default type for weights that it can pack, so they go to the packed type. Weights
+//! that are already in memory are supported in both. With `SAMITE_GGML_EXPLAIN=1` in the
+//! environment, the reason of every rejection is logged.
 //!
 //! # Graphs
-//! A graph is imported and prepared once; the prepared work is kept and recognised by everything that it depends on,
-//! so that the next token only compares and runs. Whether an operation is supported is asked of the same import.
+//! A graph is imported and prepared once. The prepared work is cached under a fingerprint of
+//! everything it depends on, so that the next token only compares and runs. Support queries use the
+//! same import.
 //!
 //! # Safety
-//! A host calls with valid pointers and one thread at a time for each backend, as ggml does. No panic crosses
-//! into the host: a call that panics fails.
+//! Like ggml, a host passes valid pointers and uses one thread at a time per backend. Panics do not
+//! unwind into the host: a call that panics fails.
 #![cfg(unix)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
@@ -35,7 +38,8 @@ mod stream;
 
 use samite_ggml::abi::Reg;
 
-/// What a host calls first: the registration with its one device, or null if the host's ggml is not known.
+/// Returns the registration with its single device, or null if the host's ggml is unsupported. The
+/// host calls this first.
 #[unsafe(no_mangle)]
 pub extern "C" fn ggml_backend_init() -> *mut Reg {
     host::guard(std::ptr::null_mut(), || {
@@ -43,7 +47,7 @@ pub extern "C" fn ggml_backend_init() -> *mut Reg {
     })
 }
 
-/// How well this library fits the machine: it works everywhere, and has no variants to compete with.
+/// Returns the priority of this library: it works everywhere and has no variants to choose from.
 #[unsafe(no_mangle)]
 pub extern "C" fn ggml_backend_score() -> i32 {
     1

@@ -1,4 +1,4 @@
-//! Where ggml's tensors lie, in samite's terms.
+//! Maps the memory of ggml's tensors to samite's.
 
 use crate::buffers::{Kind, Packed, kind, packed_slot};
 use samite_core::{
@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The real places of tensors, for graphs that are going to run.
+/// Actual locations of tensors, for graphs that will run.
 #[derive(Default)]
 pub struct Places {
     buffers: HashMap<*const Buffer, (Arc<dyn SamiteBuffer>, usize)>,
@@ -35,7 +35,7 @@ impl Memory for Places {
         if tensor.buffer.is_null() || tensor.data.is_null() {
             return Err(format!("'{}' lies in no buffer", tensor.name()).into());
         }
-        // SAFETY: the host passes valid tensors, whose buffer is valid if there is one, and it is not null.
+        // SAFETY: the host passes valid tensors, whose buffer is valid, and it is not null here.
         let buffer = unsafe { &*tensor.buffer };
         match kind {
             Kind::Host => {
@@ -56,7 +56,7 @@ impl Memory for Places {
                 })
             }
             Kind::Packed => {
-                // SAFETY: a packed buffer has such a context.
+                // SAFETY: a packed buffer has this context.
                 let Packed(memory) = unsafe { &*buffer.context.cast::<Packed>() };
                 let slot = packed_slot(tensor, layout)
                     .ok_or_else(|| Reason::from("a tensor lies before its buffer"))?;
@@ -77,7 +77,7 @@ impl Memory for Places {
     }
 }
 
-/// A host buffer of ggml's as samite's memory, and its address.
+/// Wraps a ggml host buffer in samite's memory. Returns it with its address.
 fn borrow(buffer: *mut Buffer) -> Result<(Arc<dyn SamiteBuffer>, usize), Reason> {
     // SAFETY: the host passes valid buffers; a host buffer has an address.
     let (base, size) = unsafe {
@@ -85,14 +85,14 @@ fn borrow(buffer: *mut Buffer) -> Result<(Arc<dyn SamiteBuffer>, usize), Reason>
         (get_base(buffer), (*buffer).size)
     };
     let base = NonNull::new(base.cast::<u8>()).ok_or("a buffer has no address")?;
-    // SAFETY: the host owns the memory and lets nobody use what a graph works on while it runs. It is used only then:
-    // prepared graphs are dropped when buffers were freed. Read-only memory, such as a mapped file, is never the result
-    // of a node that the host asks for.
+    // SAFETY: the host owns the memory and does not access it while a graph runs. It is only used
+    // then, because prepared graphs are dropped when buffers are freed. Read-only memory, such as a
+    // mapped file, is never the result of a node in the host's graphs.
     let memory = unsafe { HostMemory::borrow(base, size, true, Box::new(())) };
     Ok((host_buffer(memory, Usage::Any), base.as_ptr() as usize))
 }
 
-/// Places for the question whether something is supported: the memory need not be there yet.
+/// Placeholder locations for support queries, for which memory need not exist yet.
 #[derive(Default)]
 pub struct Questions;
 
@@ -117,7 +117,8 @@ impl Memory for Questions {
     }
 }
 
-/// Host memory without bytes, in which everything has room. Each has a location of its own, since tensors in it do not overlap.
+/// Returns host memory without bytes and with unlimited size. Each has its own location, because
+/// tensors in different ones do not overlap.
 fn nowhere() -> Arc<dyn SamiteBuffer> {
     Arc::new(Nowhere {
         buffer_type: host_buffer_type(),

@@ -1,4 +1,4 @@
-//! ggml's backends: streams that compute graphs.
+//! ggml backends: streams that compute graphs.
 
 use crate::buffers::generation;
 use crate::device::{DEVICE_NAME, cpu_with_threads, plugin};
@@ -17,10 +17,10 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Recognises backends of this library: `samite-ggml-cpu1`.
+/// Identifies backends of this library: `samite-ggml-cpu1`.
 static GUID: Guid = *b"samite-ggml-cpu1";
 
-/// More threads than this are not started; the device has the same limit.
+/// Maximum number of threads, equal to the device's limit.
 const MOST_THREADS: usize = 512;
 
 const STREAM: BackendI = BackendI {
@@ -42,19 +42,19 @@ const STREAM: BackendI = BackendI {
     graph_optimize: None,
 };
 
-/// What a backend holds.
+/// State of a backend.
 struct Stream {
-    /// One for each number of threads that was ever wanted; the current one is the first. Programs switch between numbers
-    /// for prompts and for single tokens.
+    /// One lane for each thread count used so far, the current one first. Programs switch between
+    /// counts for prompts and single tokens.
     lanes: Vec<Lane>,
     abort: Option<Abort>,
-    /// The generation of buffers that graphs were prepared for.
+    /// Buffer generation for which graphs were prepared.
     generation: u64,
-    /// Scratch memory for all graphs.
+    /// Scratch memory shared by all graphs.
     workspace: Option<TensorRef>,
 }
 
-/// Work with one number of threads.
+/// A stream with a fixed number of threads.
 struct Lane {
     device: Arc<CpuDevice>,
     stream: Box<dyn samite_core::Stream>,
@@ -71,35 +71,37 @@ impl Lane {
     }
 }
 
-/// The host's way to stop a graph.
+/// Abort callback of the host.
 #[derive(Clone, Copy)]
 struct Abort {
     callback: AbortCallback,
     data: *mut c_void,
 }
 
-/// A prepared graph, with the memory for what lies nowhere else.
+/// A prepared graph, with memory for tensors that the host did not place.
 struct Work {
     prepared: Box<dyn Prepared>,
-    /// Keeps temporary memory.
+    /// Keeps temporary memory alive.
     _places: Vec<Option<TensorRef>>,
 }
 
-/// Asks the host after each node whether to stop.
+/// Calls the host's abort callback after each node.
 struct Watch {
     abort: Abort,
     cancel: CancelToken,
 }
 
-// SAFETY: the CPU device tells of nodes in the thread that runs the graph, which is the one in which the host waits, and only while the graph runs.
+// SAFETY: the CPU device reports nodes only while the graph runs, in the thread that runs it, which
+// is the one in which the host waits.
 unsafe impl Send for Watch {}
-// SAFETY: the CPU device tells of nodes in the thread that runs the graph alone, so no two threads call the host at once;
-// canceling is made for several threads.
+// SAFETY: the CPU device reports nodes only in the thread that runs the graph, so two threads never
+// call the host at once; the cancel token is thread-safe.
 unsafe impl Sync for Watch {}
 
 impl RunObserver for Watch {
     fn ran(&self, _: TensorId, _: Duration, _: Duration) {
-        // SAFETY: the host promised that the callback can be called with its data while a graph runs.
+        // SAFETY: the host guarantees that the callback can be called with its data while a graph
+        // runs.
         if unsafe { (self.abort.callback)(self.abort.data) } {
             self.cancel.cancel();
         }
@@ -128,6 +130,8 @@ impl Stream {
         Ok(())
     }
 
+    /// Computes a graph.
+    ///
     /// # Safety
     /// The graph must be valid.
     unsafe fn compute(&mut self, graph: &CGraph) -> Result<()> {
@@ -142,7 +146,7 @@ impl Stream {
             stream,
             graphs,
         } = &mut self.lanes[0];
-        // SAFETY: the graph is valid, as `get` and `Importer::graph` ask.
+        // SAFETY: the graph is valid, as `get` and `Importer::graph` require.
         let work = unsafe {
             graphs.get(graph, || {
                 let imported = Importer::new(Places::default())
@@ -234,16 +238,20 @@ unsafe extern "C" fn free(backend: *mut Backend) {
     });
 }
 
+/// Returns the stream of a backend.
+///
 /// # Safety
-/// `backend` must be one of `init`, which nobody else uses meanwhile.
+/// `backend` must come from `init` and must not be used elsewhere meanwhile.
 unsafe fn stream_of<'a>(backend: *mut Backend) -> &'a mut Stream {
-    // SAFETY: it is a backend of `init`, whose context is a `Stream` until it is freed, and nobody else uses it meanwhile.
+    // SAFETY: the backend comes from `init`, its context is a `Stream` until it is freed, and it is
+    // not used elsewhere meanwhile.
     unsafe { &mut *(*backend).context.cast::<Stream>() }
 }
 
 unsafe extern "C" fn graph_compute(backend: *mut Backend, graph: *mut CGraph) -> Status {
     guard(Status::FAILED, || {
-        // SAFETY: the host passes a backend of ours and a valid graph, in one thread at a time.
+        // SAFETY: the host passes a backend of this plugin and a valid graph, in one thread at a
+        // time.
         let result = unsafe { stream_of(backend).compute(&*graph) };
         match result {
             Ok(()) => Status::SUCCESS,
@@ -263,7 +271,7 @@ unsafe extern "C" fn graph_compute(backend: *mut Backend, graph: *mut CGraph) ->
 pub unsafe extern "C" fn set_n_threads(backend: *mut Backend, threads: c_int) {
     guard((), || {
         let threads = usize::try_from(threads).unwrap_or(0).clamp(1, MOST_THREADS);
-        // SAFETY: the host passes a backend of ours, in one thread at a time.
+        // SAFETY: the host passes a backend of this plugin, in one thread at a time.
         if let Err(error) = unsafe { stream_of(backend) }.set_threads(threads) {
             log_error(&error.to_string());
         }
@@ -277,7 +285,7 @@ pub unsafe extern "C" fn set_abort_callback(
     data: *mut c_void,
 ) {
     guard((), || {
-        // SAFETY: the host passes a backend of ours, in one thread at a time.
+        // SAFETY: the host passes a backend of this plugin, in one thread at a time.
         let stream = unsafe { stream_of(backend) };
         stream.abort = callback.map(|callback| Abort { callback, data });
     });

@@ -1,17 +1,20 @@
 //! ggml's plugin interface, from both sides.
 //!
-//! ggml, the library under llama.cpp, loads its backends at run time from shared libraries `libggml-<name>.so`. Their
-//! interface is a set of C structures with tables of functions: [`abi`]. This crate
+//! ggml, the library under llama.cpp, loads its backends at run time from shared libraries
+//! `libggml-<name>.so`. Their interface is a set of C structures with tables of functions: [`abi`].
+//! This crate
 //!
-//! - converts operations, tensors and graphs to those structures and back without loss: [`convert`];
-//! - uses ggml's plugins as devices of samite: [`GgmlBackend`], also without the library `libggml-base` that they are linked
-//!   with;
-//! - is the ground of `samite-ggml-plugin`, the library `libggml-samite.so`, with which samite's CPU device computes in
-//!   ggml's programs.
+//! - converts operations, tensors and graphs to those structures and back without loss:
+//!   [`convert`];
+//! - uses ggml's plugins as devices of samite: [`GgmlBackend`], also without the library
+//!   `libggml-base` to which they link;
+//! - is the basis of `samite-ggml-plugin`, the library `libggml-samite.so`, with which samite's CPU
+//!   device computes in ggml's programs.
 //!
-//! # What is trusted
-//! A plugin or host is machine code in the same process, so its pointers are believed. What it says about itself is not:
-//! versions, types, shapes, strides and places in memory are checked before anything relies on them.
+//! # Trust
+//! A plugin or host is machine code in the same process, so its pointers are trusted. Its
+//! descriptions of itself are not: versions, types, shapes, strides and locations in memory are
+//! checked before use.
 
 pub mod abi;
 #[cfg(all(

@@ -1,8 +1,9 @@
-//! What members exchange, and how they wait for each other.
+//! Collective operations between the members of a group.
 //!
-//! A [`Communicator`] is one member's end of a group. All members make the same calls in the same order; each call is a meeting of all. Sums are made in
-//! the order of the members, so that all get the same bits. A group that something failed in is *poisoned*: every call fails, also those that are
-//! waiting, until the group begins anew.
+//! A [`Communicator`] is one member's end of a group. All members make the same calls in the same
+//! order, and each call synchronizes all of them. Sums are computed in the order of the members, so
+//! all get the same bits. After a failure, the group is *poisoned*: every call fails, including
+//! those that are waiting, until the group is reset.
 
 mod meeting;
 pub mod played;
@@ -19,37 +20,39 @@ use samite_core::{Error, Result};
 
 /// One member's end of a group.
 pub trait Communicator: Send {
-    /// The member's number.
+    /// Returns the member's rank.
     fn rank(&self) -> usize;
 
-    /// How many members there are.
+    /// Returns the number of members.
     fn size(&self) -> usize;
 
-    /// Replaces `x` by the sum of what all members have, the same bits for all.
+    /// Replaces `x` with the sum over all members. All get the same bits.
     ///
     /// # Errors
-    /// If another member called something else, failed, or did not come in time. The group is poisoned then.
+    /// Returns an error if another member made a different call, failed, or did not arrive in time.
+    /// The group is then poisoned.
     fn all_reduce(&mut self, x: &mut [f32]) -> Result<()>;
 
-    /// Puts what all members have, one behind the other in the members' order, into `out`. `counts` are their bytes.
+    /// Concatenates the data of all members into `out`, in the order of their ranks. `counts` are
+    /// their sizes in bytes.
     ///
     /// # Errors
-    /// As [`all_reduce`](Communicator::all_reduce).
+    /// Returns the errors of [`all_reduce`](Communicator::all_reduce).
     fn all_gather(&mut self, mine: &[u8], counts: &[usize], out: &mut [u8]) -> Result<()>;
 
-    /// Replaces `bytes` by those of member `root`.
+    /// Replaces `bytes` with those of member `root`.
     ///
     /// # Errors
-    /// As [`all_reduce`](Communicator::all_reduce).
+    /// Returns the errors of [`all_reduce`](Communicator::all_reduce).
     fn broadcast(&mut self, root: usize, bytes: &mut [u8]) -> Result<()>;
 
-    /// Waits for all.
+    /// Waits for all members.
     ///
     /// # Errors
-    /// As [`all_reduce`](Communicator::all_reduce).
+    /// Returns the errors of [`all_reduce`](Communicator::all_reduce).
     fn barrier(&mut self) -> Result<()>;
 
-    /// Poisons the group: this member cannot go on.
+    /// Poisons the group: this member cannot continue.
     fn abort(&self, reason: &str);
 }
 
@@ -66,7 +69,7 @@ fn check_gather(rank: usize, size: usize, mine: &[u8], counts: &[usize], out: &[
     Ok(())
 }
 
-/// Checks that a group has a member of this number.
+/// Checks that a group has a member of this rank.
 fn check_member(member: usize, size: usize) -> Result<()> {
     match member < size {
         true => Ok(()),

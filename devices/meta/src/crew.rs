@@ -1,4 +1,4 @@
-//! Threads that work as members, one for each but the first, which works on the caller's thread.
+//! Worker threads, one for each member but the first, which runs on the caller's thread.
 
 use samite_core::{Error, Result};
 use std::hint::spin_loop;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Something that every member does.
+/// A job that every member runs.
 pub(crate) type Job = Arc<dyn Fn(usize) -> Result<()> + Send + Sync>;
 
 enum Post {
@@ -18,11 +18,11 @@ enum Post {
     End,
 }
 
-/// Where a job is put for a thread, and its result for the crew.
+/// Passes a job to a thread and its result back.
 struct Mailbox {
     post: Mutex<Post>,
     changed: Condvar,
-    /// Changes of `post`: what a spinning thread looks at.
+    /// Number of changes of `post`. Spinning threads watch it.
     count: AtomicUsize,
 }
 
@@ -37,7 +37,8 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Waits for something that `take` takes: first in a loop, then asleep; `None` if it does not come in time.
+    /// Waits until `take` accepts the post: first spins, then sleeps. Returns `None` at the
+    /// deadline.
     fn wait<T>(
         &self,
         spins: usize,
@@ -84,17 +85,17 @@ impl Mailbox {
     }
 }
 
-/// The threads of all members but the first.
+/// Worker threads of all members but the first.
 pub(crate) struct Crew {
     mailboxes: Vec<Arc<Mailbox>>,
     threads: Vec<JoinHandle<()>>,
     spins: usize,
     deadline: Duration,
-    /// A thread does not come back.
+    /// Set if a thread did not return in time.
     is_lost: bool,
 }
 
-/// What a job says; a panic in it is an error.
+/// Runs a job. Turns a panic into an error.
 fn done(job: &Job, member: usize) -> Result<()> {
     catch_unwind(AssertUnwindSafe(|| job(member))).unwrap_or_else(|panic| {
         let what = panic
@@ -110,7 +111,7 @@ fn done(job: &Job, member: usize) -> Result<()> {
 }
 
 impl Crew {
-    /// Threads for `members` members. Who waits spins for so many turns of a loop before it sleeps.
+    /// Starts threads for `members` members. A waiting thread spins `spins` times before it sleeps.
     pub fn new(name: &str, members: usize, spins: usize, deadline: Duration) -> Result<Self> {
         let mut crew = Crew {
             mailboxes: Vec::new(),
@@ -134,7 +135,7 @@ impl Crew {
                     });
                     let Some(Post::Job(job)) = next else { return };
                     let result = done(&job, member);
-                    // What the job holds is free before its result is there.
+                    // Release everything that the job holds before posting the result.
                     drop(job);
                     mine.put(Post::Result(result));
                 }
@@ -148,12 +149,13 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Whether a thread did not come back.
+    /// Returns whether a thread did not return in time.
     pub fn is_lost(&self) -> bool {
         self.is_lost
     }
 
-    /// Lets every member do a job, and waits for all. By member: what it says; `None` for one that does not come back in time, with which the crew is lost.
+    /// Runs a job on every member and waits for all. Returns the result of each member, or `None`
+    /// for one that did not return in time; the crew is then lost.
     pub fn run(&mut self, job: &Job) -> Vec<Option<Result<()>>> {
         for mailbox in &self.mailboxes {
             mailbox.put(Post::Job(Arc::clone(job)));
@@ -179,7 +181,7 @@ impl Drop for Crew {
         for mailbox in &self.mailboxes {
             mailbox.put(Post::End);
         }
-        // Nobody waits for a thread that does not come back.
+        // Do not wait for a thread that did not return.
         if !self.is_lost {
             for thread in self.threads.drain(..) {
                 let _ = thread.join();

@@ -17,14 +17,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a device of several members works.
+/// Options of a device with several members.
 #[derive(Clone, Debug)]
 pub struct MetaOptions {
-    /// The device's name.
+    /// Name of the device.
     pub name: String,
-    /// What each member gets, in proportion; equal shares by default.
+    /// Relative shares of the members; equal by default.
     pub ratios: Option<Vec<f32>>,
-    /// How long members wait for each other before something must be wrong.
+    /// Time that members wait for each other before they report a failure.
     pub deadline: Duration,
 }
 
@@ -38,15 +38,15 @@ impl Default for MetaOptions {
     }
 }
 
-/// Most members of one device.
+/// Maximum number of members of a device.
 pub(crate) const MOST_MEMBERS: usize = 64;
 
-/// Several devices as one.
+/// Several devices combined into one.
 pub struct MetaDevice {
     pub(crate) name: String,
     pub(crate) members: Arc<Members>,
     pub(crate) deadline: Duration,
-    /// The processes, if each of them has one member.
+    /// The process group, if each process has one member.
     pub(crate) group: Option<ProcessGroup>,
     plain: Arc<MetaMemory>,
     packed: Arc<MetaMemory>,
@@ -65,28 +65,34 @@ impl fmt::Debug for MetaDevice {
     }
 }
 
-/// Turns of a waiting loop before a member sleeps, where each has a processor of its own: some tens of microseconds.
+/// Spins of a waiting member before it sleeps, if each has its own processor: some tens of
+/// microseconds.
 const SPINS: usize = 5_000;
-/// The same where members share processors: spinning would take time from who is awaited.
+/// Spins if members share processors. Spinning would take time from the member that others wait
+/// for.
 const FEW_SPINS: usize = 50;
 
 impl MetaDevice {
-    /// A device made of `members`.
+    /// Creates a device from `members`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is none or one is there twice, for members that cannot compute whole graphs, and for ratios that do not fit.
+    /// Returns [`Error::InvalidArgument`] if `members` is empty or has duplicates, for members that
+    /// cannot compute whole graphs, and for ratios that do not match.
     pub fn new(members: Vec<Arc<dyn Device>>, options: MetaOptions) -> Result<Arc<Self>> {
         Self::of(members, None, options)
     }
 
-    /// A device made of one device of each process of a group, of which `own` is this process's; `host` names the machine. All processes make it at the
-    /// same time, with the same options, and do the same with it from then on.
+    /// Creates a device from one device of each process in a group. `own` is this process's device;
+    /// `host` names its machine. All processes call this at the same time with the
+    /// same options, and use the device in the same way from then on.
     ///
-    /// Each process plans for all members and computes as its own. What goes outside of its graphs is whole in each process. Stored tensors are written
-    /// as a whole, of which each process keeps its member's part; what other members have cannot be read.
+    /// Each process plans for all members and computes as its own member. Inputs and outputs of its
+    /// graphs are whole in each process. Stored tensors are written as a whole, and each process
+    /// keeps its member's shard; the shards of other members cannot be read.
     ///
     /// # Errors
-    /// As [`new`](MetaDevice::new), and if a process cannot go on or does not come.
+    /// Returns the errors of [`new`](MetaDevice::new). Also fails if a process cannot continue or
+    /// does not arrive.
     pub fn among(
         own: &Arc<dyn Device>,
         group: ProcessGroup,
@@ -175,12 +181,12 @@ impl MetaDevice {
         }))
     }
 
-    /// The members.
+    /// Returns the members.
     pub fn members(&self) -> &[Arc<dyn Device>] {
         &self.members.devices
     }
 
-    /// The share of each member, in proportion.
+    /// Returns the relative share of each member.
     pub fn ratios(&self) -> &[f32] {
         &self.members.ratios
     }
@@ -190,12 +196,12 @@ impl MetaDevice {
         &self.plain
     }
 
-    /// The members that compute in this process.
+    /// Returns the members that compute in this process.
     pub(crate) fn here(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
         self.members.devices[self.members.here.clone()].iter()
     }
 
-    /// Turns of a loop in which members wait for each other before they sleep.
+    /// Returns the number of spins of a waiting member before it sleeps.
     pub(crate) fn spins(&self) -> usize {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         match self.members.here.len() <= processors {
@@ -204,7 +210,7 @@ impl MetaDevice {
         }
     }
 
-    /// What members have of a stored tensor.
+    /// Returns the members' shards of a stored tensor.
     fn stored(&self, stored: &StoredTensor) -> Result<Leaf> {
         let own = stored.tensor().buffer.buffer_type();
         let memory = match () {
@@ -228,7 +234,7 @@ impl MetaDevice {
     /// Divides nodes of a graph among the members.
     ///
     /// # Errors
-    /// As [`Partition::new`].
+    /// Returns the errors of [`Partition::new`].
     pub fn partition(&self, graph: &Graph, nodes: &[TensorId]) -> Result<Partition> {
         let escaping = graph.needed_outside(nodes);
         let task = Task {
@@ -247,7 +253,7 @@ impl MetaDevice {
         })
     }
 
-    /// The members' plans for a divided graph.
+    /// Returns the members' plans for a divided graph.
     pub(crate) fn plans(&self, partition: &Partition) -> Result<Vec<LocalPlan>> {
         let members = self.members.devices.iter().enumerate();
         members
@@ -255,11 +261,11 @@ impl MetaDevice {
             .collect()
     }
 
-    /// What the members say about their parts of nodes.
+    /// Returns whether the members support their parts of nodes.
     fn supports_parts(&self, graph: &Graph, nodes: &[TensorId]) -> Vec<Support> {
         let partition = match self.partition(graph, nodes) {
             Ok(partition) => partition,
-            // One by one: one of them is the reason.
+            // Try the nodes one by one to find the one that fails.
             Err(error) => {
                 return match nodes {
                     [_] => vec![Support::no(error.to_string())],
@@ -309,7 +315,7 @@ impl Device for MetaDevice {
     }
 
     fn memory(&self) -> MemoryInfo {
-        // Members on the same hardware have the same memory.
+        // Members on the same hardware share its memory, so count it once.
         let mut counted: Vec<String> = Vec::new();
         let mut sum = MemoryInfo {
             free: Some(0),
@@ -344,7 +350,8 @@ impl Device for MetaDevice {
         vec![Arc::clone(&self.packed_type)]
     }
 
-    /// Whether the members can compute the node as a whole. What they say about their parts, [`supports_each`](Device::supports_each) tells.
+    /// Returns whether the members can compute the whole node.
+    /// [`supports_each`](Device::supports_each) checks their parts.
     fn supports(&self, node: Node<'_>) -> Support {
         for device in &self.members.devices {
             if let Support::No(reason) = device.supports(node) {

@@ -1,14 +1,15 @@
-//! Members that are devices of other processes: each process has one real member, and stand-ins for the others, so that all plan the same.
+//! Stand-ins for members in other processes. Each process has one real member and stand-ins for the
+//! others, so that all processes plan the same.
 //!
-//! A stand-in answers what planning asks as the device of this process would, and says of itself what its process told. It computes nothing, and no
-//! memory is taken for what it has.
+//! A stand-in answers planning queries like the device of this process, and describes itself as its
+//! process reported. It computes nothing and allocates no memory.
 
 use crate::comm::ProcessGroup;
 use samite_core::{Delegate, Delegating, Device, DeviceKind, Error, MemoryInfo, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What a process tells the others of its device.
+/// Description of a device, sent to the other processes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct About {
     host: String,
@@ -20,7 +21,7 @@ struct About {
     total: Option<usize>,
 }
 
-/// A member as all processes see it. Behind it is the device of this process.
+/// A member as all processes see it. It wraps the device of this process.
 struct Seen {
     inner: Arc<dyn Device>,
     name: String,
@@ -49,7 +50,8 @@ impl Delegate for Seen {
         Some(format!("{}/{id}", self.about.host))
     }
 
-    /// What was free at the beginning: all must see the same, or they would plan differently.
+    /// Returns the memory that was free at the start. All processes must see the same value, or
+    /// their plans would differ.
     fn memory(&self) -> MemoryInfo {
         MemoryInfo {
             free: self.about.free,
@@ -58,7 +60,7 @@ impl Delegate for Seen {
     }
 }
 
-/// The members of all processes, of which `own` is this one's.
+/// Returns the members of all processes. `own` is this process's device.
 pub(crate) fn members(
     own: &Arc<dyn Device>,
     group: &ProcessGroup,
@@ -148,7 +150,7 @@ mod tests {
             let all: Vec<_> = ends.map(|end| scope.spawn(move || work(end))).collect();
             all.into_iter().map(|p| p.join().unwrap()).collect()
         });
-        // All plan with the same figures.
+        // All processes plan with the same figures.
         assert!(seen.iter().all(|theirs| *theirs == seen[0]), "{seen:?}");
     }
 }

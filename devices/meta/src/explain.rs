@@ -1,4 +1,4 @@
-//! What a divided device does with nodes of a graph, for people and as data.
+//! Explains how a device divides the nodes of a graph, as text and as data.
 
 use crate::device::MetaDevice;
 use crate::partition::{Conversion, Exchange, Partition};
@@ -7,44 +7,44 @@ use samite_core::{Graph, Result, TensorId, counted};
 use serde::Serialize;
 use std::fmt;
 
-/// How many conversions of one kind are listed as text.
+/// Maximum number of conversions of one kind to list as text.
 const SHOWN: usize = 8;
 
-/// What members have of the tensors that are stored.
+/// Number of stored tensors in each state.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Stored {
-    /// All have all of it.
+    /// Replicated on all members.
     pub mirrored: usize,
     /// Split along dimension 0: columns of a matrix, elements of a vector.
     pub columns: usize,
-    /// Split along another one.
+    /// Split along another dimension.
     pub rows: usize,
 }
 
-/// How a graph is divided among the members of a device.
+/// Division of a graph among the members of a device.
 #[derive(Debug, Serialize)]
 pub struct Explanation {
-    /// The device's name.
+    /// Name of the device.
     pub device: String,
-    /// The members, with their shares.
+    /// Members, with their shares.
     pub members: Vec<(String, f32)>,
-    /// The states of stored tensors, counted.
+    /// Number of stored tensors in each state.
     pub stored: Stored,
-    /// By tensor of the graph: its state, for those that there are.
+    /// State of each tensor of the graph that the nodes refer to.
     pub states: Vec<Option<State>>,
-    /// What was not in the state that was needed.
+    /// Tensors that were not in the state that was needed.
     pub conversions: Vec<Conversion>,
-    /// How often members exchange something in a run.
+    /// Number of exchanges in a run.
     pub exchanges: usize,
-    /// Bytes of everything that they exchange in a run.
+    /// Bytes of all exchanges in a run.
     pub bytes: usize,
 }
 
 impl MetaDevice {
-    /// How nodes of a graph are divided.
+    /// Explains how nodes of a graph are divided.
     ///
     /// # Errors
-    /// As [`partition`](MetaDevice::partition).
+    /// Returns the errors of [`partition`](MetaDevice::partition).
     pub fn explain(&self, graph: &Graph, nodes: &[TensorId]) -> Result<Explanation> {
         let partition: Partition = self.partition(graph, nodes)?;
         let mut stored = Stored::default();

@@ -1,4 +1,4 @@
-//! One device made of several.
+//! A device that combines several devices.
 #![forbid(unsafe_code)]
 
 pub mod comm;

@@ -1,4 +1,4 @@
-//! Where one member's intermediate results lie: exact to the byte, in one piece of its memory.
+//! Plans a member's intermediate results, exact to the byte, in one piece of its memory.
 
 use crate::partition::{Partition, Step};
 use samite_core::arena::{Arena, Block};
@@ -11,11 +11,12 @@ use std::sync::Arc;
 /// Offsets of everything that a member computes.
 #[derive(Debug)]
 pub(crate) struct LocalPlan {
-    /// By tensor of the member's graph: where it begins; `None` for views, stored tensors and what nothing uses.
+    /// Offset of each tensor of the member's graph; `None` for views, stored tensors and unused
+    /// tensors.
     offsets: Vec<Option<usize>>,
-    /// Scratch memory of the member's device: where it begins, and its size.
+    /// Offset and size of the scratch memory of the member's device.
     workspace: Option<(usize, usize)>,
-    /// Bytes in all.
+    /// Total size in bytes.
     pub size: usize,
 }
 
@@ -24,7 +25,7 @@ struct Planner<'a> {
     sizes: Vec<usize>,
     arena: Arena,
     blocks: Vec<Option<Block>>,
-    /// Uses that are still to come, by owner of the memory.
+    /// Number of uses still to come, by owner of the memory.
     uses: Vec<usize>,
     device: &'a str,
 }
@@ -32,7 +33,7 @@ struct Planner<'a> {
 impl Planner<'_> {
     fn take(&mut self, size: usize, what: &dyn Fn() -> String) -> Result<Block> {
         let block = self.arena.allocate(size);
-        // One chunk, since its size is all that is asked for.
+        // Only the size is wanted, so everything must fit in one chunk.
         block
             .filter(|block| block.chunk == 0)
             .ok_or_else(|| Error::OutOfMemory {
@@ -53,7 +54,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Counts one use less.
+    /// Counts down the uses of a tensor.
     fn release(&mut self, id: TensorId) {
         let base = self.graph.memory_of(id);
         let uses = &mut self.uses[base.index()];
@@ -71,7 +72,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Lets a result take the place of an operand that nothing uses afterwards.
+    /// Reuses the memory of an operand that has no later use for a result. Returns whether that was
+    /// possible.
     fn take_over(&mut self, id: TensorId) -> bool {
         let graph = self.graph;
         let tensor = graph.tensor(id);
@@ -91,7 +93,7 @@ impl Planner<'_> {
                 && fits
             {
                 self.blocks[id.index()] = block;
-                // The place is the result's now.
+                // The memory belongs to the result now.
                 self.uses[base.index()] = usize::MAX;
                 return true;
             }
@@ -152,7 +154,7 @@ impl LocalPlan {
                 }
             }
         }
-        // What goes outside is read after everything.
+        // Outputs are read after all nodes.
         for output in &partition.outputs {
             if let Some(local) = output.locals[member] {
                 planner.uses[base(local)] += 1;
@@ -199,7 +201,8 @@ impl LocalPlan {
         })
     }
 
-    /// The places of everything in a piece of memory of the planned size, by tensor; and of the workspace.
+    /// Returns the location of each tensor and of the workspace in a piece of memory of the planned
+    /// size.
     pub fn bind(
         &self,
         graph: &Graph,
@@ -255,7 +258,7 @@ impl LocalPlan {
         Ok((places, workspace))
     }
 
-    /// The kind of memory, with the same arena rules, that a plan of this size is for.
+    /// Allocates memory for the plan. Returns `None` if the plan needs none.
     pub fn allocate(&self, memory: &Arc<dyn BufferType>) -> Result<Option<TensorRef>> {
         if self.size == 0 {
             return Ok(None);
@@ -271,11 +274,11 @@ impl LocalPlan {
 }
 
 impl Planner<'_> {
-    /// Gives a node's result a place, and takes those that nothing needs any more.
+    /// Allocates the result of a node, and frees memory without later uses.
     fn node(&mut self, id: TensorId) -> Result<()> {
         let graph = self.graph;
         let tensor = graph.tensor(id);
-        // Leaves whose shape or memory is all that counts.
+        // Leaves whose values do not matter, only their shape or memory.
         for (_, source) in tensor.operands() {
             let base = graph.memory_of(source);
             if matches!(graph.tensor(base).op, Op::Leaf) && graph.tensor(base).stored.is_none() {
@@ -287,7 +290,7 @@ impl Planner<'_> {
             self.allocate(id)?;
         }
         for (_, source) in tensor.operands() {
-            // A place that was taken over is not free.
+            // Memory that a result reuses is not free.
             if self.uses[graph.memory_of(source).index()] != usize::MAX {
                 self.release(source);
             }

@@ -1,5 +1,5 @@
-//! The memory of a divided device: tensors that are stored lie with its members, each as its [`Cut`] says; what comes from outside of its graphs or goes
-//! there lies in host memory.
+//! Memory of a divided device. Stored tensors are in the members' memory, divided by their [`Cut`];
+//! inputs and outputs of its graphs are in host memory.
 
 use crate::state::{Runs, State, divide, pieces};
 use samite_core::{
@@ -12,13 +12,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Who shares a tensor, and how much each gets.
+/// The members that share tensors, and their shares.
 #[derive(Clone, Debug)]
 pub(crate) struct Members {
     pub devices: Vec<Arc<dyn Device>>,
-    /// Shares of whole units, in proportion.
+    /// Relative shares, in whole units.
     pub ratios: Vec<f32>,
-    /// Those that compute in this process. No memory is taken for the others.
+    /// Members that compute in this process. No memory is allocated for the others.
     pub here: Range<usize>,
 }
 
@@ -27,7 +27,7 @@ impl Members {
         self.devices.len()
     }
 
-    /// The state of a stored tensor.
+    /// Returns the state of a stored tensor.
     pub fn state(&self, layout: &Layout, cut: Option<Cut>) -> State {
         let Some(Cut { axis, unit, turn }) = cut.filter(|_| self.len() > 1) else {
             return State::Mirrored;
@@ -44,7 +44,8 @@ impl Members {
         }
     }
 
-    /// What `member` has of a tensor in this state; `None` for nothing.
+    /// Returns the layout of the shard of `member` of a tensor in this state, or `None` if it has
+    /// none.
     pub fn local(&self, layout: &Layout, state: &State, member: usize) -> Result<Option<Layout>> {
         match state {
             State::Mirrored | State::Partial => Ok(Some(*layout)),
@@ -59,7 +60,7 @@ impl Members {
     }
 }
 
-/// A graph whose last node is a product with a weight, if its role allows that.
+/// Returns a graph whose last node is a product with a weight, if the tensor's role allows that.
 fn sample(info: &TensorInfo<'_>, layout: &Layout) -> Result<Option<(Graph, TensorId)>> {
     let mut graph = Graph::new();
     let [n0, _, n2, n3] = layout.shape();
@@ -79,24 +80,24 @@ fn sample(info: &TensorInfo<'_>, layout: &Layout) -> Result<Option<(Graph, Tenso
     Ok(Some((graph, node)))
 }
 
-/// What the members' parts of one tensor are.
+/// The members' shards of a tensor.
 pub(crate) struct Parts {
     pub state: State,
-    /// By member: its memory, and what it has there.
+    /// Memory and layout of each member's shard.
     pub parts: Vec<Option<(Arc<dyn BufferType>, Layout)>>,
 }
 
-/// A kind of memory of a divided device: plain, or with each member's part in the form that it likes best.
+/// A memory type of a divided device: plain, or with each member's shard in its preferred form.
 #[derive(Debug)]
 pub(crate) struct MetaMemory {
     name: String,
     members: Arc<Members>,
     is_packed: bool,
-    /// Itself, for its buffers.
+    /// Weak reference to itself, for its buffers.
     this: std::sync::Weak<MetaMemory>,
 }
 
-/// Where tensors begin.
+/// Alignment of tensors.
 const ALIGNMENT: usize = 64;
 
 impl MetaMemory {
@@ -109,7 +110,7 @@ impl MetaMemory {
         })
     }
 
-    /// The members' parts of a stored tensor.
+    /// Returns the members' shards of a stored tensor.
     pub fn parts(&self, info: &TensorInfo<'_>) -> Result<Parts> {
         let state = self.members.state(&info.layout, info.cut);
         let mut parts = Vec::new();
@@ -123,7 +124,7 @@ impl MetaMemory {
         Ok(Parts { state, parts })
     }
 
-    /// The memory of a member for its part of a tensor.
+    /// Returns the memory type of a member for its shard of a tensor.
     fn memory_of(
         &self,
         device: &Arc<dyn Device>,
@@ -141,7 +142,7 @@ impl MetaMemory {
         Ok(device.buffer_type())
     }
 
-    /// Bytes of each member's part.
+    /// Returns the size in bytes of each member's shard.
     fn sizes(&self, info: &TensorInfo<'_>) -> Result<Vec<usize>> {
         let sizes = self.parts(info)?.parts.into_iter().map(|part| match part {
             None => Ok(0),
@@ -150,7 +151,8 @@ impl MetaMemory {
         sizes.collect()
     }
 
-    /// The members' parts of a stored tensor as tensors of their own: those that there are, or planned ones for a tensor that is only planned.
+    /// Returns the members' shards of a stored tensor as separate tensors: the existing ones, or
+    /// planned ones for a tensor that is only planned.
     pub fn locals(&self, stored: &StoredTensor) -> Result<(State, Vec<Option<Arc<StoredTensor>>>)> {
         let place = stored.tensor();
         if let Some(buffer) = place.buffer.as_any().downcast_ref::<MetaBuffer>() {
@@ -232,7 +234,7 @@ impl BufferType for MetaMemory {
     }
 }
 
-/// A stored tensor with the members' parts.
+/// A stored tensor with the members' shards.
 #[derive(Debug)]
 struct Divided {
     layout: Layout,
@@ -240,7 +242,8 @@ struct Divided {
     parts: Vec<Option<Arc<StoredTensor>>>,
 }
 
-/// Memory of a divided device. What is stored lies with the members, allocated tensor by tensor when that is [said](Buffer::init_tensor).
+/// Memory of a divided device. Stored tensors are in the members' memory, allocated one by one by
+/// [`init_tensor`](Buffer::init_tensor).
 #[derive(Debug)]
 pub(crate) struct MetaBuffer {
     buffer_type: Arc<MetaMemory>,
@@ -248,14 +251,14 @@ pub(crate) struct MetaBuffer {
     size: usize,
     usage: Usage,
     memory: MemoryId,
-    /// What is not stored.
+    /// Memory of tensors that are not stored.
     host: Option<Arc<dyn Buffer>>,
-    /// By the byte at which each begins.
+    /// Tensors, by offset.
     tensors: RwLock<BTreeMap<usize, Arc<Divided>>>,
 }
 
 impl Divided {
-    /// The parts of members of this process, with their numbers.
+    /// Returns the shards of members of this process, with the members' indices.
     fn here(&self, members: &Members) -> impl Iterator<Item = (usize, &Arc<StoredTensor>)> {
         let numbered = self.parts.iter().enumerate();
         let here = numbered.skip(members.here.start).take(members.here.len());
@@ -264,7 +267,7 @@ impl Divided {
 }
 
 impl MetaBuffer {
-    /// The tensor that begins at `offset`, or that lies around it; and how far behind its beginning that is.
+    /// Returns the tensor at or around `offset`, and the distance from its start.
     fn find(&self, offset: usize) -> Result<(Arc<Divided>, usize)> {
         let tensors = self.tensors.read().unwrap_or_else(PoisonError::into_inner);
         let found = tensors.range(..=offset).next_back();
@@ -283,8 +286,9 @@ impl MetaBuffer {
         }
     }
 
-    /// Visits what members have of bytes `from..to` of a tensor: the part, where in it, and which of the bytes. Members of other processes have nothing;
-    /// `elsewhere` says what to do where they alone have it.
+    /// Visits the members' data for bytes `from..to` of a tensor: the shard, the position in it,
+    /// and the range of the bytes. Members of other processes have no data; `elsewhere` handles
+    /// ranges that only they hold.
     fn each(
         &self,
         slot: Slot,
@@ -319,7 +323,8 @@ impl MetaBuffer {
         }
     }
 
-    /// The whole tensor at once, each member's part in one piece; `false` if that is not what is asked for.
+    /// Writes a whole tensor at once, with each member's shard in one piece. Returns `false` if the
+    /// request does not cover the whole tensor.
     fn write_whole(&self, slot: Slot, offset: usize, data: &[u8]) -> Result<bool> {
         let (tensor, shift) = self.find(slot.offset)?;
         let State::Split { axis, runs } = &tensor.state else {
@@ -383,7 +388,7 @@ impl Buffer for MetaBuffer {
             return Ok(());
         }
         let mut tensors = self.tensors.write().unwrap_or_else(PoisonError::into_inner);
-        // The same data under another name keeps the parts that it has.
+        // Initializing the same data again keeps the existing shards.
         if let Some(known) = tensors.get(&offset) {
             return match known.layout == info.layout {
                 true => Ok(()),
@@ -449,7 +454,7 @@ impl Buffer for MetaBuffer {
             )))
         };
         self.each(tensor, offset, len, refuse, |part, at, bytes| {
-            // Of what all have, the first one's is read.
+            // Read replicated data from the first member.
             if bytes.start < filled {
                 return Ok(());
             }
@@ -496,7 +501,7 @@ impl Buffer for MetaBuffer {
 pub(crate) struct MemberMemory {
     pub name: String,
     pub inner: Arc<dyn BufferType>,
-    /// Whether it is a member of this process. For others there is no memory.
+    /// True for a member of this process. Others get no memory.
     pub is_here: bool,
 }
 

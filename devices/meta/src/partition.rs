@@ -1,8 +1,11 @@
-//! One pass over a graph: the state of every tensor, a graph for every member, and what members exchange between the parts of those.
+//! Divides a graph in one pass: determines the state of every tensor, a graph for every member, and
+//! the exchanges between them.
 //!
-//! It looks at data only: no device, no memory. Leaves have states; a [rule](crate::rules) says for each node which states its sources must have
-//! and which one its result then has. Where a source has another one, it is converted: cutting what all have is free, making a whole of parts
-//! or of sums is a [`Collective`]. A conversion is made once and kept for later users, until something writes to what was converted.
+//! The pass uses data only, no device and no memory. Leaves have states. For each node, a
+//! [rule](crate::rules) determines the states that its sources must have, and the state of its
+//! result. A source in another state is converted: cutting a replicated tensor is free; assembling
+//! a whole tensor from shards or sums is a [`Collective`]. A conversion is made once and kept for
+//! later users, until a node writes to the converted tensor.
 
 use crate::rules::{Case, Decision, Mode, Operand, decide};
 use crate::state::{Runs, State};
@@ -13,26 +16,26 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// What members know of a leaf.
+/// Distribution of a leaf.
 pub struct Leaf {
-    /// What each has of it.
+    /// State of the leaf.
     pub state: State,
-    /// For stored leaves: each member's part; `None` for who has nothing.
+    /// For stored leaves: each member's shard, or `None` for a member without one.
     pub stored: Option<Vec<Option<Arc<StoredTensor>>>>,
 }
 
-/// Tells of the leaves of a graph.
+/// Returns the distribution of the leaves of a graph.
 pub type Leaves<'a> = dyn Fn(TensorId) -> Result<Leaf> + 'a;
 
-/// What all members do together.
+/// A collective operation of all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Exchange {
-    /// Partial tensors are summed.
+    /// Sums partial tensors.
     Sum,
-    /// Parts are put together.
+    /// Concatenates shards.
     Gather,
-    /// Everybody gets what the first member has.
+    /// Sends the first member's data to all.
     Broadcast,
 }
 
@@ -46,84 +49,85 @@ impl fmt::Display for Exchange {
     }
 }
 
-/// A tensor that all members make together. Afterwards each has all of it.
+/// A tensor that all members compute together. Afterwards each has all of it.
 #[derive(Clone, Debug)]
 pub struct Collective {
-    /// How.
+    /// Kind of exchange.
     pub exchange: Exchange,
-    /// What it is a whole of: type and shape, without gaps.
+    /// Type and shape of the whole tensor, contiguous.
     pub layout: Layout,
-    /// What each had before.
+    /// State before the exchange.
     pub from: State,
-    /// By member: the tensor that it has, if that is not empty.
+    /// Source tensor of each member, if it is not empty.
     pub sources: Vec<Option<TensorId>>,
-    /// By member: the tensor that it gets.
+    /// Result tensor of each member.
     pub results: Vec<TensorId>,
 }
 
-/// What members do, one after the other.
+/// Steps that the members perform in order.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// By member: the nodes of its graph that it runs.
+    /// Each member runs these nodes of its graph.
     Run(Vec<Vec<TensorId>>),
-    /// Something is exchanged.
+    /// All members exchange data.
     Exchange(Collective),
 }
 
-/// A tensor that was not in the state that a node needs.
+/// A conversion of a tensor that was not in the state that a node needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Conversion {
-    /// The tensor.
+    /// The converted tensor.
     pub tensor: TensorId,
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// What it was.
+    /// State before.
     pub from: State,
-    /// What it became.
+    /// State after.
     pub to: State,
-    /// What members exchange for it; nothing if each cuts what it has.
+    /// Exchange that is needed; `None` if each member cuts its own data.
     pub exchange: Option<Exchange>,
-    /// Bytes of what is exchanged.
+    /// Bytes exchanged.
     pub bytes: usize,
-    /// For which node, or for what else.
+    /// Node or other user that needs the conversion.
     pub reason: String,
 }
 
-/// A tensor from outside of the nodes, which every member gets as a whole before the run.
+/// A tensor from outside the nodes, which every member gets as a whole before the run.
 #[derive(Clone, Debug)]
 pub struct Input {
     /// The tensor.
     pub tensor: TensorId,
-    /// By member: the leaf of its graph; `None` for who needs none of it.
+    /// Leaf of each member's graph; `None` for a member that does not need it.
     pub locals: Vec<Option<TensorId>>,
 }
 
-/// A tensor that is needed outside of the nodes.
+/// A tensor that is needed outside the nodes.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// The tensor.
     pub tensor: TensorId,
-    /// What each member has of it: all, or a part.
+    /// State of the tensor.
     pub state: State,
-    /// By member: the tensor of its graph, if what it has is not empty.
+    /// Tensor of each member's graph, if its part is not empty.
     pub locals: Vec<Option<TensorId>>,
 }
 
 /// A graph divided among members.
 pub struct Partition {
-    /// By tensor of the graph: its state where it was computed; `None` for what the nodes do not refer to.
+    /// State in which each tensor of the graph was computed; `None` for tensors that the nodes do
+    /// not refer to.
     pub states: Vec<Option<State>>,
-    /// By member: its graph.
+    /// Graph of each member.
     pub graphs: Vec<Graph>,
-    /// What members do.
+    /// Steps of the members.
     pub steps: Vec<Step>,
-    /// What was not as it was needed.
+    /// Conversions of tensors that were in the wrong state.
     pub conversions: Vec<Conversion>,
-    /// What comes from outside.
+    /// Tensors from outside.
     pub inputs: Vec<Input>,
-    /// What goes outside.
+    /// Tensors that are needed outside.
     pub outputs: Vec<Output>,
-    /// By member: for each computed tensor of its graph, the node that it was made for.
+    /// Node from which each computed tensor of a member's graph originates, by member.
     pub origins: Vec<BTreeMap<TensorId, TensorId>>,
 }
 
@@ -137,17 +141,18 @@ impl fmt::Debug for Partition {
     }
 }
 
-/// What is divided, and among whom.
+/// Input of a partition.
 pub struct Task<'a> {
     /// The graph.
     pub graph: &'a Graph,
-    /// The computed nodes, in order.
+    /// Nodes to compute, in order.
     pub nodes: &'a [TensorId],
-    /// By tensor: whether something outside of the nodes needs it.
+    /// True for each tensor that is needed outside the nodes.
     pub escaping: &'a [bool],
-    /// How many members there are.
+    /// Number of members.
     pub members: usize,
-    /// Whether equal inputs give all of them equal results, bit by bit. If not, the first one's choices (orders, indices) count for all.
+    /// True if equal inputs give all members bitwise equal results. Otherwise, the choices of the
+    /// first member (orders, indices) apply to all.
     pub alike: bool,
 }
 
@@ -157,12 +162,13 @@ impl Partition {
     /// Divides the nodes of a task.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a node that writes to a tensor which is divided in a way that it cannot write to; what `leaves` says.
+    /// Returns [`Error::Unsupported`] for a node that writes to a tensor whose division does not
+    /// allow it. Returns the errors of `leaves`.
     pub fn new(task: &Task<'_>, leaves: &Leaves<'_>) -> Result<Self> {
         Self::with_rules(task, leaves, &decide)
     }
 
-    /// [`new`](Partition::new) with rules of one's own: for tests, which plant wrong ones.
+    /// Works like [`new`](Partition::new) with other rules, for tests that plant wrong ones.
     pub(crate) fn with_rules(
         task: &Task<'_>,
         leaves: &Leaves<'_>,
@@ -177,13 +183,13 @@ impl Partition {
         pass.finish()
     }
 
-    /// How often members exchange something.
+    /// Returns the number of exchanges.
     pub fn exchanges(&self) -> usize {
         let is_exchange = |step: &&Step| matches!(step, Step::Exchange(_));
         self.steps.iter().filter(is_exchange).count()
     }
 
-    /// Bytes of everything that is exchanged in a run.
+    /// Returns the bytes of all exchanges in a run.
     pub fn bytes_exchanged(&self) -> usize {
         let bytes = |step: &Step| match step {
             Step::Exchange(collective) => collective.layout.bytes(),
@@ -192,7 +198,8 @@ impl Partition {
         self.steps.iter().map(bytes).sum()
     }
 
-    /// A number that differs for partitions that members could not run together: of other operations, shapes, shares or exchanges.
+    /// Returns a number that differs between partitions whose operations, shapes, shares or
+    /// exchanges differ, so that members could not run them together.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for graph in &self.graphs {
@@ -215,7 +222,7 @@ impl Partition {
         hasher.finish()
     }
 
-    /// In one line.
+    /// Returns a summary in one line.
     pub fn summary(&self) -> String {
         let mut kinds = [0; 3];
         for conversion in &self.conversions {
@@ -236,7 +243,7 @@ impl Partition {
     }
 }
 
-/// By member: the tensor of its graph; `None` for an empty part.
+/// Tensor of each member's graph; `None` for an empty part.
 type Locals = Vec<Option<TensorId>>;
 
 /// A tensor in one state.
@@ -250,13 +257,14 @@ struct Pass<'a> {
     leaves: &'a Leaves<'a>,
     decide: Decide<'a>,
     inside: BTreeSet<TensorId>,
-    /// By tensor: what it is, first as it was computed, then converted.
+    /// Variants of each tensor: first as computed, then converted.
     variants: Vec<Vec<Variant>>,
-    /// By tensor: memory that the nodes write to after it was made. It is mirrored, so that everything can write there.
+    /// True for memory that nodes write to after it was computed. It is mirrored, so that all nodes
+    /// can write to it.
     is_target: Vec<bool>,
-    /// Which tensors share memory.
+    /// Owner of each tensor's memory.
     memories: Vec<TensorId>,
-    /// The nodes of each member since the last exchange.
+    /// Nodes of each member since the last exchange.
     run: Vec<Vec<TensorId>>,
     made: Partition,
 }
@@ -295,7 +303,7 @@ impl<'a> Pass<'a> {
         0..self.task.members
     }
 
-    /// Appends a node to a member's graph, and to what it runs.
+    /// Appends a node to a member's graph and to its current run.
     fn push(
         &mut self,
         member: usize,
@@ -314,13 +322,13 @@ impl<'a> Pass<'a> {
         Ok(id)
     }
 
-    /// A tensor of a member's graph that is written before it is read.
+    /// Adds a tensor to a member's graph that is written before it is read.
     fn leaf(&mut self, member: usize, of: TensorId, layout: &Layout) -> Result<TensorId> {
         let name = &self.task.graph.tensor(of).name;
         self.made.graphs[member].leaf(name, layout.dtype(), layout.shape())
     }
 
-    /// Ends what members run on their own.
+    /// Ends the current run of the members.
     fn end_run(&mut self) {
         if self.run.iter().any(|nodes| !nodes.is_empty()) {
             let nodes = std::mem::take(&mut self.run);
@@ -329,7 +337,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Makes a whole of what members have of a tensor.
+    /// Adds an exchange that makes a whole tensor of the members' parts.
     fn exchange(
         &mut self,
         of: TensorId,
@@ -341,7 +349,7 @@ impl<'a> Pass<'a> {
         let layout = self.task.graph.tensor(of).layout.compact()?;
         for member in self.members() {
             if let Some(id) = sources[member] {
-                // Views have gaps, or an order of their own.
+                // Views may have gaps or another order, so copy them first.
                 let tensor = self.made.graphs[member].tensor(id);
                 let id = match tensor.layout.is_contiguous() && tensor.view.is_none() {
                     true => id,
@@ -366,7 +374,7 @@ impl<'a> Pass<'a> {
         Ok(results.into_iter().map(Some).collect())
     }
 
-    /// A tensor as it was computed.
+    /// Returns the state of a tensor as it was computed.
     fn tensor(&mut self, id: TensorId) -> Result<State> {
         if let Some(variant) = self.variants[id.index()].first() {
             return Ok(variant.state.clone());
@@ -383,7 +391,7 @@ impl<'a> Pass<'a> {
         Ok(state)
     }
 
-    /// A leaf, or what another part of the graph computes.
+    /// Adds a leaf, or a tensor that another part of the graph computes.
     fn outside(&mut self, id: TensorId) -> Result<Variant> {
         let tensor = self.task.graph.tensor(id);
         let leaf = (self.leaves)(id)?;
@@ -421,14 +429,14 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// Something that the nodes compute, or a view.
+    /// Adds a computed node or a view.
     fn node(&mut self, id: TensorId) -> Result<Variant> {
         let tensor = self.task.graph.tensor(id);
         let mut states: Vec<Option<State>> = Vec::new();
         for source in &tensor.sources {
             states.push(source.map(|source| self.tensor(source)).transpose()?);
         }
-        // What was made a whole already stays one.
+        // Use the whole tensor if an exchange has already made it.
         for (source, state) in tensor.sources.iter().zip(&mut states) {
             if let Some(source) = source
                 && *state == Some(State::Partial)
@@ -461,7 +469,7 @@ impl<'a> Pass<'a> {
             divided => divided,
         };
         let mut variant = divided?;
-        // Copies of what is written to are old now.
+        // Converted copies of the written tensor are now stale.
         for (_, target) in tensor.written() {
             let memory = self.memories[target.index()];
             for (index, variants) in self.variants.iter_mut().enumerate() {
@@ -492,7 +500,7 @@ impl<'a> Pass<'a> {
         Ok(variant)
     }
 
-    /// A whole of sums or parts.
+    /// Makes a whole tensor of sums or shards.
     fn whole(
         &mut self,
         id: TensorId,
@@ -535,7 +543,7 @@ impl<'a> Pass<'a> {
         });
     }
 
-    /// Appends a node to the members' graphs as was decided.
+    /// Appends a node to the members' graphs as decided.
     fn compute(&mut self, id: TensorId, decision: &Decision) -> Result<Variant> {
         let tensor = self.task.graph.tensor(id);
         decision.result.check(&tensor.layout, self.task.members)?;
@@ -558,14 +566,14 @@ impl<'a> Pass<'a> {
                     ),
                 ));
             }
-            // Strides and offset of a view are those of its source.
+            // Strides and offset of a view refer to its source.
             let is_exact = matches!(tensor.op, Op::View { .. }) && *want != State::Partial;
             sources.push(Some(self.get(source, want, is_exact, id)?));
         }
         let before: Vec<usize> = self.run.iter().map(Vec::len).collect();
         let locals = self.compute_parts(id, decision, &sources);
         if locals.is_err() {
-            // What was appended for it is not run.
+            // Do not run the nodes that were appended for it.
             for (run, before) in self.run.iter_mut().zip(before) {
                 run.truncate(before);
             }
@@ -576,7 +584,7 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// Appends what each member computes of a node.
+    /// Appends each member's part of a node.
     fn compute_parts(
         &mut self,
         id: TensorId,
@@ -589,7 +597,7 @@ impl<'a> Pass<'a> {
                 .iter()
                 .map(|locals| locals.as_ref().and_then(|locals| locals[member]))
                 .collect();
-            // A source that is there, but nothing of it with this member.
+            // The source exists, but this member has no part of it.
             let is_empty = sources
                 .iter()
                 .zip(&mine)
@@ -614,7 +622,7 @@ impl<'a> Pass<'a> {
         Ok(locals)
     }
 
-    /// Appends what one member computes.
+    /// Appends one member's part of a node.
     fn compute_part(
         &mut self,
         member: usize,
@@ -664,7 +672,7 @@ impl<'a> Pass<'a> {
         Ok(local)
     }
 
-    /// Zeros of the shape of `id`.
+    /// Adds zeros of the shape of `id`.
     fn zeros(&mut self, member: usize, id: TensorId) -> Result<TensorId> {
         let layout = self.task.graph.tensor(id).layout.compact()?;
         let shape = self.leaf(member, id, &layout)?;
@@ -683,8 +691,8 @@ impl<'a> Pass<'a> {
             .find(|variant| variant.state == *state)
     }
 
-    /// A tensor in a certain state, for `user`. Where it `is_exact`, what is whole has the strides that the graph says, since it lies in the
-    /// memory that these are strides of.
+    /// Returns a tensor in the state that `user` needs. If `is_exact`, a whole tensor keeps the
+    /// strides of the original graph, because the user is a view with these strides.
     fn get(
         &mut self,
         id: TensorId,
@@ -750,7 +758,7 @@ impl<'a> Pass<'a> {
         Ok(locals)
     }
 
-    /// All of a view, as a view of all of its source.
+    /// Recreates a view of the whole source.
     fn exact(&mut self, id: TensorId, user: TensorId) -> Result<Locals> {
         let tensor = self.task.graph.tensor(id);
         if !tensor.op.is_view() {
@@ -768,7 +776,7 @@ impl<'a> Pass<'a> {
         Ok(locals)
     }
 
-    /// A member's part of what it has all of; `None` if that is empty.
+    /// Cuts a member's part out of a replicated tensor. Returns `None` if it is empty.
     fn cut(
         &mut self,
         member: usize,

@@ -1,5 +1,6 @@
-//! Whether it is worth while to divide a model's tensors: predicted from bytes that are read for a token, and from two measurements of some
-//! milliseconds, how fast members read and how long an exchange takes.
+//! Predicts whether dividing a model's tensors is worthwhile: from the bytes that each token reads,
+//! and from two measurements of some milliseconds of the members' read rates and the time of an
+//! exchange.
 
 use crate::comm::{Communicator, ProcessGroup, ThreadGroup};
 use crate::crew::{Crew, Job};
@@ -13,33 +14,33 @@ use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a run is predicted to take, in seconds.
+/// Predicted times of a run, in seconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Prediction {
-    /// The member that would be fastest alone.
+    /// Member that would be fastest alone.
     pub best: String,
-    /// On that member alone.
+    /// Time on that member alone.
     pub alone: f64,
-    /// Divided among the members.
+    /// Time divided among the members.
     pub divided: f64,
-    /// Of that: exchanges.
+    /// Part of it that exchanges take.
     pub exchanging: f64,
 }
 
 impl Prediction {
-    /// Whether dividing makes it slower.
+    /// Returns whether dividing is slower.
     pub fn is_slower(&self) -> bool {
         self.divided > self.alone
     }
 }
 
-/// Rows and columns of the matrix that is read to measure: 32 MiB.
+/// Rows and columns of the matrix that the measurement reads: 32 MiB.
 const MATRIX: [usize; 2] = [4096, 2048];
-/// How often it is read, and how many exchanges are timed.
+/// Number of reads, and of timed exchanges.
 const READS: usize = 3;
 const EXCHANGES: usize = 64;
 
-/// A product that reads a large matrix, on one device.
+/// A product that reads a large matrix on one device.
 struct Reading {
     stream: Box<dyn samite_core::Stream>,
     prepared: Box<dyn samite_core::Prepared>,
@@ -94,7 +95,7 @@ impl Reading {
         })
     }
 
-    /// Bytes in a second, the best of some readings.
+    /// Returns the bytes per second of the fastest read.
     fn rate(&mut self) -> Result<f64> {
         let cancel = CancelToken::new();
         let control = RunControl {
@@ -102,7 +103,7 @@ impl Reading {
             observer: None,
         };
         let mut best = Duration::MAX;
-        // The first one touches the memory.
+        // The first run touches the memory.
         for _ in 0..=READS {
             let start = Instant::now();
             self.stream.run(&mut *self.prepared, control)?;
@@ -113,7 +114,8 @@ impl Reading {
     }
 }
 
-/// Bytes of weights that the nodes of a graph read; of experts, those that are chosen.
+/// Returns the bytes of weights that the nodes of a graph read. Of experts, only the selected ones
+/// count.
 fn bytes_read(graph: &Graph, nodes: impl IntoIterator<Item = TensorId>) -> f64 {
     let mut bytes = 0.0;
     for id in nodes {
@@ -135,10 +137,10 @@ fn bytes_read(graph: &Graph, nodes: impl IntoIterator<Item = TensorId>) -> f64 {
 }
 
 impl MetaDevice {
-    /// Measures a little, and predicts how long the nodes of a graph for one token take.
+    /// Takes short measurements and predicts the time of a graph's nodes for one token.
     ///
     /// # Errors
-    /// As [`partition`](MetaDevice::partition), and what a member says.
+    /// Returns the errors of [`partition`](MetaDevice::partition) and of the members.
     pub fn predict(&self, graph: &Graph, nodes: &[TensorId]) -> Result<Prediction> {
         let partition = self.partition(graph, nodes)?;
         let measured = match &self.group {
@@ -162,14 +164,14 @@ impl MetaDevice {
         })
     }
 
-    /// Measures members of this process.
+    /// Measures the members of this process.
     fn measure(&self, partition: &Partition) -> Result<Measured> {
         let mut readings = self
             .members()
             .iter()
             .map(|member| Reading::new(member).map(Mutex::new))
             .collect::<Result<Vec<_>>>()?;
-        // Alone, one after the other.
+        // First each member alone.
         let alone = readings
             .iter_mut()
             .map(|reading| {
@@ -177,7 +179,7 @@ impl MetaDevice {
                 reading.unwrap_or_else(PoisonError::into_inner).rate()
             })
             .collect::<Result<_>>()?;
-        // All at once, as they will: they share what memory can give.
+        // Then all at once, because they share the memory bandwidth.
         let members = self.members().len();
         let rates: Arc<Vec<Mutex<f64>>> = Arc::new((0..members).map(|_| Mutex::new(0.0)).collect());
         let readings = Arc::new(readings);
@@ -247,7 +249,7 @@ impl MetaDevice {
         Ok(())
     }
 
-    /// Seconds for an exchange between members of this process.
+    /// Returns the seconds of an exchange between members of this process.
     fn exchange(&self, partition: &Partition, crew: &mut Crew) -> Result<f64> {
         let members = self.members().len();
         let Some(numbers) = numbers(partition).filter(|_| members > 1) else {
@@ -271,17 +273,17 @@ impl MetaDevice {
     }
 }
 
-/// What was measured of members.
+/// Measurements of members.
 struct Measured {
-    /// By member: bytes in a second while the others do nothing.
+    /// Bytes per second of each member while the others are idle.
     alone: Vec<f64>,
-    /// By member: bytes in a second while all read.
+    /// Bytes per second of each member while all read.
     together: Vec<f64>,
-    /// Seconds for an exchange of average size.
+    /// Seconds of an exchange of average size.
     exchange: f64,
 }
 
-/// How many numbers an average exchange has; `None` if there is none.
+/// Returns the number of elements of an average exchange, or `None` without exchanges.
 fn numbers(partition: &Partition) -> Option<usize> {
     let bytes = partition.bytes_exchanged();
     bytes
@@ -289,7 +291,7 @@ fn numbers(partition: &Partition) -> Option<usize> {
         .map(|bytes| bytes / 4)
 }
 
-/// Seconds for an exchange.
+/// Returns the seconds of an exchange.
 fn time_exchanges(comm: &mut dyn Communicator, numbers: usize) -> Result<f64> {
     let mut x = vec![1.0; numbers];
     comm.barrier()?;
@@ -301,7 +303,7 @@ fn time_exchanges(comm: &mut dyn Communicator, numbers: usize) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() / EXCHANGES as f64)
 }
 
-/// Bytes of weights that a member reads.
+/// Returns the bytes of weights that a member reads.
 fn bytes_of(partition: &Partition, member: usize) -> f64 {
     let nodes = partition.steps.iter().flat_map(|step| match step {
         Step::Run(nodes) => nodes[member].clone(),

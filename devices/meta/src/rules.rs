@@ -1,7 +1,9 @@
-//! What members compute on their own: for each operation, which states its sources must have and which one its result then has.
+//! Rules for dividing operations: for each operation, the states that its sources must have and the
+//! state of its result.
 //!
-//! A rule looks at states and shapes only. Where it finds nothing, every source is made [`Mirrored`](State::Mirrored) and every member computes
-//! everything: that is always right, so every graph works.
+//! A rule depends on states and shapes only. If no rule applies, every source becomes
+//! [`Mirrored`](State::Mirrored) and every member computes the whole node. That is always correct,
+//! so every graph works.
 
 mod attention;
 mod elementwise;
@@ -21,7 +23,7 @@ pub(crate) struct Operand<'a> {
     pub state: &'a State,
 }
 
-/// A node for which a rule decides.
+/// Input of a rule: a node with its sources.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case<'a> {
     pub op: &'a Op,
@@ -29,32 +31,32 @@ pub(crate) struct Case<'a> {
     pub result: &'a Layout,
 }
 
-/// What members do for one node.
+/// Decision for one node.
 #[derive(Clone, Debug)]
 pub(crate) struct Decision {
-    /// By source: the state that it must have.
+    /// State that each source must have.
     pub want: Vec<State>,
-    /// The state of the result.
+    /// State of the result.
     pub result: State,
     pub mode: Mode,
 }
 
-/// Who computes.
+/// Members that compute.
 #[derive(Clone, Debug)]
 pub(crate) enum Mode {
-    /// Each member, with what it has.
+    /// Each member, on its own data.
     Each,
-    /// The first member; for the others the result is what they have of this source.
+    /// The first member. For the others, the result is their data of this source.
     First {
-        /// The source.
+        /// Index of the source.
         pass: usize,
     },
-    /// Each member looks at its part.
+    /// Each member takes a view of its part.
     View(Box<Window>),
 }
 
 impl Decision {
-    /// Each member computes with what it has.
+    /// Returns the decision that each member computes on its own data.
     fn each(want: Vec<State>, result: State) -> Option<Self> {
         Some(Decision {
             want,
@@ -65,7 +67,7 @@ impl Decision {
 }
 
 impl<'a> Case<'a> {
-    /// Source number `index`, if it is there.
+    /// Returns source number `index`, if it exists.
     fn source(&self, index: usize) -> Option<Operand<'a>> {
         self.sources.get(index).copied().flatten()
     }
@@ -83,24 +85,24 @@ impl<'a> Case<'a> {
             .is_none_or(|source| *source.state == State::Mirrored)
     }
 
-    /// Axis and runs of a split source.
+    /// Returns the axis and runs of a split source.
     fn split(&self, index: usize) -> Option<(usize, &'a Runs)> {
         self.source(index)?.state.as_split()
     }
 
-    /// Runs of a source that is split along `axis`.
+    /// Returns the runs of a source that is split along `axis`.
     fn split_on(&self, index: usize, axis: usize) -> Option<&'a Runs> {
         self.split(index)
             .filter(|split| split.0 == axis)
             .map(|split| split.1)
     }
 
-    /// [`State::Mirrored`] for every source.
+    /// Returns [`State::Mirrored`] for every source.
     fn mirrored(&self) -> Vec<State> {
         vec![State::Mirrored; self.sources.len()]
     }
 
-    /// The sources as said, the others mirrored.
+    /// Returns the given states for some sources, and `Mirrored` for the others.
     fn want<const N: usize>(&self, said: [(usize, State); N]) -> Vec<State> {
         let mut want = self.mirrored();
         for (index, state) in said {
@@ -111,7 +113,8 @@ impl<'a> Case<'a> {
         want
     }
 
-    /// Source `index` partial and the others mirrored give a partial result: the operation is linear in that source.
+    /// Decides for a partial source `index` and mirrored others: the result is partial, because the
+    /// operation is linear in that source.
     fn linear_in(&self, index: usize) -> Option<Decision> {
         if !self.is_partial(index) || self.result.dtype() != DType::F32 {
             return None;
@@ -119,7 +122,7 @@ impl<'a> Case<'a> {
         Decision::each(self.want([(index, State::Partial)]), State::Partial)
     }
 
-    /// Everything everywhere.
+    /// Returns the decision that all members compute the whole node.
     pub fn gathered(&self) -> Decision {
         Decision {
             want: self.mirrored(),
@@ -129,10 +132,11 @@ impl<'a> Case<'a> {
     }
 }
 
-/// How one kind of operation is computed by members; `None` for the sources everywhere.
+/// Rule for one kind of operation. `None` means that all sources are mirrored.
 type Rule = fn(&Case<'_>) -> Option<Decision>;
 
-/// The rule of each kind. A kind that is not here is computed by every member as a whole; a test asks for each that there is.
+/// Returns the rule of each kind. A kind without one would be computed as a whole; a test checks
+/// that every kind has a rule.
 fn rule(kind: OpKind) -> Option<Rule> {
     Some(match kind {
         OpKind::Leaf | OpKind::Arange => |_| None,
@@ -178,27 +182,27 @@ fn rule(kind: OpKind) -> Option<Rule> {
         OpKind::SoftMax => attention::soft_max,
         OpKind::Rope | OpKind::RopeBack => attention::rope,
         OpKind::FlashAttn => attention::flash_attn,
-        // The result has the gradients of three tensors one behind the other.
+        // The result holds the gradients of three tensors in sequence.
         OpKind::FlashAttnBack => |_| None,
 
         OpKind::SsmConv => rows::conv,
-        // Rows of the result's end hold parts of every head's matrix.
+        // The final rows of the result hold parts of every head's matrix.
         OpKind::GatedDeltaNet | OpKind::SsmScan => |_| None,
 
         OpKind::RepeatBack => training::repeat_back,
         OpKind::SiluBack => training::silu_back,
         OpKind::RmsNormBack | OpKind::SoftMaxBack => training::back_of_rows,
         OpKind::GetRowsBack => training::get_rows_back,
-        // Both divide by the number of rows, which members do not have.
+        // Both divide by the number of rows, which members do not know.
         OpKind::CrossEntropyLoss | OpKind::CrossEntropyLossBack => |_| None,
         OpKind::OptStepAdamW | OpKind::OptStepSgd => training::step,
-        // Convolutions and the like: no model that is divided has them.
+        // Convolutions and the like do not occur in models that are divided.
         kind if samite_core::formula::is_formula(kind) => |_| None,
         _ => return None,
     })
 }
 
-/// What members do for a node.
+/// Returns the decision for a node.
 pub(crate) fn decide(case: &Case<'_>) -> Decision {
     rule(case.op.kind())
         .and_then(|rule| rule(case))

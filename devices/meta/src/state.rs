@@ -1,20 +1,20 @@
-//! What each member has of a tensor.
+//! Distribution of a tensor over the members.
 
 use samite_core::{DType, Error, Layout, Result};
 use serde::Serialize;
 use std::fmt;
 
-/// Consecutive elements along an axis that one member has.
+/// Consecutive elements along an axis that belong to one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Run {
-    /// The member's number.
+    /// Index of the member.
     pub member: usize,
-    /// How many elements.
+    /// Number of elements.
     pub len: usize,
 }
 
-/// Which member has which elements along an axis, in order. Neighbours of one member are one run, and none is empty, so that equal lists
-/// mean equal divisions.
+/// Assignment of the elements along an axis to members, in order. Adjacent runs of one member are
+/// merged and none is empty, so equal lists mean equal divisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Runs(Vec<Run>);
 
@@ -32,7 +32,7 @@ impl FromIterator<Run> for Runs {
 }
 
 impl Runs {
-    /// One run for each member, in the members' order.
+    /// Creates one run per member, in the order of members.
     pub fn in_order(lens: &[usize]) -> Self {
         lens.iter()
             .enumerate()
@@ -40,22 +40,22 @@ impl Runs {
             .collect()
     }
 
-    /// The runs.
+    /// Returns the runs.
     pub fn iter(&self) -> impl Iterator<Item = Run> + '_ {
         self.0.iter().copied()
     }
 
-    /// The elements of all members.
+    /// Returns the number of elements of all members.
     pub fn total(&self) -> usize {
         self.iter().map(|run| run.len).sum()
     }
 
-    /// The elements of one member.
+    /// Returns the number of elements of one member.
     pub fn len_of(&self, member: usize) -> usize {
         self.ranges(member).map(|(_, len)| len).sum()
     }
 
-    /// Start and length of each run of one member.
+    /// Returns the start and length of each run of one member.
     pub fn ranges(&self, member: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
         let mut end = 0;
         self.iter().filter_map(move |run| {
@@ -65,14 +65,14 @@ impl Runs {
         })
     }
 
-    /// How many of the elements before `end` are one member's.
+    /// Returns how many of the elements before `end` belong to one member.
     pub fn before(&self, member: usize, end: usize) -> usize {
         self.ranges(member)
             .map(|(start, len)| end.saturating_sub(start).min(len))
             .sum()
     }
 
-    /// Each run `factor` times as long.
+    /// Multiplies the length of each run by `factor`.
     #[must_use]
     pub fn times(&self, factor: usize) -> Self {
         let longer = |run: Run| Run {
@@ -82,7 +82,7 @@ impl Runs {
         self.iter().map(longer).collect()
     }
 
-    /// Each run divided into pieces of `unit` elements; `None` if one is not a whole number of them.
+    /// Divides the length of each run by `unit`. Returns `None` if a length is not a multiple.
     pub fn in_units(&self, unit: usize) -> Option<Self> {
         self.iter()
             .map(|run| {
@@ -95,7 +95,7 @@ impl Runs {
             .collect()
     }
 
-    /// What lies in `len` elements from `start` on.
+    /// Returns the runs of `len` elements from `start` on.
     #[must_use]
     pub fn window(&self, start: usize, len: usize) -> Self {
         let mut at = 0;
@@ -110,13 +110,13 @@ impl Runs {
         self.iter().map(cut).collect()
     }
 
-    /// These runs, followed by others.
+    /// Appends other runs.
     #[must_use]
     pub fn followed_by(&self, others: &Runs) -> Self {
         self.iter().chain(others.iter()).collect()
     }
 
-    /// The list so many times over.
+    /// Repeats the list `times` times.
     #[must_use]
     pub fn repeated(&self, times: usize) -> Self {
         (0..times).flat_map(|_| self.iter()).collect()
@@ -133,30 +133,30 @@ impl fmt::Display for Runs {
     }
 }
 
-/// What each member has of a tensor.
+/// Distribution of a tensor over the members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Each has all of it.
+    /// Each member has the whole tensor.
     Mirrored,
-    /// Each has a part: its runs along an axis, one behind the other.
+    /// Each member has a shard: its runs along an axis, concatenated.
     Split {
-        /// The axis, 0 to 3.
+        /// Axis, 0 to 3.
         axis: usize,
-        /// Who has what.
+        /// Assignment of the elements to members.
         runs: Runs,
     },
-    /// Each has a tensor of the whole shape, f32, and their sum is the value.
+    /// Each member has an f32 tensor of the whole shape. The value is their sum.
     Partial,
 }
 
 impl State {
-    /// Split along `axis`.
+    /// Creates a split along `axis`.
     pub fn split(axis: usize, runs: Runs) -> Self {
         State::Split { axis, runs }
     }
 
-    /// The axis and the runs of a split tensor.
+    /// Returns the axis and the runs of a split tensor.
     pub fn as_split(&self) -> Option<(usize, &Runs)> {
         match self {
             State::Split { axis, runs } => Some((*axis, runs)),
@@ -164,11 +164,11 @@ impl State {
         }
     }
 
-    /// Checks that a tensor of this layout can be in this state among so many members.
+    /// Checks that a tensor of this layout can be in this state among `members` members.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if runs do not cover the axis, cut blocks, or name a member that is not there; or for a sum of something
-    /// that is not f32.
+    /// Returns [`Error::InvalidArgument`] if runs do not cover the axis, cut blocks, or name a
+    /// member that does not exist. Also fails for a partial tensor that is not f32.
     pub fn check(&self, layout: &Layout, members: usize) -> Result<()> {
         let wrong = |why: &str| Err(Error::invalid(format!("{layout} cannot be {self}: {why}")));
         match self {
@@ -198,7 +198,7 @@ impl State {
         }
     }
 
-    /// The shape of what `member` has of a tensor of this shape.
+    /// Returns the shape of the shard of `member` of a tensor of this shape.
     pub fn local_shape(&self, mut shape: samite_core::Shape, member: usize) -> samite_core::Shape {
         if let State::Split { axis, runs } = self {
             shape[*axis] = runs.len_of(member);
@@ -217,20 +217,21 @@ impl fmt::Display for State {
     }
 }
 
-/// A piece of consecutive bytes that one member has of a contiguous tensor.
+/// Consecutive bytes of a contiguous tensor that belong to one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Whose.
+    /// Index of the member.
     pub member: usize,
-    /// Where it begins in what the member has.
+    /// Offset in the member's shard.
     pub local: usize,
-    /// Where it begins in the whole.
+    /// Offset in the whole tensor.
     pub global: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
-/// The pieces of bytes `from..to` of a contiguous tensor that is split along `axis`, in their order in the whole.
+/// Returns the pieces of bytes `from..to` of a contiguous tensor that is split along `axis`, in the
+/// order of the whole tensor.
 pub fn pieces(
     layout: &Layout,
     axis: usize,
@@ -249,7 +250,7 @@ pub fn pieces(
     if whole == 0 || from >= to {
         return Ok(());
     }
-    // By run: member, length in bytes, and where it begins in one row of the member's.
+    // For each run: its member, length in bytes, and offset in a row of the member's shard.
     let members = runs.iter().map(|run| run.member + 1).max().unwrap_or(0);
     let mut lens = vec![0; members];
     let starts: Vec<(Run, usize)> = runs
@@ -279,8 +280,8 @@ pub fn pieces(
     Ok(())
 }
 
-/// Divides so many units among members in proportion to `ratios`. What is left after whole units goes to the largest remainders; of equal
-/// ones, to the first member from number `turn` on.
+/// Divides `units` units among members in proportion to `ratios`. Remaining units go to the largest
+/// remainders; of equal ones, to the first member from index `turn` on.
 pub fn divide(units: usize, ratios: &[f32], turn: usize) -> Vec<usize> {
     let n = ratios.len();
     let total: f64 = ratios.iter().map(|&ratio| f64::from(ratio)).sum();
@@ -291,7 +292,8 @@ pub fn divide(units: usize, ratios: &[f32], turn: usize) -> Vec<usize> {
     let mut shares: Vec<usize> = wanted.iter().map(|&share| share as usize).collect();
     let mut order: Vec<usize> = (0..n).map(|i| (i + turn) % n.max(1)).collect();
     let rest = |i: &usize| wanted[*i] - shares[*i] as f64;
-    // Stable: of equal remainders, the turn decides. What differs by rounding only is equal.
+    // The sort is stable, so the turn decides between equal remainders. Remainders that differ only
+    // by rounding count as equal.
     order.sort_by_key(|i| std::cmp::Reverse((rest(i) * 1e6).round() as i64));
     let left = units.saturating_sub(shares.iter().sum());
     for &member in order.iter().cycle().take(if n == 0 { 0 } else { left }) {
@@ -395,7 +397,7 @@ mod tests {
             pieces(&layout, axis, &runs, from, to, |piece| {
                 assert_eq!(piece.global, at);
                 at += piece.len;
-                // What a member has is in the order of the whole.
+                // A shard keeps the order of the whole tensor.
                 assert!(last[piece.member] <= Some(piece.local));
                 last[piece.member] = Some(piece.local + piece.len);
                 let local = State::split(axis, runs.clone()).local_shape(shape, piece.member);

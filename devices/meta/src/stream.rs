@@ -1,5 +1,5 @@
-//! Runs: every member, on a thread or in a process of its own, does its parts of the nodes one after the other and exchanges with the others what they
-//! need to go on.
+//! Executes a divided graph: every member, on its own thread or in its own process, runs its parts
+//! of the nodes in order and exchanges data with the others.
 
 use crate::comm::{Communicator, ProcessGroup, ThreadGroup, grow};
 use crate::crew::{Crew, Job};
@@ -13,14 +13,14 @@ use samite_core::{
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
-/// What one member works with.
+/// Stream and communicator of one member.
 struct Seat {
     stream: Box<dyn Stream>,
     comm: Box<dyn Communicator>,
     scratch: Scratch,
 }
 
-/// Memory of the host that does not grow once everything was run.
+/// Host memory that stops growing once every step has run.
 #[derive(Default)]
 struct Scratch {
     bytes: Vec<u8>,
@@ -33,35 +33,35 @@ fn sized<T: Clone + Default>(list: &mut Vec<T>, len: usize) -> Result<&mut [T]> 
     Ok(&mut list[..len])
 }
 
-/// What one member does in a run.
+/// A step of one member in a run.
 enum Action {
-    /// Gets what comes from outside.
+    /// Copies an input from outside.
     Fetch { from: TensorRef, to: TensorRef },
-    /// Computes.
+    /// Computes nodes.
     Run(Box<dyn Prepared>),
-    /// Adds up what all have.
+    /// Sums the data of all members.
     Sum { from: TensorRef, to: TensorRef },
-    /// Puts together what all have.
+    /// Gathers the data of all members.
     Gather(Gather),
-    /// Takes over what the first one has.
+    /// Receives the data of the first member.
     Broadcast {
         from: Option<TensorRef>,
         to: TensorRef,
     },
-    /// Gives what is needed outside.
+    /// Copies an output to the outside.
     Give { from: TensorRef, to: TensorRef },
-    /// Gives its part of what is needed outside.
+    /// Copies its part of an output to the outside.
     GivePart {
         from: TensorRef,
         to: TensorRef,
         axis: usize,
         runs: Runs,
     },
-    /// Puts together what is needed outside, where that is another place for each member.
+    /// Gathers an output whose location differs between members.
     GiveGathered(Gather),
 }
 
-/// Parts that become a whole.
+/// Shards that become a whole tensor.
 struct Gather {
     from: Option<TensorRef>,
     to: TensorRef,
@@ -71,7 +71,7 @@ struct Gather {
     counts: Vec<usize>,
 }
 
-/// How members find each other.
+/// Connection of the members.
 #[derive(Clone)]
 enum Group {
     Threads(ThreadGroup),
@@ -87,11 +87,11 @@ impl Group {
     }
 }
 
-/// The work of all members, bound to places.
+/// Prepared work of all members, bound to memory.
 struct MetaPrepared {
-    /// By member of this process.
+    /// Steps of each member of this process.
     actions: Arc<Vec<Mutex<Vec<Action>>>>,
-    /// The stream that prepared it.
+    /// Members of the stream that prepared it.
     of: Arc<Vec<Mutex<Seat>>>,
 }
 
@@ -101,10 +101,10 @@ impl Prepared for MetaPrepared {
     }
 }
 
-/// The stream of a divided device: everything is done when a call returns.
+/// The stream of a divided device. All work is complete when a call returns.
 pub(crate) struct MetaStream {
     device: Arc<MetaDevice>,
-    /// By member of this process.
+    /// Members of this process.
     seats: Arc<Vec<Mutex<Seat>>>,
     group: Group,
     crew: Crew,
@@ -160,7 +160,8 @@ impl MetaStream {
         }
     }
 
-    /// Says of several members' results what is wrong: the first failure that is not about another member's.
+    /// Returns the cause of several members' results: the first failure that is not a consequence
+    /// of another member's.
     fn first_failure(&self, results: Vec<Option<Result<()>>>) -> Result<()> {
         let names = self.device.here();
         let mut failures = Vec::new();
@@ -194,7 +195,7 @@ impl MetaStream {
     }
 }
 
-/// Locks a seat or the work for it. Nobody else has it, unless a member is lost.
+/// Locks a seat or its work. It is free unless a member is lost.
 fn take<'a, T>(place: &'a Mutex<T>, device: &MetaDevice) -> Result<std::sync::MutexGuard<'a, T>> {
     match place.try_lock() {
         Ok(guard) => Ok(guard),
@@ -230,7 +231,7 @@ impl Stream for MetaStream {
         let partition = self.device.partition(work.graph, work.nodes)?;
         let plans = self.device.plans(&partition)?;
         if let Some(group) = &self.device.group {
-            // Before anything waits for what another process never sends.
+            // Compare before any member waits for a message that another process never sends.
             group.agree("graph", partition.fingerprint())?;
         }
         let mut all = Vec::new();
@@ -242,7 +243,7 @@ impl Stream for MetaStream {
             let own;
             let arena = match arenas.get(member) {
                 Some(arena) => arena.as_ref(),
-                // Nobody planned for it.
+                // The caller provided no workspace.
                 None => {
                     own = plan.allocate(&device.buffer_type())?;
                     own.as_ref()
@@ -344,7 +345,7 @@ impl Stream for MetaStream {
                 seat.work(&mut actions, &cancel)
             });
             if let Err(error) = &result {
-                // The others would wait for what does not come.
+                // The others would wait for this member forever.
                 let name = device.members.devices[device.members.here.start + number].name();
                 group.abort(&format!("{name}: {error}"));
             }
@@ -356,14 +357,14 @@ impl Stream for MetaStream {
             && group.is_poisoned()
             && !self.crew.is_lost()
         {
-            // All are back: they can begin anew.
+            // All members have returned, so the group can be reset.
             group.reset();
         }
         result
     }
 
     fn set_threads(&mut self, threads: Option<usize>) {
-        // A number of threads is for all members of this process together.
+        // The number of threads is for all members of this process together.
         let members = self.seats.len();
         for (member, seat) in self.seats.iter().enumerate() {
             let mine = threads.map(|all| {
@@ -382,7 +383,7 @@ impl Stream for MetaStream {
 }
 
 impl MetaStream {
-    /// By member: bytes of its part.
+    /// Returns the bytes of each member's part.
     fn counts(&self, state: &State, layout: &Layout) -> Result<Vec<usize>> {
         let bytes = |member| {
             let shape = state.local_shape(layout.shape(), member);
@@ -391,7 +392,7 @@ impl MetaStream {
         (0..self.device.members.len()).map(bytes).collect()
     }
 
-    /// A member's part of something that all do.
+    /// Performs a member's part of a collective operation.
     fn exchange(
         &self,
         collective: &Collective,
@@ -509,7 +510,7 @@ impl Seat {
 }
 
 impl Gather {
-    /// What all have together.
+    /// Returns the data of all members.
     fn whole<'a>(
         &self,
         stream: &mut dyn Stream,
@@ -535,7 +536,7 @@ impl Gather {
     }
 }
 
-/// Copies the elements of a tensor with gaps, or in another order, one behind the other.
+/// Copies the elements of a tensor with gaps or in another order to a contiguous one.
 fn compact(layout: &Layout, bytes: &[u8], out: &mut [u8]) {
     let block = layout.dtype().block_bytes();
     let blocks = layout.shape()[0] / layout.dtype().block_len();

@@ -1,4 +1,4 @@
-//! What members compute on their own, put together, is what one device computes.
+//! Checks that the members' combined results equal those of one device.
 #![allow(clippy::unwrap_used)]
 
 mod bench;

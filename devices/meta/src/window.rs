@@ -1,7 +1,8 @@
-//! Views of split tensors: which axes a view looks at, whatever the strides are.
+//! Views of split tensors: finds the axes that a view covers, for any strides.
 //!
-//! A view is a shape, strides and an offset in the memory of its source, and a member's part of that source has strides of its own. So strides
-//! and offset are read as steps and positions along the source's axes, which can then be said in the member's strides.
+//! A view is a shape, strides and an offset in the memory of its source, but a member's shard of
+//! the source has other strides. So strides and offset are converted to steps and positions along
+//! the source's axes, and from there to the member's strides.
 
 use crate::state::{Runs, State};
 use samite_core::{DIMS, Layout, Op, Shape};
@@ -9,23 +10,24 @@ use samite_core::{DIMS, Layout, Op, Shape};
 /// A view along the axes of its source.
 #[derive(Clone, Debug)]
 pub(crate) struct Window {
-    /// By dimension of the view: along which axis of the source it goes, and how many of its elements (blocks on axis 0) one step is.
+    /// For each dimension of the view: the source's axis, and the number of its elements (blocks on
+    /// axis 0) per step.
     steps: [Option<(usize, usize)>; DIMS],
-    /// By axis of the source: where the view begins, in elements (blocks on axis 0).
+    /// Start of the view along each axis of the source, in elements (blocks on axis 0).
     start: [usize; DIMS],
     shape: Shape,
-    /// The axis along which the source is split.
+    /// Axis along which the source is split.
     axis: usize,
-    /// How many of its elements (blocks) belong together.
+    /// Number of its elements (blocks) that form a unit.
     unit: usize,
-    /// The dimension of the view that is split.
+    /// Dimension of the view that is split.
     split: usize,
-    /// The source's runs in units, and the view's.
+    /// Runs of the source in units, and runs of the view.
     source: Runs,
     runs: Runs,
 }
 
-/// Elements that one index of `axis` stands for: of quantized types, blocks lie along axis 0.
+/// Returns the number of elements per index of `axis`. Blocks of quantized types lie along axis 0.
 fn grain(layout: &Layout, axis: usize) -> usize {
     match axis {
         0 => layout.dtype().block_len(),
@@ -33,7 +35,8 @@ fn grain(layout: &Layout, axis: usize) -> usize {
     }
 }
 
-/// The axes that have a step, with stride and extent in elements or blocks, the innermost first; `None` if they reach over each other.
+/// Returns the axes that have a step, innermost first, with stride and extent in elements or
+/// blocks. Returns `None` if they overlap.
 fn nested(layout: &Layout) -> Option<Vec<(usize, usize, usize)>> {
     let mut axes: Vec<_> = (0..DIMS)
         .map(|axis| {
@@ -51,7 +54,8 @@ fn nested(layout: &Layout) -> Option<Vec<(usize, usize, usize)>> {
 }
 
 impl Window {
-    /// The view that `op` makes of a split source; `None` where its parts are not views of the source's parts.
+    /// Returns the view that `op` makes of a split source. Returns `None` if its parts are not
+    /// views of the source's parts.
     pub fn of(op: &Op, source: &Layout, axis: usize, runs: &Runs) -> Option<Self> {
         let Op::View {
             shape,
@@ -90,7 +94,7 @@ impl Window {
             steps[d] = Some((axis, step));
             reach[axis] = step.checked_mul(extent - 1)?.checked_add(reach[axis])?;
         }
-        // A step over the end of an axis would be one along the next.
+        // A step past the end of an axis would be a step along the next.
         let inside = axes.iter().all(|&(axis, _, extent)| reach[axis] < extent);
         if !inside || !axes.iter().any(|&(known, ..)| known == axis) {
             return None;
@@ -107,7 +111,7 @@ impl Window {
         let (unit, split) = match along[..] {
             [(1, d)] => (1, d),
             [(unit, d)] => (unit, d),
-            // The inner one stays within a unit of the outer one.
+            // The inner dimension stays within a unit of the outer one.
             [(1, inner), (unit, outer)] if start[axis] % unit + extent_of(inner) <= unit => {
                 (unit, outer)
             }
@@ -127,13 +131,13 @@ impl Window {
         })
     }
 
-    /// The state of the view.
+    /// Returns the state of the view.
     pub fn state(&self, source: &Layout) -> State {
         let grain = if self.split == 0 { grain(source, 0) } else { 1 };
         State::split(self.split, self.runs.times(grain))
     }
 
-    /// The view of what `member` has of the source; `None` where no view does it.
+    /// Returns the view of the source's shard of `member`, or `None` if no view can express it.
     pub fn local(&self, member: usize, source: &Layout) -> Option<Op> {
         let strides = source.strides();
         let mut shape = self.shape;
@@ -156,7 +160,7 @@ impl Window {
         for d in 0..DIMS {
             let stride = match self.steps[d] {
                 Some((axis, step)) => step * strides[axis],
-                // One element: any stride that is valid.
+                // A single element: any valid stride will do.
                 None if d == 0 => block,
                 None => next,
             };
@@ -178,7 +182,8 @@ impl Window {
     }
 }
 
-/// The state of a split tensor in another shape, where its parts are runs of whole elements along one axis of that.
+/// Returns the state of a split tensor in another shape, if its parts are runs of whole elements
+/// along one axis of that shape.
 pub(crate) fn reshaped(from: Shape, axis: usize, runs: &Runs, to: Shape) -> Option<State> {
     let product = |extents: &[usize]| extents.iter().product::<usize>();
     let (inner, outer) = (product(&from[..axis]), product(&from[axis + 1..]));

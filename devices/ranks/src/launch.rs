@@ -1,19 +1,19 @@
-//! Who started this process, and as one of how many.
+//! Detection of the launcher of this process, its rank, and the number of ranks.
 
 use std::fmt;
 
-/// Who starts processes.
+/// A process launcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// A person or a script, which says so with variables of samite's.
+    /// A user or script that sets samite's own variables.
     Variables,
     /// Open MPI's `mpirun`.
     OpenMpi,
     /// Slurm's `srun`.
     Srun,
-    /// The `mpirun` of MPICH and of its relatives.
+    /// The `mpirun` of MPICH and its derivatives.
     Mpich,
-    /// Something else that speaks PMIx.
+    /// Another launcher that supports PMIx.
     Pmix,
 }
 
@@ -29,19 +29,19 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// What the environment says about this process.
+/// Launch parameters from the environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Who started it.
+    /// Launcher of this process.
     pub launcher: Launcher,
-    /// How many processes there are, if that is said.
+    /// Number of processes, if known.
     pub size: Option<usize>,
-    /// The number of this one, if that is said.
+    /// Rank of this process, if known.
     pub rank: Option<usize>,
 }
 
-/// Variables with the number of processes, and that of this one. The first launcher whose variables are there counts: `srun` sets its own also where
-/// libraries read those of PMI.
+/// Variables with the number of processes and the rank. The first launcher whose variables are set
+/// wins: `srun` also sets its own variables where libraries read those of PMI.
 const VARIABLES: [(Launcher, &str, &str); 5] = [
     (Launcher::Variables, "SAMITE_RANKS", "SAMITE_RANK"),
     (
@@ -49,14 +49,14 @@ const VARIABLES: [(Launcher, &str, &str); 5] = [
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_RANK",
     ),
-    // Not SLURM_NTASKS, which a batch script has that was started once.
+    // Not SLURM_NTASKS, which is also set in a batch script that runs only once.
     (Launcher::Srun, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     (Launcher::Mpich, "PMI_SIZE", "PMI_RANK"),
     (Launcher::Pmix, "PMIX_SIZE", "PMIX_RANK"),
 ];
 
 impl Launch {
-    /// What this process's environment says; `None` if nobody started it as one of several.
+    /// Returns this process's launch parameters, or `None` if it is not one of several ranks.
     pub fn from_environment() -> Option<Launch> {
         Launch::of(|name| std::env::var(name).ok())
     }

@@ -1,7 +1,7 @@
-//! Connects processes that share a model: through MPI, or through memory that processes of one machine share.
+//! Connects processes that share a model, through MPI or through shared memory on one machine.
 //!
-//! [`mpi::start`] and [`shared::start`] give a [`Transport`](samite_meta::comm::Transport). Who started the processes, and as how many, their environment
-//! says: [`Launch`].
+//! [`mpi::start`] and [`shared::start`] return a [`Transport`](samite_meta::comm::Transport).
+//! [`Launch`] reads the launcher and the number of processes from the environment.
 //!
 //! | file | what |
 //! |---|---|

@@ -1,10 +1,11 @@
 //! Connects processes through MPI.
 //!
-//! The library is found at run time, so one program works with Open MPI, with MPICH and what has its binary interface (Intel MPI, MVAPICH, Cray MPICH),
-//! and without any. Which one is wanted follows from who started the processes.
+//! The library is loaded at run time, so one binary works with Open MPI, with MPICH and libraries
+//! with its ABI (Intel MPI, MVAPICH, Cray MPICH), and without any. The launcher decides which one
+//! is preferred.
 //!
-//! A gathering is `MPI_Iallgatherv`, and `MPI_Test` asks whether it is done, so nothing here waits for another process but the beginning and the end of
-//! MPI. One thread at a time calls MPI.
+//! A gather operation is `MPI_Iallgatherv`, polled with `MPI_Test`, so only MPI's initialization
+//! and finalization block on other processes. A single thread at a time calls MPI.
 
 #[cfg(unix)]
 mod library;
@@ -14,10 +15,10 @@ mod transport;
 use crate::Launch;
 use samite_meta::comm::Transport;
 
-/// The environment variable with the path of a library to use instead of the usual ones.
+/// Environment variable with the path of a library to use instead of the default ones.
 pub const PATH_VARIABLE: &str = "SAMITE_MPI_PATH";
 
-/// Why MPI cannot be used.
+/// Reason why MPI cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MpiError {
     /// No library was found.
@@ -25,44 +26,44 @@ pub enum MpiError {
         "no MPI library was found ({0}): install Open MPI or MPICH, the one whose mpirun starts samite, or name the library with {PATH_VARIABLE}"
     )]
     Missing(String),
-    /// It is neither of the kinds that are known.
+    /// The library is of an unsupported kind.
     #[error(
         "{path}: '{version}' is neither Open MPI nor MPICH: name another library with {PATH_VARIABLE}"
     )]
     Unknown {
-        /// The library.
+        /// Path of the library.
         path: String,
-        /// What it says that it is.
+        /// Version string of the library.
         version: String,
     },
-    /// It refuses to begin.
+    /// MPI initialization failed.
     #[error("{path}: {what}")]
     Start {
-        /// The library.
+        /// Path of the library.
         path: String,
-        /// What it says.
+        /// Error message of the library.
         what: String,
     },
-    /// It knows of fewer or more processes than there are.
+    /// The library's number of processes differs from the launcher's.
     #[error(
         "{name} knows of {size} processes, but {launcher} started {started}: take the mpirun of that library (under Slurm: srun --mpi=pmix or pmi2), or name the library of that mpirun with {PATH_VARIABLE}"
     )]
     Size {
-        /// The library.
+        /// Name of the library.
         name: String,
-        /// What it says.
+        /// Number of processes according to the library.
         size: usize,
-        /// Who started the processes.
+        /// Launcher of the processes.
         launcher: crate::Launcher,
-        /// How many.
+        /// Number of processes started.
         started: usize,
     },
 }
 
-/// Begins MPI in this process. That is possible once.
+/// Initializes MPI in this process, which is possible once.
 ///
 /// # Errors
-/// If there is no library that can be used, or it does not know of the processes that were started.
+/// If no usable library is found, or it does not see the processes that were started.
 #[cfg(unix)]
 pub fn start(launch: Option<Launch>) -> Result<Box<dyn Transport>, MpiError> {
     let transport = library::start(launch)?;
@@ -83,7 +84,7 @@ pub fn start(launch: Option<Launch>) -> Result<Box<dyn Transport>, MpiError> {
     Ok(transport)
 }
 
-/// Begins MPI, on other systems.
+/// Reports that MPI is unsupported on this system.
 ///
 /// # Errors
 /// Always.

@@ -1,49 +1,52 @@
-//! Connects processes of one machine through a file that all map, best one in memory (`/dev/shm`).
+//! Connects processes of one machine through a file that all of them map, preferably in memory
+//! (`/dev/shm`).
 //!
-//! Each process has two buffers in the file, used in turn, and a word that says how many pieces it has put there. A round is one piece of each process,
-//! or several where what it has is larger than a buffer. A process puts its next piece when it has read those of all others: so nothing is overwritten
-//! that somebody still reads. Each process holds a lock on a byte of the file, which the system takes away when it ends, so that the others learn of it
-//! at once. Rank 0 makes the file, and takes its name away when all are there.
+//! Each process has two buffers in the file, used in turn, and a counter of the pieces that it has
+//! written. A round is one piece per process, or several if the data exceeds a buffer. A process
+//! writes its next piece only after it has read those of all others, so no unread data is
+//! overwritten. Each process holds a lock on a byte of the file. The system releases the lock when
+//! the process ends, so the others notice at once. Rank 0 creates the file, and removes its name
+//! when all processes have joined.
 
 use samite_core::Result;
 use samite_meta::comm::Transport;
 use std::time::Duration;
 
-/// The environment variable with the path of the file, the same for all processes.
+/// Environment variable with the path of the file, the same for all processes.
 pub const PATH_VARIABLE: &str = "SAMITE_RANKS_FILE";
 
-/// Why processes cannot share memory.
+/// The reason why processes cannot share memory.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedError {
-    /// The environment does not say enough.
+    /// The environment is incomplete.
     #[error(
         "{0}: set SAMITE_RANKS to the number of processes, SAMITE_RANK to the number of this one, from 0, and {PATH_VARIABLE} to a file that all use, such as /dev/shm/samite-1"
     )]
     Environment(String),
-    /// The system refuses something.
+    /// A system call failed.
     #[error("{path}: {what}: {error}")]
     System {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// What the system says.
+        /// Error of the system.
         error: std::io::Error,
     },
-    /// The others are not as they should be.
+    /// The other processes are in an unexpected state.
     #[error("{path}: {what}")]
     Others {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What is wrong, and what to do.
+        /// Problem and remedy.
         what: String,
     },
 }
 
-/// Connects process `rank` of `size` with the others, which do the same, within `deadline`.
+/// Connects process `rank` of `size` with the others, which make the same call, within `deadline`.
 ///
 /// # Errors
-/// If the file cannot be made or used, and if the others do not come in time.
+/// Returns an error if the file cannot be created or used, or if a process does not join in time.
 #[cfg(target_os = "linux")]
 pub fn start(
     path: &std::path::Path,
@@ -54,10 +57,10 @@ pub fn start(
     Ok(Box::new(linux::Shared::start(path, rank, size, deadline)?))
 }
 
-/// Connects processes, on other systems.
+/// Fails, because shared memory is not supported on this system.
 ///
 /// # Errors
-/// Always.
+/// Always returns an error.
 #[cfg(not(target_os = "linux"))]
 pub fn start(
     path: &std::path::Path,
@@ -71,7 +74,8 @@ pub fn start(
     })
 }
 
-/// What is exchanged goes through `memory`; the processes end together as `launched` has it, which knows who started them.
+/// Combines two transports: exchanges go through `memory`, and `launched`, which knows the
+/// launcher, ends the processes together.
 pub fn beside(memory: Box<dyn Transport>, launched: Box<dyn Transport>) -> Box<dyn Transport> {
     Box::new(Beside { memory, launched })
 }

@@ -37,7 +37,7 @@ impl ReferenceBufferType {
         })
     }
 
-    /// Bytes that can still be allocated, where there is a limit.
+    /// Returns the bytes that can still be allocated, where there is a limit.
     pub fn free(&self) -> Option<usize> {
         let used = self.used.load(Ordering::SeqCst);
         self.limit.map(|limit| limit.saturating_sub(used))
@@ -70,7 +70,7 @@ impl ReferenceBufferType {
         }
     }
 
-    /// A buffer in `memory`, of which `charged` bytes were taken out of the limit.
+    /// Returns a buffer in `memory`, of which `charged` bytes were taken out of the limit.
     fn buffer(
         &self,
         memory: Arc<HostMemory>,
@@ -95,7 +95,7 @@ impl ReferenceBufferType {
         }))
     }
 
-    /// A buffer over memory that exists already.
+    /// Returns a buffer over memory that exists already.
     pub fn import(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>> {
         FaultPlan::check(self.faults.as_ref(), &self.name, "import_host")?;
         self.buffer(memory, 0, usage)
@@ -239,7 +239,7 @@ impl Buffer for ReferenceBuffer {
     }
 }
 
-/// The bytes of a buffer that a reference device can work on.
+/// Returns the bytes of a buffer that a reference device can work on.
 pub(crate) fn memory(buffer: &Arc<dyn Buffer>) -> Result<&Arc<HostMemory>> {
     match buffer.as_any().downcast_ref::<ReferenceBuffer>() {
         Some(own) => Ok(&own.memory),
@@ -252,7 +252,7 @@ pub(crate) fn memory(buffer: &Arc<dyn Buffer>) -> Result<&Arc<HostMemory>> {
     }
 }
 
-/// The numbers of a buffer whose device keeps them in float64.
+/// Returns the numbers of a buffer whose device keeps them in float64.
 pub(crate) fn float64(buffer: &Arc<dyn Buffer>) -> Option<&Float64> {
     let own = buffer.as_any().downcast_ref::<ReferenceBuffer>()?;
     own.float64.as_ref()

@@ -38,7 +38,7 @@ impl Call {
         self.sources.get(index).and_then(Option::as_ref)
     }
 
-    /// The numbers of an operand.
+    /// Returns the numbers of an operand.
     pub fn numbers(&self, index: usize) -> Result<Grid<f64>> {
         let tensor = &self.source(index)?.tensor;
         let layout = tensor.layout();
@@ -52,14 +52,14 @@ impl Call {
         })
     }
 
-    /// The numbers of an operand that may be absent.
+    /// Returns the numbers of an operand that may be absent.
     pub fn optional_numbers(&self, index: usize) -> Result<Option<Grid<f64>>> {
         self.optional(index)
             .map(|_| self.numbers(index))
             .transpose()
     }
 
-    /// The integers of an operand.
+    /// Returns the integers of an operand.
     pub fn integers(&self, index: usize) -> Result<Grid<i64>> {
         let tensor = &self.source(index)?.tensor;
         Ok(Grid {
@@ -68,12 +68,12 @@ impl Call {
         })
     }
 
-    /// The blocks of an operand, as they are.
+    /// Returns the blocks of an operand, as they are.
     pub fn blocks(&self, index: usize) -> Result<Blocks> {
         read_blocks(&self.source(index)?.tensor)
     }
 
-    /// An empty list with memory for the elements of the result.
+    /// Returns an empty list with memory for the elements of the result.
     pub fn room<T>(&self) -> Result<Vec<T>> {
         room(self.result.tensor.layout().elements())
     }
@@ -84,7 +84,8 @@ impl Call {
         self.store(&gathered(count, values)?)
     }
 
-    /// Rounds `values` to the type of operand number `index` and writes them there: for operations that change operands.
+    /// Rounds `values` to the type of operand number `index` and writes them there: for operations
+    /// that change operands.
     pub fn store_source(&self, index: usize, values: &[f64]) -> Result<()> {
         let tensor = &self.source(index)?.tensor;
         let layout = tensor.layout();
@@ -120,7 +121,7 @@ impl Call {
         write_blocks(&self.result.tensor, bytes)
     }
 
-    /// An error of this call. Where memory was refused, that says for what.
+    /// Returns an error of this call. Where memory was refused, that says for what.
     pub fn failed(&self, error: Error) -> Error {
         match error {
             Error::OutOfMemory { asked, free, .. } => Error::OutOfMemory {
@@ -133,7 +134,7 @@ impl Call {
         }
     }
 
-    /// An index that was read from operand `from`, checked to be less than `limit`.
+    /// Returns an index that was read from operand `from`, checked to be less than `limit`.
     pub fn index(&self, value: i64, limit: usize, from: usize) -> Result<usize> {
         match usize::try_from(value) {
             Ok(index) if index < limit => Ok(index),

@@ -1,4 +1,5 @@
-//! Compiled nodes: kernels without places, one for each operation with its parameters and the types of its operands.
+//! Compiled nodes: kernels without places, one for each operation with its parameters and the types
+//! of its operands.
 
 use crate::device::ReferenceDevice;
 use crate::kernels::{Kernel, kernel};
@@ -36,7 +37,7 @@ impl Kind {
 }
 
 impl CompiledNodes {
-    /// The kernels of `nodes`; those of `earlier` if they are the same.
+    /// Returns the kernels of `nodes`; those of `earlier` if they are the same.
     pub fn compile(
         device: &ReferenceDevice,
         graph: &Graph,
@@ -71,7 +72,8 @@ impl CompiledNodes {
         }))
     }
 
-    /// The kernel of computed node number `number`, which must be of the kind that it was compiled for.
+    /// Returns the kernel of computed node number `number`, which must be of the kind that it was
+    /// compiled for.
     pub fn kernel(&self, number: usize, node: Node<'_>) -> Result<Kernel> {
         match self.nodes.get(number) {
             Some((kind, kernel)) if *kind == Kind::of(node) => Ok(kernel.clone()),
@@ -83,7 +85,7 @@ impl CompiledNodes {
     }
 }
 
-/// The kernel of a node.
+/// Returns the kernel of a node.
 pub(crate) fn kernel_of(device: &ReferenceDevice, node: Node<'_>) -> Result<Kernel> {
     let reason = match (device.supports(node), kernel(node.op())) {
         (Support::Yes, Some(kernel)) => return Ok(kernel),

@@ -27,7 +27,7 @@ pub struct ReferenceDevice {
 }
 
 impl ReferenceDevice {
-    /// A device with memory of its own, as `options` say.
+    /// Returns a device with memory of its own, as `options` say.
     pub fn new(options: ReferenceOptions) -> Arc<Self> {
         let own_memory = ReferenceBufferType::new(&options);
         let buffer_type = if options.host_memory {
@@ -210,7 +210,7 @@ impl Device for ReferenceDevice {
 pub struct ReferenceBackend([Arc<dyn Device>; 1]);
 
 impl ReferenceBackend {
-    /// The backend, with a device made with default options.
+    /// Returns the backend, with a device made with default options.
     pub fn new() -> Self {
         ReferenceBackend([ReferenceDevice::new(ReferenceOptions::default())])
     }

@@ -6,8 +6,8 @@ use samite_core::{Event, Result};
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A point in a stream's queue. The streams of synchronous devices are always at the end of their queue, so that there is
-/// nothing to wait for.
+/// A point in a stream's queue. The streams of synchronous devices are always at the end of their
+/// queue, so that there is nothing to wait for.
 #[derive(Debug)]
 pub(crate) struct ReferenceEvent {
     /// The device's name, which tells events of different devices apart.

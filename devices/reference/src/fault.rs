@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Counts every call of a device that can fail, and makes some of them fail with [`Error::Device`].
 ///
-/// Calls are numbered from 0 in the order in which they are carried out: `allocate`, `init_tensor`, `write`, `read`,
-/// `fill`, `clear`, `copy`, `import_host`, `open_stream`, `create_event`, `compile`, `prepare`, `run`, `record`, `wait`, `synchronize`. A
-/// test first runs without a fault to learn [how many calls there are](FaultPlan::calls), then once for each of them
-/// with [`fail_at`](FaultPlan::fail_at). Several devices may share a plan.
+/// Calls are numbered from 0 in the order in which they are carried out: `allocate`, `init_tensor`,
+/// `write`, `read`, `fill`, `clear`, `copy`, `import_host`, `open_stream`, `create_event`,
+/// `compile`, `prepare`, `run`, `record`, `wait`, `synchronize`. A test first runs without a fault
+/// to learn [how many calls there are](FaultPlan::calls), then once for each of them with
+/// [`fail_at`](FaultPlan::fail_at). Several devices may share a plan.
 #[derive(Debug, Default)]
 pub struct FaultPlan {
     calls: AtomicUsize,
@@ -24,7 +25,7 @@ enum Fault {
 }
 
 impl FaultPlan {
-    /// A plan that counts and lets everything pass.
+    /// Returns a plan that counts and lets everything pass.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
@@ -43,7 +44,8 @@ impl FaultPlan {
         self.set(Some(Fault::From(call)));
     }
 
-    /// Lets the device be lost from call number `call` on: that one and all later ones fail with [`Error::DeviceLost`].
+    /// Lets the device be lost from call number `call` on: that one and all later ones fail with
+    /// [`Error::DeviceLost`].
     pub fn lose_from(&self, call: usize) {
         self.set(Some(Fault::Lost(call)));
     }

@@ -1,4 +1,5 @@
-//! Memory that keeps F32 tensors in float64: for measurements that rounding would blur, such as finite differences.
+//! Memory that keeps F32 tensors in float64: for measurements that rounding would blur, such as
+//! finite differences.
 
 use crate::value::{gathered, zeros};
 use samite_core::{HostMemory, Result};
@@ -48,7 +49,7 @@ impl Float64 {
         Ok(())
     }
 
-    /// The numbers at `count` byte offsets, as bytes.
+    /// Returns the numbers at `count` byte offsets, as bytes.
     pub fn read(&self, count: usize, offsets: impl Iterator<Item = usize>) -> Result<Vec<u8>> {
         self.with(|numbers| {
             let number = |at: usize| numbers.get(at / 4).copied().unwrap_or(f64::NAN);

@@ -32,20 +32,24 @@ pub struct ReferenceOptions {
     pub wants_offload: bool,
     /// Host memory can be imported as a buffer.
     pub import_host: bool,
-    /// Works on plain host memory, without memory of its own. The limits of memory above, and faults in buffers, do not apply.
+    /// Works on plain host memory, without memory of its own. The limits of memory above, and
+    /// faults in buffers, do not apply.
     pub host_memory: bool,
-    /// Keeps F32 tensors in float64, so that nothing is rounded between operations: for finite differences. What the host reads
-    /// is rounded, but a conversion to F64 is not. Only memory of its own does that.
+    /// Keeps F32 tensors in float64, so that nothing is rounded between operations: for finite
+    /// differences. What the host reads is rounded, but a conversion to F64 is not. Only memory of
+    /// its own does that.
     pub float64: bool,
     /// Bytes of scratch memory that it asks for, and overwrites while it runs.
     pub workspace: usize,
-    /// Nodes are compiled apart from their places: one kernel for each operation with the types of its operands.
+    /// Nodes are compiled apart from their places: one kernel for each operation with the types of
+    /// its operands.
     pub compiles: bool,
     /// Several streams work at the same time. Needs `asynchronous` and `events`.
     pub streams: bool,
     /// Where imported host memory must begin.
     pub import_alignment: usize,
-    /// How long operations take besides their computation, by [name](samite_core::Op::name): the thread that computes sleeps.
+    /// How long operations take besides their computation, by [name](samite_core::Op::name): the
+    /// thread that computes sleeps.
     pub delays: Vec<(String, Duration)>,
     /// Holds queued work back until it is opened.
     pub latch: Option<Arc<Latch>>,
@@ -54,7 +58,7 @@ pub struct ReferenceOptions {
 }
 
 impl Default for ReferenceOptions {
-    /// A synchronous GPU called `reference` that runs everything and can do nothing else.
+    /// Returns a synchronous GPU called `reference` that runs everything and can do nothing else.
     fn default() -> Self {
         ReferenceOptions {
             name: "reference".into(),
@@ -82,7 +86,7 @@ impl Default for ReferenceOptions {
 }
 
 impl ReferenceOptions {
-    /// The default under another name.
+    /// Returns the default under another name.
     pub fn named(name: impl Into<String>) -> Self {
         ReferenceOptions {
             name: name.into(),

@@ -20,7 +20,8 @@ use std::{
 
 type Job = Box<dyn FnOnce() -> Result<()> + Send>;
 
-/// Jobs that a thread runs in order. After a failure, jobs are skipped until the failure was reported.
+/// Jobs that a thread runs in order. After a failure, jobs are skipped until the failure was
+/// reported.
 pub(crate) struct Queue {
     jobs: Option<Sender<Job>>,
     worker: Option<JoinHandle<()>>,
@@ -83,7 +84,7 @@ struct LatchState {
 }
 
 impl Latch {
-    /// An open latch.
+    /// Returns an open latch.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
@@ -103,7 +104,8 @@ impl Latch {
         self.change(|state| (state.closed, state.tickets) = (false, 0));
     }
 
-    /// Lets so many pieces of work begin although it is closed. A copy is two: its beginning and its end.
+    /// Lets so many pieces of work begin although it is closed. A copy is two: its beginning and
+    /// its end.
     pub fn let_pass(&self, pieces: usize) {
         self.change(|state| state.tickets += pieces);
     }
@@ -163,7 +165,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The current end of the queue.
+    /// Returns the current end of the queue.
     pub fn end(&self) -> Point {
         Point {
             progress: Arc::clone(&self.progress),

@@ -75,7 +75,8 @@ impl ReferenceStream {
         Ok(ReferenceStream { device, queue })
     }
 
-    /// Does `job` now or queues it, depending on the kind of stream. Faults strike when the job is done.
+    /// Does `job` now or queues it, depending on the kind of stream. Faults strike when the job is
+    /// done.
     fn submit(
         &mut self,
         what: &'static str,
@@ -242,7 +243,8 @@ impl Stream for ReferenceStream {
                 Ok(())
             });
         }
-        // As with hardware that copies on its own: the bytes are in use from the beginning to the end, which is another piece of work.
+        // As with hardware that copies on its own: the bytes are in use from the beginning to the
+        // end, which is another piece of work.
         let under_way = Arc::new(Mutex::new(None));
         let begun = Arc::clone(&under_way);
         self.submit("copy", move || {

@@ -5,7 +5,7 @@ use crate::float64::Float64;
 use samite_core::{DIMS, DType, Error, Layout, Result, Shape, TensorRef};
 use samite_quant::{can_decode, can_encode, decode_row, encode_row, f32_to_bf16, f32_to_f16};
 
-/// An empty list with memory for `count` elements, which may be refused.
+/// Returns an empty list with memory for `count` elements, which may be refused.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], which [`Kernel::run`](crate::kernels::Kernel::run) completes.
@@ -29,7 +29,7 @@ pub(crate) fn gathered<T>(count: usize, elements: impl Iterator<Item = T>) -> Re
     Ok(list)
 }
 
-/// A copy of some bytes.
+/// Returns a copy of some bytes.
 pub(crate) fn copied(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut copy = room(bytes.len())?;
     copy.extend_from_slice(bytes);
@@ -50,13 +50,13 @@ pub(crate) struct Grid<T> {
 }
 
 impl<T: Copy> Grid<T> {
-    /// The element at `[i0, i1, i2, i3]`.
+    /// Returns the element at `[i0, i1, i2, i3]`.
     pub fn at(&self, [i0, i1, i2, i3]: [usize; DIMS]) -> T {
         let [n0, n1, n2, _] = self.shape;
         self.values[i0 + n0 * (i1 + n1 * (i2 + n2 * i3))]
     }
 
-    /// The element at `position` of the endless repetition of this tensor.
+    /// Returns the element at `position` of the endless repetition of this tensor.
     pub fn at_repeated(&self, position: [usize; DIMS]) -> T {
         self.at(std::array::from_fn(|d| position[d] % self.shape[d]))
     }
@@ -93,7 +93,7 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// The block at `[i0, i1, i2, i3]`.
+    /// Returns the block at `[i0, i1, i2, i3]`.
     pub fn at(&self, [i0, i1, i2, i3]: [usize; DIMS]) -> &[u8] {
         let [n0, n1, n2, _] = self.shape;
         let start = self.size * (i0 + n0 * (i1 + n1 * (i2 + n2 * i3)));
@@ -101,7 +101,7 @@ impl Blocks {
     }
 }
 
-/// The extents of `layout` in blocks.
+/// Returns the extents of `layout` in blocks.
 pub(crate) fn block_shape(layout: &Layout) -> Shape {
     let mut shape = layout.shape();
     shape[0] /= layout.dtype().block_len();
@@ -114,12 +114,13 @@ fn block_offsets(layout: Layout) -> impl Iterator<Item = usize> {
     positions(block_shape(&layout)).map(move |p| p.iter().zip(strides).map(|(i, s)| i * s).sum())
 }
 
-/// The memory of an F32 tensor that is kept in float64.
+/// Returns the memory of an F32 tensor that is kept in float64.
 fn kept_in_float64(tensor: &TensorRef) -> Option<&Float64> {
     float64(&tensor.buffer).filter(|_| tensor.layout().dtype() == DType::F32)
 }
 
-/// The type in which a tensor's elements are kept, and in which its blocks are read and written.
+/// Returns the type in which a tensor's elements are kept, and in which its blocks are read and
+/// written.
 pub(crate) fn kept_as(tensor: &TensorRef) -> DType {
     match kept_in_float64(tensor) {
         Some(_) => DType::F64,
@@ -211,12 +212,12 @@ pub(crate) fn write_row(tensor: &TensorRef, [i1, i2, i3]: [usize; 3], row: &[f64
     memory(&tensor.buffer)?.write(at, &encode(layout.dtype(), row.len(), row)?)
 }
 
-/// Whether [`decode`] knows `dtype`.
+/// Returns whether [`decode`] knows `dtype`.
 pub(crate) fn is_readable(dtype: DType) -> bool {
     can_decode(dtype) || dtype.is_integer()
 }
 
-/// Whether [`encode`] knows `dtype`.
+/// Returns whether [`encode`] knows `dtype`.
 pub(crate) fn is_writable(dtype: DType) -> bool {
     can_encode(dtype) || dtype.is_integer() || dtype == DType::F64
 }
@@ -316,8 +317,9 @@ pub(crate) fn encode(dtype: DType, n0: usize, values: &[f64]) -> Result<Vec<u8>>
     }
 }
 
-/// The f32 next to `value` that another rounding, to a shorter format, treats like `value` itself: where f32 is not
-/// exact, the neighbour with an odd last bit, which is never a tie of the shorter format.
+/// Returns the f32 next to `value` that another rounding, to a shorter format, treats like `value`
+/// itself: where f32 is not exact, the neighbour with an odd last bit, which is never a tie of the
+/// shorter format.
 fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) == value || !near.is_finite() || near.to_bits() & 1 == 1 {
@@ -335,7 +337,8 @@ mod tests {
 
     #[test]
     fn short_floats_are_rounded_once() {
-        // Just above the tie between 1 and 1 + 2^-10 in f16; f32 alone would land on the tie and go down.
+        // Just above the tie between 1 and 1 + 2^-10 in f16; f32 alone would land on the tie and go
+        // down.
         let above = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
         assert_eq!(
             encode(DType::F16, 1, &[above]).unwrap(),

@@ -1,4 +1,4 @@
-//! The device around the kernels: memory, streams, events, faults.
+//! The device apart from its kernels: memory, streams, events, faults.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -37,7 +37,7 @@ fn values(tensor: &TensorRef) -> Vec<f32> {
     as_f32s(&bytes)
 }
 
-/// `y = (x + x)²`
+/// Builds `y = (x + x)²`.
 fn sample() -> (Case, TensorId) {
     let mut c = Case::default();
     let x = c.f32(&[3], &[1.0, 2.0, 3.0]);
@@ -191,7 +191,7 @@ fn failures_of_queued_work_are_told_once_by_whoever_waits() {
     let (a, b) = (tensor(&*device, 1), tensor(&*device, 1));
     a.write(0, &f32s(&[7.0])).unwrap();
     first.write(&a, 100, &[0]).unwrap();
-    // The copy behind the failed write is skipped, and everybody who waits hears of the failure.
+    // The copy after the failed write is skipped, and every waiter receives the failure.
     first.copy(&a, &b).unwrap();
     first.record(&*event).unwrap();
     second.wait(&*event).unwrap();
@@ -406,7 +406,7 @@ fn a_copy_holds_the_hosts_memory_from_its_beginning_to_its_end() {
     let mut stream = device.open_stream().unwrap();
     latch.close();
     stream.copy(&from, &to).unwrap();
-    // Queued is not begun: what is ordered before it may still happen.
+    // Queued work has not started: earlier operations may still happen before it.
     from.write(4, &3f32.to_le_bytes()).unwrap();
     latch.let_pass(1);
     latch.wait_until_held();
@@ -442,7 +442,7 @@ fn who_waits_for_an_event_waits_for_the_point_of_that_moment() {
     first.write(&t, 0, &f32s(&[1.0])).unwrap();
     first.record(&*event).unwrap();
     second.wait(&*event).unwrap();
-    // The point moves while the first one is awaited.
+    // The event is recorded again while its first point is awaited.
     first.write(&t, 0, &f32s(&[2.0])).unwrap();
     first.record(&*event).unwrap();
     latch.let_pass(1);
@@ -450,7 +450,7 @@ fn who_waits_for_an_event_waits_for_the_point_of_that_moment() {
     let waiter = std::thread::spawn(move || done.send(second.synchronize()));
     let waited = is_done.recv_timeout(Duration::from_secs(600));
     let seen = values(&t);
-    // Whatever happened, nobody stays behind the latch.
+    // Whatever happened, release everything that the latch holds.
     latch.open();
     waiter.join().unwrap().unwrap();
     waited.expect("it waits for the second point").unwrap();
@@ -461,7 +461,7 @@ fn who_waits_for_an_event_waits_for_the_point_of_that_moment() {
 
 #[test]
 fn memory_for_numbers_that_is_refused_is_an_error() {
-    // Four elements that stand for more than there are addresses.
+    // Four elements that represent more than the address space.
     let mut c = Case::default();
     let few = c.counting([4, 1, 1, 1]);
     let huge = c.graph.view(few, [4, 1 << 22, 1 << 22, 4], [0; 3], 0);

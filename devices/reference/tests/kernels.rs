@@ -1,4 +1,4 @@
-//! Known answers, worked out by hand.
+//! Known answers, computed by hand.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -78,7 +78,7 @@ fn reductions() {
     c.expect(running, &[0.0, 1.0, 3.0, 3.0, 7.0, 12.0]);
 }
 
-/// Added up in f16, 4096 ones would stop at 2048.
+/// An f16 accumulator of 4096 ones would stop at 2048.
 #[test]
 fn sums_of_short_floats_are_rounded_once() {
     let mut c = Case::default();
@@ -188,7 +188,7 @@ fn conversions() {
     let halves = c.graph.cast(x, DType::F16).unwrap();
     let back = c.graph.cast(halves, DType::F32).unwrap();
     c.expect(back, &[1.5, -2.75, 0.0, f32::INFINITY]);
-    // Elements go in logical order, also into another shape and into a view.
+    // Copies follow logical order, also into another shape and into a view.
     let into = c.f32(&[2, 4], &[9.0; 8]);
     let column = c.graph.view(into, [1, 4, 1, 1], [8, 32, 32], 4).unwrap();
     let copied = c.graph.cpy(x, column).unwrap();
@@ -267,7 +267,7 @@ fn attention_is_softmax_times_values() {
     let v = c.f32(&[2, 2, 1], &[1.0, 10.0, 2.0, 20.0]);
     let y = c.graph.flash_attn([q, k, v], None, None, 1.0).unwrap();
     c.expect(y, &[1.75, 17.5, 1.5, 15.0]);
-    // Mask: key 1 is hidden; sink of weight 1 and 3.
+    // Mask: key 1 is hidden; sinks of weight 1 and 3.
     let mask = c.raw("mask", DType::F16, &[2, 1], vec![0, 0, 0x00, 0xfc]);
     let sinks = c.f32(&[2], &[0.0, ln(3.0)]);
     let y = c
@@ -327,7 +327,8 @@ fn rope_turns_pairs() {
     c.expect(y, &[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, -s, co]);
 }
 
-/// The correction is worked out by hand: `dim(r) = 8 ln(4096 / (2 pi r)) / (2 ln 10000)` gives 0.6559 for 144 rotations and 2.8142 for 1, so that low = 0, high = 3.
+/// Parameters computed by hand: `dim(r) = 8 ln(4096 / (2 pi r)) / (2 ln 10000)` gives 0.6559 for
+/// 144 rotations and 2.8142 for 1, so that low = 0, high = 3.
 #[test]
 fn rope_with_yarn() {
     let mut c = Case::default();

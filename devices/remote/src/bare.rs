@@ -1,4 +1,5 @@
-//! Both sides of a session without TLS, gRPC, and threads of their own: for simulations, which carry the messages and say who goes on when.
+//! Both sides of a session without TLS, gRPC and threads, for simulations. The simulation carries
+//! the messages and schedules both sides.
 
 use crate::client::{Carrier, Kind, Opening, Refused};
 use crate::server::{Host, MOST_MESSAGE};
@@ -19,17 +20,17 @@ pub use crate::client::Meanwhile;
 pub use crate::outside::{Outside, Task};
 pub use crate::server::Worker;
 
-/// The messages of `samite.proto`.
+/// Messages of `samite.proto`.
 pub mod messages {
     pub use crate::proto::*;
 }
 
-/// Why a connection ends, as gRPC says it.
+/// The reason why a connection ends, as a gRPC status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// A code of gRPC.
+    /// gRPC status code.
     pub code: i32,
-    /// What it says to people.
+    /// Message for users.
     pub text: String,
 }
 
@@ -48,24 +49,25 @@ impl From<Refusal> for Status {
     }
 }
 
-/// Messages of one side, in their order. An end without an error is one that the side wanted.
+/// Messages of one side, in order. The side ends the stream intentionally if it ends without an
+/// error.
 pub type Messages = Pin<Box<dyn Stream<Item = Result<Vec<u8>, Refusal>> + Send>>;
 
-/// Why a connection is not made.
+/// The reason why a connection cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unreachable {
-    /// Nobody listens there.
+    /// No server listens there.
     Nobody,
-    /// Anything else that may pass.
+    /// Any other, possibly temporary reason.
     Lost,
 }
 
-/// What becomes of a connection that is being made.
+/// A connection that is being made.
 pub type Connecting = Pin<Box<dyn Future<Output = Result<Messages, Unreachable>> + Send>>;
 
-/// How a client reaches its server.
+/// Connects a client to its server.
 pub trait Wire: Send + Sync {
-    /// Makes a connection that carries these messages. It has what the server says.
+    /// Makes a connection that carries these messages. Returns the server's messages.
     fn connect(&self, messages: Messages) -> Connecting;
 }
 
@@ -104,10 +106,10 @@ fn decoded<M: Message + Default>(bytes: Result<Vec<u8>, Refusal>) -> Result<M, S
     M::decode(&*bytes).map_err(|error| Status::internal(error.to_string()))
 }
 
-/// Begins a session and returns the server's devices. Whoever waits calls `meanwhile`.
+/// Starts a session and returns the server's devices. Waiting callers call `meanwhile`.
 ///
 /// # Errors
-/// Why there is no session.
+/// Returns the reason why no session could start.
 pub fn connect(
     wire: Box<dyn Wire>,
     options: &RemoteOptions,
@@ -117,7 +119,7 @@ pub fn connect(
     client::connect_over(Box::new(Wired(wire)), options, outside, meanwhile)
 }
 
-/// A server without connections of its own.
+/// A server without network connections.
 pub struct BareServer(Arc<Host>);
 
 impl fmt::Debug for BareServer {
@@ -127,10 +129,11 @@ impl fmt::Debug for BareServer {
 }
 
 impl BareServer {
-    /// A server of `devices`. Files of key and tokens are not used: callers say who a client is.
+    /// Creates a server of `devices`. The key and token files are not used: the caller identifies
+    /// each client.
     ///
     /// # Errors
-    /// If the store cannot be used, naming it.
+    /// Returns an error that names the store if it cannot be used.
     pub fn new(
         devices: &[Arc<dyn Device>],
         options: RemoteServerOptions,
@@ -139,7 +142,8 @@ impl BareServer {
         Host::new(devices, options, outside).map(BareServer)
     }
 
-    /// Serves a connection of somebody who has proved to have the token `owner`. It has what the server says.
+    /// Serves a connection of a client that has proved to hold the token `owner`. Returns the
+    /// server's messages.
     pub fn serve(
         &self,
         owner: &str,
@@ -156,19 +160,19 @@ impl BareServer {
         }
     }
 
-    /// Sessions there are now, those without a connection among them.
+    /// Returns the number of sessions, including those without a connection.
     #[must_use]
     pub fn sessions(&self) -> usize {
         self.0.sessions()
     }
 
-    /// Bytes of memory that clients have taken.
+    /// Returns the bytes of memory that clients have allocated.
     #[must_use]
     pub fn memory_in_use(&self) -> usize {
         self.0.memory.taken()
     }
 
-    /// How many sessions were ended because another one needed the room.
+    /// Returns the number of sessions that were ended to make room for others.
     #[must_use]
     pub fn made_room(&self) -> u64 {
         self.0.made_room()

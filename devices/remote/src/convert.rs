@@ -1,11 +1,11 @@
-//! What messages say, in samite's words, and back.
+//! Converts between messages and samite's types.
 
 use crate::proto;
 use samite_core::{DType, Error, Graph, Layout, Node, Op, Result, Role, TensorId, Usage};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A layout as messages have it.
+/// Converts a layout to a message.
 pub(crate) fn layout_to(layout: &Layout) -> proto::Layout {
     let numbers = |numbers: [usize; 4]| numbers.map(|number| number as u64).to_vec();
     proto::Layout {
@@ -15,7 +15,7 @@ pub(crate) fn layout_to(layout: &Layout) -> proto::Layout {
     }
 }
 
-/// A layout, checked.
+/// Converts and validates a layout.
 pub(crate) fn layout_of(layout: &proto::Layout) -> Result<Layout> {
     let numbers = |numbers: &[u64]| -> Option<[usize; 4]> {
         let numbers = <[u64; 4]>::try_from(numbers).ok()?;
@@ -33,7 +33,7 @@ pub(crate) fn layout_of(layout: &proto::Layout) -> Result<Layout> {
     }
 }
 
-/// What memory is for, as messages have it.
+/// Converts a usage to a message.
 pub(crate) fn usage_to(usage: Usage) -> i32 {
     let usage = match usage {
         Usage::Any => proto::Usage::Any,
@@ -43,7 +43,7 @@ pub(crate) fn usage_to(usage: Usage) -> i32 {
     usage.into()
 }
 
-/// What memory is for.
+/// Converts a usage from a message.
 pub(crate) fn usage_of(usage: i32) -> Usage {
     match proto::Usage::try_from(usage) {
         Ok(proto::Usage::Weights) => Usage::Weights,
@@ -52,7 +52,7 @@ pub(crate) fn usage_of(usage: i32) -> Usage {
     }
 }
 
-/// A role as messages have it.
+/// Converts a role to a message.
 pub(crate) fn role_to(role: Role) -> String {
     match serde_json::to_value(role) {
         Ok(Value::String(role)) => role,
@@ -60,12 +60,12 @@ pub(crate) fn role_to(role: Role) -> String {
     }
 }
 
-/// A role. One that is not known does not matter.
+/// Converts a role from a message. Unknown roles become the default.
 pub(crate) fn role_of(role: &str) -> Role {
     serde_json::from_value(Value::String(role.to_owned())).unwrap_or_default()
 }
 
-/// An error as messages have it.
+/// Converts an error to a message.
 pub(crate) fn failure(error: &Error) -> proto::Failure {
     use proto::failure::Code;
     let (code, text, what, asked) = match error {
@@ -94,7 +94,7 @@ pub(crate) fn failure(error: &Error) -> proto::Failure {
     }
 }
 
-/// The beginning of a text, which may have names that others chose.
+/// Truncates a text, which may contain names that others chose.
 fn short(mut text: String) -> String {
     const MOST: usize = 4096;
     if text.len() > MOST {
@@ -104,7 +104,7 @@ fn short(mut text: String) -> String {
     text
 }
 
-/// A refusal that names a quota.
+/// Creates the failure for an exceeded quota.
 pub(crate) fn over_quota(text: String) -> proto::Failure {
     proto::Failure {
         code: proto::failure::Code::Quota.into(),
@@ -113,7 +113,7 @@ pub(crate) fn over_quota(text: String) -> proto::Failure {
     }
 }
 
-/// The error of a device called `device`.
+/// Converts a failure to an error of the device called `device`.
 pub(crate) fn error(device: &str, failure: proto::Failure) -> Error {
     use proto::failure::Code;
     match failure.code() {
@@ -134,25 +134,26 @@ pub(crate) fn error(device: &str, failure: proto::Failure) -> Error {
     }
 }
 
-/// Some nodes of a graph as a graph of their own, in JSON. What they read that is computed elsewhere is a leaf.
+/// Some nodes of a graph as a separate graph in JSON. Inputs that other nodes compute become
+/// leaves.
 #[derive(Default)]
 pub(crate) struct Part {
     entries: Vec<Value>,
-    /// By position in the part: the tensor.
+    /// Tensor at each position in the part.
     pub tensors: Vec<TensorId>,
-    /// The stored tensors among them.
+    /// Stored tensors of the part.
     pub stored: Vec<TensorId>,
 }
 
-/// How a part is made.
+/// Builds a part.
 struct Maker<'a> {
     graph: &'a Graph,
     part: Part,
-    /// By position in the graph: the position in the part.
+    /// Position in the part, by position in the graph.
     places: Vec<Option<usize>>,
-    /// Whether tensors keep their names.
+    /// True if tensors keep their names.
     named: bool,
-    /// Which stored tensors stay stored ones.
+    /// Selects the stored tensors that stay stored.
     is_stored: &'a dyn Fn(Node<'_>) -> bool,
 }
 
@@ -181,12 +182,13 @@ impl Maker<'_> {
         number
     }
 
-    /// The position of what a node reads.
+    /// Returns the position of a node's source.
     fn refer(&mut self, id: TensorId) -> usize {
         if let Some(number) = self.places[id.index()] {
             return number;
         }
-        // Views are few, one behind the other, and their memory is what matters if it is a weight's or a cache's, or made in this part.
+        // View chains are short. The memory of a view matters if it is a weight or a cache, or is
+        // computed in this part.
         let mut views = Vec::new();
         let mut root = id;
         while self.places[root.index()].is_none()
@@ -230,12 +232,13 @@ impl Maker<'_> {
 }
 
 impl Part {
-    /// `nodes` of a graph, in their order, with names.
+    /// Converts `nodes` of a graph, in their order and with names.
     pub fn of(graph: &Graph, nodes: &[TensorId]) -> Self {
         Self::with_stored(graph, nodes, &|_| true)
     }
 
-    /// The same; what is stored, but not where `is_stored` says so, comes as a copy and is a leaf.
+    /// Works like `of`, but stored tensors for which `is_stored` returns false become leaves,
+    /// because they are copied.
     pub fn with_stored(
         graph: &Graph,
         nodes: &[TensorId],
@@ -245,7 +248,7 @@ impl Part {
         for id in nodes {
             is_here[id.index()] = true;
         }
-        // Without outputs and writes, everything is a result.
+        // Without outputs and writes, every node is a result.
         let tensors = graph.tensors();
         let all = !tensors
             .iter()
@@ -262,7 +265,8 @@ impl Part {
                 }
             }
         }
-        // Who reads a view reads what it looks at. (Lowered graphs are in no order, but views come behind what they look at.)
+        // A reader of a view also reads the viewed tensor. (Lowered graphs are unordered, but views
+        // follow the tensors that they view.)
         for id in graph.ids().rev() {
             let tensor = graph.tensor(id);
             if is_read[id.index()] && tensor.op.is_view() {
@@ -286,7 +290,7 @@ impl Part {
         maker.part
     }
 
-    /// One node and what it reads, without names: nodes of which the same is known are equal.
+    /// Converts one node and its sources, without names: nodes with the same properties are equal.
     pub fn question(node: Node<'_>, is_stored: &dyn Fn(Node<'_>) -> bool) -> Self {
         let graph = node.graph();
         let mut maker = Maker {
@@ -300,13 +304,13 @@ impl Part {
         maker.part
     }
 
-    /// As JSON.
+    /// Returns the JSON text.
     pub fn json(self) -> Vec<u8> {
         Value::Array(self.entries).to_string().into_bytes()
     }
 }
 
-/// The graph of a message. `stored` gives the memory of stored tensors, by position.
+/// Parses the graph of a message. `stored` returns the memory of stored tensors, by position.
 pub(crate) fn graph_of(
     json: &[u8],
     most_tensors: usize,

@@ -1,43 +1,43 @@
-//! Who is who: the server's key, the clients' tokens, and the address that names a server.
+//! Identities: the server's key, the clients' tokens, and the server's address.
 
 use ring::{digest, hmac};
 use std::fmt;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::path::{Path, PathBuf};
 
-/// The port of servers whose address has none.
+/// Default port of servers.
 pub(crate) const PORT: u16 = 50053;
 
-/// Where a token is in the folder for settings.
+/// Name of the token file in the folder for settings.
 pub const TOKEN_FILE: &str = "remote-token";
 
-/// Where a server's key is in the folder for settings.
+/// Name of the key file in the folder for settings.
 pub const KEY_FILE: &str = "remote-key";
 
 /// Bytes of a token.
 const TOKEN: usize = 32;
 
-/// Most tokens of one file.
+/// Maximum number of tokens per file.
 const MOST_TOKENS: usize = 256;
 
-/// What an address begins with.
+/// Prefix of addresses.
 const SCHEME: &str = "samite://";
 
-/// What clients export from TLS; both sides know it, and nobody else.
+/// Keying material exported from TLS, known only to both sides.
 pub(crate) type Exported = [u8; 32];
 
-/// The label for which it is exported.
+/// Label of the export.
 pub(crate) const EXPORTER: &[u8] = b"EXPORTER-samite-remote";
 
-/// What a token signs, before what is exported.
+/// Prefix of the message that a token signs. The exported material follows it.
 const ROLE: &[u8] = b"samite client 1";
 
-/// The SHA-256 of a key, as addresses have it.
+/// SHA-256 hash of a key, as part of an address.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pin([u8; 32]);
 
 impl Pin {
-    /// That of a certificate's SubjectPublicKeyInfo.
+    /// Hashes a certificate's SubjectPublicKeyInfo.
     pub fn of(spki: &[u8]) -> Self {
         let hash = digest::digest(&digest::SHA256, spki);
         let mut pin = [0; 32];
@@ -58,7 +58,7 @@ impl fmt::Debug for Pin {
     }
 }
 
-/// Where a server is, and which key it has: `samite://host:port#key`.
+/// Location and key of a server: `samite://host:port#key`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     /// Host and port.
@@ -67,7 +67,7 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// Reads an address. The text of an error says what to do.
+    /// Parses an address. Error messages say what to do.
     pub fn parse(text: &str) -> std::result::Result<Self, String> {
         let wrong = |what: &str| {
             Err(format!(
@@ -103,16 +103,16 @@ impl Address {
     }
 }
 
-/// The address of a server.
+/// Formats the address of a server.
 pub(crate) fn address(place: &str, pin: Pin) -> String {
     format!("{SCHEME}{place}#{pin}")
 }
 
-/// What a client proves itself with.
+/// A client's credential.
 #[derive(Clone)]
 pub(crate) struct Token {
     key: hmac::Key,
-    /// Names it in logs and on disk, and does not give it away.
+    /// Name in logs and on disk, which does not reveal the token.
     pub name: String,
 }
 
@@ -133,12 +133,12 @@ impl Token {
         }
     }
 
-    /// Proof for one connection.
+    /// Returns the proof for one connection.
     pub fn proof(&self, exported: &Exported) -> String {
         hex(hmac::sign(&self.key, &signed(exported)).as_ref())
     }
 
-    /// Whether it made a proof. Takes the same time whatever the proof is.
+    /// Returns whether this token made a proof. The time does not depend on the proof.
     pub fn made(&self, proof: &[u8; 32], exported: &Exported) -> bool {
         hmac::verify(&self.key, &signed(exported), proof).is_ok()
     }
@@ -148,12 +148,12 @@ fn signed(exported: &Exported) -> Vec<u8> {
     [ROLE, exported].concat()
 }
 
-/// Bytes as hexadecimal digits.
+/// Formats bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// 64 hexadecimal digits as bytes.
+/// Parses 64 hexadecimal digits.
 pub(crate) fn unhex(text: &str) -> Option<[u8; 32]> {
     let digits = text.as_bytes();
     if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
@@ -166,20 +166,20 @@ pub(crate) fn unhex(text: &str) -> Option<[u8; 32]> {
     Some(bytes)
 }
 
-/// Random bytes.
+/// Returns random bytes.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     fill_random(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Fills `bytes` with random ones.
+/// Fills `bytes` with random bytes.
 pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<()> {
     ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), bytes)
         .map_err(|_| Error::other("the system has no random numbers"))
 }
 
-/// The folder where key and tokens are if nothing else is said: `samite` in the user's folder for settings.
+/// Returns the default folder of keys and tokens: `samite` in the user's folder for settings.
 pub fn settings_folder() -> Option<PathBuf> {
     let path = |name| {
         std::env::var_os(name)
@@ -193,7 +193,8 @@ pub fn settings_folder() -> Option<PathBuf> {
     Some(folder.join("samite"))
 }
 
-/// The tokens of a file: 64 hexadecimal digits each, one a line. Empty lines and those that begin with '#' do not count.
+/// Reads the tokens of a file: 64 hexadecimal digits each, one per line. Ignores empty lines and
+/// lines that start with '#'.
 pub(crate) fn read_tokens(path: &Path) -> Result<Vec<Token>> {
     let text = String::from_utf8(read_secret(path)?);
     let text = text.map_err(|_| invalid(path, "it is no text"))?;
@@ -219,7 +220,7 @@ pub(crate) fn read_tokens(path: &Path) -> Result<Vec<Token>> {
     }
 }
 
-/// The tokens of a file, which is made with one if it is not there.
+/// Reads the tokens of a file. If the file does not exist, creates it with one token.
 pub(crate) fn tokens_or_new(path: &Path) -> Result<Vec<Token>> {
     if !path.exists() {
         let token = hex(&random::<TOKEN>()?);
@@ -228,7 +229,7 @@ pub(crate) fn tokens_or_new(path: &Path) -> Result<Vec<Token>> {
     read_tokens(path)
 }
 
-/// A file that only its owner can read.
+/// Reads a file that only its owner may be able to read.
 pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>> {
     let named = |error: Error| Error::new(error.kind(), format!("{}: {error}", path.display()));
     let about = std::fs::metadata(path).map_err(named)?;
@@ -239,7 +240,7 @@ pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // Of the file that is read: another one may have the name by now.
+        // Check the open file, because another one may have the name by now.
         let about = file.metadata().map_err(named)?;
         if !samite_core::environment::is_own(&about) {
             return Err(invalid(path, "it belongs to another user"));
@@ -254,14 +255,16 @@ pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Makes a file that only its owner can read. Somebody else's, made meanwhile, stays.
+/// Creates a file that only its owner can read. Keeps a file that another process created
+/// meanwhile.
 pub(crate) fn write_secret(path: &Path, bytes: &[u8]) -> Result<()> {
     let named = |error: Error| Error::new(error.kind(), format!("{}: {error}", path.display()));
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(named)?;
     }
-    // Complete or not at all: another server may start at the same time. The name is random, so that
-    // no other program has the file open or a link in its place.
+    // Another server may start at the same time, so the file must appear complete or not at all.
+    // The name is random, so that no other program can have the file open or have placed a link
+    // there.
     let name = format!("{}.{}.new", path.display(), hex(&random::<8>()?));
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true);

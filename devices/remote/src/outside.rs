@@ -1,7 +1,7 @@
-//! What sessions take from outside: time, chance, tasks, and who does their requests.
+//! Environment of sessions: time, randomness, tasks, and execution of requests.
 //!
-//! Everything else about a session is the same wherever it runs: over TLS on the system's threads, or in a simulation, which moves time, carries messages
-//! and does requests when it likes.
+//! Everything else about a session is the same over TLS on the system's threads and in a
+//! simulation, which controls time, messages and the execution of requests.
 
 use crate::server::Worker;
 use std::fmt;
@@ -10,33 +10,33 @@ use std::io;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
-/// Something that goes on beside others.
+/// A concurrent task.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What a server's or a client's sessions run on.
+/// Environment of a server's or a client's sessions.
 pub trait Outside: fmt::Debug + Send + Sync {
-    /// The time.
+    /// Returns the current time.
     fn now(&self) -> Instant;
 
-    /// Is ready after a while.
+    /// Returns a future that completes after `time`.
     fn sleep(&self, time: Duration) -> Task;
 
-    /// Stops who calls for a while, in which others go on.
+    /// Blocks the caller for `time` while other tasks continue.
     fn pause(&self, time: Duration);
 
-    /// Fills `bytes` with what nobody can guess.
+    /// Fills `bytes` with unpredictable bytes.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the system's error.
     fn random(&self, bytes: &mut [u8]) -> io::Result<()>;
 
-    /// Lets a task go on beside others.
+    /// Starts a concurrent task.
     fn spawn(&self, task: Task);
 
-    /// Has the requests of a new session done, until there are no more.
+    /// Executes the requests of a new session until there are no more.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the system's error.
     fn work(&self, worker: Worker) -> io::Result<()>;
 }
 
@@ -50,7 +50,7 @@ impl Outside for System {
     }
 
     fn sleep(&self, time: Duration) -> Task {
-        // Timers belong to the runtime in which they begin.
+        // A timer belongs to the runtime in which it starts.
         Box::pin(async move { tokio::time::sleep(time).await })
     }
 

@@ -1,4 +1,4 @@
-//! TLS 1.3 between those who know each other: the server has one key for ever, and its address names it.
+//! TLS 1.3 between known peers: the server has one permanent key, and its address names that key.
 
 use crate::identity::{self, EXPORTER, Exported, Pin};
 use rcgen::{CertificateParams, KeyPair};
@@ -11,7 +11,7 @@ use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The name in certificates. Nobody looks at it.
+/// Name in certificates. It is not checked.
 const NAME: &str = "samite";
 
 fn provider() -> Arc<CryptoProvider> {
@@ -22,7 +22,8 @@ fn bad(error: impl std::fmt::Display) -> Error {
     Error::other(error.to_string())
 }
 
-/// What a server shows: the key of `path`, which is made if it is not there.
+/// Returns the server's configuration with the key of `path`, which is created if it does not
+/// exist.
 pub(crate) fn server(path: &Path) -> Result<(Arc<ServerConfig>, Pin)> {
     if !path.exists() {
         let key = KeyPair::generate().map_err(bad)?;
@@ -53,7 +54,7 @@ pub(crate) fn server(path: &Path) -> Result<(Arc<ServerConfig>, Pin)> {
     Ok((Arc::new(config), pin))
 }
 
-/// What a client accepts: the key with this hash.
+/// Returns the client's configuration, which accepts only the key with this hash.
 pub(crate) fn client(pin: Pin) -> Result<Arc<ClientConfig>> {
     let provider = provider();
     let verifier = Pinned {
@@ -70,12 +71,12 @@ pub(crate) fn client(pin: Pin) -> Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// The name that clients ask for.
+/// Returns the server name that clients request.
 pub(crate) fn server_name() -> Result<ServerName<'static>> {
     ServerName::try_from(NAME).map_err(bad)
 }
 
-/// What both sides of a connection know, and nobody else.
+/// Returns keying material that only both sides of a connection know.
 pub(crate) fn exported<T>(connection: &rustls::ConnectionCommon<T>) -> Result<Exported> {
     connection
         .export_keying_material([0; 32], EXPORTER, None)
@@ -87,7 +88,7 @@ fn pin_of(certificate: &CertificateDer<'_>) -> std::result::Result<Pin, rustls::
     Ok(Pin::of(&certificate.subject_public_key_info()))
 }
 
-/// Accepts one key, whatever else its certificate says.
+/// Accepts a single key, whatever else its certificate says.
 #[derive(Debug)]
 struct Pinned {
     pin: Pin,

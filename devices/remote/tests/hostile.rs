@@ -1,4 +1,5 @@
-//! Clients that may not, or want too much: it costs them the connection, or an error, and nobody else anything.
+//! Unauthorized and greedy clients: they lose their connection or get an error, and no other client
+//! is affected.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -12,7 +13,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Why connecting fails.
+/// Returns the connection error.
 fn refused(lender: &Lender, address: &str, options: &RemoteOptions) -> String {
     lender.try_connect(address, options).err().unwrap()
 }
@@ -33,7 +34,7 @@ fn strangers_are_told_what_to_do() {
         why.starts_with("the server has the key") && why.contains("prints now"),
         "{why}"
     );
-    // No server, no TLS, no such address.
+    // No server, no TLS, an invalid address.
     let nobody = format!("samite://127.0.0.1:1#{}", "00".repeat(32));
     let why = refused(&lender, &nobody, &options);
     assert!(
@@ -56,7 +57,7 @@ fn strangers_are_told_what_to_do() {
     );
     assert!(why.contains("does not speak TLS"), "{why}");
     assert!(refused(&lender, "127.0.0.1:50052", &options).contains("samite://host:port#key"));
-    // Another token, none, one that everybody can read.
+    // A wrong token, none, and a world-readable one.
     let file = lender.folder.path().join("mine");
     let mut mine = options.clone();
     mine.token = Some(file.clone());
@@ -78,7 +79,7 @@ fn strangers_are_told_what_to_do() {
         let start = Instant::now();
         let why = refused(&lender, address, &mine);
         assert!(why.contains("does not know the token"), "{why}");
-        // Who guesses is answered slowly.
+        // Repeated guesses are answered slowly.
         assert!(attempt < 3 || start.elapsed() > Duration::from_millis(900));
     }
     assert_eq!(lender.server.sessions(), 0);
@@ -104,7 +105,7 @@ fn who_says_nothing_or_nonsense_is_forgotten() {
         let mut slow = TcpStream::connect(lender.place()).unwrap();
         slow.set_read_timeout(Some(HANG_GUARD)).unwrap();
         let _ = slow.write_all(bytes);
-        // Perhaps an alert, then the end.
+        // Possibly an alert, then the end.
         let mut all = Vec::new();
         let end = slow.read_to_end(&mut all);
         assert!(all.len() < 100);
@@ -115,7 +116,7 @@ fn who_says_nothing_or_nonsense_is_forgotten() {
 
 #[test]
 fn silent_connections_keep_nobody_out() {
-    // No time limit ends them.
+    // No timeout ends them.
     let lender = Lender::start(|options| {
         options.handshake = HANG_GUARD;
         options.connections = 8;
@@ -181,7 +182,7 @@ fn who_speaks_tls_and_nothing_else_is_forgotten() {
     config.alpn_protocols = vec![b"h2".to_vec()];
     let config = Arc::new(config);
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    // Headers that go on for ever, in a frame of the largest size that is allowed.
+    // Endless headers, in a frame of the maximum size.
     let headers = [
         &preface[..],
         &[0, 0x40, 0, 1, 0, 0, 0, 0, 1],
@@ -248,7 +249,7 @@ fn one_client_cannot_reach_what_another_has() {
     let (a, b) = (lender.connect(), lender.connect());
     let secret = TensorGroup::allocate(&a.buffer_type(), Usage::Any, &[("x", floats(64))]).unwrap();
     secret.tensors[0].tensor().write(0, &[42; 256]).unwrap();
-    // Memory of one device is not used with another one's streams.
+    // Memory of one device cannot be used with another one's streams.
     let mut stream = Arc::clone(&b).open_stream().unwrap();
     let x = secret.tensors[0].tensor();
     assert!(stream.read(x, 0, &mut [0; 256]).is_err());

@@ -1,4 +1,5 @@
-//! Sessions: what is done once although connections break, what is lost with the server, what is sent once.
+//! Sessions: exactly-once execution over broken connections, state that is lost with the server,
+//! and data that is sent only once.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -24,14 +25,14 @@ fn each_run_is_done_once_although_connections_break() {
     let mut counter = Counter::new(&device).unwrap();
     let mut expected = 0.0;
     for round in 0..60usize {
-        // After so many bytes of either direction, in the middle of whatever that is.
+        // Break after this many bytes in either direction, in the middle of any message.
         proxy.left.store(round * 37 % 1500, Ordering::SeqCst);
         for value in [1.0, 2.0, 4.0] {
             expected += value;
             assert_eq!(counter.add(value).unwrap(), expected, "round {round}");
         }
     }
-    // Work that nobody waits for, too: more than the server keeps replies of.
+    // Including runs that are not awaited: more than the server keeps replies of.
     for round in 0..10 {
         for _ in 0..40 {
             expected += 1.0;
@@ -75,7 +76,7 @@ fn a_client_that_stays_away_loses_its_session() {
     eventually("its memory is free", || lender.server.memory_in_use() == 0);
     proxy.is_shut.store(false, Ordering::SeqCst);
     lost(counter.add(1.0), "no such session");
-    // From now on, without another connection.
+    // From now on, every call fails without another connection.
     let connections = proxy.connections.load(Ordering::SeqCst);
     lost(counter.add(1.0), "no such session");
     assert!(counter.stream.synchronize().is_err());
@@ -95,7 +96,7 @@ fn a_server_that_is_gone_is_a_lost_device() {
     proxy.cut();
     let start = Instant::now();
     lost(counter.add(1.0), &proxy.place);
-    // Not the default of a minute.
+    // Earlier than the default timeout of a minute.
     assert!(start.elapsed() < lender.options().reconnect);
 }
 
@@ -108,7 +109,7 @@ fn two_servers_do_not_wait_for_each_other() {
     for counter in &mut counters {
         counter.add(1.0).unwrap();
     }
-    // The first one is not there for a while; the other one does not notice.
+    // The first server is unreachable for a while, which must not affect the other one.
     let proxy = Proxy::start(lenders[0].place());
     let address = proxy.address(&lenders[0].address);
     let away = lenders[0]
@@ -118,7 +119,7 @@ fn two_servers_do_not_wait_for_each_other() {
     proxy.is_shut.store(true, Ordering::SeqCst);
     proxy.cut();
     away.run(5.0, &CancelToken::new()).unwrap();
-    // If it waited for the first one, that would be lost in the end.
+    // If it waited for the first one, that session would eventually be lost.
     for count in 2..100 {
         assert_eq!(counters[1].add(1.0).unwrap(), count as f32);
     }
@@ -149,11 +150,11 @@ fn weights_are_sent_once() {
     };
     let all = 4 * (100_000 + 3_000_000 + 500);
     let first = sent(&lender.connect());
-    // The second tensor has equal pieces, which are sent once, too.
+    // The second tensor has equal chunks, which are also sent only once.
     assert!(first > all / 3, "{first}");
     let second = sent(&lender.connect());
     assert!(second < all / 100, "{second} of {all}");
-    // Another token must prove that it has the bytes, and sends no more for that.
+    // Another token must prove that it has the bytes, without sending more.
     let other = lender.folder.path().join("other");
     let text = std::fs::read_to_string(lender.tokens()).unwrap();
     let token = "00".repeat(32);
@@ -187,7 +188,7 @@ fn runs_are_stopped() {
     cancel.cancel();
     assert!(matches!(counter.run(1.0, &cancel), Err(Error::Cancelled)));
     assert_eq!(counter.add(1.0).unwrap(), 1.0);
-    // A long one: products of large matrices in scalar code.
+    // A long run: products of large matrices in scalar code.
     let long = |device: &Arc<dyn Device>, is_cancelled: bool| {
         let layout = Layout::contiguous(samite_core::DType::F32, [700, 700, 1, 1]).unwrap();
         let names = [("a", layout), ("b", layout)];
@@ -262,7 +263,7 @@ fn a_session_without_a_connection_makes_room_for_another_of_its_token() {
         options.memory = Some(3 * mib);
         options.sessions = 3;
     });
-    // One whose connection breaks and is not made anew, one with a connection, and one with another token.
+    // A client whose connection breaks for good, a connected one, and one with another token.
     let proxy = Proxy::start(lender.place());
     let through = proxy.address(&lender.address);
     let killed = lender.try_connect(&through, &lender.options()).unwrap();
@@ -271,7 +272,7 @@ fn a_session_without_a_connection_makes_room_for_another_of_its_token() {
     let living = lender.connect();
     let held = take(&living).unwrap();
     let other_token = lender.folder.path().join("other");
-    // Its permissions, too.
+    // The copy keeps the permissions.
     std::fs::copy(lender.tokens(), &other_token).unwrap();
     std::fs::write(&other_token, "22".repeat(32)).unwrap();
     let options = RemoteOptions {
@@ -284,7 +285,7 @@ fn a_session_without_a_connection_makes_room_for_another_of_its_token() {
     proxy.cut();
     let free = |device: &Arc<dyn Device>| device.memory().free.unwrap();
     eventually("it counts as free", || free(&living) == 2 * mib);
-    // The other token gets nothing of it, and no session more.
+    // The other token gets none of the memory, and no further session.
     assert_eq!(free(&other), 0);
     assert!(take(&other).is_err());
     assert!(lender.try_connect(&lender.address, &options).is_err());
@@ -296,7 +297,7 @@ fn a_session_without_a_connection_makes_room_for_another_of_its_token() {
     drop((held, second));
 }
 
-/// A device of which nobody knows how it chooses.
+/// A device with inexact top-k selection.
 struct Unknown(Arc<dyn Device>);
 
 impl Delegate for Unknown {
@@ -316,7 +317,8 @@ fn servers_choose_tokens_only_if_their_devices_do_it_as_samplers() {
     assert_eq!(lender.connect().selection(), Selection::Inexact);
 }
 
-/// A device that wants scratch memory for each node, the second node first, and the first result for longer.
+/// A device that needs scratch memory for each node, wants the second node first, and needs the
+/// first result for longer.
 struct Wishful(Arc<dyn Device>);
 
 impl Delegate for Wishful {
@@ -355,10 +357,10 @@ fn what_the_device_wishes_is_part_of_the_clients_plan() {
     let rows = g.rows(second, 1, 2).unwrap();
     let sum = g.add(row, rows).unwrap();
     g.set_output(sum);
-    // What was computed elsewhere comes as it is; views are where they are read.
+    // Results computed elsewhere become inputs; views are included where they are read.
     let mut nodes = [first, second, row, rows, sum];
     let sizes = device.workspaces(&g, &[&nodes, &[sum], &[row]]).unwrap();
-    // The part has the views that nobody else has, too.
+    // The part also includes views that only it uses.
     assert_eq!(sizes, [5 * 1024, 1024, 0]);
     let keeps = device.optimize(&g, &mut nodes);
     assert_eq!(nodes, [second, first, row, rows, sum]);
@@ -397,12 +399,12 @@ fn what_the_device_wishes_is_part_of_the_clients_plan() {
     assert!(prepared.is_ok());
     assert_eq!(now, taken + 1024, "it is the client's memory");
     drop((prepared, enough));
-    // A client that names none.
+    // A client that provides no scratch memory.
     let (prepared, now) = prepare(None);
     assert!(prepared.is_ok());
     assert_eq!(now, taken + 1024, "the server takes it");
     drop(prepared);
-    // One that names too little.
+    // A client that provides too little.
     let small = scratch(1023);
     let (prepared, now) = prepare(Some(small.tensors[0].tensor()));
     assert!(prepared.is_ok());

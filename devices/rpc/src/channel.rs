@@ -1,23 +1,23 @@
-//! A client's connection, from which whole replies are read.
+//! A client's connection, which reads whole replies.
 
 use samite_core::environment::{Clock, Connection, Instant};
 use std::io::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that are received at once, so that small messages come whole.
+/// Bytes received at once, so that small messages arrive whole.
 const BUFFER: usize = 64 << 10;
 
-/// Bytes per second that the other side sends or takes at least, besides the time that it may be
+/// Minimum bytes per second that the peer must send or accept, besides the time that it may be
 /// silent.
 const SLOWEST: u64 = 64 << 10;
 
-/// Returns the time for `len` bytes, to a peer that may be silent for `patience`.
+/// Returns the time limit for `len` bytes, for a peer that may be silent for `patience`.
 pub(crate) fn allowance(patience: Duration, len: usize) -> Duration {
     patience.saturating_add(Duration::from_secs(len as u64 / SLOWEST))
 }
 
-/// A connection with bytes that were received before they were asked for.
+/// A connection with a receive buffer.
 pub(crate) struct Channel {
     connection: Box<dyn Connection>,
     clock: Arc<dyn Clock>,
@@ -28,7 +28,8 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// `patience` is how long the server may be silent when it has to answer, or not take what is sent.
+    /// Creates a channel. `patience` is the time that the server may be silent before a reply, or
+    /// may not accept data.
     pub fn new(
         mut connection: Box<dyn Connection>,
         clock: Arc<dyn Clock>,
@@ -53,7 +54,7 @@ impl Channel {
             if self.begin == self.end {
                 check_time(&*self.clock, end)?;
                 end = end.or_else(|| self.deadline(out.len()));
-                // Much is received where it belongs.
+                // Receive large data directly into its destination.
                 let rest = &mut out[at..];
                 if rest.len() >= BUFFER {
                     match self.connection.receive(rest)? {

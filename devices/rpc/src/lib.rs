@@ -1,14 +1,17 @@
-//! ggml's RPC protocol: devices for programs on other machines.
+//! ggml's RPC protocol: shares devices with programs on other machines.
 //!
-//! - [`Server`] lends devices to any program that speaks the protocol, such as llama.cpp's with `--rpc`.
-//! - [`RpcBackend`] has the devices of servers, ours and upstream's `ggml-rpc-server`.
+//! - [`Server`] shares devices with any program that speaks the protocol, such as llama.cpp with
+//!   `--rpc`.
+//! - [`RpcBackend`] provides the devices of servers, samite's and upstream's `ggml-rpc-server`.
 //!
-//! Messages are those of `samite-wire`. Connections and time come from an [`Environment`](samite_core::Environment).
+//! `samite-wire` defines the messages. Connections and time come from an
+//! [`Environment`](samite_core::Environment).
 //!
-//! # What is trusted
-//! Nothing that a client says. The protocol has no passwords and no encryption, so who can connect can compute; but no message reaches
-//! memory that is not the client's own, ends the process, or takes more memory than its share. Whoever breaks a rule loses its
-//! connection, and with it its memory; others notice nothing.
+//! # Trust
+//! The server does not trust anything that a client sends. The protocol has no passwords and no
+//! encryption, so any client that can connect can compute. But no message can access memory outside
+//! the client's own, end the process, or use more memory than its quota. A client that breaks a
+//! rule loses its connection and its memory; other clients are not affected.
 #![forbid(unsafe_code)]
 
 mod channel;

@@ -1,5 +1,6 @@
-//! What has ended, or read from, servers of this protocol: one test for each kind of attack that is known, with the reports it is known from. Each costs the
-//! attacker the connection, or what it asked for; a client beside it does not notice.
+//! Known attacks that crashed or leaked data from servers of this protocol, one test per kind, with
+//! the original reports. Each must cost the attacker the connection or its request; another client
+//! must not be affected.
 
 mod common;
 
@@ -14,10 +15,10 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of the buffer that the attacker and the other client have each.
+/// Buffer size in bytes of the attacker and of the other client.
 const SIZE: u64 = 4096;
 
-/// A server with somebody else's connection.
+/// A server with another client's connection.
 struct Target {
     server: Arc<Server>,
     address: String,
@@ -54,7 +55,7 @@ impl Target {
         raw
     }
 
-    /// What the attacker sends closes its connection.
+    /// Checks that the attack closes its connection.
     fn costs(&mut self, what: &str, attack: impl FnOnce(&mut Script)) {
         let mut raw = self.attacker();
         let mut script = Script::default();
@@ -64,7 +65,7 @@ impl Target {
         self.is_well(what);
     }
 
-    /// The other client's memory is as it was, and it computes.
+    /// Checks that the other client's memory is unchanged and that it can compute.
     fn is_well(&mut self, what: &str) {
         let all = f32s(SIZE as usize / 4, 0);
         assert_eq!(
@@ -88,7 +89,7 @@ impl Target {
             size: 16,
             value: 0x5a,
         });
-        // What the attacker took is given back.
+        // The attacker's memory is freed.
         let start = Instant::now();
         while self.server.memory_in_use() != SIZE as usize || self.server.clients() != 1 {
             assert!(start.elapsed() < LONG, "{what}: memory is not given back");
@@ -260,7 +261,7 @@ fn sizes_that_wrap_around() {
     }
 }
 
-/// A graph of 700 bytes that would be computed for years: strides of 0 repeat a few bytes.
+/// A graph of 700 bytes that would run for years: strides of 0 repeat a few bytes.
 #[test]
 fn tensors_that_repeat_their_memory() {
     let mut target = Target::new();
@@ -273,7 +274,7 @@ fn tensors_that_repeat_their_memory() {
         repeated([1 << 25, 1 << 25, 1, 1], [0; 4]),
         repeated([4, 1 << 20, 1 << 20, 1 << 10], [4, 0, 0, 0]),
         repeated([1 << 25, 1 << 4, 1, 1], [0; 4]),
-        // Empty, but of many rows.
+        // Empty, but with many rows.
         repeated([0, 1 << 25, 1 << 25, 1], [4; 4]),
         repeated([1 << 25, 1 << 25, 0, 1], [0; 4]),
     ] {
@@ -295,7 +296,7 @@ fn tensors_that_repeat_their_memory() {
             to: many,
         });
     });
-    // The reason names the tensor.
+    // The error names the tensor.
     let mut script = Script::default();
     script.request(&Request::Hello);
     script.request(&Request::AllocBuffer {
@@ -315,7 +316,7 @@ fn tensors_that_repeat_their_memory() {
         other => panic!("{other:?}"),
     }
     drop(session);
-    // Windows over each other, and a row for every row of another tensor, are fine.
+    // Overlapping views are allowed, and so is one row for every row of another tensor.
     let mut raw = target.attacker();
     let mut script = Script::default();
     script.write(f32s(8, 0), 0, &bytes(&[1.0; 8]));
@@ -342,14 +343,14 @@ fn a_graph_is_run_again_whose_memory_is_gone() {
     script.graph(&[9], &[leaf(7, f32s(4, 0)), square]);
     raw.send(&script);
     raw.tell(&Request::FreeBuffer { buffer: 1 });
-    // Perhaps where the first one was.
+    // Possibly at the same address as the first one.
     assert_eq!(raw.allocate(SIZE), 2);
     raw.tell(&Request::GraphRecompute { device: 0 });
     raw.is_closed("memory that is gone");
     target.is_well("memory that is gone");
 }
 
-/// llama.cpp #25289: operations with addresses of functions.
+/// llama.cpp #25289: operations with function pointers.
 #[test]
 fn functions_of_the_program() {
     let mut target = Target::new();
@@ -369,7 +370,7 @@ fn operations_whose_numbers_do_not_fit() {
     let mut target = Target::new();
     let matrix = |rows, at| tensor(DType::F32, [4, rows, 1, 1], at);
     let numbers = |n, at| tensor(DType::I32, [n, 1, 1, 1], at);
-    // SET and ACC, which have strides and an offset of their own, and which there are none of here.
+    // SET and ACC, which have their own strides and offset. None of these strides are valid here.
     for number in [33, 5] {
         for params in [
             [u32::MAX; 5],
@@ -385,7 +386,7 @@ fn operations_whose_numbers_do_not_fit() {
             });
         }
     }
-    // More rows than numbers, other widths, numbers of another type.
+    // More rows than indices, other widths, indices of another type.
     for (table, ids, result) in [
         (matrix(2, 0), numbers(1, 256), matrix(3, 512)),
         (matrix(2, 0), numbers(1, 256), f32s(5, 512)),
@@ -437,7 +438,7 @@ fn numbers_of_rows_that_are_not_there() {
     }
 }
 
-/// Found by sending them to upstream's server, which ends.
+/// Crashes upstream's server.
 #[test]
 fn nodes_sources_and_operations_that_are_not_there() {
     let mut target = Target::new();
@@ -459,7 +460,7 @@ fn nodes_sources_and_operations_that_are_not_there() {
     }
 }
 
-/// Found by sending it to upstream's server, which writes before its list of uses.
+/// Makes upstream's server write before the start of its use counts.
 #[test]
 fn a_node_that_is_there_twice() {
     let mut target = Target::new();
@@ -473,7 +474,7 @@ fn a_node_that_is_there_twice() {
     });
 }
 
-/// Found by sending it to upstream's server, whose stack overflows.
+/// Overflows the stack of upstream's server.
 #[test]
 fn a_chain_of_200_000_sources() {
     let mut target = Target::with(ServerOptions {
@@ -487,7 +488,7 @@ fn a_chain_of_200_000_sources() {
         tensors.push(of_graph(1, op::SQR, &[1000], f32s(4, 0)));
         s.graph(&[1000], &tensors);
     });
-    // A chain is no mistake: it is computed, or is more than a client may take.
+    // A chain is valid: it is either computed, or exceeds the client's limits.
     let mut raw = target.attacker();
     let mut tensors = vec![leaf(1, f32s(4, 0))];
     tensors.extend((2..=200_000).map(|id| of_graph(id, op::VIEW, &[id - 1], f32s(4, 0))));
@@ -496,7 +497,7 @@ fn a_chain_of_200_000_sources() {
     target.is_well("a long chain");
 }
 
-/// Found by sending it to upstream's server, which ends by an exception.
+/// Ends upstream's server with an exception.
 #[test]
 fn lengths_that_nobody_sends() {
     let mut target = Target::new();
@@ -554,7 +555,7 @@ fn bytes_beyond_a_tensor() {
             s.graph(&[9, 10], &view(shape, offset));
         });
     }
-    // What lies in its own buffer is its own.
+    // The client may read within its own buffer.
     let mut raw = target.attacker();
     raw.send(Script::default().graph(&[9, 10], &view(4, 64)));
     assert_eq!(raw.read(f32s(4, 1024), 0, 16), [0; 16]);
@@ -562,7 +563,7 @@ fn bytes_beyond_a_tensor() {
     target.is_well("a view within");
 }
 
-/// Upstream keeps what one client sent under a 64-bit hash for all others.
+/// Upstream caches one client's data under a 64-bit hash for all others.
 #[test]
 fn nothing_is_known_by_a_hash_that_another_client_chose() {
     let mut target = Target::new();
@@ -578,7 +579,7 @@ fn nothing_is_known_by_a_hash_that_another_client_chose() {
     script.frame(Command::SetTensor, payload.len() as u64, &payload);
     raw.send(&script);
     assert_eq!(raw.read(f32s(4, 0), 0, 16), [7; 16]);
-    // FNV-1a of these bytes, by which upstream's clients ask.
+    // FNV-1a of these bytes, which upstream's clients send.
     let hash = [7u8; 16]
         .iter()
         .fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| {
@@ -605,7 +606,7 @@ fn slow_clients_and_floods() {
         clients: 12,
         ..ServerOptions::default()
     });
-    // Half a message, and a byte now and then.
+    // Half a message, then single bytes.
     let mut slow: Vec<_> = (0..4).map(|_| target.attacker()).collect();
     for raw in &mut slow {
         raw.0.write_all(&[Command::DeviceCount as u8, 0]).unwrap();
@@ -614,14 +615,14 @@ fn slow_clients_and_floods() {
         raw.is_closed("half a message");
     }
     target.is_well("slow clients");
-    // Memory and buffers up to the quota, and no more.
+    // Memory and buffers up to the quota, but no more.
     let mut raw = target.attacker();
     let taken = (0..100).filter(|_| raw.allocate(1024) != 0).count();
     assert_eq!(taken, 7);
     assert_eq!(raw.allocate(u64::MAX), 0);
     drop(raw);
     target.is_well("a flood of buffers");
-    // More connections than there may be: those that are there go on.
+    // More connections than allowed: existing ones continue.
     let flood: Vec<_> = (0..40).map(|_| Raw::silent(&target.address)).collect();
     assert_eq!(target.other.ask(&Request::DeviceCount), 1u32.to_le_bytes());
     drop(flood);

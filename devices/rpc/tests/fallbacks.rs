@@ -1,4 +1,5 @@
-//! What a device refuses, another one computes, also if it cannot use the memory that the tensors lie in.
+//! Operations that a device rejects fall back to another device, even if it cannot use the memory
+//! of the tensors.
 
 mod common;
 
@@ -11,7 +12,7 @@ use samite_wire::rpc::message::{ASKS_SUPPORT, Request};
 use samite_wire::rpc::record::Record;
 use std::sync::Arc;
 
-/// A server of a device with memory of its own and a queue, which refuses some operations.
+/// Starts a server for a device with its own memory and a queue, which rejects some operations.
 fn far(without: &[&str], memory: Option<usize>) -> (Arc<Server>, String) {
     let lent: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions {
         name: "lent".into(),
@@ -27,8 +28,9 @@ fn far(without: &[&str], memory: Option<usize>) -> (Arc<Server>, String) {
     serve_devices(vec![lent], options)
 }
 
-/// Square roots `y` of four numbers `x` right behind them, their squares behind those, a row of a matrix at 512 written with `y`, and the
-/// square roots of the matrix, which is not named as what was written.
+/// Builds a graph: the square roots `y` of four adjacent numbers `x`, and their squares, one after
+/// the other. It then writes `y` to a row of the matrix at 512, and takes the square roots of the
+/// matrix, which does not refer to the write.
 fn graph() -> Script {
     let matrix = tensor(DType::F32, [4, 3, 1, 1], 512);
     let written = Record {
@@ -49,7 +51,7 @@ fn graph() -> Script {
     script
 }
 
-/// The first 12 numbers, and those of the matrix.
+/// Reads the first 12 numbers, and those of the matrix.
 fn all(raw: &mut Raw) -> (Vec<f32>, Vec<f32>) {
     let first = values(&raw.read(f32s(12, 0), 0, 48));
     (first, values(&raw.read(f32s(12, 512), 0, 48)))
@@ -108,7 +110,8 @@ fn the_first_that_can_takes_over() {
             tensor: of_graph(9, number, &[7], f32s(n, 0)),
             sources: sources.clone(),
         };
-        // A client that asks has other devices, so it is told what needs no copies.
+        // A client that queries support has other devices, so the server reports only support
+        // without copies.
         assert_eq!(raw.number(&question), 0);
     }
     assert_eq!(raw.allocate(256), 1);
@@ -125,7 +128,7 @@ fn the_first_that_can_takes_over() {
     assert_eq!(values(&raw.read(f32s(4, 0), 0, 16)), [1.0, 4.0, 9.0, 16.0]);
 }
 
-/// Memory of the other device counts: here, half of a MiB each for the operand and the result.
+/// Memory on the other device counts: here, half a MiB each for the operand and the result.
 #[test]
 fn a_client_pays_for_the_memory_of_who_takes_over() {
     let (mib, n) = (1 << 20, 1 << 17);

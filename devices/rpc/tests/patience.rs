@@ -1,4 +1,4 @@
-//! Time limits of the server, and the sharing of its seats among clients.
+//! Timeouts of the server, and fair sharing of its connection slots among clients.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -25,7 +25,7 @@ const SHORT: Duration = Duration::from_millis(200);
 /// A device whose graphs run until they are cancelled.
 struct Endless {
     inner: Arc<dyn Device>,
-    /// Runs that began.
+    /// Number of runs started.
     runs: Arc<AtomicUsize>,
 }
 
@@ -77,7 +77,7 @@ fn a_graph_stops_when_its_client_leaves() {
         runs: Arc::clone(&runs),
     }));
     let (server, address) = serve_devices(vec![endless], ServerOptions::default());
-    // What the client sent behind the graph is not read any more.
+    // Requests that the client sent after the graph are no longer read.
     for requests_behind in [0, 1000] {
         let mut raw = Raw::connect(&address);
         assert_eq!(raw.allocate(256), 1);
@@ -111,7 +111,7 @@ impl Clock for Sleepless {
     fn sleep(&self, _: Duration) {}
 }
 
-/// Accepts nothing at first, and gives connections addresses of their own.
+/// Rejects connections at first, and assigns a distinct address to each connection.
 #[derive(Debug)]
 struct Scripted {
     inner: Box<dyn Listener>,
@@ -195,7 +195,7 @@ fn the_server_goes_on_when_accepting_fails() {
 
 #[test]
 fn silent_clients_keep_nobody_out() {
-    // No time limit ends them.
+    // No timeout ends them.
     let (server, address) = serve(ServerOptions {
         clients: 3,
         greeting: LONG,
@@ -206,7 +206,7 @@ fn silent_clients_keep_nobody_out() {
     for raw in &mut silent {
         raw.is_closed("a silent client");
     }
-    // Those that have greeted stay, though all come from one address.
+    // Clients that have greeted stay connected, although all come from the same address.
     let mut fourth = Raw::silent(&address);
     fourth.tell(&Request::Hello);
     fourth.is_closed("a fourth client");

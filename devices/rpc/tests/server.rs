@@ -1,4 +1,4 @@
-//! The server: what clients may do, and that whoever breaks a rule loses its own connection only.
+//! The server: permitted requests, and violations, which only cost the client's own connection.
 
 mod common;
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const SHORT: Duration = Duration::from_millis(300);
 
-/// `y = x * x` of four numbers: x at 0, y at 64.
+/// Appends `y = x * x` of four numbers: x at 0, y at 64.
 fn square(script: &mut Script) {
     let tensors = [
         of_graph(7, op::NONE, &[], f32s(4, 0)),
@@ -67,7 +67,7 @@ fn a_client_computes() {
     });
     assert_eq!(raw.read(f32s(64, 0), 0, 256), [1; 256]);
     raw.tell(&Request::InitTensor { tensor: f32s(4, 0) });
-    // Nothing is known by its hash, and nothing is kept.
+    // The hash is unknown, and no data is cached.
     let hash = Request::SetTensorHash {
         tensor: f32s(4, 0),
         offset: 0,
@@ -112,7 +112,8 @@ fn sizes_and_support_are_asked_before_there_is_memory() {
     assert_eq!(raw.number(&question(0, op::SQR, 4)), 16);
     assert_eq!(raw.number(&question(0, op::NONE, 4)), 16);
     assert_eq!(raw.number(&question(0, 75, 4)), 16, "an unknown operation");
-    // What the device refuses, the first of the others that can computes, on the same memory.
+    // If the device rejects an operation, the first other device that supports it computes it, on
+    // the same memory.
     assert_eq!(raw.number(&question(ASKS_SUPPORT, op::SQR, 4)), 1);
     assert_eq!(raw.number(&question(ASKS_SUPPORT, op::SQRT, 4)), 1);
     assert_eq!(raw.number(&question(ASKS_SUPPORT, op::SUM, 1)), 0);
@@ -139,7 +140,8 @@ fn sizes_and_support_are_asked_before_there_is_memory() {
     raw.is_closed("an operation that no device has");
 }
 
-/// Sends one node with parameters whose sources are numbers 7 and so on, and returns `n` results, which lie at 512.
+/// Sends a node with parameters, whose sources have numbers from 7 on, and returns `n` results,
+/// which are at 512.
 fn node(
     raw: &mut Raw,
     number: u32,
@@ -161,7 +163,7 @@ fn node(
     values(&raw.read(f32s(n as usize, 512), 0, 4 * n))
 }
 
-/// What ggml's programs build and samite's own graphs do not have: figures by hand.
+/// Graphs that ggml's programs build but samite does not, with values computed by hand.
 #[test]
 fn what_only_ggml_builds_is_computed_too() {
     let (_server, address) = serve(ServerOptions::default());
@@ -173,7 +175,8 @@ fn what_only_ggml_builds_is_computed_too() {
     script.write(f32s(2, 64), 0, &[0, 0, 0, 0, 1, 0, 0, 0]); // row numbers 0 and 1
     raw.send(&script);
     let f32s_at = |shape, at| tensor(DType::F32, shape, at);
-    // A gated unit of rows of 5 leaves out the last one: relu(1, 2) * (3, 4), relu(6, 7) * (8, 9).
+    // A gated unit over rows of 5 ignores the last element: relu(1, 2) * (3, 4), relu(6, 7) * (8,
+    // 9).
     let rows = f32s_at([5, 2, 1, 1], 0);
     let pairs = node(
         &mut raw,
@@ -184,7 +187,7 @@ fn what_only_ggml_builds_is_computed_too() {
         4,
     );
     assert_eq!(pairs, [3.0, 8.0, 48.0, 63.0]);
-    // The gradient of rows by number reads as many rows as there are numbers.
+    // The gradient of a row lookup reads as many rows as there are indices.
     let ids = tensor(DType::I32, [2, 1, 1, 1], 64);
     let gradient = f32s_at([2, 5, 1, 1], 0);
     let result = f32s_at([2, 3, 1, 1], 512);
@@ -201,7 +204,7 @@ fn what_only_ggml_builds_is_computed_too() {
     let one = f32s(1, 8);
     let sums = node(&mut raw, op::ADD1, &[], &[f32s(3, 0), one], f32s(3, 512), 3);
     assert_eq!(sums, [4.0, 5.0, 6.0]);
-    // No rows at all are written.
+    // Zero rows are written.
     let nothing = f32s_at([2, 0, 1, 1], 0);
     let no_ids = tensor(DType::I64, [0, 1, 1, 1], 64);
     let into = f32s_at([2, 3, 1, 1], 512);
@@ -227,7 +230,7 @@ fn what_only_ggml_builds_is_computed_too() {
         6,
     );
     assert_eq!(patches, [1.0, 2.0, 2.0, 3.0, 3.0, 4.0]);
-    // Backward by one is forward by the rest.
+    // Rolling backward by one equals rolling forward by the rest.
     let moved = node(
         &mut raw,
         op::ROLL,
@@ -237,7 +240,7 @@ fn what_only_ggml_builds_is_computed_too() {
         4,
     );
     assert_eq!(moved, [2.0, 3.0, 4.0, 1.0]);
-    // Source 1 in place of elements 1 and 2.
+    // Source 1 replaces elements 1 and 2.
     let part = f32s(2, 32);
     let set = node(
         &mut raw,
@@ -268,10 +271,10 @@ fn graphs_are_kept_until_their_memory_is_freed() {
     raw.is_closed("a graph whose memory is gone");
 }
 
-/// What a client sends after it has allocated 4096 bytes.
+/// Appends requests that a client sends after it has allocated 4096 bytes.
 type Attack = Box<dyn Fn(&mut Script)>;
 
-/// Attacks, each with its name.
+/// Returns the attacks, each with its name.
 fn attacks() -> Vec<(&'static str, Attack)> {
     let mut all: Vec<(&'static str, Attack)> = Vec::new();
     let mut add = |name, attack: Attack| all.push((name, attack));
@@ -393,7 +396,7 @@ fn attacks() -> Vec<(&'static str, Attack)> {
     graph("too few operands", &[9], vec![leaf(7, 4), add_one]);
     let larger = of_graph(9, op::SQR, &[7], f32s(8, 64));
     graph("a result of another shape", &[9], vec![leaf(7, 4), larger]);
-    // ggml's operations with functions of the program, and others that nobody has here.
+    // ggml's operations with function pointers, and other unsupported ones.
     for number in [4, 93, 94, 95, 96, op::COUNT, u32::MAX] {
         let node = of_graph(9, number, &[7], f32s(4, 64));
         graph(
@@ -405,7 +408,7 @@ fn attacks() -> Vec<(&'static str, Attack)> {
     let mut unary = of_graph(9, op::UNARY, &[7], f32s(4, 64));
     unary.op_params[0] = 1000;
     graph("a function that is none", &[9], vec![leaf(7, 4), unary]);
-    // Values that are checked when they are used.
+    // Values that are validated when they are used.
     let ids = of_graph(6, op::NONE, &[], tensor(DType::I32, [1, 1, 1, 1], 256));
     let mut rows = of_graph(9, op::GET_ROWS, &[7, 6], f32s(4, 64));
     rows.flags |= flag::OUTPUT;
@@ -518,7 +521,7 @@ fn attacks() -> Vec<(&'static str, Attack)> {
     );
     for &command in Command::ALL {
         for len in [1 << 63, u64::MAX, 1 << 40, 1] {
-            // A write streams into its target, so its length is judged when its head was read.
+            // A write streams into its target, so its length is validated once its head was read.
             let head = vec![0; 305];
             add(
                 "a length that nobody sends",
@@ -560,7 +563,7 @@ fn every_attack_costs_the_connection_and_nothing_else() {
         raw.send(&script);
         raw.is_closed(name);
         wait(|| server.clients() == 1 && server.memory_in_use() == 4096);
-        // The buffer with the same number is another one.
+        // The buffer with the same number is a different one.
         assert_eq!(witness.read(f32s(1024, 0), 0, 4096), [0x55; 4096], "{name}");
     }
 }
@@ -575,7 +578,7 @@ fn clients_do_not_see_each_others_memory() {
     }
     assert_eq!(a.read(f32s(16, 0), 0, 64), [1; 64]);
     assert_eq!(b.read(f32s(16, 0), 0, 64), [2; 64]);
-    // Memory that is given back comes back empty.
+    // Freed memory is zeroed before reuse.
     b.tell(&Request::FreeBuffer { buffer: 1 });
     assert_eq!(b.allocate(64), 2, "no number is given twice");
     let again = Record {
@@ -609,7 +612,7 @@ fn memory_buffers_and_clients_are_limited() {
     let mut third = Raw::silent(&address);
     third.tell(&Request::Hello);
     third.is_closed("a third client");
-    // Graphs take memory, too.
+    // Graphs also use memory.
     let mut script = Script::default();
     let tensors = vec![of_graph(1, op::NONE, &[], f32s(1, 0)); 10];
     a.send(script.graph(&[], &tensors));
@@ -641,7 +644,7 @@ fn half_a_message_does_not_keep_the_server_waiting() {
     for half in &mut halves {
         half.is_closed("half a message");
     }
-    // Between messages, there is time.
+    // The timeout does not apply between messages.
     assert_eq!(idle.ask(&Request::DeviceCount).len(), 4);
     assert_eq!(server.clients(), 1);
 }
@@ -671,7 +674,7 @@ fn long_chains_come_to_an_end() {
     }
 }
 
-/// Every operation with every number of operands does not end the server.
+/// No operation with any number of operands ends the server.
 #[test]
 fn any_operation_is_computed_or_refused() {
     let server = Server::new(vec![device("reference", &[])], ServerOptions::default());
@@ -694,7 +697,7 @@ fn any_operation_is_computed_or_refused() {
     }
 }
 
-/// A client that says all of this, in pieces, and hears nothing.
+/// Plays a client that sends all of this in pieces and receives nothing.
 fn play(server: &Arc<Server>, requests: &[u8]) {
     let Some(mut session) = server.begin() else {
         panic!("there is no seat for one client");

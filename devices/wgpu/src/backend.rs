@@ -1,4 +1,4 @@
-//! The adapters of the system, and which of them are offered.
+//! The system's GPU adapters, and the selection of those that samite offers.
 
 use crate::device::WgpuDevice;
 use crate::gpu::Gpu;
@@ -6,7 +6,8 @@ use crate::waiting::{IN_BROWSER, ready};
 use samite_core::{Backend, Device, DeviceKind, Error, Parameters, Rejected, Result};
 use std::sync::{Arc, OnceLock};
 
-/// One device for each adapter. Drivers are asked when somebody asks for devices: loading them takes a moment.
+/// One device per adapter. Adapters are enumerated on first use, because loading the drivers takes
+/// a moment.
 #[derive(Default)]
 pub struct WgpuBackend(OnceLock<Found>);
 
@@ -15,7 +16,7 @@ struct Found {
     rejected: Vec<Rejected>,
 }
 
-/// The interfaces that are asked, the preferred one first.
+/// Graphics APIs to query, in order of preference.
 const INTERFACES: [wgpu::Backend; 4] = [
     wgpu::Backend::Vulkan,
     wgpu::Backend::Metal,
@@ -23,7 +24,7 @@ const INTERFACES: [wgpu::Backend; 4] = [
     wgpu::Backend::BrowserWebGpu,
 ];
 
-/// Why there is none.
+/// Error message if no adapter was found.
 const NONE: &str = if IN_BROWSER {
     "this browser has no WebGPU or no adapter for it, or cannot suspend a program that waits (promise integration of WebAssembly)"
 } else {
@@ -86,7 +87,8 @@ fn find() -> Found {
     Found { devices, rejected }
 }
 
-/// What tells one card from another, whatever the interface; the system's address of it, where there is one.
+/// Returns an identifier of the card that is the same for every graphics API: its bus address, if
+/// the driver reports one.
 fn physical_id(info: &wgpu::AdapterInfo) -> Option<String> {
     let address = &info.device_pci_bus_id;
     (!address.is_empty()).then(|| address.to_ascii_lowercase())

@@ -1,4 +1,4 @@
-//! The memory of a device.
+//! Device memory.
 
 use crate::gpu::{Gpu, Memory, Opened};
 use samite_core::{
@@ -9,16 +9,16 @@ use std::any::Any;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-/// Tensors begin where every adapter can begin a binding.
+/// Alignment of tensors. Every adapter can start a binding at a multiple of it.
 const ALIGNMENT: usize = 256;
 
-/// Kernels see buffers as vectors of four words.
+/// Size unit of buffers in bytes: kernels bind buffers as arrays of `vec4<u32>`.
 pub const BUFFER_UNIT: usize = 16;
 
-/// Bytes that are set at a time.
+/// Bytes that one write of a fill covers.
 const FILL_PIECE: usize = 1 << 20;
 
-/// The memory of one adapter, whatever the options of the device.
+/// The memory of one adapter. All devices of the adapter share it, whatever their options.
 #[derive(Debug)]
 pub struct WgpuBufferType {
     gpu: Arc<Gpu>,
@@ -53,17 +53,18 @@ impl BufferType for WgpuBufferType {
 
     fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
         let too_much = || self.too_much(size);
-        let buffer_type = self.this.upgrade().ok_or_else(too_much)?; // it is there while it is used
+        // alive while a caller holds it
+        let buffer_type = self.this.upgrade().ok_or_else(too_much)?;
         let buffer = self.create(buffer_type, size, usage)?;
         Ok(Arc::new(buffer))
     }
 }
 
 impl WgpuBufferType {
-    /// A buffer that says that it is of the type `buffer_type`.
+    /// Creates a buffer that reports `buffer_type` as its type.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`].
+    /// Returns [`Error::OutOfMemory`] if the driver cannot allocate it.
     pub fn create(
         &self,
         buffer_type: Arc<dyn BufferType>,
@@ -103,7 +104,7 @@ impl WgpuBufferType {
     }
 }
 
-/// One storage buffer.
+/// A storage buffer.
 #[derive(Debug)]
 pub struct WgpuBuffer {
     gpu: Arc<Gpu>,
@@ -114,18 +115,19 @@ pub struct WgpuBuffer {
 }
 
 impl WgpuBuffer {
-    /// The buffer of `tensor`, if it is one of `gpu`'s.
+    /// Returns the buffer of `tensor` if `gpu` owns it.
     pub fn of<'a>(tensor: &'a TensorRef, gpu: &Arc<Gpu>) -> Option<&'a WgpuBuffer> {
         let buffer = tensor.buffer.as_any().downcast_ref::<WgpuBuffer>()?;
         buffer.is_of(gpu).then_some(buffer)
     }
 
-    /// Whether it is one of `gpu`'s.
+    /// Returns whether `gpu` owns the buffer.
     pub fn is_of(&self, gpu: &Arc<Gpu>) -> bool {
         Arc::ptr_eq(&self.gpu, gpu)
     }
 
-    /// Where `len` bytes at `offset` of a tensor lie, which must be inside of both.
+    /// Returns the byte offset in the buffer of `len` bytes at `offset` of a tensor. The range must
+    /// lie inside the tensor and the buffer.
     pub fn range(&self, tensor: Slot, offset: usize, len: usize) -> Result<u64> {
         let outside = || {
             Error::invalid(format!(

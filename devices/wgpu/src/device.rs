@@ -22,7 +22,8 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Below so many columns, a product with weights in host memory is not worth moving here.
+/// Minimum number of columns for which a product with weights in host memory is offloaded to the
+/// GPU.
 const OFFLOAD_COLUMNS: usize = 32;
 
 /// An adapter as a device.
@@ -31,7 +32,7 @@ pub struct WgpuDevice {
     gpu: Arc<Gpu>,
     physical_id: Option<String>,
     options: WgpuOptions,
-    /// The sizes that are tried, in place of those that suit the adapter.
+    /// Tuning under measurement. It replaces the tuning of the adapter.
     tried: Option<Tuning>,
     buffer_type: Arc<WgpuBufferType>,
     packed_type: Arc<PackedBufferType>,
@@ -50,8 +51,10 @@ impl WgpuDevice {
         }
     }
 
-    /// The same adapter and memory, used as `options` say. Whether compiled kernels are kept on disk is a matter of the adapter: it must be said before it
-    /// is first used.
+    /// Returns a device on the same adapter and memory with other options.
+    ///
+    /// The kernel cache on disk belongs to the adapter: turning it off works only before the
+    /// adapter is first used.
     pub fn with_options(&self, options: WgpuOptions) -> Arc<dyn Device> {
         if options.without_cache {
             self.gpu.keep_pipelines_in(None);
@@ -70,7 +73,7 @@ impl WgpuDevice {
         }
     }
 
-    /// The same adapter and memory, used with these sizes and nothing else that was chosen.
+    /// Returns a device on the same adapter and memory that uses `tuning` and default options.
     pub(crate) fn tuned(&self, tuning: Tuning) -> WgpuDevice {
         WgpuDevice {
             tried: Some(tuning),
@@ -83,11 +86,11 @@ impl WgpuDevice {
         same_buffer_type(buffer_type, &own)
     }
 
-    /// The opened adapter, which computes right.
+    /// Opens the adapter. Fails if the self-test finds that it computes wrong results.
     fn open(&self) -> Result<&Opened> {
         let opened = self.gpu.open()?;
         self.gpu.judged(|| self_test::verdict(self))?;
-        // Sizes that suit the host's processors are of no use to anybody.
+        // Tuning a software adapter measures the host's processors, which is of no use.
         let measures = !self.is_software() && !IN_BROWSER;
         if self.options.tuning.unwrap_or(measures) {
             self.gpu
@@ -96,80 +99,87 @@ impl WgpuDevice {
         Ok(opened)
     }
 
-    /// How the adapter is used.
+    /// Returns the options of the device.
     pub fn options(&self) -> WgpuOptions {
         self.options
     }
 
-    /// Whether it is a program on the host's processors.
+    /// Returns whether the adapter is a software implementation that runs on the host's processors.
     pub fn is_software(&self) -> bool {
         self.gpu.info.device_type == wgpu::DeviceType::Cpu
     }
 
-    /// Bytes in buffers that exist now.
+    /// Returns the number of bytes in buffers that exist now.
     pub fn allocated(&self) -> u64 {
         let opened = self.gpu.opened();
         opened.map_or(0, |opened| opened.allocated.load(Ordering::Relaxed))
     }
 
-    /// Gives the adapter up, as if it were unplugged: everything on it fails from then on with [`Error::DeviceLost`]. For tests.
+    /// Destroys the device, as if the adapter were unplugged. Every later operation fails with
+    /// [`Error::DeviceLost`]. For tests.
     ///
     /// # Errors
-    /// If it cannot be opened.
+    /// Returns an error if the adapter cannot be opened.
     pub fn destroy(&self) -> Result<()> {
         self.gpu.open()?.destroy();
         Ok(())
     }
 
-    /// Keeps compiled kernels in another folder: before the adapter is first used. For tests.
+    /// Sets the folder of the kernel cache. Works only before the adapter is first used. For tests.
     pub fn keep_pipelines_in(&self, folder: std::path::PathBuf) {
         self.gpu.keep_pipelines_in(Some(folder));
     }
 
-    /// Bytes of compiled kernels that were found on disk when the adapter was opened, and that its driver took; `None` if none are kept. For tests.
+    /// Returns the size in bytes of the cached kernels that were on disk when the adapter was
+    /// opened and that its driver accepted. Returns `None` if caching is off. For tests.
     pub fn found_pipelines(&self) -> Option<usize> {
         let opened = self.gpu.opened()?;
         Some(opened.pipelines.stored()?.found)
     }
 
-    /// Puts a text in place of another one in all shaders, as if the driver misread them: before the adapter is first used. For tests.
+    /// Replaces a piece of text in all shaders, as if the driver misread them. Works only before
+    /// the adapter is first used. For tests.
     pub fn falsify(&self, text: &'static str, by: &'static str) {
         self.gpu.falsify([text, by]);
     }
 
-    /// Has the device compute as one with cooperative matrices does, without these: before the adapter is first used. For tests.
+    /// Emulates cooperative matrices with ordinary arithmetic. Works only before the adapter is
+    /// first used. For tests.
     pub fn emulate_matrices(&self) {
         self.gpu.emulate_matrices();
     }
 
-    /// Has call number `number` of the driver from now on fail, counted from 1; 0 for none. For tests.
+    /// Makes the `number`th driver call from now on fail, counted from 1; 0 disables the fault. For
+    /// tests.
     pub fn fail_call(&self, number: u64) {
         self.gpu.fail_call(number);
     }
 
-    /// How many calls are made before that one; 0 if it was made. For tests.
+    /// Returns the number of driver calls left before the injected fault, or 0 if it has fired. For
+    /// tests.
     pub fn calls_before_failure(&self) -> u64 {
         self.gpu.calls_before_failure()
     }
 
-    /// How many launches `nodes` are, as far as is known before tensors have places; `None` if some of them are not supported.
+    /// Returns the number of launches for `nodes`, estimated before tensors are placed. Returns
+    /// `None` if the device does not support one of the nodes.
     pub fn launch_count(&self, graph: &Graph, nodes: &[TensorId]) -> Option<usize> {
         let steps = fuse::steps(graph, nodes, &self.capacity(), Memory::Stored);
         Some(steps.ok()?.len())
     }
 
-    /// How many launches the work is that was prepared last. For tests.
+    /// Returns the number of launches of the work that was prepared last. For tests.
     pub fn prepared_launches(&self) -> u64 {
         let opened = self.gpu.opened();
         opened.map_or(0, |opened| opened.prepared.load(Ordering::Relaxed))
     }
 
-    /// Whether attention of many queries is computed by cooperative matrices.
+    /// Returns whether cooperative matrices compute attention with many queries.
     pub fn attends_by_matrices(&self) -> bool {
         self.capacity().attends_by_matrices
     }
 
-    /// Whether sums are made by operations over subgroups.
+    /// Returns whether reductions use subgroup operations.
     pub fn uses_subgroups(&self) -> bool {
         self.capacity().subgroups
     }
@@ -213,7 +223,7 @@ impl Device for WgpuDevice {
         let info = &self.gpu.info;
         let driver = [&*info.driver, &*info.driver_info].join(" ");
         match (info.name.is_empty(), driver.trim()) {
-            // Browsers may tell neither.
+            // Browsers may hide the name and the driver.
             (true, "") => format!("a GPU ({})", info.backend),
             (_, driver) => format!("{} ({}, {driver})", info.name, info.backend),
         }
@@ -231,7 +241,7 @@ impl Device for WgpuDevice {
     }
 
     fn memory(&self) -> MemoryInfo {
-        // The interface does not say how much there is.
+        // wgpu has no query for the amount of memory.
         MemoryInfo::default()
     }
 
@@ -296,7 +306,8 @@ impl Device for WgpuDevice {
     }
 
     fn selection(&self) -> Selection {
-        // What computes on the host's processors has its memory at hand.
+        // A software adapter shares the host's memory, so selecting on the device saves no
+        // transfer.
         match self.options.selection.unwrap_or(!self.is_software()) {
             true => Selection::Wanted,
             false => Selection::Exact,
@@ -304,7 +315,8 @@ impl Device for WgpuDevice {
     }
 
     fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize> {
-        // Launches run one after the other, so that all use the same. Whether weights will be packed may not be known yet.
+        // Launches run one after the other and share one workspace. Where the weights will lie may
+        // be unknown here, so cover packed and plain weights.
         let capacity = self.capacity();
         let needed = |memory| {
             let steps = fuse::steps(graph, nodes, &capacity, memory).unwrap_or_default();
@@ -335,7 +347,7 @@ impl Device for WgpuDevice {
         if let Some(stored) = opened.pipelines.stored() {
             stored.store(false);
         }
-        // Pipelines are kept by the device: there is nothing to hand over.
+        // The device caches its pipelines, so there is nothing to return.
         Ok(None)
     }
 

@@ -1,12 +1,13 @@
-//! Cooperative matrices by ordinary numbers, for tests on adapters that have none: the text of kernels is changed such that everything but the products of
-//! matrices is as it was.
+//! Emulates cooperative matrices with ordinary arithmetic, for tests on adapters without them. It
+//! rewrites the kernel's text and leaves everything but the matrix products unchanged.
 //!
-//! A matrix of 16 x 16 floats is kept as devices keep it: each of 32 invocations has eight elements. Matrices of halves are read from workgroup memory when they
-//! are multiplied, and have halves' precision.
+//! A 16 x 16 matrix of floats is distributed as devices do it: each of 32 invocations holds eight
+//! elements. Products read matrices of halves from workgroup memory and have the precision of
+//! halves.
 
 use crate::shader::MATRIX_KERNELS;
 
-/// `source`, the text of the kernel `name`, without cooperative matrices.
+/// Returns `source`, the text of the kernel `name`, with cooperative matrices emulated.
 pub fn without_matrices(name: &str, source: String) -> String {
     if !MATRIX_KERNELS.contains(&name) {
         return source;

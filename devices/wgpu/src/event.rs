@@ -1,4 +1,4 @@
-//! Events: numbers of submissions.
+//! Events, implemented as submission indices.
 
 use crate::gpu::Gpu;
 use crate::stream::Failures;
@@ -7,14 +7,14 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A point in a stream's work.
+/// A submission, and the failure word of the stream that made it.
 #[derive(Clone)]
 pub struct Point {
     pub index: wgpu::SubmissionIndex,
     pub failures: Arc<Failures>,
 }
 
-/// A point in the queue of a device.
+/// An event in a device's queue.
 pub struct WgpuEvent {
     pub gpu: Arc<Gpu>,
     point: Mutex<Option<Point>>,
@@ -38,7 +38,7 @@ impl WgpuEvent {
         *self.point.lock().unwrap_or_else(PoisonError::into_inner) = Some(point);
     }
 
-    /// The point that was recorded last.
+    /// Returns the point that was recorded last.
     pub fn point(&self) -> Option<Point> {
         self.point
             .lock()

@@ -1,13 +1,15 @@
-//! What wgpu calls experimental: cooperative matrices.
+//! Enables wgpu's experimental feature, cooperative matrices.
 #![allow(unsafe_code)]
 
-/// Leave to use experimental features.
+/// Returns the token that enables experimental features.
 ///
 /// # Safety
-/// Who asks for it acknowledges that wgpu may have errors there, which kernels could meet. One kernel uses them, `mul_mat_matrices`; it loads from and stores
-/// to workgroup memory only, at places that are known when it is compiled and inside of arrays, after barriers that all invocations reach. It is used on adapters
-/// that say that they have matrices of its kind, where its results are right in the test at opening.
+/// The caller acknowledges that wgpu may have bugs there that kernels could trigger. Only the
+/// kernels that multiply cooperative matrices use the feature. They load from and store to
+/// workgroup memory only, at offsets that are known at compile time and inside the arrays, after
+/// barriers that all invocations reach. They run only on adapters that report a matching matrix
+/// type and pass the self-test when they are opened.
 pub fn allowed() -> wgpu::ExperimentalFeatures {
-    // SAFETY: as said above.
+    // SAFETY: see the documentation above.
     unsafe { wgpu::ExperimentalFeatures::enabled() }
 }

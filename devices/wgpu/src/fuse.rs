@@ -1,12 +1,17 @@
-//! Which nodes are computed together.
+//! Fuses nodes into launches.
 //!
-//! - Products of packed weights with few columns take these as 8-bit numbers, which are made once for all products that follow each other with the
-//!   same columns. Up to three of them are one launch.
-//! - A norm of rows and the factor that follows it are one launch, with the sum that it is of, if there is one.
-//! - Where such a norm, a gated unit, or attention gives the columns of a product, it makes the 8-bit numbers, too.
-//! - The rotations of queries and keys, with norms of both before them, and the writes of keys and values to their caches, are one launch.
+//! - Products of packed weights with few columns read these columns as 8-bit numbers. One launch
+//!   quantizes the columns for all consecutive products with the same columns. Up to three products
+//!   are one launch.
+//! - A norm and the multiplication by its weights are one launch, with the addition before it if
+//!   there is one.
+//! - If such a norm, a gated unit or attention produces the columns of a product, it also quantizes
+//!   them.
+//! - RoPE of queries and keys, with the QK norms before it, and the writes of keys and values to
+//!   the KV cache are one launch.
 //!
-//! Launches are made from layouts, and from what is known of memory: which weights are packed, and which tensors overlap.
+//! Launches depend on layouts and on facts about memory: which weights are packed, and which
+//! tensors overlap.
 
 mod before_attention;
 
@@ -16,25 +21,25 @@ use crate::packed;
 use crate::plan::{Capacity, Launch, Operands, Reason, Which};
 use samite_core::{Graph, Layout, Node, Op, Readers, TensorId, TensorRef};
 
-/// A launch, and the node that it is counted for.
+/// A launch, and the node to which it is attributed.
 pub struct Step {
     pub node: TensorId,
     pub launch: Launch,
 }
 
-/// What is known of memory.
+/// Facts about the memory of tensors.
 #[derive(Clone, Copy)]
 pub enum Memory<'a> {
-    /// Where tensors lie, by position in the graph.
+    /// Location of each tensor, by position in the graph.
     Places(&'a [Option<TensorRef>]),
-    /// Stored tensors only.
+    /// Locations of stored tensors only.
     Stored,
-    /// Nothing: weights that can be packed are.
+    /// No locations. Every weight that can be packed counts as packed.
     AllPacked,
 }
 
 impl Memory<'_> {
-    /// Whether these weights are packed.
+    /// Returns whether `weights` are packed.
     fn is_packed(self, weights: Node<'_>) -> bool {
         let is_packed = |place: &TensorRef| place.buffer.as_any().is::<packed::PackedBuffer>();
         match self {
@@ -50,7 +55,8 @@ impl Memory<'_> {
         }
     }
 
-    /// Whether a tensor begins at a multiple of 16 bytes, as far as is known.
+    /// Returns whether a tensor starts at a multiple of 16 bytes. An unknown location counts as
+    /// aligned.
     fn is_aligned(self, id: TensorId) -> bool {
         let Memory::Places(places) = self else {
             return true;
@@ -59,7 +65,8 @@ impl Memory<'_> {
         place.is_some_and(|place| place.slot.offset.is_multiple_of(BUFFER_UNIT))
     }
 
-    /// Whether two tensors do not overlap, as far as is known; or, if `same` is allowed, lie in exactly the same place.
+    /// Returns whether two tensors do not overlap. If `same` is set, they may also lie in exactly
+    /// the same place. Unknown locations count as apart.
     fn are_apart(self, a: TensorId, b: TensorId, same: bool) -> bool {
         let Memory::Places(places) = self else {
             return true;
@@ -74,7 +81,7 @@ impl Memory<'_> {
     }
 }
 
-/// Whether a tensor can lie in packed memory: whole matrices of a type that is packed.
+/// Returns whether a tensor can lie in packed memory: it must be a whole matrix of a packed type.
 pub fn is_packable(weights: Node<'_>) -> bool {
     weights.tensor().view.is_none()
         && packed::is_packed_type(weights.dtype())
@@ -82,10 +89,10 @@ pub fn is_packable(weights: Node<'_>) -> bool {
         && !weights.layout().is_empty()
 }
 
-/// The launches of `nodes`.
+/// Returns the launches of `nodes`.
 ///
 /// # Errors
-/// The node that the device does not compute, and why.
+/// Returns the node that the device does not support, and the reason.
 pub fn steps(
     graph: &Graph,
     nodes: &[TensorId],
@@ -155,7 +162,7 @@ pub fn steps(
     Ok(steps)
 }
 
-/// Columns as 8-bit numbers: what they are made of.
+/// The source of quantized columns.
 #[derive(Clone, Copy, PartialEq)]
 struct Columns {
     memory: TensorId,
@@ -176,7 +183,7 @@ impl Columns {
         }
     }
 
-    /// Whether they are nothing but all elements of `node`, in rows of any length.
+    /// Returns whether the columns are exactly all elements of `node`, in rows of any length.
     fn are_rows_of_memory(&self, node: Node<'_>) -> bool {
         (self.memory, self.offset) == (node.id(), 0)
             && self.layout.is_contiguous()
@@ -185,7 +192,7 @@ impl Columns {
             && self.layout.bytes() == node.layout().bytes()
     }
 
-    /// Whether they are nothing but all rows of `node`.
+    /// Returns whether the columns are exactly all rows of `node`.
     fn are_rows_of(&self, node: Node<'_>) -> bool {
         let rows = |layout: &Layout| (layout.dtype(), layout.shape()[0], layout.rows());
         (self.memory, self.offset) == (node.id(), 0)
@@ -203,7 +210,7 @@ struct Fusion<'a> {
 }
 
 impl Fusion<'_> {
-    /// The columns that node number `at` takes as 8-bit numbers, if it is such a product.
+    /// Returns the columns that node number `at` reads as 8-bit numbers, if it is such a product.
     fn columns(&self, at: usize) -> Option<Columns> {
         let node = *self.nodes.get(at)?;
         let (a, b) = (node.source(0)?, node.source(1)?);
@@ -218,7 +225,7 @@ impl Fusion<'_> {
         fits.then(|| Columns::of(b))
     }
 
-    /// Products from node `at` on.
+    /// Fuses the products that start at node `at`.
     fn products(
         &self,
         at: usize,
@@ -251,7 +258,7 @@ impl Fusion<'_> {
         Some(count)
     }
 
-    /// A scaled norm of rows from node `at` on, with the sum before it.
+    /// Fuses a norm and its weights, and the addition before them, starting at node `at`.
     fn norm(&self, at: usize, held: &mut Option<Columns>, steps: &mut Vec<Step>) -> Option<usize> {
         let sum = self.nodes[at];
         let is_sum = matches!(sum.op(), Op::Add);
@@ -307,7 +314,7 @@ impl Fusion<'_> {
         Some(first + 2 - at)
     }
 
-    /// Attention that gives the columns of the product behind it.
+    /// Fuses attention with the quantization of its result for the product after it.
     fn attention(
         &self,
         at: usize,
@@ -355,7 +362,7 @@ impl Fusion<'_> {
         Some(1)
     }
 
-    /// A gated unit that gives the columns of the product behind it.
+    /// Fuses a gated unit with the quantization of its result for the product after it.
     fn gated(&self, at: usize, held: &mut Option<Columns>, steps: &mut Vec<Step>) -> Option<usize> {
         let node = self.nodes[at];
         let &Op::Glu { kind, swapped } = node.op() else {

@@ -1,4 +1,4 @@
-//! An opened adapter: its device and queue, waiting, reading and writing, and what went wrong.
+//! An opened adapter: its device and queue, waits, reads and writes, and its errors.
 
 use crate::experimental;
 use crate::kept::Kept;
@@ -13,38 +13,38 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Bytes that are read at a time.
+/// Bytes per read.
 const READ_PIECE: u64 = 16 << 20;
-/// Bytes that are written before they are handed to the driver, which keeps a copy until then.
+/// Bytes to write before a submission. The driver keeps a copy of the data until then.
 const WRITE_PIECE: u64 = 32 << 20;
-/// Storage buffers that a kernel needs at most, the word for failures included.
+/// Maximum number of storage buffers of a kernel, including the failure word.
 pub const MOST_BINDINGS: u32 = 12;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An adapter, opened when it is first used.
+/// An adapter. It is opened on first use.
 pub struct Gpu {
     name: Arc<str>,
     adapter: wgpu::Adapter,
     pub info: wgpu::AdapterInfo,
     pub limits: wgpu::Limits,
     pub has_subgroups: bool,
-    /// Whether it has cooperative matrices of the kind that kernels use.
+    /// True if the adapter has cooperative matrices of the type that kernels use.
     pub has_matrices: bool,
     opened: OnceLock<Opened>,
-    /// Held while it is opened, or tried.
+    /// Held while the adapter is being opened or tuned.
     opening: Mutex<()>,
     verdict: OnceLock<Verdict>,
     tuning: OnceLock<Tuning>,
-    /// The folder of compiled pipelines, if they are kept.
+    /// Folder of the pipeline cache, if caching is on.
     pipelines_folder: Mutex<Option<PathBuf>>,
-    /// For tests: what to put in place of a text in all shaders.
+    /// Text to replace in all shaders, and its replacement. For tests.
     falsified: OnceLock<[&'static str; 2]>,
-    /// For tests: kernels with cooperative matrices run without these.
+    /// Set if kernels emulate cooperative matrices. For tests.
     emulates_matrices: OnceLock<()>,
-    /// For tests: which of the next calls of the driver fails, counted from 1; 0 for none.
+    /// Number of the next driver call to fail, counted from 1; 0 for none. For tests.
     fault: Arc<AtomicU64>,
 }
 
@@ -55,7 +55,8 @@ impl fmt::Debug for Gpu {
 }
 
 impl Gpu {
-    /// `adapter` under the name `name`, or why it cannot be used.
+    /// Creates a GPU called `name` from `adapter`. Returns the reason if the adapter cannot be
+    /// used.
     pub fn new(name: &str, adapter: wgpu::Adapter) -> Result<Arc<Self>, String> {
         let limits = adapter.limits();
         let has = adapter.get_downlevel_capabilities().flags;
@@ -71,7 +72,7 @@ impl Gpu {
         Ok(Arc::new(Gpu {
             name: name.into(),
             info: adapter.get_info(),
-            // Browsers want a directive for them that naga refuses.
+            // In browsers, subgroups need an `enable` directive that naga rejects.
             has_subgroups: adapter.features().contains(wgpu::Features::SUBGROUP) && !IN_BROWSER,
             has_matrices: has_matrices(&adapter, &limits),
             limits,
@@ -91,22 +92,23 @@ impl Gpu {
         &self.name
     }
 
-    /// Most bytes of a tensor that a kernel can see at once.
+    /// Returns the maximum size in bytes of a binding.
     pub fn binding_limit(&self) -> usize {
-        // Places in a binding are 32-bit numbers of bytes.
+        // Kernels address bytes in a binding with 32-bit integers.
         let most = self.limits.max_storage_buffer_binding_size;
         most.min(u64::from(u32::MAX) - 255) as usize & !3
     }
 
-    /// The device, opened now if it was not. Where that failed, it is tried again.
+    /// Opens the device if it is not open yet. A failed attempt is repeated on the next call.
     ///
     /// # Errors
-    /// What the driver says; [`Error::DeviceLost`] if it is gone.
+    /// Returns the driver's error, or [`Error::DeviceLost`] if the device is gone.
     pub fn open(&self) -> Result<&Opened> {
         if self.opened.get().is_none() {
             let _alone = lock(&self.opening);
             if self.opened.get().is_none() {
-                let _ = self.opened.set(self.request()?); // nobody else sets it meanwhile
+                // `opening` is locked: this is the only writer
+                let _ = self.opened.set(self.request()?);
             }
         }
         let opened = self.opened.get();
@@ -115,15 +117,15 @@ impl Gpu {
         Ok(opened)
     }
 
-    /// The device, if it was opened.
+    /// Returns the device if it is open.
     pub fn opened(&self) -> Option<&Opened> {
         self.opened.get()
     }
 
-    /// What it computes right, found out by `judge` if nobody has.
+    /// Returns the self-test's verdict. Runs `judge` if there is none yet.
     ///
     /// # Errors
-    /// Those of `judge`.
+    /// Returns the errors of `judge`.
     pub fn judged(&self, judge: impl FnOnce() -> Result<Verdict>) -> Result<Verdict> {
         if let Some(verdict) = self.verdict.get() {
             return Ok(*verdict);
@@ -132,12 +134,12 @@ impl Gpu {
         Ok(*self.verdict.get_or_init(|| found))
     }
 
-    /// The sizes that suit it, found out by `measure` if nobody has.
+    /// Returns the tuning of the adapter. Runs `measure` if there is none yet.
     ///
     /// # Errors
-    /// Those of `measure`.
+    /// Returns the errors of `measure`.
     pub fn tuned(&self, measure: impl FnOnce() -> Result<Tuning>) -> Result<Tuning> {
-        // Two measurements at a time would disturb each other.
+        // Concurrent measurements would disturb each other.
         let _alone = lock(&self.opening);
         if let Some(tuning) = self.tuning.get() {
             return Ok(*tuning);
@@ -146,12 +148,12 @@ impl Gpu {
         Ok(*self.tuning.get_or_init(|| found))
     }
 
-    /// The sizes that suit it, as far as is known by now.
+    /// Returns the tuning of the adapter, or the default before it is measured.
     pub fn tuning(&self) -> Tuning {
         self.tuning.get().copied().unwrap_or_default()
     }
 
-    /// What is kept under the name `what`; nothing where a test makes it wrong.
+    /// Returns the cached file called `what`. Returns `None` if a test changes the kernels.
     pub fn kept(&self, what: &str) -> Option<Kept> {
         let folder = lock(&self.pipelines_folder)
             .clone()
@@ -160,53 +162,54 @@ impl Gpu {
         Some(Kept::in_folder(folder, &self.info, what))
     }
 
-    /// Whether sums by subgroups may be used, as far as is known by now.
+    /// Returns whether reductions may use subgroups. Assumes so before the self-test.
     pub fn may_use_subgroups(&self) -> bool {
         self.has_subgroups && self.verdict.get().is_none_or(|verdict| verdict.subgroups)
     }
 
-    /// Whether cooperative matrices may be used, as far as is known by now.
+    /// Returns whether products may use cooperative matrices. Assumes so before the self-test.
     pub fn may_use_matrices(&self) -> bool {
         let was_refused = |opened: &Opened| !opened.device.features().contains(MATRIX_FEATURES);
         (self.has_matrices && !self.opened().is_some_and(was_refused) || self.emulates_matrices())
             && self.verdict.get().is_none_or(|verdict| verdict.matrices)
     }
 
-    /// Whether these may be used for attention.
+    /// Returns whether attention may use cooperative matrices.
     pub fn may_attend_by_matrices(&self) -> bool {
         self.may_use_matrices() && self.verdict.get().is_none_or(|verdict| verdict.attention)
     }
 
-    /// Keeps compiled pipelines in another folder, or nowhere: if it is not opened yet.
+    /// Sets the folder of the pipeline cache, or turns caching off. Works only before the adapter
+    /// is opened.
     pub fn keep_pipelines_in(&self, folder: Option<PathBuf>) {
         *lock(&self.pipelines_folder) = folder;
     }
 
-    /// Puts a text in place of another one in all shaders. For tests.
+    /// Replaces a piece of text in all shaders. For tests.
     pub fn falsify(&self, texts: [&'static str; 2]) {
-        let _ = self.falsified.set(texts); // once is enough
+        let _ = self.falsified.set(texts); // only the first call counts
     }
 
-    /// Has kernels with cooperative matrices compute without these. For tests.
+    /// Makes kernels emulate cooperative matrices. For tests.
     pub fn emulate_matrices(&self) {
-        let _ = self.emulates_matrices.set(()); // once is enough
+        let _ = self.emulates_matrices.set(()); // repeated calls are harmless
     }
 
     fn emulates_matrices(&self) -> bool {
         self.emulates_matrices.get().is_some()
     }
 
-    /// Whether a test changes kernels.
+    /// Returns whether a test changes the kernels.
     pub fn is_changed(&self) -> bool {
         self.falsified.get().is_some() || self.emulates_matrices()
     }
 
-    /// Has call number `number` of the driver fail, counted from 1; 0 for none. For tests.
+    /// Makes driver call number `number` fail, counted from 1; 0 for none. For tests.
     pub fn fail_call(&self, number: u64) {
         self.fault.store(number, Ordering::Relaxed);
     }
 
-    /// The number given to [`fail_call`](Gpu::fail_call), less the calls since then.
+    /// Returns the number given to [`fail_call`](Gpu::fail_call), less the calls since then.
     pub fn calls_before_failure(&self) -> u64 {
         self.fault.load(Ordering::Relaxed)
     }
@@ -285,13 +288,14 @@ impl Gpu {
     }
 }
 
-/// What the kernel with cooperative matrices needs.
+/// Features that kernels with cooperative matrices need.
 const MATRIX_FEATURES: wgpu::Features =
     wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::SHADER_F16);
-/// Workgroup memory that it needs.
+/// Bytes of workgroup memory that such a kernel needs.
 const MATRIX_MEMORY: u32 = 32 << 10;
 
-/// Whether there are matrices of 16 x 16 halves, summed as floats, by subgroups of 32.
+/// Returns whether the adapter multiplies 16 x 16 matrices of halves, accumulates in floats, and
+/// has subgroups of 32 invocations.
 fn has_matrices(adapter: &wgpu::Adapter, limits: &wgpu::Limits) -> bool {
     let info = adapter.get_info();
     let features = MATRIX_FEATURES | wgpu::Features::SUBGROUP;
@@ -308,9 +312,9 @@ fn has_matrices(adapter: &wgpu::Adapter, limits: &wgpu::Limits) -> bool {
         && kinds().iter().any(is_used)
 }
 
-/// Fails if a test wants this call of the driver to fail.
+/// Fails if a test injects a fault into this driver call.
 fn count_call(fault: &AtomicU64, device: &str) -> Result<()> {
-    // Kernels are compiled side by side.
+    // Kernels compile in parallel, so several threads count.
     let less = |left: u64| left.checked_sub(1);
     match fault.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
         Ok(1) => Err(Error::device(device, "a fault that a test asked for")),
@@ -318,14 +322,14 @@ fn count_call(fault: &AtomicU64, device: &str) -> Result<()> {
     }
 }
 
-/// What the driver said at some time.
+/// Errors that the driver reported asynchronously.
 #[derive(Default)]
 struct Troubles {
     lost: Mutex<Option<String>>,
     error: Mutex<Option<String>>,
 }
 
-/// A device with its queue.
+/// A device and its queue.
 pub struct Opened {
     name: Arc<str>,
     pub device: wgpu::Device,
@@ -333,17 +337,17 @@ pub struct Opened {
     pub pipelines: Pipelines,
     troubles: Arc<Troubles>,
     fault: Arc<AtomicU64>,
-    /// Memory through which everything is read.
+    /// Staging buffer for all reads.
     staging: Mutex<Option<wgpu::Buffer>>,
     /// Bytes written since the last submission.
     unsent: AtomicU64,
     /// Bytes in buffers.
     pub allocated: AtomicU64,
-    /// Launches of the work that was prepared last.
+    /// Number of launches of the work that was prepared last.
     pub prepared: AtomicU64,
 }
 
-/// A buffer of the driver's with an identity.
+/// A driver's buffer with an identity.
 #[derive(Debug)]
 pub struct Memory {
     pub raw: wgpu::Buffer,
@@ -351,7 +355,7 @@ pub struct Memory {
 }
 
 impl Opened {
-    /// Fails if the device is gone, or something failed that nobody was told of.
+    /// Fails if the device is gone, or if an error occurred that has not been reported yet.
     pub fn check(&self) -> Result<()> {
         if let Some(message) = &*lock(&self.troubles.lost) {
             return Err(Error::DeviceLost {
@@ -365,16 +369,16 @@ impl Opened {
         }
     }
 
-    /// Gives the device up, as if it were unplugged: everything fails from then on.
+    /// Destroys the device, as if it were unplugged. Everything fails from then on.
     pub fn destroy(&self) {
         self.device.destroy();
         lock(&self.troubles.lost).get_or_insert("it was given up".to_owned());
     }
 
-    /// Does `make` and gives what it made, or the error that the driver met.
+    /// Runs `make` in error scopes. Returns its result, or the error that the driver reported.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] for `asked` bytes of `what`, or what the driver says.
+    /// Returns [`Error::OutOfMemory`] for `asked` bytes of `what`, or another error of the driver.
     pub fn make<T>(&self, what: &str, asked: u64, make: impl FnOnce() -> T) -> Result<T> {
         count_call(&self.fault, &self.name)?;
         let scopes = [
@@ -384,7 +388,7 @@ impl Opened {
         ]
         .map(|filter| self.device.push_error_scope(filter));
         let made = make();
-        // Those pushed last are popped first.
+        // Error scopes are popped in reverse order.
         let [internal, validation, memory] = scopes;
         let errors = [
             ready(memory.pop()),
@@ -404,10 +408,10 @@ impl Opened {
         }
     }
 
-    /// A new buffer.
+    /// Creates a buffer.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`].
+    /// Returns [`Error::OutOfMemory`] if the driver cannot allocate it.
     pub fn create(&self, what: &str, size: u64, usage: wgpu::BufferUsages) -> Result<wgpu::Buffer> {
         self.make(what, size, || {
             self.device.create_buffer(&wgpu::BufferDescriptor {
@@ -424,10 +428,10 @@ impl Opened {
             .create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
     }
 
-    /// Hands `work` to the driver, behind everything that was written.
+    /// Submits `work` to the queue, after all pending writes.
     ///
     /// # Errors
-    /// If the device is gone, or the driver refuses it.
+    /// Returns an error if the device is gone or the driver rejects the work.
     pub fn submit(&self, work: Option<wgpu::CommandEncoder>) -> Result<wgpu::SubmissionIndex> {
         count_call(&self.fault, &self.name)?;
         self.unsent.store(0, Ordering::Relaxed);
@@ -436,10 +440,10 @@ impl Opened {
         Ok(index)
     }
 
-    /// Blocks until submission `index` is done.
+    /// Blocks until submission `index` is complete.
     ///
     /// # Errors
-    /// If the device is gone.
+    /// Returns an error if the device is gone.
     pub fn wait(&self, index: wgpu::SubmissionIndex) -> Result<()> {
         count_call(&self.fault, &self.name)?;
         if IN_BROWSER {
@@ -464,14 +468,15 @@ impl Opened {
         Error::device(&self.name, message)
     }
 
-    /// Writes `data` at byte `offset`, in the order of the queue.
+    /// Writes `data` at byte `offset`, in queue order.
     ///
     /// # Errors
-    /// If the device fails.
+    /// Returns an error if the device fails.
     pub fn write(&self, to: &wgpu::Buffer, offset: u64, data: &[u8]) -> Result<()> {
         self.check()?;
         count_call(&self.fault, &self.name)?;
-        // The driver writes whole words; the parts of words at both ends are set by a kernel, which leaves the rest alone.
+        // The driver writes whole words. A kernel sets the partial words at both ends and leaves
+        // their other bytes unchanged.
         let head = (offset.wrapping_neg() % 4).min(data.len() as u64) as usize;
         let (head, rest) = data.split_at(head);
         let (words, tail) = rest.split_at(rest.len() & !3);
@@ -552,18 +557,19 @@ impl Opened {
         Ok(())
     }
 
-    /// Reads from byte `offset` on, after everything that was submitted before.
+    /// Reads from byte `offset` on, after all earlier submissions.
     ///
     /// # Errors
-    /// If the device fails.
+    /// Returns an error if the device fails.
     pub fn read(&self, from: &wgpu::Buffer, offset: u64, out: &mut [u8]) -> Result<()> {
         self.read_with(from, offset, out, None).map(drop)
     }
 
-    /// [`read`](Opened::read), and the first word of another buffer with it; 0 without one.
+    /// Works like [`read`](Opened::read), and also returns the first word of another buffer, or 0
+    /// without one.
     ///
     /// # Errors
-    /// If the device fails.
+    /// Returns an error if the device fails.
     pub fn read_with(
         &self,
         from: &wgpu::Buffer,
@@ -583,7 +589,7 @@ impl Opened {
             let skip = offset + at - start;
             let len = (out.len() as u64 - at).min(READ_PIECE - skip);
             let whole = (skip + len).next_multiple_of(4);
-            // The word comes with the last piece, behind it.
+            // The word comes after the last piece.
             let word = word.filter(|_| at + len == out.len() as u64);
             let mapped_len = whole + if word.is_some() { 4 } else { 0 };
             let enough = staging
@@ -595,7 +601,7 @@ impl Opened {
                 *staging = Some(self.create("reading", size, usage)?);
             }
             let Some(buffer) = &*staging else {
-                break; // made above
+                break; // created above
             };
             let mut encoder = self.encoder();
             encoder.copy_buffer_to_buffer(from, start, buffer, 0, Some(whole));
@@ -607,7 +613,7 @@ impl Opened {
             let result = mapped.clone();
             let slice = buffer.slice(..mapped_len);
             slice.map_async(wgpu::MapMode::Read, move |done| result.give(done));
-            // In a browser, mapping waits for the work.
+            // In a browser, mapping waits for the submission.
             let waited = if IN_BROWSER { Ok(()) } else { self.wait(index) };
             let view = match (waited, ready(mapped)) {
                 (Ok(()), Some(Ok(()))) => slice.get_mapped_range().map_err(|e| e.to_string()),
@@ -641,10 +647,11 @@ impl Opened {
         Ok(u32::from_le_bytes(number))
     }
 
-    /// Copies within the device, in the order of the queue; `false` for pieces that are not whole words.
+    /// Copies within the device, in queue order. Returns `false` for ranges that are not whole
+    /// words.
     ///
     /// # Errors
-    /// If the device fails.
+    /// Returns an error if the device fails.
     pub fn copy(
         &self,
         (from, from_at): (&Memory, u64),
@@ -659,7 +666,7 @@ impl Opened {
         }
         let mut encoder = self.encoder();
         if from.id == to.id {
-            // The driver copies between different buffers only.
+            // The driver copies only between different buffers.
             let usage = wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
             let between = self.create("a copy", len, usage)?;
             encoder.copy_buffer_to_buffer(&from.raw, from_at, &between, 0, Some(len));

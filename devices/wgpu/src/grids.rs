@@ -1,14 +1,14 @@
-//! The grids whose points blocks of IQ1, IQ2 and IQ3 name, in the device's memory: one buffer for all types, which kernels see behind their operands
-//! if they read one of these.
+//! The grids of the IQ1, IQ2 and IQ3 types in device memory. All grids share one buffer, which is
+//! bound after the operands of kernels that read one of these types.
 //!
-//! They have a binding, and are no constants of kernels: compilers would have to put tables of up to 4,096 words that are indexed by numbers from memory
-//! somewhere, and each has its own way.
+//! The grids are a buffer rather than constants of the kernels. With constants, each driver's
+//! compiler would decide where to place tables of up to 4,096 words that are indexed at run time.
 
 use crate::gpu::Opened;
 use samite_core::{DType, Result};
 use samite_quant::grids::*;
 
-/// The coordinates of each grid, a byte each, and the types that have it.
+/// Returns the coordinates of each grid, one byte each, and the types that use it.
 fn all() -> [(&'static [DType], &'static [u8]); 6] {
     [
         (&[DType::IQ2_XXS], bytemuck::cast_slice(&IQ2_XXS_GRID)),
@@ -23,7 +23,8 @@ fn all() -> [(&'static [DType], &'static [u8]); 6] {
     ]
 }
 
-/// The word of the buffer where the grid of a type begins; `None` for types without one.
+/// Returns the index of the first word of a type's grid in the buffer, or `None` for types without
+/// a grid.
 pub fn first_word(dtype: DType) -> Option<usize> {
     let all = all();
     let at = all.iter().position(|(types, _)| types.contains(&dtype))?;
@@ -31,10 +32,10 @@ pub fn first_word(dtype: DType) -> Option<usize> {
     Some(before / 4)
 }
 
-/// The buffer, filled.
+/// Creates and fills the buffer.
 ///
 /// # Errors
-/// If the driver fails.
+/// Returns an error if the driver fails.
 pub fn upload(opened: &Opened) -> Result<wgpu::Buffer> {
     let bytes: Vec<u8> = all()
         .iter()
@@ -53,7 +54,7 @@ mod tests {
 
     #[test]
     fn they_fit_into_the_smallest_binding() {
-        // `binding=64KiB` is the least that may be asked for.
+        // `binding=64KiB` is the smallest value that users can set.
         let bytes: usize = all().iter().map(|(_, bytes)| bytes.len()).sum();
         assert!(bytes <= 64 << 10, "{bytes}");
         assert_eq!(first_word(DType::IQ2_XXS), Some(0));

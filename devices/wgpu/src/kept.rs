@@ -1,24 +1,25 @@
-//! What is kept about an adapter and its driver, from one run of the program to the next.
+//! Disk cache of facts about an adapter and its driver.
 
 use std::fs::{File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
-/// A file in the user's folder for what can be found out again. Where there is no such folder, or it cannot be written, things are found out anew.
+/// A file in the user's cache folder. Without such a folder, or if it cannot be written, the
+/// content is computed again in each run.
 pub struct Kept {
     file: PathBuf,
-    /// What it is true of: the file's first line.
+    /// The file's first line. It identifies the adapter, its driver and the version of samite.
     subject: String,
 }
 
 impl Kept {
-    /// What is kept under the name `what`.
+    /// Returns the cache file called `what`.
     pub fn of(info: &wgpu::AdapterInfo, what: &str) -> Option<Self> {
         Some(Self::in_folder(samite_core::cache_folder()?, info, what))
     }
 
-    /// The same in another folder.
+    /// Returns the cache file called `what` in `folder`.
     pub fn in_folder(folder: PathBuf, info: &wgpu::AdapterInfo, what: &str) -> Self {
         let subject = format!(
             "samite {} {what} {} {:x} {:x} {} {} {}",
@@ -39,25 +40,25 @@ impl Kept {
         }
     }
 
-    /// What is kept, if it is about this adapter and driver.
+    /// Returns the content if it belongs to this adapter and driver.
     pub fn read(&self) -> Option<Vec<u8>> {
         let bytes = std::fs::read(&self.file).ok()?;
         let rest = bytes.strip_prefix(self.subject.as_bytes())?;
         rest.strip_prefix(b"\n").map(<[u8]>::to_vec)
     }
 
-    /// [`read`](Kept::read), as text.
+    /// Returns the result of [`read`](Kept::read) as text.
     pub fn text(&self) -> Option<String> {
         String::from_utf8(self.read()?).ok()
     }
 
-    /// Keeps `bytes`.
+    /// Stores `bytes`.
     pub fn write(&self, bytes: &[u8]) {
         let whole = [self.subject.as_bytes(), b"\n", bytes].concat();
         if let Some(folder) = self.file.parent() {
             let _ = std::fs::create_dir_all(folder);
         }
-        // Two programs may do this at once; a reader sees one or the other.
+        // Two processes may write at once; a reader sees one version or the other.
         let unfinished = self.file.with_extension(std::process::id().to_string());
         let done = write_private(&unfinished, &whole)
             .and_then(|()| std::fs::rename(&unfinished, &self.file));
@@ -67,8 +68,9 @@ impl Kept {
         }
     }
 
-    /// What [`write_trusted`](Kept::write_trusted) kept, if it is whole, about this adapter and driver, and in a file that only this user can have
-    /// written. On systems other than Unix, the user's folder is taken to be the user's.
+    /// Returns what [`write_trusted`](Kept::write_trusted) stored. The content must be complete and
+    /// belong to this adapter and driver, and only this user may be able to write the file. On
+    /// systems other than Unix, the user's folder is assumed to be private.
     pub fn read_trusted(&self) -> Option<Vec<u8>> {
         let refused = |why: &str| {
             tracing::warn!("{} is not used: {why}", self.file.display());
@@ -92,7 +94,8 @@ impl Kept {
         Some(data.to_vec())
     }
 
-    /// Keeps `bytes` that are believed when they are read: with a checksum, in a file that only this user can write. Too many are not kept.
+    /// Stores `bytes` that a later run will trust, with a checksum and in a file that only this
+    /// user can write. Does nothing if the file would be too large.
     pub fn write_trusted(&self, bytes: &[u8]) {
         if bytes.len() + self.subject.len() + 16 <= MOST_TRUSTED {
             self.write(&[&self.sum(bytes), bytes].concat());
@@ -106,13 +109,13 @@ impl Kept {
     }
 }
 
-/// Most bytes of a file that is believed.
+/// Maximum size in bytes of a trusted file.
 const MOST_TRUSTED: usize = 64 << 20;
 
-/// Writes a file that nobody else can read or write.
+/// Writes a file that only this user can read and write.
 fn write_private(path: &PathBuf, bytes: &[u8]) -> std::io::Result<()> {
     let mut options = OpenOptions::new();
-    // Nobody prepared it for us.
+    // A file left by another user must not be reused.
     let _ = std::fs::remove_file(path);
     options.write(true).create_new(true);
     #[cfg(unix)]
@@ -120,7 +123,7 @@ fn write_private(path: &PathBuf, bytes: &[u8]) -> std::io::Result<()> {
     options.open(path)?.write_all(bytes)
 }
 
-/// Whether a file is this user's, and nobody else can write it.
+/// Returns whether this user owns the file and no other user can write it.
 #[cfg(unix)]
 fn is_private(about: &std::fs::Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -151,10 +154,10 @@ mod tests {
         mine.write_trusted(b"machine code");
         assert_eq!(mine.read_trusted().unwrap(), b"machine code");
         assert_eq!(newer.read_trusted(), None);
-        // Another driver's, under this one's name.
+        // The file of another driver under this driver's name.
         std::fs::copy(&mine.file, &newer.file).unwrap();
         assert_eq!(newer.read_trusted(), None);
-        // Any bit may be wrong, and the end may be missing.
+        // A flipped bit or a truncated file must be detected.
         let whole = std::fs::read(&mine.file).unwrap();
         for at in 0..whole.len() {
             let mut damaged = whole.clone();

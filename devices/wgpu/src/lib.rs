@@ -1,44 +1,51 @@
-//! A GPU device for Vulkan, Metal and DirectX: the crate `wgpu`, with kernels in WGSL.
+//! GPU device for Vulkan, Metal and DirectX, on the `wgpu` crate with kernels in WGSL.
 //!
-//! Each adapter that the system's drivers offer is a device, `wgpu0`, `wgpu1`, and so on. It is opened when it is first used. A software adapter,
-//! such as Mesa's lavapipe, is offered only to those who name it.
+//! Each adapter that the system's drivers report is a device: `wgpu0`, `wgpu1`, and so on. It is
+//! opened on first use. A software adapter, such as Mesa's lavapipe, is used only if the user names
+//! it.
 //!
-//! - **Memory.** A buffer is one storage buffer. Kernels see it as an array of 32-bit words; every operand of a kernel is bound by itself, with its
-//!   place in words and bytes among the parameters. All buffers of a device hang on one queue, so that reads, writes and runs happen in the order in
-//!   which they were asked for.
-//! - **Kernels.** `ops` is the table: for a node, it gives launches or the reason why there are none. What the device says it
-//!   supports and what it runs both come from there. A launch names a shader: the text of `kernels/*.wgsl` behind a preamble and one accessor for each
-//!   operand, by type. Pipelines are made when work is first compiled, and kept.
-//! - **Work.** [`prepare`](samite_core::Stream::prepare) binds launches to places: a pipeline, a bind group and parameters each, all parameters in one
-//!   buffer. A run records them in one pass and submits it. An event is the number of a submission.
-//! - **Values** from outside, such as row numbers, are checked in kernels: a wrong one is left out, and the number of the node goes to a word that
-//!   the stream reads when it waits.
-//! - **Failure.** Memory that cannot be had, a shader that a driver refuses, and a device that is gone are errors. Nothing here panics or aborts.
+//! - **Memory.** A buffer is one storage buffer, which kernels see as an array of 32-bit words.
+//!   Each operand of a kernel has its own binding; its shape, strides and first byte are
+//!   parameters. All buffers of a device share one queue, so reads, writes and runs execute in the
+//!   order of the calls.
+//! - **Kernels.** `ops` is the operation table: it maps a node to launches, or to the reason why
+//!   the node is unsupported. Both the device's `supports` and its runs use it, so they agree. A
+//!   launch names a shader, which consists of a preamble, one accessor per operand for its type,
+//!   and the text of `kernels/*.wgsl`. Pipelines are created when work is first compiled, and
+//!   cached.
+//! - **Work.** [`prepare`](samite_core::Stream::prepare) binds each launch: it gets a pipeline, a
+//!   bind group and parameters. All parameters are in one buffer. A run records the launches in
+//!   compute passes and submits them. An event is a submission index.
+//! - **Indices from tensors**, such as row numbers, are checked in kernels. A kernel skips an
+//!   invalid index and writes the number of its node to the failure word. The stream reads this
+//!   word when it waits.
+//! - **Failure.** Running out of memory, a shader that a driver rejects, and a lost device are
+//!   errors. The crate never panics or aborts.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `backend` | adapters, and which of them are offered |
-//! | `options` | what can be turned off, or made smaller |
-//! | `gpu` | an opened adapter: device, queue, waiting, reading, errors |
-//! | `self_test` | refuses what computes wrong |
-//! | `limits` | what an adapter can do at most |
-//! | `tuning` | sizes that suit an adapter |
-//! | `kept` | what is kept on disk about an adapter |
-//! | `buffer` | the memory |
-//! | `experimental` | leave to use cooperative matrices |
-//! | `emulated` | these by ordinary numbers, for tests |
-//! | `packed` | the memory of packed weights |
-//! | `fuse` | which nodes are computed together |
-//! | `device`, `stream`, `event` | the contract of `samite-core` |
-//! | `waiting` | waiting for the driver, in browsers too |
-//! | `plan` | launches: operands, parameters, how many workgroups; cutting them at the binding limit |
+//! | `options` | options to turn features off or lower limits |
+//! | `gpu` | an opened adapter: device, queue, waits, reads, errors |
+//! | `self_test` | test that rejects adapters and features with wrong results |
+//! | `limits` | measured peak rates of an adapter |
+//! | `tuning` | workgroup and tile sizes that suit an adapter |
+//! | `kept` | disk cache of facts about an adapter |
+//! | `buffer` | device memory |
+//! | `experimental` | enables cooperative matrices |
+//! | `emulated` | emulated cooperative matrices, for tests |
+//! | `packed` | memory of packed weights |
+//! | `fuse` | fusion of nodes into launches |
+//! | `device`, `stream`, `event` | the traits of `samite-core` |
+//! | `waiting` | waiting for the driver, also in browsers |
+//! | `plan` | launches: operands, parameters, workgroup counts; splitting at the binding limit |
 //! | `grids` | tables that kernels of IQ types read |
-//! | `windows` | what bindings show of buffers |
-//! | `shader` | the text of a shader from its parts |
+//! | `windows` | merges overlapping buffer bindings |
+//! | `shader` | assembles the text of a shader |
 //! | `pipelines` | compiled shaders |
-//! | `stored_pipelines` | the same on disk |
-//! | `ops` | the table of operations |
-//! | `kernels/*.wgsl` | the kernels; `kernels/types/*.wgsl` how each type is read and written |
+//! | `stored_pipelines` | disk cache of compiled shaders |
+//! | `ops` | the operation table |
+//! | `kernels/*.wgsl` | the kernels; `kernels/types/*.wgsl` read and write each type |
 #![deny(unsafe_code)]
 
 mod backend;

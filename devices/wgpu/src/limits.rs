@@ -1,4 +1,4 @@
-//! What a device can do at most, measured by kernels that do nothing else.
+//! Peak rates of a device, measured by kernels that only read or only multiply.
 
 use crate::gpu::{Gpu, Opened};
 use crate::pipelines::compile;
@@ -7,20 +7,20 @@ use samite_core::environment::Instant;
 use samite_core::{DeviceLimits, Result};
 use std::time::Duration;
 
-/// Bytes that are read at most: more than caches hold.
+/// Maximum bytes to read: more than caches hold.
 const BYTES: u64 = 256 << 20;
-/// Invocations of a workgroup, as the shader has them.
+/// Invocations per workgroup, as in the shader.
 const GROUP: u64 = 256;
-/// A measurement is made longer until it takes so long.
+/// Minimum duration of a measurement; shorter ones are repeated with more work.
 const LEAST: Duration = Duration::from_millis(30);
 const TRIES: usize = 4;
-/// Operations of one step of `multiply`: a fused multiply-add of four numbers counts as eight.
+/// Operations per step of `multiply`. A fused multiply-add of four numbers counts as eight.
 const STEP: u64 = 8 * 8;
 
-/// Measures both limits; takes less than a second.
+/// Measures both limits. Takes less than a second.
 ///
 /// # Errors
-/// If there is no memory, or the device fails.
+/// Returns an error if there is not enough memory or the device fails.
 pub fn measure(gpu: &Gpu, opened: &Opened) -> Result<DeviceLimits> {
     let most = gpu.binding_limit() as u64;
     let bytes = BYTES.min(most).min(gpu.limits.max_buffer_size) & !0xfff;
@@ -51,7 +51,8 @@ pub fn measure(gpu: &Gpu, opened: &Opened) -> Result<DeviceLimits> {
     })
 }
 
-/// The best rate of `work`, which is given how many times it does what it does, and gives the time and the amount.
+/// Returns the best rate of `work`. It takes a repeat count, and returns its duration and the
+/// amount of work done.
 fn best(work: impl Fn(u64) -> Result<(Duration, f64)>) -> Result<f64> {
     let mut times = 1;
     while work(times)?.0 < LEAST && times < 4096 {
@@ -65,7 +66,7 @@ fn best(work: impl Fn(u64) -> Result<(Duration, f64)>) -> Result<f64> {
     Ok(best)
 }
 
-/// One of the shader's kernels, bound.
+/// A kernel of the shader, with its bind group.
 struct Kernel<'a> {
     opened: &'a Opened,
     pipeline: wgpu::ComputePipeline,
@@ -103,7 +104,7 @@ impl<'a> Kernel<'a> {
         })
     }
 
-    /// Runs it so many times, one after the other, and waits for all.
+    /// Runs the kernel `times` times in sequence and waits for the last run.
     fn run(&self, count: u64, groups: u64, times: u64) -> Result<()> {
         let numbers = [count, groups * GROUP].map(|x| u32::try_from(x).unwrap_or(u32::MAX));
         let opened = self.opened;

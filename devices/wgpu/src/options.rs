@@ -1,38 +1,41 @@
-//! What can be turned off, or made smaller, to try what other adapters lack.
+//! Options that turn features off or lower limits, to test what other adapters lack.
 
 use samite_core::{Error, Parameters, Result};
 
-/// The least binding that is accepted: some blocks of every type fit in it.
+/// Minimum binding size: blocks of every type fit into it.
 const LEAST_BINDING: usize = 64 << 10;
 
-/// How a device uses its adapter.
+/// Options of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WgpuOptions {
-    /// Sums are made without operations over subgroups.
+    /// Set to reduce without subgroup operations.
     pub without_subgroups: bool,
-    /// Products are made without cooperative matrices.
+    /// Set to multiply without cooperative matrices.
     pub without_matrices: bool,
-    /// Operands of a kernel that overlap in memory share a binding, as browsers demand.
+    /// Set if operands of a kernel that overlap in memory must share a binding, as in browsers.
     pub without_overlaps: bool,
-    /// Compiled kernels are not kept on disk.
+    /// Set to keep no compiled kernels on disk.
     pub without_cache: bool,
-    /// The likeliest tokens are chosen on the device; on GPUs if it is not said.
+    /// Overrides whether the device selects the top-k tokens. The default is to do so on GPUs.
     pub selection: Option<bool>,
-    /// Sizes of workgroups and tiles are measured; on GPUs if it is not said.
+    /// Overrides whether workgroup and tile sizes are measured. The default is to do so on GPUs.
     pub tuning: Option<bool>,
-    /// Most bytes of a tensor that a kernel sees at once; the adapter's limit if that is less, or none is given.
+    /// Maximum size in bytes of a binding. The adapter's limit applies if it is lower or this is
+    /// `None`.
     pub binding: Option<usize>,
-    /// Invocations of a workgroup of products with packed weights.
+    /// Invocations per workgroup of products with packed weights.
     pub lanes: Option<usize>,
-    /// Its rows.
+    /// Rows per workgroup of these products.
     pub rows: Option<usize>,
 }
 
 impl WgpuOptions {
-    /// These options, changed by the parameters `subgroups=on|off`, `matrices=on|off`, `overlaps=on|off`, `cache=on|off`, `selection=on|off`, `tuning=on|off` and `binding=<bytes>`, such as `1MiB`, of the device called `device`.
+    /// Returns these options with changes by the parameters `subgroups=on|off`, `matrices=on|off`,
+    /// `overlaps=on|off`, `cache=on|off`, `selection=on|off`, `tuning=on|off` and
+    /// `binding=<bytes>`, such as `1MiB`, of the device called `device`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for other parameters or values.
+    /// Returns [`Error::InvalidArgument`] for other parameters or values.
     pub fn with(mut self, device: &str, mut parameters: Parameters) -> Result<Self> {
         let wrong = |key: &str, text: &str, must: &str| {
             Error::invalid(format!(
@@ -97,7 +100,7 @@ impl WgpuOptions {
     }
 }
 
-/// A number of bytes, with `KiB`, `MiB`, `GiB` or nothing behind it.
+/// Parses a number of bytes with an optional suffix `KiB`, `MiB` or `GiB`.
 fn bytes(text: &str) -> Option<usize> {
     let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
     let (number, shift) = units

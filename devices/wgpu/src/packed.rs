@@ -1,7 +1,9 @@
-//! Packed weights: rows whose parts lie one after the other, so that kernels load 16 bytes at once.
+//! Packed weights: a layout of quantized rows from which kernels can load 16 bytes at once.
 //!
-//! A block of a quantized type has codes, scales and more. In a packed row, the codes of all blocks come first, then the next part of all blocks, and so on:
-//! the same bytes in another order, and up to 15 unused ones behind them, since each row begins at a multiple of 16. What is read back is what was written.
+//! A block of a quantized type has codes, scales and more. A packed row stores the codes of all
+//! blocks first, then the next part of all blocks, and so on. The bytes are the same in another
+//! order, plus up to 15 unused ones at the end, because each row starts at a multiple of 16.
+//! Reading a tensor back returns the bytes that were written.
 
 use crate::buffer::{BUFFER_UNIT, WgpuBuffer, WgpuBufferType};
 use crate::fuse::is_packable;
@@ -15,10 +17,11 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-/// Bytes of packed rows that are handed to the driver at once.
+/// Bytes of packed rows per driver write.
 const PIECE: usize = 4 << 20;
 
-/// The parts of a block, in the order in which they lie in a packed row; `None` for types that are not packed.
+/// Returns the parts of a block in the order of a packed row, or `None` for types that are not
+/// packed.
 fn parts(dtype: DType) -> Option<&'static [Range<usize>]> {
     Some(match dtype {
         DType::Q4_0 => &[2..18, 0..2],
@@ -30,20 +33,20 @@ fn parts(dtype: DType) -> Option<&'static [Range<usize>]> {
     })
 }
 
-/// Whether there are packed rows of this type.
+/// Returns whether rows of this type can be packed.
 pub fn is_packed_type(dtype: DType) -> bool {
     parts(dtype).is_some()
 }
 
-/// Bytes from one packed row of `length` elements to the next.
+/// Returns the distance in bytes between packed rows of `length` elements.
 pub fn row_bytes(dtype: DType, length: usize) -> usize {
     (length / dtype.block_len() * dtype.block_bytes()).next_multiple_of(BUFFER_UNIT)
 }
 
-/// How rows of a tensor are packed.
+/// The packing of a tensor's rows.
 struct Form {
     parts: &'static [Range<usize>],
-    /// Bytes of a block, of a row, of a packed row.
+    /// Size in bytes of a block; `row` and `packed` are those of a plain row and a packed row.
     block: usize,
     row: usize,
     packed: usize,
@@ -71,7 +74,7 @@ impl Form {
         })
     }
 
-    /// Calls `f` with each piece's place in the row and in the packed row.
+    /// Calls `f` for each piece, with its range in the row and in the packed row.
     fn each_piece(&self, mut f: impl FnMut(Range<usize>, Range<usize>)) {
         let mut to = 0;
         for part in self.parts {
@@ -106,7 +109,7 @@ impl Form {
     }
 }
 
-/// The memory of packed weights of one adapter.
+/// The memory of packed weights on one adapter.
 pub struct PackedBufferType {
     name: String,
     memory: Arc<WgpuBufferType>,
@@ -170,20 +173,20 @@ impl BufferType for PackedBufferType {
     }
 }
 
-/// Packed tensors.
+/// A buffer of packed tensors.
 #[derive(Debug)]
 pub struct PackedBuffer {
     words: WgpuBuffer,
 }
 
 impl PackedBuffer {
-    /// The buffer of `tensor`, if it is one of `gpu`'s and packed.
+    /// Returns the buffer of `tensor` if it is packed and `gpu` owns it.
     pub fn of<'a>(tensor: &'a TensorRef, gpu: &Arc<Gpu>) -> Option<&'a PackedBuffer> {
         let buffer = tensor.buffer.as_any().downcast_ref::<PackedBuffer>()?;
         buffer.words.is_of(gpu).then_some(buffer)
     }
 
-    /// The buffer of packed rows.
+    /// Returns the underlying buffer of packed rows.
     pub fn words(&self) -> &WgpuBuffer {
         &self.words
     }
@@ -213,7 +216,7 @@ impl PackedBuffer {
         Ok(form.unpack(&packed))
     }
 
-    /// The rows that `len` bytes from byte `offset` on touch, some at a time.
+    /// Splits the rows that overlap `len` bytes from byte `offset` on into pieces.
     fn pieces(
         form: &Form,
         offset: usize,

@@ -1,4 +1,4 @@
-//! Compiled shaders, kept as long as the device.
+//! Compiled shaders, cached for the life of the device.
 
 use crate::emulated::without_matrices;
 use crate::gpu::{MOST_BINDINGS, Opened};
@@ -12,22 +12,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Most threads that compile at a time.
+/// Maximum number of threads that compile.
 const MOST_COMPILERS: usize = 8;
 
 /// The pipelines of one device.
 pub struct Pipelines {
-    /// By number of the operands' bindings, without [grids] and with them.
+    /// Layouts by number of operand bindings: without and with [grids].
     layouts: [Vec<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>; 2],
     grids: OnceLock<wgpu::Buffer>,
     compiled: Mutex<BTreeMap<Shader, Arc<wgpu::ComputePipeline>>>,
     patch: OnceLock<wgpu::ComputePipeline>,
     stored: Option<StoredPipelines>,
-    /// For tests: what to put in place of a text, and whether there are ordinary numbers in place of cooperative matrices.
+    /// Changes to kernels, for tests.
     changes: Changes,
 }
 
-/// Changes of the text of kernels, for tests.
+/// Changes to the text of kernels, for tests.
 #[derive(Clone, Copy, Default)]
 pub struct Changes {
     pub falsified: Option<[&'static str; 2]>,
@@ -54,12 +54,12 @@ impl Pipelines {
         }
     }
 
-    /// The pipelines on disk.
+    /// Returns the pipelines on disk.
     pub fn stored(&self) -> Option<&StoredPipelines> {
         self.stored.as_ref()
     }
 
-    /// The layout of the bind groups of `shader`.
+    /// Returns the bind group layout of `shader`.
     pub fn bind_group_layout(&self, shader: &Shader) -> &wgpu::BindGroupLayout {
         &self.layouts(shader).0
     }
@@ -68,22 +68,22 @@ impl Pipelines {
         &self.layouts[usize::from(shader.reads_grids())][shader.binding_count()]
     }
 
-    /// The grids of IQ types, brought to the device when they are first needed.
+    /// Returns the grids of IQ types. Uploads them on first use.
     ///
     /// # Errors
-    /// If the driver fails.
+    /// Returns an error if the driver fails.
     pub fn grids(&self, opened: &Opened) -> Result<&wgpu::Buffer> {
         if let Some(grids) = self.grids.get() {
             return Ok(grids);
         }
         let grids = grids::upload(opened)?;
-        Ok(self.grids.get_or_init(|| grids)) // another thread's is as good
+        Ok(self.grids.get_or_init(|| grids)) // any thread's upload will do
     }
 
-    /// The pipeline of `shader`, compiled now if it was not.
+    /// Returns the pipeline of `shader`. Compiles it if it is not cached.
     ///
     /// # Errors
-    /// If the driver refuses it.
+    /// Returns an error if the driver rejects the shader.
     pub fn get(&self, opened: &Opened, shader: &Shader) -> Result<Arc<wgpu::ComputePipeline>> {
         let lock = || self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pipeline) = lock().get(shader) {
@@ -103,10 +103,11 @@ impl Pipelines {
         Ok(pipeline)
     }
 
-    /// Compiles those of `shaders` that were not, several at a time: each takes a driver some milliseconds or more. Others than the first that fails may be compiled, too.
+    /// Compiles the uncached ones of `shaders` in parallel, because each takes a driver some
+    /// milliseconds or more. If one fails, others may still be compiled.
     ///
     /// # Errors
-    /// If the driver refuses one, or `cancel` says so.
+    /// Returns an error if the driver rejects a shader or `cancel` is set.
     pub fn get_all<'a>(
         &self,
         opened: &Opened,
@@ -135,7 +136,7 @@ impl Pipelines {
         let others = std::thread::available_parallelism().map_or(1, usize::from);
         let others = others.min(missing.len()).min(MOST_COMPILERS) - 1;
         std::thread::scope(|scope| {
-            // Where no thread can be had, this one does it all.
+            // If no thread can be started, this one compiles alone.
             let spawn = |_| {
                 let thread = samite_core::thread_builder().ok()?;
                 thread.spawn_scoped(scope, work).ok()
@@ -153,25 +154,27 @@ impl Pipelines {
         })
     }
 
-    /// The kernel that sets some bits of a word.
+    /// Returns the kernel that sets some bits of a word.
     ///
     /// # Errors
-    /// If the driver refuses it.
+    /// Returns an error if the driver rejects it.
     pub fn patch(&self, opened: &Opened) -> Result<&wgpu::ComputePipeline> {
         if self.patch.get().is_none() {
             let source = include_str!("kernels/patch.wgsl");
             let _ = self
                 .patch
-                .set(compile(opened, "patch", source, None, "main")?); // another thread's is as good
+                // any thread's pipeline will do
+                .set(compile(opened, "patch", source, None, "main")?);
         }
         Ok(self.patch.get_or_init(|| unreachable!("set above")))
     }
 }
 
-/// A pipeline of the function `entry` of a text; with a layout of its own if none is given.
+/// Compiles a pipeline of the function `entry` of `source`. Without a layout, the driver derives
+/// one.
 ///
 /// # Errors
-/// If the driver refuses it.
+/// Returns an error if the driver rejects it.
 pub fn compile(
     opened: &Opened,
     name: &str,
@@ -195,7 +198,7 @@ pub fn compile(
                 module: &module,
                 entry_point: Some(entry),
                 compilation_options: wgpu::PipelineCompilationOptions {
-                    // Kernels write what they read.
+                    // Kernels never read workgroup memory that they have not written.
                     zero_initialize_workgroup_memory: false,
                     ..Default::default()
                 },
@@ -208,7 +211,8 @@ pub fn compile(
     Ok(pipeline)
 }
 
-/// Layouts for parameters, the word for failures, operands, and grids, if there are any.
+/// Creates layouts for the parameters, the failure word, the operands, and the grids if they are
+/// used.
 fn layout(
     device: &wgpu::Device,
     operands: usize,
@@ -221,7 +225,8 @@ fn layout(
         ty: wgpu::BindingType::Buffer {
             ty: match binding {
                 0 => wgpu::BufferBindingType::Uniform,
-                // One buffer may be several operands, of which one is written: to the driver, all are.
+                // One buffer may be several operands, one of them written. The driver then needs
+                // all of them to be writable.
                 _ => wgpu::BufferBindingType::Storage {
                     read_only: binding >= first_grid,
                 },

@@ -1,6 +1,6 @@
-//! Launches: which shader runs over which operands with which parameters, in how many workgroups.
+//! Launches: a shader with operands, parameters and a workgroup count.
 //!
-//! A launch is made from layouts alone. Places are added when work is prepared.
+//! A launch depends on layouts alone. Buffers are bound when work is prepared.
 
 use crate::packed;
 use crate::shader::{Access, Shader};
@@ -9,39 +9,41 @@ use bytemuck::{Pod, Zeroable};
 use samite_core::{DIMS, DType, Layout, Node, TensorId};
 use std::borrow::Cow;
 
-/// Why there is no launch.
+/// Reason why a launch is unsupported.
 pub type Reason = Cow<'static, str>;
 
-/// What a device may ask of its adapter.
+/// Features and limits that launches may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity {
-    /// Most bytes of an operand.
+    /// Maximum bytes of an operand.
     pub binding: usize,
-    /// Bindings begin at multiples of this.
+    /// Alignment of bindings in bytes.
     pub alignment: usize,
-    /// Most operands of a kernel.
+    /// Maximum number of operands of a kernel.
     pub operands: usize,
-    /// Operations over subgroups may be used.
+    /// True if subgroup operations may be used.
     pub subgroups: bool,
-    /// Most workgroups along a dimension.
+    /// Maximum number of workgroups along a dimension.
     pub groups: u32,
-    /// Operands that overlap in memory may be bound by themselves.
+    /// True if operands that overlap in memory may have separate bindings.
     pub overlaps: bool,
-    /// There are cooperative matrices of 16 x 16 halves that are summed as floats, and subgroups of 32.
+    /// True if cooperative matrices of 16 x 16 halves with float accumulators and subgroups of 32
+    /// may be used.
     pub matrices: bool,
-    /// These may be used for attention.
+    /// True if attention may use cooperative matrices.
     pub attends_by_matrices: bool,
-    /// Bytes of memory of a workgroup.
+    /// Bytes of workgroup memory.
     pub memory: usize,
-    /// Invocations and rows of a workgroup of products with packed weights, where somebody chose them.
+    /// Invocations and rows per workgroup of products with packed weights, if the user set them.
     pub lanes: Option<usize>,
     pub height: Option<usize>,
-    /// What suits the adapter.
+    /// Sizes that suit the adapter.
     pub tuning: Tuning,
 }
 
 impl Capacity {
-    /// Invocations and rows of a workgroup, for products of packed weights of rows of this length with so many columns.
+    /// Returns the invocations and rows per workgroup for products of packed weights, with rows of
+    /// `length` elements and `columns` columns.
     pub fn packed_shape(
         &self,
         [length, columns]: [usize; 2],
@@ -49,7 +51,7 @@ impl Capacity {
     ) -> (usize, usize) {
         let rows: usize = nodes.iter().map(|node| node.layout().shape()[0]).sum();
         let lanes = if length / 32 > 64 { 64 } else { 32 };
-        // Sums of more columns take more registers than were measured.
+        // More columns need more registers than the tuning measured.
         let tuning = match columns {
             1 => self.tuning,
             _ => Tuning::default(),
@@ -59,21 +61,21 @@ impl Capacity {
     }
 }
 
-/// Invocations of a workgroup of most kernels.
+/// Invocations per workgroup of most kernels.
 pub const GROUP: u32 = 256;
 
-/// The tensor that an operand is, or a window into it.
+/// The tensor behind an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     Result,
     Source(usize),
-    /// Another node's.
+    /// A tensor of another node.
     Tensor(TensorId),
     /// Scratch memory of the node.
     Workspace,
 }
 
-/// An operand: a window into a tensor, and how the kernel names and uses it.
+/// An operand: a window into a tensor, and how the kernel names and accesses it.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand {
     pub which: Which,
@@ -82,7 +84,7 @@ pub struct Operand {
     pub dtype: DType,
     pub shape: [usize; DIMS],
     pub strides: [usize; DIMS],
-    /// Bytes from the tensor's first element to the window's.
+    /// Offset in bytes of the window's first element from the tensor's.
     pub first: usize,
 }
 
@@ -99,7 +101,7 @@ impl Operand {
         }
     }
 
-    /// The same tensor, for a launch that is of several nodes.
+    /// Returns the operand for a launch of several nodes, with an explicit tensor.
     pub fn of(mut self, node: Node<'_>) -> Self {
         self.which = match self.which {
             Which::Result => Which::Tensor(node.id()),
@@ -111,13 +113,13 @@ impl Operand {
         self
     }
 
-    /// By another name.
+    /// Returns the operand under another name.
     pub fn named(mut self, name: char) -> Self {
         self.name = name;
         self
     }
 
-    /// Rows that are [packed](crate::packed).
+    /// Returns the operand with [packed](crate::packed) rows.
     pub fn packed(mut self) -> Self {
         self.access = Access::Packed;
         let row = packed::row_bytes(self.dtype, self.shape[0]);
@@ -127,7 +129,8 @@ impl Operand {
         self
     }
 
-    /// The first `count` numbers of scratch memory, of four bytes each.
+    /// Returns the first `count` elements of scratch memory as an operand. Elements have four
+    /// bytes.
     pub fn workspace(name: char, access: Access, dtype: DType, count: usize) -> Self {
         Operand {
             which: Which::Workspace,
@@ -140,7 +143,7 @@ impl Operand {
         }
     }
 
-    /// Bytes from the first to behind the last element.
+    /// Returns the distance in bytes from the first element to the end of the last.
     pub fn bytes(&self) -> usize {
         if self.shape.contains(&0) {
             return 0;
@@ -162,14 +165,16 @@ impl Operand {
         self.shape[1..].iter().product()
     }
 
-    /// The part with indices `from` to `from + count` along `dim`, which is not 0 for blocks.
+    /// Returns the part with indices `from` to `from + count` along `dim`. For quantized types,
+    /// `dim` must not be 0.
     pub fn part(mut self, dim: usize, from: usize, count: usize) -> Self {
         self.first += from * self.strides[dim];
         self.shape[dim] = count;
         self
     }
 
-    /// The same bytes as 32-bit words, 16-bit halves or bytes in place of elements: for kernels that only move them.
+    /// Returns an operand that views the same bytes as 32-bit, 16-bit or 8-bit units, for kernels
+    /// that only move data.
     pub fn units(mut self, unit: DType) -> Self {
         let per_block = self.dtype.block_bytes() / unit.block_bytes();
         let blocks = self.shape[0] / self.dtype.block_len();
@@ -181,22 +186,22 @@ impl Operand {
         self
     }
 
-    /// Whether the elements of each row lie without gaps.
+    /// Returns whether the elements of each row are contiguous.
     pub fn has_contiguous_rows(&self) -> bool {
         self.shape[0] == self.dtype.block_len() || self.strides[0] == self.dtype.block_bytes()
     }
 }
 
-/// How many workgroups a launch needs.
+/// Number of workgroups of a launch.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
-    /// One invocation for each element of operand 0.
+    /// One invocation per element of operand 0.
     Elements,
-    /// One invocation for each of so many elements that follow each other in a row of operand 0.
+    /// One invocation per piece of this many consecutive elements in a row of operand 0.
     Pieces(usize),
-    /// One workgroup for each row of operand 0.
+    /// One workgroup per row of operand 0.
     Rows,
-    /// So many.
+    /// A fixed number of workgroups.
     Groups(usize),
 }
 
@@ -208,14 +213,14 @@ pub struct Launch {
     pub ints: [u32; 12],
     pub floats: [f32; 16],
     pub work: Work,
-    /// Dimensions along which the work can be done in parts.
+    /// Dimensions along which the launch can be split.
     pub cut: &'static [usize],
-    /// A value from outside may be wrong.
+    /// True if an index from a tensor may be invalid.
     pub can_fail: bool,
 }
 
 impl Launch {
-    /// A launch of `kernel` over `operands`, the result first.
+    /// Creates a launch of `kernel` over `operands`. The result comes first.
     pub fn new(kernel: &'static str, operands: Vec<Operand>, work: Work) -> Self {
         let named = operands.iter().map(|o| (o.name, o.dtype, o.access));
         Launch {
@@ -235,7 +240,7 @@ impl Launch {
         }
     }
 
-    /// `name` in the kernel's text stands for `text`.
+    /// Replaces `name` in the kernel's text with `text`.
     pub fn with(mut self, name: &'static str, text: impl ToString) -> Self {
         self.shader.text.push((name, text.to_string()));
         self
@@ -263,13 +268,13 @@ impl Launch {
         self
     }
 
-    /// Adds the sums and maxima over a workgroup.
+    /// Adds the functions that compute sums and maxima over a workgroup.
     pub fn reduces(mut self, capacity: &Capacity) -> Self {
         self.shader.subgroups = Some(capacity.subgroups);
         self
     }
 
-    /// Workgroups along two dimensions.
+    /// Returns the number of workgroups along two dimensions.
     pub fn groups(&self, capacity: &Capacity) -> Result<[u32; 2], Reason> {
         let first = &self.operands[0];
         let groups = match self.work {
@@ -288,26 +293,26 @@ impl Launch {
         Ok([groups.min(most) as u32, lines as u32])
     }
 
-    /// How many bindings it needs for what it computes with.
+    /// Returns the number of bindings for operands and grids.
     fn bindings(&self) -> usize {
         self.operands.len() + usize::from(self.shader.reads_grids())
     }
 
-    /// Whether the adapter allows so many.
+    /// Returns whether the adapter allows this many bindings.
     pub fn has_bindings(&self, capacity: &Capacity) -> bool {
         self.bindings() <= capacity.operands
     }
 
     pub fn fits(&self, capacity: &Capacity) -> bool {
-        // What lies before a window in its binding takes room, too.
+        // A binding starts at an aligned offset, so it may include bytes before the window.
         let room = capacity.binding.saturating_sub(capacity.alignment + 4);
         self.operands.iter().all(|o| o.bytes() <= room) && self.groups(capacity).is_ok()
     }
 
-    /// The launch, in parts where an operand is larger than a binding.
+    /// Adds the launch to `parts`, split if an operand is larger than a binding.
     ///
     /// # Errors
-    /// If it cannot be done in parts.
+    /// Returns the reason if the launch cannot be split.
     pub fn fit(self, capacity: &Capacity, parts: &mut Vec<Launch>) -> Result<(), Reason> {
         if !self.has_bindings(capacity) {
             return Err(format!(
@@ -325,7 +330,7 @@ impl Launch {
             return Ok(());
         }
         let extent = |dim: usize| self.operands[0].shape[dim];
-        // The outermost dimension first: its parts lie closest together.
+        // Split the outermost dimension first, because its parts are the most compact.
         let Some(&dim) = self.cut.iter().filter(|&&dim| extent(dim) > 1).max() else {
             let largest = self.operands.iter().map(Operand::bytes).max().unwrap_or(0);
             return Err(format!(
@@ -350,26 +355,26 @@ impl Launch {
     }
 }
 
-/// A tensor as kernels see it.
+/// A tensor, as kernels see it.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct TensorParameters {
     pub shape: [u32; DIMS],
-    /// In bytes.
+    /// Strides in bytes.
     pub strides: [u32; DIMS],
-    /// Byte of the first element in the binding.
+    /// Byte offset of the first element in the binding.
     pub start: u32,
     pub unused: [u32; 3],
 }
 
-/// Most operands of any kernel.
+/// Maximum number of operands of any kernel.
 pub const MOST_OPERANDS: usize = 11;
 
-/// The parameters of one launch, as `kernels/preamble.wgsl` has them.
+/// Parameters of one launch, with the layout of `kernels/preamble.wgsl`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Parameters {
-    /// What goes to the word for failures.
+    /// Number that a failing kernel writes to the failure word.
     pub node: u32,
     pub unused: [u32; 3],
     pub ints: [u32; 12],
@@ -377,13 +382,13 @@ pub struct Parameters {
     pub tensors: [TensorParameters; MOST_OPERANDS],
 }
 
-/// Operands of a node, for the table of operations.
+/// Operands of a node, for the operation table.
 pub trait Operands {
-    /// The result, called `y`.
+    /// Returns the result, called `y`.
     fn result(&self) -> Operand;
-    /// Source `index`, called `a`, `b`, and so on.
+    /// Returns source `index`, called `a`, `b`, and so on.
     fn source_operand(&self, index: usize) -> Result<Operand, Reason>;
-    /// Source `index` if it is there.
+    /// Returns source `index` if it exists.
     fn optional(&self, index: usize) -> Option<Operand>;
 }
 

@@ -1,7 +1,8 @@
-//! A small computation with known results, before anything else is computed: drivers have errors.
+//! Runs a small computation with known results before any other work, because drivers have bugs.
 //!
-//! Sums over subgroups are tried first. Where they are wrong, sums go through workgroup memory; where these are wrong too, the device is refused. Products by
-//! cooperative matrices are used where they are right.
+//! The test tries subgroup reductions first. If they are wrong, reductions use workgroup memory; if
+//! those are wrong as well, the device is rejected. Cooperative matrices are used only if their
+//! products are right.
 
 use crate::device::WgpuDevice;
 use crate::gpu::Gpu;
@@ -14,14 +15,14 @@ use samite_core::{
 };
 use std::sync::Arc;
 
-/// What an adapter computes right, besides everything else.
+/// Optional features whose results are right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Sums over subgroups.
+    /// True if subgroup reductions are right.
     pub subgroups: bool,
-    /// Products by cooperative matrices.
+    /// True if products with cooperative matrices are right.
     pub matrices: bool,
-    /// Attention by these.
+    /// True if attention with cooperative matrices is right.
     pub attention: bool,
 }
 
@@ -49,13 +50,13 @@ impl Verdict {
     }
 }
 
-/// The verdict on an adapter: the one that was kept for it and its driver, or a new one.
+/// Returns the verdict on an adapter: the cached one for the adapter and its driver, or a new one.
 ///
 /// # Errors
-/// If it computes wrong, or fails.
+/// Returns an error if the adapter computes wrong results or fails.
 pub fn verdict(device: &WgpuDevice) -> Result<Verdict> {
     let gpu = device.gpu();
-    // What a test made wrong is no property of the adapter.
+    // Faults that a test injects are no property of the adapter.
     let kept = Kept::of(&gpu.info, "test").filter(|_| !gpu.is_changed());
     let known = kept.as_ref().and_then(Kept::text);
     if let Some(verdict) = Verdict::all().find(|verdict| known == Some(verdict.text())) {
@@ -66,7 +67,7 @@ pub fn verdict(device: &WgpuDevice) -> Result<Verdict> {
         let message = "its driver computes wrong: sums, norms and products of the test at opening differ from what they must be";
         return Err(Error::device(gpu.name(), message));
     }
-    // What a driver does not even compile is not used either.
+    // A feature whose kernel the driver cannot compile is not used either.
     let is_right = |tried: Result<bool>| {
         if let Err(error) = &tried {
             tracing::warn!("{}: {error}", gpu.name());
@@ -87,7 +88,7 @@ pub fn verdict(device: &WgpuDevice) -> Result<Verdict> {
     Ok(warned(gpu, verdict))
 }
 
-/// Warns of what the adapter has and computes wrong.
+/// Warns of each feature that the adapter has but computes wrong.
 fn warned(gpu: &Gpu, verdict: Verdict) -> Verdict {
     for (has, is_right, what) in [
         (
@@ -112,17 +113,17 @@ fn warned(gpu: &Gpu, verdict: Verdict) -> Verdict {
     verdict
 }
 
-/// More than a workgroup's invocations take at once, and no multiple of anything.
+/// Row length: more than one pass of a workgroup, and a prime number.
 const LENGTH: usize = 1051;
 const ROWS: usize = 3;
 const EPS: f32 = 1e-5;
 
-/// Element `i` of operand `number`: small numbers, without order.
+/// Returns element `i` of operand `number`: small, irregular numbers.
 fn element(number: usize, i: usize) -> f32 {
     ((i * 37 + number * 11) % 101) as f32 / 101.0 - 0.3
 }
 
-/// Whether a norm, a softmax, sums of rows and a product come out right.
+/// Returns whether a norm, a softmax, row sums and a product are right.
 fn is_right(device: &WgpuDevice, subgroups: bool) -> Result<bool> {
     let options = WgpuOptions {
         without_subgroups: !subgroups,
@@ -155,7 +156,7 @@ fn are_close(found: &[f32], expected: &[f64]) -> bool {
         })
 }
 
-/// Halves, and what they stand for.
+/// Halves as bits, and their values.
 const HALVES: [(u16, f64); 6] = [
     (0xbc00, -1.0),
     (0xb800, -0.5),
@@ -165,7 +166,8 @@ const HALVES: [(u16, f64); 6] = [
     (0x4000, 2.0),
 ];
 
-/// Whether a product by cooperative matrices comes out right: of numbers that halves hold exactly, with more than a tile of rows, columns and length.
+/// Returns whether a product with cooperative matrices is right. The operands are exact in halves
+/// and exceed one tile in rows, columns and length.
 fn are_matrices_right(device: &WgpuDevice) -> Result<bool> {
     let (length, rows, columns) = (352, 200, 150);
     let mut graph = Graph::new();
@@ -195,8 +197,8 @@ fn are_matrices_right(device: &WgpuDevice) -> Result<bool> {
     Ok(found.iter().all(|found| are_close(found, &expected)))
 }
 
-/// Whether attention by cooperative matrices comes out right: of queries and keys that halves hold exactly, with more than a tile of both, where each query looks at
-/// keys up to its own number and some more.
+/// Returns whether attention with cooperative matrices is right. Queries and keys are exact in
+/// halves and exceed one tile. Each query sees keys up to its own index plus some more.
 fn is_attention_right(device: &WgpuDevice) -> Result<bool> {
     let (size, heads, tokens, keys) = (64, 2, 70, 90);
     let mut graph = Graph::new();
@@ -256,14 +258,14 @@ fn is_attention_right(device: &WgpuDevice) -> Result<bool> {
             }
         }
     }
-    // Weights of keys have the precision of halves.
+    // Attention weights have the precision of halves.
     let is_close = |(found, expected): (&f32, &f64)| (f64::from(*found) - expected).abs() <= 4e-3;
     Ok(found
         .iter()
         .all(|found| found.iter().zip(&expected).all(is_close)))
 }
 
-/// What `results`, all of floats, are for `inputs`.
+/// Computes `results`, which must all be floats, for `inputs`.
 fn compute(
     device: WgpuDevice,
     graph: &Graph,
@@ -306,7 +308,7 @@ fn compute(
     results.iter().map(read).collect()
 }
 
-/// What must come out, in the order of [`is_right`].
+/// Returns the expected results, in the order of [`is_right`].
 fn expected([x, w]: &[Vec<f32>; 2]) -> [Vec<f64>; 4] {
     let rows = |values: &[f32]| -> Vec<Vec<f64>> {
         let rows = values.chunks(LENGTH);

@@ -1,22 +1,23 @@
-//! The text of a shader: a preamble, one accessor for each operand, reductions where they are used, and the kernel.
+//! Assembles the text of a shader: a preamble, one accessor per operand, reductions if they are
+//! used, and the kernel.
 //!
-//! Accessors are templates: `$` stands for the operand's name. Other names in capitals are
-//! replaced by [`Shader::source`] with the values in [`Shader::text`].
+//! Accessors are templates: `$` stands for the operand's name. [`Shader::source`] replaces other
+//! names in capitals with the values in [`Shader::text`].
 
 use crate::grids;
 use samite_core::DType;
 use std::fmt::Write;
 
-/// How a kernel uses an operand.
+/// Access of a kernel to an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Access {
     Read,
     /// Reads four words at once, at multiples of 16 bytes.
     Wide,
-    /// As `Wide`, of rows that are [packed](crate::packed).
+    /// Like `Wide`, for rows that are [packed](crate::packed).
     Packed,
     Write,
-    /// Reads an element before it is written, by the same invocation.
+    /// Reads an element before the same invocation writes it.
     Update,
 }
 
@@ -29,31 +30,31 @@ impl Access {
         matches!(self, Access::Write | Access::Update)
     }
 
-    /// Whether the binding is one of vectors of four words.
+    /// Returns whether the binding is an array of vectors of four words.
     pub fn is_wide(self) -> bool {
         matches!(self, Access::Wide | Access::Packed)
     }
 }
 
-/// What tells one shader from another.
+/// Key of a shader: everything that determines its text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shader {
-    /// The name of its file.
+    /// File name of the kernel.
     pub kernel: &'static str,
-    /// Names, types and uses, by binding.
+    /// Names, types and accesses of operands, in order.
     pub operands: Vec<(char, DType, Access)>,
-    /// Names and what stands for them.
+    /// Names and their replacements.
     pub text: Vec<(&'static str, String)>,
-    /// The binding of each operand, where some share one; empty if each has its own.
+    /// Binding of each operand if some share one; empty if each has its own.
     pub bindings: Vec<u8>,
-    /// With reductions, and whether these use subgroups.
+    /// Set if the kernel reduces; true if reductions use subgroups.
     pub subgroups: Option<bool>,
 }
 
-/// The first binding of an operand, behind the parameters and the word for failures.
+/// Binding of the first operand, after the parameters and the failure word.
 pub const FIRST_OPERAND: u32 = 2;
 
-/// The kernels that use cooperative matrices.
+/// Kernels that use cooperative matrices.
 pub const MATRICES: &str = "mul_mat_matrices";
 pub const ATTENTION_MATRICES: &str = "flash_attn_matrices";
 pub const MATRIX_KERNELS: [&str; 2] = [MATRICES, ATTENTION_MATRICES];
@@ -71,7 +72,7 @@ const WIDE_HALVES: &str = include_str!("kernels/types/wide_f16.wgsl");
 const REDUCE_TREE: &str = include_str!("kernels/reduce_tree.wgsl");
 const REDUCE_SUBGROUP: &str = include_str!("kernels/reduce_subgroup.wgsl");
 
-/// The kernels by name.
+/// Kernels by name.
 macro_rules! kernels {
     ($($name:literal)*) => {
         const KERNELS: &[(&str, &str)] = &[
@@ -90,7 +91,7 @@ kernels! {
     "repeat_back" "cross_entropy" "cross_entropy_back" "adamw" "sgd"
 }
 
-/// How elements of a type are read; `None` where they cannot be.
+/// Returns the text that reads elements of a type, or `None` if kernels cannot read it.
 fn reader(dtype: DType) -> Option<&'static str> {
     macro_rules! readers {
         ($($dtype:ident $file:literal)*) => {
@@ -109,7 +110,8 @@ fn reader(dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// How elements of a type are read whose blocks name points of a [grid](crate::grids); `None` for other types.
+/// Returns the text that reads elements of types whose blocks refer to points of a
+/// [grid](crate::grids), or `None` for other types.
 fn codebook_reader(dtype: DType) -> Option<&'static str> {
     macro_rules! readers {
         ($($dtype:ident $file:literal $marks:literal)*) => {
@@ -130,9 +132,9 @@ fn codebook_reader(dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// How elements of packed rows are read; `None` for types that are not packed.
+/// Returns the text that reads elements of packed rows, or `None` for types that are not packed.
 fn packed_reader(dtype: DType) -> Option<&'static str> {
-    // Q4_K and Q5_K have the same heads.
+    // The block headers of Q4_K and Q5_K are the same.
     macro_rules! with_scales {
         ($file:literal) => {
             concat!(
@@ -151,7 +153,8 @@ fn packed_reader(dtype: DType) -> Option<&'static str> {
     })
 }
 
-/// How elements of a type, or whole blocks, are written; `None` where they cannot be.
+/// Returns the text that writes elements or whole blocks of a type, or `None` if kernels cannot
+/// write it.
 fn writer(dtype: DType) -> Option<&'static str> {
     macro_rules! writers {
         ($($dtype:ident $file:literal)*) => {
@@ -167,23 +170,23 @@ fn writer(dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// Whether kernels can read elements of this type.
+/// Returns whether kernels can read elements of this type.
 pub fn is_readable(dtype: DType) -> bool {
     reader(dtype).is_some()
 }
 
-/// Whether kernels can write elements, or blocks, of this type.
+/// Returns whether kernels can write elements or blocks of this type.
 pub fn is_writable(dtype: DType) -> bool {
     writer(dtype).is_some()
 }
 
-/// Whether words of this type are shared by elements, so that they are written by atomic operations.
+/// Returns whether several elements share a word, so that writes must be atomic.
 fn shares_words(dtype: DType) -> bool {
     !dtype.block_bytes().is_multiple_of(4)
 }
 
 impl Shader {
-    /// Whether it sees the grids of IQ types, behind its operands.
+    /// Returns whether the kernel reads the grids of IQ types. They are bound after the operands.
     pub fn reads_grids(&self) -> bool {
         let reads = |&(_, dtype, access): &(char, DType, Access)| {
             access.reads() && grids::first_word(dtype).is_some()
@@ -191,7 +194,7 @@ impl Shader {
         self.operands.iter().any(reads)
     }
 
-    /// How many bindings the operands have.
+    /// Returns the number of bindings of the operands.
     pub fn binding_count(&self) -> usize {
         match self.bindings.iter().max() {
             Some(&last) => usize::from(last) + 1,
@@ -199,14 +202,14 @@ impl Shader {
         }
     }
 
-    /// The binding of operand `number`.
+    /// Returns the binding of operand `number`.
     fn binding(&self, number: usize) -> usize {
         self.bindings
             .get(number)
             .map_or(number, |&binding| binding.into())
     }
 
-    /// Whether the words of a binding are written by atomic operations.
+    /// Returns whether the kernel writes the words of a binding with atomic operations.
     fn is_atomic(&self, binding: usize) -> bool {
         let writes =
             |&(_, dtype, access): &(char, DType, Access)| access.writes() && shares_words(dtype);
@@ -214,20 +217,20 @@ impl Shader {
         operands.any(|(number, operand)| self.binding(number) == binding && writes(operand))
     }
 
-    /// Whether a binding is one of vectors of four words.
+    /// Returns whether a binding is an array of vectors of four words.
     fn is_wide(&self, binding: usize) -> bool {
         let mut operands = self.operands.iter().enumerate();
         operands
             .any(|(number, &(_, _, access))| self.binding(number) == binding && access.is_wide())
     }
 
-    /// Whether it makes 8-bit numbers of what it computes, in scratch memory.
+    /// Returns whether the kernel also quantizes its result to 8 bits in scratch memory.
     fn quantizes(&self) -> bool {
         let writes = |&(name, _, access): &(char, DType, Access)| name == 'w' && access.writes();
         self.operands.iter().any(writes)
     }
 
-    /// Whether operands that share a binding use it in one way.
+    /// Returns whether all operands that share a binding access it in the same way.
     pub fn can_share(&self) -> bool {
         self.operands
             .iter()
@@ -239,7 +242,7 @@ impl Shader {
             })
     }
 
-    /// The text, in WGSL.
+    /// Returns the text in WGSL.
     pub fn source(&self) -> String {
         let mut source = match MATRIX_KERNELS.contains(&self.kernel) {
             true => "enable f16;\nenable wgpu_cooperative_matrix;\n".to_owned() + PREAMBLE,
@@ -334,7 +337,7 @@ impl Shader {
         unrolled(source)
     }
 
-    /// A name for people.
+    /// Returns a name for logs and errors.
     pub fn name(&self) -> String {
         let mut name = self.kernel.to_owned();
         for (operand, dtype, access) in &self.operands {
@@ -349,13 +352,14 @@ impl Shader {
     }
 }
 
-/// Writes out `EACH(i, 4) { text }`: the text for each `i` from 0 on, with the number in place of `#i`. Compilers need not be trusted to unroll loops, and a
-/// place in an array that is known when a kernel is compiled needs no check.
+/// Expands `EACH(i, 4) { text }`: repeats the text for each `i` from 0 on and replaces `#i` with
+/// the number. This does not depend on compilers to unroll loops, and an array index that is a
+/// constant needs no bounds check.
 pub fn unrolled(mut source: String) -> String {
-    // The last one has none within it.
+    // The last occurrence contains no other.
     while let Some(at) = source.rfind("EACH(") {
         let Some((begin, end)) = braces(&source[at..]) else {
-            break; // it is not WGSL then, and the driver says so
+            break; // not valid WGSL; the driver will report it
         };
         let mut head = source[at + 5..at + begin].split([',', ')']).map(str::trim);
         let name = format!("#{}", head.next().unwrap_or_default());
@@ -372,7 +376,7 @@ pub fn unrolled(mut source: String) -> String {
     source
 }
 
-/// Where the first pair of braces begins and ends.
+/// Returns the positions of the first pair of braces.
 fn braces(text: &str) -> Option<(usize, usize)> {
     let begin = text.find('{')?;
     let mut depth = 0;

@@ -1,6 +1,7 @@
-//! Compiled pipelines on disk, as far as drivers give them out: those of Vulkan do.
+//! Disk cache of compiled pipelines, for drivers that export them. Vulkan drivers do.
 //!
-//! Drivers check little of such data, and run it. [`Kept::read_trusted`] says what is believed; everything else is as if there were nothing.
+//! Drivers execute this data and hardly check it. [`Kept::read_trusted`] decides which files to
+//! trust; all others are treated as missing.
 #![allow(unsafe_code)]
 
 use crate::kept::Kept;
@@ -8,25 +9,26 @@ use crate::waiting::ready;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 
-/// The driver's collection of pipelines, and where it is kept.
+/// The driver's pipeline cache and its file.
 pub struct StoredPipelines {
     kept: Kept,
     pub cache: wgpu::PipelineCache,
-    /// Bytes that were found on disk, and that the driver took.
+    /// Size in bytes of the data on disk that the driver accepted.
     pub found: usize,
     counts: Mutex<Counts>,
 }
 
 #[derive(Default)]
 struct Counts {
-    /// Pipelines that were made.
+    /// Number of pipelines created.
     made: usize,
-    /// How many of them are on disk.
+    /// Number of them on disk.
     stored: usize,
 }
 
 impl StoredPipelines {
-    /// What is kept, and what comes to it. `None` where there is none, or the driver has no such collections.
+    /// Loads the cache from disk, or creates an empty one. Returns `None` if the driver does not
+    /// support pipeline caches.
     pub fn open(device: &wgpu::Device, kept: Kept) -> Option<Self> {
         if !device.features().contains(wgpu::Features::PIPELINE_CACHE) {
             return None;
@@ -47,12 +49,13 @@ impl StoredPipelines {
         })
     }
 
-    /// Takes note of a pipeline that was made.
+    /// Counts a pipeline that was created.
     pub fn count(&self) {
         self.counts().made += 1;
     }
 
-    /// Keeps what there is, if it is worth while: many are new, or any where these are the last.
+    /// Writes the cache to disk if that is worthwhile: if many pipelines are new, or if any are and
+    /// `are_last` is set.
     pub fn store(&self, are_last: bool) {
         let mut counts = self.counts();
         let new = counts.made - counts.stored;
@@ -75,7 +78,8 @@ impl Drop for StoredPipelines {
     }
 }
 
-/// A collection, of `data` if there is any; `None` if wgpu or the driver refuses it.
+/// Creates a pipeline cache, from `data` if there is any. Returns `None` if wgpu or the driver
+/// rejects it.
 fn create(device: &wgpu::Device, data: Option<&[u8]>) -> Option<wgpu::PipelineCache> {
     let scopes = [
         wgpu::ErrorFilter::Internal,
@@ -86,15 +90,19 @@ fn create(device: &wgpu::Device, data: Option<&[u8]>) -> Option<wgpu::PipelineCa
     let descriptor = wgpu::PipelineCacheDescriptor {
         label: None,
         data,
-        // What is refused is to be known.
+        // Report rejected data instead of falling back to an empty cache.
         fallback: false,
     };
-    // SAFETY: `data` must come from `PipelineCache::get_data` of this driver, unchanged. It was written by `Kept::write_trusted`, which is given such data
-    // only; `Kept::read_trusted` gave it, which checks that the file is this user's and that nobody else may write it, that it is about this version of
-    // samite, so of wgpu, this adapter and this driver, by all that the driver tells of itself, and that no byte changed since. wgpu checks that the data is of its own format and
-    // the adapter's, and the driver, that it is its own. Who can write such a file with the right checksum all the same is this user, or the system's administrator.
+    // SAFETY: `data` must come from `PipelineCache::get_data` of this driver, unchanged. Only
+    // `Kept::write_trusted` writes the file, and its caller passes only such data.
+    // `Kept::read_trusted` checks that this user owns the file and no other user may write it, and
+    // that no byte has changed. It also checks that the file belongs to this version of samite (and
+    // so of wgpu), this adapter and this driver, by everything that the driver reports about
+    // itself. wgpu checks that the data has its format and belongs to the adapter; the driver
+    // checks that it is its own. Only this user or the system's administrator can forge such a file
+    // with a valid checksum.
     let cache = unsafe { device.create_pipeline_cache(&descriptor) };
-    // Those pushed last are popped first.
+    // Error scopes are popped in reverse order.
     let errors = scopes.into_iter().rev().map(|scope| ready(scope.pop()));
     let errors: Vec<_> = errors.flatten().flatten().collect();
     errors.is_empty().then_some(cache)

@@ -1,4 +1,4 @@
-//! Streams: launches bound to places, recorded and submitted.
+//! Streams: bind launches to buffers, record and submit them.
 
 use crate::buffer::{BUFFER_UNIT, WgpuBuffer};
 use crate::device::WgpuDevice;
@@ -21,11 +21,12 @@ use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// So many launches are handed to the driver at a time: the device works on them while the next ones are encoded, a long run can be stopped, and no driver
-/// thinks that the device hangs.
+/// Number of launches per submission. The device works on them while the next ones are encoded, a
+/// long run can be cancelled, and the driver's hang detection does not trigger.
 const SUBMISSION: usize = 32;
 
-/// What a kernel does with a value that it must not use: it leaves it out, and sets a word to the number of its node.
+/// The failure word of a stream. A kernel that meets an invalid index skips it and writes the
+/// number of its node there.
 pub struct Failures {
     word: wgpu::Buffer,
     device: Arc<str>,
@@ -34,11 +35,11 @@ pub struct Failures {
 
 #[derive(Default)]
 struct FailureState {
-    /// The next number of a node.
+    /// Next node number.
     next: u32,
-    /// Work since the last look at the word.
+    /// Work submitted since the word was last checked.
     pending: Vec<Arc<Fallible>>,
-    /// Whose words tell of work that another stream prepared.
+    /// Failure words of other streams that prepared work which runs on this one.
     others: Vec<Arc<Failures>>,
 }
 
@@ -53,7 +54,7 @@ impl Failures {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Numbers for `nodes`; 0 is never one.
+    /// Assigns numbers to `nodes`. They are never 0.
     fn number(&self, nodes: Vec<String>) -> Arc<Fallible> {
         let mut state = self.state();
         let count = nodes.len() as u32 + 1;
@@ -72,7 +73,7 @@ impl Failures {
         }
     }
 
-    /// Takes note of work that another stream prepared.
+    /// Registers work that another stream prepared.
     fn add_other(&self, owner: &Arc<Failures>, work: &Arc<Fallible>) {
         owner.add(work);
         let mut state = self.state();
@@ -81,7 +82,7 @@ impl Failures {
         }
     }
 
-    /// Fails if work that was submitted before met a wrong value. Waits for it, if there is any.
+    /// Fails if submitted work met an invalid index. Waits for the work if there is any.
     pub fn check(&self, opened: &Opened) -> Result<()> {
         self.check_with(opened, |word| {
             let mut number = [0; 4];
@@ -92,7 +93,8 @@ impl Failures {
         })
     }
 
-    /// [`check`](Failures::check), where `read` reads the word, if it is given one, together with something else.
+    /// Works like [`check`](Failures::check). `read` reads the word, if it gets one, together with
+    /// other data.
     fn check_with(
         &self,
         opened: &Opened,
@@ -114,7 +116,7 @@ impl Failures {
         let number = match number {
             Ok(number) => number,
             Err(error) => {
-                // Nothing is known of that work: the next one asks again.
+                // The result of this work is unknown; the next check must ask again.
                 let mut state = self.state();
                 state.pending.extend(pending);
                 state.others.extend(others);
@@ -145,7 +147,7 @@ impl Failures {
     }
 }
 
-/// A launch with its places.
+/// A launch with its bindings.
 struct Step {
     node: TensorId,
     pipeline: Arc<wgpu::ComputePipeline>,
@@ -153,7 +155,7 @@ struct Step {
     groups: [u32; 2],
 }
 
-/// Work that is bound to places.
+/// Work that is bound to buffers.
 struct PreparedSteps {
     device: Arc<WgpuDevice>,
     steps: Vec<Step>,
@@ -193,7 +195,7 @@ impl WgpuStream {
         self.device.gpu().open()
     }
 
-    /// The place of `operand` of `node`: its buffer, and the byte of its first element there.
+    /// Returns the buffer of `operand` of `node`, and the offset in bytes of its first element.
     fn place<'a>(
         &self,
         work: &Placed<'a>,
@@ -235,7 +237,7 @@ impl WgpuStream {
             ))
         })?;
         let start = buffer.range(place.slot, operand.first, operand.bytes())?;
-        // Whole words, halves or bytes of elements and blocks are read at once.
+        // Kernels read elements and blocks in words, halves or bytes.
         let unit = [4, 2]
             .into_iter()
             .find(|unit| operand.dtype.block_bytes().is_multiple_of(*unit));
@@ -249,7 +251,7 @@ impl WgpuStream {
         Ok((buffer, start))
     }
 
-    /// The place of scratch memory.
+    /// Returns the buffer and offset of scratch memory.
     fn scratch<'a>(&self, work: &Placed<'a>, operand: &Operand) -> Result<(&'a WgpuBuffer, u64)> {
         let missing = || Error::invalid("the workspace is missing or too small");
         let workspace = work.workspace.ok_or_else(missing)?;
@@ -327,7 +329,7 @@ impl WgpuStream {
         }
         for (index, operand) in launch.operands.iter().enumerate() {
             let window = &windows[usize::from(numbers[index])];
-            // Small numbers: extents and strides of what lies within one binding.
+            // Extents and strides inside one binding fit into 32 bits.
             let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
             values.tensors[index] = TensorParameters {
                 shape: operand.shape.map(small),
@@ -397,7 +399,7 @@ impl Stream for WgpuStream {
             }
             launches.push((id, launch, names.len()));
         }
-        // Where operands share bindings, shaders are others.
+        // Operands that share bindings need other shaders than the compiled ones.
         if capacity.overlaps {
             let shaders = launches.iter().map(|(_, launch, _)| &launch.shader);
             let pipelines = &opened.pipelines;
@@ -445,13 +447,13 @@ impl Stream for WgpuStream {
             ))
         })?;
         let opened = self.opened()?;
-        // Work prepared by another stream of the device tells that one's word.
+        // Work that another stream prepared writes to that stream's failure word.
         match Arc::ptr_eq(&self.failures, &work.failures) {
             true => self.failures.add(&work.fallible),
             false => self.failures.add_other(&work.failures, &work.fallible),
         }
         let begin = Instant::now();
-        // To time nodes, each is waited for.
+        // To time nodes, wait after each launch.
         let piece = if control.observer.is_some() {
             1
         } else {
@@ -489,7 +491,7 @@ impl Stream for WgpuStream {
     }
 
     fn write(&mut self, to: &TensorRef, offset: usize, data: &[u8]) -> Result<()> {
-        // Writes and runs share a queue.
+        // Writes and runs share a queue, so no wait is needed.
         to.write(offset, data)
     }
 
@@ -560,7 +562,7 @@ impl Stream for WgpuStream {
 
     fn wait(&mut self, event: &dyn Event) -> Result<()> {
         match event.as_any().downcast_ref::<WgpuEvent>() {
-            // All streams of a device share one queue, in which the point lies before what comes now.
+            // All streams of a device share one queue, which orders the event before later work.
             Some(own) if Arc::ptr_eq(&own.gpu, self.device.gpu()) => Ok(()),
             _ => event.synchronize(),
         }

@@ -1,7 +1,9 @@
-//! Sizes that suit an adapter: which of them is the fastest follows from nothing that an adapter says of itself, so it is measured, once for each adapter and driver.
+//! Finds the sizes that suit an adapter. Nothing that an adapter reports tells which size is
+//! fastest, so samite measures it once per adapter and driver.
 //!
-//! Only sizes that change no result are chosen this way: how many rows a workgroup of products with a vector takes, and how large the tiles of products by
-//! cooperative matrices are at most. The sums of each element are the same for all of them.
+//! Tuning covers only sizes that do not change results: the rows per workgroup of products with a
+//! vector, and the largest tile of products with cooperative matrices. The sum of each element is
+//! the same for all of them.
 
 use crate::device::WgpuDevice;
 use crate::kept::Kept;
@@ -14,25 +16,26 @@ use samite_core::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The sizes that are used.
+/// The sizes in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Rows of a workgroup of products of packed weights with one column: where there are few rows, and where there are many.
+    /// Rows per workgroup of products of packed weights with one column: for few rows, and for
+    /// many.
     pub rows: [usize; 2],
-    /// The largest tile of products by cooperative matrices, as a place in [`TILES`].
+    /// Largest tile of products with cooperative matrices, as an index into [`TILES`].
     pub tile: usize,
 }
 
-/// More rows than this are many.
+/// Number of rows above which a matrix has many.
 pub const MANY_ROWS: usize = 4096;
 
-/// Rows and columns of tiles of products by cooperative matrices.
+/// Rows and columns of tiles of products with cooperative matrices.
 pub const TILES: [[usize; 2]; 3] = [[128, 128], [128, 64], [64, 64]];
 
 const ROWS: [usize; 4] = [1, 2, 4, 8];
 
 impl Default for Tuning {
-    /// What was found by hand on one card.
+    /// Returns sizes that were measured by hand on one card.
     fn default() -> Self {
         Tuning {
             rows: [2, 4],
@@ -47,7 +50,7 @@ impl Tuning {
         format!("rows: {few} {many}, tile: {}\n", self.tile)
     }
 
-    /// What [`text`](Tuning::text) gives.
+    /// Parses the output of [`text`](Tuning::text).
     fn read(text: &str) -> Option<Self> {
         let rows = ROWS.iter().flat_map(|&few| ROWS.map(|many| [few, many]));
         let mut all = rows.flat_map(|rows| (0..TILES.len()).map(move |tile| Tuning { rows, tile }));
@@ -55,19 +58,19 @@ impl Tuning {
     }
 }
 
-/// What is measured.
+/// A group of products to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// Products of a few rows of packed weights with one column.
+    /// Products of packed weights with few rows and one column.
     FewRows,
-    /// Of many rows.
+    /// Products of packed weights with many rows and one column.
     ManyRows,
-    /// Products by cooperative matrices.
+    /// Products with cooperative matrices.
     Matrices,
 }
 
 impl Subject {
-    /// What can be chosen, in place of what `tuning` has.
+    /// Returns the candidates, each with one size of `tuning` changed.
     fn choices(self, tuning: Tuning) -> Vec<Tuning> {
         let rows = |which: usize| {
             let rows = ROWS.iter().map(move |&rows| {
@@ -87,15 +90,17 @@ impl Subject {
     }
 }
 
-/// Another size than the usual one must take less than this share of its time: less is noise.
+/// A size replaces the default only if it takes less than this share of its time. Smaller
+/// differences are noise.
 const WORTH_WHILE: f64 = 0.97;
-/// Measurements of each size, of which the shortest counts.
+/// Measurements per size. The shortest counts.
 const TRIES: usize = 4;
 
-/// The sizes for an adapter: those that were kept, or those for which `measure` gives the shortest times.
+/// Returns the sizes for an adapter: the cached ones, or the candidates with the shortest times by
+/// `measure`.
 ///
 /// # Errors
-/// Those of `measure`.
+/// Returns the errors of `measure`.
 pub fn tuned(
     kept: Option<&Kept>,
     subjects: &[Subject],
@@ -109,7 +114,7 @@ pub fn tuned(
     for &subject in subjects {
         let choices = subject.choices(tuning);
         let mut shortest = vec![Duration::MAX; choices.len()];
-        // In turns, so that what disturbs one for a while disturbs all.
+        // Interleave the candidates, so that a disturbance affects all of them.
         for _ in 0..TRIES {
             for (choice, shortest) in choices.iter().zip(&mut shortest) {
                 *shortest = measure(subject, *choice)?.min(*shortest);
@@ -131,10 +136,11 @@ pub fn tuned(
     Ok(tuning)
 }
 
-/// The sizes for the adapter of `device`.
+/// Returns the sizes for the adapter of `device`.
 ///
 /// # Errors
-/// If the device is lost. Where something else fails, memory for instance, the usual sizes are used, and nothing is kept.
+/// Returns an error if the device is lost. On any other failure, such as too little memory, it
+/// returns the default sizes and caches nothing.
 pub fn of(device: &WgpuDevice) -> Result<Tuning> {
     let gpu = device.gpu();
     let kept = gpu.kept("tuning");
@@ -163,7 +169,7 @@ pub fn of(device: &WgpuDevice) -> Result<Tuning> {
     }
 }
 
-/// Products whose time is taken.
+/// Products to time.
 struct Work {
     graph: Graph,
     products: Vec<TensorId>,
@@ -171,14 +177,14 @@ struct Work {
     workspace: TensorGroup,
 }
 
-/// Bytes of weights: more than caches of GPUs hold. Programs on the host's processors get less to do.
+/// Bytes of weights: more than GPU caches hold. Software adapters get less work.
 const WEIGHTS: usize = 64 << 20;
 const WEIGHTS_OF_SOFTWARE: usize = 1 << 20;
 
 impl Work {
     fn new(device: &WgpuDevice, subject: Subject) -> Result<Self> {
         let (dtype, length, rows, columns) = match subject {
-            // Three of these are one launch.
+            // Three of these products are one launch.
             Subject::FewRows => (DType::Q4_0, 2048, 1024, 1),
             Subject::ManyRows => (DType::Q4_0, 2048, 2 * MANY_ROWS, 1),
             Subject::Matrices => (DType::F16, 4096, 4096, 512),
@@ -203,7 +209,8 @@ impl Work {
             let layout = graph.tensor(id).layout;
             let group = TensorGroup::allocate(memory, usage, &[("", layout)])?;
             let tensor = group.tensors[0].tensor();
-            // Ones, and a bit, as halves; small numbers as floats: zeros would make an adapter faster than it is.
+            // Halves slightly above one, which are small numbers as floats. Zeros would make an
+            // adapter faster than it is.
             tensor.buffer.fill(
                 tensor.slot,
                 0,
@@ -232,7 +239,7 @@ impl Work {
         })
     }
 
-    /// How long it takes with these sizes, when everything is compiled.
+    /// Returns the duration with these sizes, once everything is compiled.
     fn time(&self, device: &WgpuDevice, tuning: Tuning) -> Result<Duration> {
         let device = Arc::new(device.tuned(tuning));
         let mut stream = WgpuStream::open(device)?;
@@ -275,7 +282,7 @@ mod tests {
         panic!("{subject:?} was measured with {tuning:?}")
     }
 
-    /// Times of an adapter that likes one row where there are few, eight where there are many, and tiles of medium size.
+    /// Times of an adapter that prefers one row for few rows, eight for many, and medium tiles.
     fn times(subject: Subject, tuning: Tuning) -> Result<Duration> {
         let micros = match subject {
             Subject::FewRows => 100 + 10 * tuning.rows[0],
@@ -295,13 +302,13 @@ mod tests {
         };
         assert_eq!(tuned(Some(&kept("1")), &ALL, times).unwrap(), best);
         assert_eq!(tuned(Some(&kept("1")), &ALL, never).unwrap(), best);
-        // Another driver is measured by itself; without a folder, each time.
+        // Another driver is measured separately. Without a folder, every run measures.
         let other = |_, _| Ok(Duration::from_micros(5));
         let usual = Tuning::default();
         assert_eq!(tuned(Some(&kept("2")), &ALL, other).unwrap(), usual);
         assert_eq!(tuned(Some(&kept("1")), &ALL, never).unwrap(), best);
         assert_eq!(tuned(None, &ALL, times).unwrap(), best);
-        // What the adapter lacks is not measured.
+        // Features that the adapter lacks are not measured.
         let without = Tuning { tile: 0, ..best };
         assert_eq!(tuned(None, &ALL[..2], times).unwrap(), without);
     }
@@ -326,7 +333,7 @@ mod tests {
         assert_eq!(tuned(Some(&kept), &ALL, times).unwrap(), best);
     }
 
-    /// A disturbance makes a size slow once, and never fast; small differences are none.
+    /// A disturbance makes a size slow once, but never fast. Small differences are ignored.
     #[test]
     fn noise_chooses_nothing() {
         let mut count = 0;

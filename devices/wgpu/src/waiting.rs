@@ -1,18 +1,19 @@
-//! Waiting for the driver.
+//! Waits for the driver.
 //!
-//! Outside of browsers, all futures of `wgpu`'s are done at once, and what callbacks bring is there when the device was polled. In a browser, the
-//! program that waits is suspended until its page's other work has brought the answer: WebAssembly's promise integration, which browsers have or have
-//! not. Code above sees a function that blocks in both.
+//! Outside browsers, all of wgpu's futures complete at once, and polling the device runs callbacks.
+//! In a browser, the waiting program is suspended until the page's event loop delivers the result.
+//! This needs WebAssembly's promise integration, which not all browsers have. In both cases,
+//! callers see a blocking function.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// Whether this is compiled for browsers.
+/// True if compiled for browsers.
 pub const IN_BROWSER: bool = cfg!(target_arch = "wasm32");
 
-/// The result of a future that has it at once.
+/// Returns the result of a future that is ready at once.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
     match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
@@ -21,7 +22,8 @@ pub fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-/// The result of a future, for which the program is suspended; `None` where that cannot be.
+/// Returns the result of a future and suspends the program meanwhile. Returns `None` if the program
+/// cannot be suspended.
 #[cfg(target_arch = "wasm32")]
 #[allow(deprecated)] // wasm-bindgen calls promise integration experimental
 pub fn ready<T: 'static>(future: impl Future<Output = T> + 'static) -> Option<T> {
@@ -35,7 +37,7 @@ pub fn ready<T: 'static>(future: impl Future<Output = T> + 'static) -> Option<T>
     result.take()
 }
 
-/// What a callback will bring.
+/// The future result of a callback.
 pub struct Answer<T>(Arc<Mutex<State<T>>>);
 
 struct State<T> {
@@ -59,7 +61,7 @@ impl<T> Clone for Answer<T> {
 }
 
 impl<T> Answer<T> {
-    /// Brings it.
+    /// Delivers the result.
     pub fn give(self, value: T) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.value = Some(value);

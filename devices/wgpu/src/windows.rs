@@ -1,10 +1,11 @@
-//! What bindings show of buffers.
+//! Merges overlapping buffer bindings, which browsers require.
 //!
-//! Browsers refuse a kernel that writes memory through one binding and sees it through another. There, operands that overlap share a binding.
+//! Browsers reject a kernel that writes memory through one binding and accesses it through another.
+//! There, operands that overlap share a binding.
 
 use samite_core::MemoryId;
 
-/// What one binding shows of a buffer, in bytes.
+/// Range of a buffer that a binding covers, in bytes.
 #[derive(Debug)]
 pub struct Window<B> {
     pub buffer: B,
@@ -19,7 +20,8 @@ impl<B> Window<B> {
     }
 }
 
-/// Makes one of windows that overlap, and says in `numbers` which one each operand has then. Whether there were any.
+/// Merges overlapping windows and writes the new window of each operand to `numbers`. Returns
+/// whether any overlapped.
 pub fn share<B>(windows: &mut Vec<Window<B>>, numbers: &mut [u8]) -> bool {
     let before = windows.len();
     let overlap = |windows: &[Window<B>]| {
@@ -27,7 +29,7 @@ pub fn share<B>(windows: &mut Vec<Window<B>>, numbers: &mut [u8]) -> bool {
             (0..windows.len()).flat_map(|a| (a + 1..windows.len()).map(move |b| (a, b)));
         pairs.find(|&(a, b)| windows[a].overlaps(&windows[b]))
     };
-    // A window that grew may reach others.
+    // A merged window may overlap others.
     while let Some((kept, gone)) = overlap(windows) {
         let other = windows.remove(gone);
         windows[kept].begin = windows[kept].begin.min(other.begin);
@@ -56,7 +58,8 @@ mod tests {
             begin,
             end,
         };
-        // The second and the last touch through the fourth only; the third is in another memory.
+        // The second and the last window touch only through the fourth. The third is in another
+        // memory.
         let mut windows = vec![
             window(first, 0, 100),
             window(first, 200, 300),

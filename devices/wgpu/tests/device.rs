@@ -1,5 +1,6 @@
-//! The device on whatever adapter there is; a software one will do. Without any, the tests say so.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+//! Tests of the device on any adapter; a software adapter suffices. Without any, the tests report
+//! that they are skipped.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::{
     Backend, CancelToken, DType, Device, Error, Graph, Layout, Op, Placed, RunControl,
@@ -10,7 +11,7 @@ use samite_testing::{Case, Input, Limit, Outcome, Recipe, Rng, Suite, check_cont
 use samite_wgpu::{WgpuBackend, WgpuDevice};
 use std::sync::{Arc, LazyLock};
 
-/// The first adapter, opened anew, with `parameters`.
+/// Opens the first adapter anew, with `parameters`.
 fn device(parameters: &str) -> Option<Arc<dyn Device>> {
     let backend = WgpuBackend::default();
     let Some(device) = backend.devices().first() else {
@@ -36,7 +37,7 @@ fn it_keeps_the_contract() {
 #[test]
 fn compiled_kernels_are_found_again_unless_somebody_touched_them() {
     let folder = tempfile::tempdir().unwrap();
-    // The adapter anew, as another run of the program opens it.
+    // Open the adapter anew, like another run of the program.
     let open = |parameters: &str| -> Option<Option<usize>> {
         let device = device(parameters)?;
         let own = device.as_any().downcast_ref::<WgpuDevice>().unwrap();
@@ -48,7 +49,7 @@ fn compiled_kernels_are_found_again_unless_somebody_touched_them() {
         let layout = Layout::contiguous(DType::I8, [5, 1, 1, 1]).unwrap();
         let memory = device.buffer_type();
         let group = TensorGroup::allocate(&memory, Usage::Any, &[("", layout)]).unwrap();
-        // A part of a word, which a kernel writes.
+        // Part of a word, which a kernel writes.
         group.tensors[0].tensor().write(1, &[7]).unwrap();
         group.tensors[0].tensor().read(1, &mut bytes).unwrap();
         assert_eq!(bytes[0], 7);
@@ -72,14 +73,14 @@ fn compiled_kernels_are_found_again_unless_somebody_touched_them() {
         damaged[at] ^= 1;
         std::fs::write(&file, damaged).unwrap();
         assert_eq!(open(""), Some(Some(0)), "byte {at}");
-        // A good one is in its place.
+        // A valid one has replaced it.
         assert!(open("").unwrap().unwrap() > 0);
     }
     assert_eq!(open("cache=off"), Some(None));
     assert_eq!(files().len(), 1);
 }
 
-/// Sizes are measured once for an adapter, kept, and change no result.
+/// Sizes are measured once for an adapter, cached, and do not change results.
 #[test]
 fn sizes_are_measured_once_and_change_no_result() {
     let folder = tempfile::tempdir().unwrap();
@@ -136,7 +137,7 @@ fn sizes_are_measured_once_and_change_no_result() {
         return;
     };
     assert!(expected.iter().any(|x| x.abs() > 0.5));
-    // A program on the host's processors is not measured unless somebody says so.
+    // A software adapter is only measured on request.
     let _ = product("");
     assert_eq!(kept().len(), 0);
     assert_eq!(product("tuning=on").unwrap(), expected);
@@ -154,7 +155,7 @@ fn sizes_are_measured_once_and_change_no_result() {
     }
 }
 
-/// What the device may leave to others.
+/// Returns whether the device may reject an operation for this reason.
 fn may_lack(reason: &str) -> bool {
     let known = [
         "is encoded on the host only",
@@ -167,11 +168,11 @@ fn may_lack(reason: &str) -> bool {
     known.iter().any(|known| reason.contains(known))
 }
 
-/// The reference computes every case once for all tests, which run beside each other.
+/// The reference device computes every case once for all tests, which run in parallel.
 static SUITE: LazyLock<Suite> = LazyLock::new(Suite::new);
 
-/// Runs all cases on a device with these parameters. `small` says that they limit what can be bound
-/// to less than some operands have.
+/// Runs all cases on a device with these parameters. `small` is set if they limit bindings to less
+/// than the size of some operands.
 fn computes_what_the_reference_does(parameters: &str, small: bool) {
     let Some(device) = device(parameters) else {
         return;
@@ -201,7 +202,7 @@ fn it_computes_the_same_in_small_bindings() {
     computes_what_the_reference_does("binding=64KiB", true);
 }
 
-/// Memory for every tensor of `graph`.
+/// Allocates memory for every tensor of `graph`.
 fn places(device: &Arc<dyn Device>, graph: &Graph) -> Vec<Option<TensorRef>> {
     let place = |id: TensorId| {
         let wanted = [("", graph.tensor(id).layout)];
@@ -294,7 +295,7 @@ fn a_wrong_row_number_is_an_error_that_names_its_node() {
             error.contains("looked up") && error.contains("get_rows"),
             "{error}"
         );
-        // It is told once, and what follows is not touched by it.
+        // The error is reported once, and later work is unaffected.
         place(numbers)
             .write(0, bytemuck::cast_slice(&[2, 0]))
             .unwrap();
@@ -307,7 +308,8 @@ fn a_wrong_row_number_is_an_error_that_names_its_node() {
     }
 }
 
-/// A table above the limit of a binding is looked up in parts, and none of them takes another's rows for wrong.
+/// A table above the binding limit is processed in parts, and none of them mistakes another part's
+/// rows for invalid ones.
 #[test]
 fn numbers_are_checked_against_the_whole_of_a_table_in_parts() {
     let Some(device) = device("binding=64KiB") else {
@@ -412,7 +414,7 @@ fn sizes_of_memory_are_checked() {
     }
 }
 
-/// Long caches with few queries are divided among workgroups.
+/// Long caches with few queries are split among workgroups.
 #[test]
 fn attention_over_long_caches_is_put_together() {
     let Some(device) = device("") else { return };
@@ -473,7 +475,7 @@ fn attention_over_long_caches_is_put_together() {
     }
 }
 
-/// What one workgroup does not go through alone, and what more than one binding holds.
+/// Rows too long for one workgroup, and experts too large for one binding.
 #[test]
 fn long_rows_and_many_experts_come_in_parts() {
     let Some(whole) = device("") else { return };
@@ -529,7 +531,7 @@ fn long_rows_and_many_experts_come_in_parts() {
             Limit::Exact,
             2,
         ),
-        // The last piece has fewer elements than are wanted.
+        // The last piece has fewer elements than requested.
         (
             &whole,
             Op::TopK { k: 40 },
@@ -537,7 +539,7 @@ fn long_rows_and_many_experts_come_in_parts() {
             Limit::Exact,
             2,
         ),
-        // Of each expert, a binding holds a half; of all, three or less.
+        // A binding holds half of each expert, and at most three of all experts.
         (
             &small,
             product(),
@@ -596,7 +598,8 @@ fn long_rows_and_many_experts_come_in_parts() {
     }
 }
 
-/// Attention makes its results 8-bit numbers for the product behind it: the same bits as when both are computed by themselves.
+/// Attention quantizes its results to 8 bits for the following product: the bits equal those of
+/// separate launches.
 #[test]
 fn attention_gives_a_product_its_columns() {
     for parameters in ["", "subgroups=off,overlaps=off"] {
@@ -682,7 +685,7 @@ fn attention_gives_a_product_its_columns() {
 fn limits_are_measured() {
     let Some(device) = device("") else { return };
     let limits = device.limits().unwrap().unwrap();
-    // From what an old phone does to what no machine does.
+    // From an old phone's speed to one that no machine reaches.
     assert!((1e8..1e14).contains(&limits.read_bytes), "{limits:?}");
     assert!((1e8..1e16).contains(&limits.f32_operations), "{limits:?}");
     println!("{limits:?}");

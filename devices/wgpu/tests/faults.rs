@@ -1,5 +1,5 @@
-//! Drivers that fail and that compute wrong: errors, and what is left afterwards.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+//! Drivers that fail or compute wrong results: errors, and the state afterwards.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::{
     Backend, BufferType, CancelToken, DType, Device, Error, Graph, Layout, Placed, Result,
@@ -10,7 +10,7 @@ use samite_testing::random_graph;
 use samite_wgpu::{WgpuBackend, WgpuDevice};
 use std::sync::Arc;
 
-/// The first adapter, not yet opened.
+/// Returns the first adapter, not yet opened.
 fn device() -> Option<Arc<dyn Device>> {
     let backend = WgpuBackend::default();
     let device = backend.devices().first().cloned();
@@ -34,7 +34,7 @@ fn store(
     Ok(Arc::clone(&group.tensors[0]))
 }
 
-/// All that a graph needs, from memory for its weights to what it gives.
+/// Runs every stage of a graph, from allocating its weights to reading its outputs.
 fn outputs(device: &Arc<dyn Device>, seed: u64) -> Result<Vec<Vec<u8>>> {
     let memory = device.buffer_type();
     let mut failed = None;
@@ -63,7 +63,7 @@ fn outputs(device: &Arc<dyn Device>, seed: u64) -> Result<Vec<Vec<u8>>> {
     .collect()
 }
 
-/// How many calls of the driver `outputs` makes.
+/// Returns the number of driver calls that `outputs` makes.
 fn calls(device: &Arc<dyn Device>, seed: u64) -> u64 {
     let many = 1 << 40;
     own(device).fail_call(many);
@@ -73,7 +73,8 @@ fn calls(device: &Arc<dyn Device>, seed: u64) -> u64 {
     made
 }
 
-/// Every call of the driver fails once: those that open it, on a new one each, and those that compute.
+/// Every driver call fails once: those that open the device, on a new one each, and those that
+/// compute.
 #[test]
 fn every_call_may_fail() {
     let Some(opened) = device() else { return };
@@ -88,7 +89,7 @@ fn every_call_may_fail() {
         own(device).fail_call(0);
         let error = match outcome {
             Err(error) => error,
-            // Who gives a scheduler up waits for it, and hears of nothing any more.
+            // Dropping a scheduler waits for it but no longer reports errors.
             Ok(found) => {
                 assert!(
                     call + 2 > computing,
@@ -104,7 +105,7 @@ fn every_call_may_fail() {
         let text = error.to_string();
         let names = text.contains("wgpu0") && text.contains("a fault that a test asked for");
         assert!(names, "call {call}: {text}");
-        // It goes on as if nothing had been.
+        // The device continues as if nothing had happened.
         assert_eq!(outputs(device, seed).unwrap(), expected, "call {call}");
     };
     for call in 1..=opening {
@@ -151,7 +152,8 @@ fn a_driver_that_computes_wrong_is_refused() {
     assert!(error.to_string().contains("computes wrong"), "{error}");
 }
 
-/// A wrong row number in work that another stream prepared is told by the stream that ran it.
+/// An invalid row number in work that another stream prepared is reported by the stream that ran
+/// it.
 #[test]
 fn work_of_another_stream_fails_where_it_ran() {
     let Some(device) = device() else { return };
@@ -186,10 +188,10 @@ fn work_of_another_stream_fails_where_it_ran() {
     second.run(&mut *prepared, control).unwrap();
     let error = second.synchronize().unwrap_err().to_string();
     assert!(error.contains("'looked up'"), "{error}");
-    // It was told once.
+    // It was reported once.
     second.synchronize().unwrap();
     first.synchronize().unwrap();
-    // A look that fails forgets nothing.
+    // A failed check keeps the pending error.
     second
         .run(
             &mut *prepared,

@@ -1,5 +1,5 @@
-//! Memory over many changes of plans: a program of its own, so that no other test takes some.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+//! Memory use over many plan changes, in a separate program so that other tests do not affect it.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::{
     Backend, CancelToken, DType, Device, Graph, Placed, RunControl, TensorGroup, TensorId,
@@ -8,7 +8,7 @@ use samite_core::{
 use samite_wgpu::{WgpuBackend, WgpuDevice};
 use std::sync::Arc;
 
-/// The first adapter, opened anew, with `parameters`.
+/// Opens the first adapter anew, with `parameters`.
 fn device(parameters: &str) -> Option<Arc<dyn Device>> {
     let backend = WgpuBackend::default();
     let Some(device) = backend.devices().first() else {
@@ -19,7 +19,7 @@ fn device(parameters: &str) -> Option<Arc<dyn Device>> {
     Some(device.unwrap())
 }
 
-/// Memory for every tensor of `graph`.
+/// Allocates memory for every tensor of `graph`.
 fn places(device: &Arc<dyn Device>, graph: &Graph) -> Vec<Option<TensorRef>> {
     let place = |id: TensorId| {
         let wanted = [("", graph.tensor(id).layout)];
@@ -36,7 +36,7 @@ fn control(cancel: &CancelToken) -> RunControl<'_> {
     }
 }
 
-/// Kilobytes of memory that the process has.
+/// Returns the resident memory of the process in kilobytes.
 #[cfg(target_os = "linux")]
 fn resident() -> usize {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();

@@ -1,5 +1,5 @@
-//! Random graphs on machines that have the device, alone and beside others.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+//! Random graphs on machines with the device, alone and with others.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::{
     Backend, BufferType, CancelToken, DType, Device, Error, Graph, Layout, Result, StoredTensor,
@@ -11,7 +11,8 @@ use samite_testing::{RandomGraph, Rng, imprecise_device, random_graph};
 use samite_wgpu::WgpuBackend;
 use std::sync::Arc;
 
-/// So many graphs; `SAMITE_RANDOM_GRAPHS` says another number, `SAMITE_RANDOM_FIRST` the first one.
+/// Default number of graphs; `SAMITE_RANDOM_GRAPHS` sets another one, `SAMITE_RANDOM_FIRST` the
+/// first seed.
 const GRAPHS: u64 = 150;
 
 fn store(
@@ -24,7 +25,7 @@ fn store(
     Ok(Arc::clone(&group.tensors[0]))
 }
 
-/// A graph whose weights lie in some of `devices`.
+/// Creates a graph whose weights are on some of `devices`.
 fn graph(seed: u64, devices: &[Arc<dyn Device>]) -> RandomGraph {
     let mut rng = Rng::new(seed ^ 0x51);
     random_graph(seed, &mut |name, layout, usage, bytes| {
@@ -34,7 +35,7 @@ fn graph(seed: u64, devices: &[Arc<dyn Device>]) -> RandomGraph {
     .unwrap()
 }
 
-/// The outputs of several runs in a row. `None` if no placement exists.
+/// Returns the outputs of several consecutive runs, or `None` if no placement exists.
 fn outputs(
     seed: u64,
     devices: Vec<Arc<dyn Device>>,
@@ -89,7 +90,7 @@ fn random_graphs_give_what_the_reference_gives() {
     let first: u64 = variable("SAMITE_RANDOM_FIRST").unwrap_or(0);
     for seed in first..first + graphs {
         let expected = outputs(seed, vec![reference()], 1).unwrap();
-        // As in browsers, too.
+        // Also with the options used in browsers.
         let gpu = Arc::clone([gpu, &apart][seed as usize % 2]);
         let devices = match seed % 3 {
             0 => vec![gpu],
@@ -104,7 +105,8 @@ fn random_graphs_give_what_the_reference_gives() {
         for (number, ((id, found), (_, expected))) in found.iter().zip(&expected).enumerate() {
             let error = nmse(found, expected);
             if error > 1e-6 {
-                // What is left of numbers that cancel each other is noise: a sum may be off by some units in the last place, here 16.
+                // Cancellation leaves noise: a sum may be off by some units in the last place, here
+                // 16.
                 noisy += 1;
                 let imprecise = imprecise_device(&reference());
                 let near = outputs(seed, vec![imprecise], 1).unwrap();
@@ -115,7 +117,7 @@ fn random_graphs_give_what_the_reference_gives() {
                 );
             }
         }
-        // The same bits again.
+        // Repeating gives identical bits.
         assert_eq!(
             outputs(seed, devices, copies).as_ref(),
             Some(&found),
@@ -129,7 +131,7 @@ fn random_graphs_give_what_the_reference_gives() {
     );
 }
 
-/// Numbers that cancel each other leave noise, and others do not.
+/// Only numbers that cancel each other leave noise.
 #[test]
 fn noise_is_what_is_left_of_numbers_that_cancel() {
     let reference: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());

@@ -1,7 +1,8 @@
 //! A plan as tasks: what the program does, what devices do, and what goes between them.
 //!
-//! The program issues a plan's actions in their order. What works on the host's memory is done when the call returns; another machine gets messages and
-//! works in their order, and the program goes on until it needs a result. So runs overlap as they do with the real scheduler.
+//! The program issues a plan's actions in their order. What works on the host's memory is done when
+//! the call returns; another machine gets messages and works in their order, and the program goes
+//! on until it needs a result. So runs overlap as they do with the real scheduler.
 
 use crate::events::{Kind, Resource, TaskId, Tasks};
 use crate::exchange::{Ports, What, exchange, message};
@@ -73,7 +74,7 @@ impl<'a> Known<'a> {
         })
     }
 
-    /// The machine of a device that has memory of its own.
+    /// Returns the machine of a device that has memory of its own.
     fn far(&self, device: usize) -> Option<usize> {
         match self.seats[device] {
             Seat::Far(number) => Some(number),
@@ -81,7 +82,7 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// The device in whose memory a tensor lies.
+    /// Returns the device in whose memory a tensor lies.
     fn origin(&self, tensor: TensorId) -> usize {
         let lowered = self.plan.lowered();
         let devices = self.plan.devices();
@@ -127,7 +128,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// The resource of a machine.
+    /// Returns the resource of a machine.
     pub fn resource(machine: usize) -> Resource {
         1 + machine
     }
@@ -146,7 +147,7 @@ impl<'a> Drive<'a> {
         self.ended.clear();
     }
 
-    /// A message from the program to a machine.
+    /// Returns a message from the program to a machine.
     fn tell(&mut self, machine: usize, bytes: f64, waits: &[TaskId]) -> Result<TaskId> {
         let (_, link) = self.reached(machine)?;
         let to = Self::resource(machine);
@@ -163,7 +164,7 @@ impl<'a> Drive<'a> {
         Ok(there)
     }
 
-    /// The program reads from a machine, and waits for it.
+    /// Returns the program reads from a machine, and waits for it.
     fn read(&mut self, machine: usize, bytes: f64, waits: &[TaskId]) -> Result<TaskId> {
         let (through, link) = self.reached(machine)?;
         let from = Self::resource(machine);
@@ -180,7 +181,7 @@ impl<'a> Drive<'a> {
         Ok(there)
     }
 
-    /// A copy between a card and the host, which the card makes.
+    /// Returns a copy between a card and the host, which the card makes.
     fn over_the_bus(&mut self, machine: usize, bytes: f64, waits: &[TaskId]) -> Result<TaskId> {
         let (_, link) = self.reached(machine)?;
         let to = Self::resource(machine);
@@ -257,7 +258,7 @@ impl<'a> Drive<'a> {
         Ok(end)
     }
 
-    /// The program, or a processor of its machine, computes.
+    /// Returns the program, or a processor of its machine, computes.
     fn near(&mut self, resource: Resource, seconds: f64, waits: &[TaskId]) -> TaskId {
         let after: Vec<_> = self.host.into_iter().chain(waits.iter().copied()).collect();
         let done = self.tasks.add(resource, Kind::Compute, seconds, 0.0, after);
@@ -372,7 +373,8 @@ impl<'a> Drive<'a> {
         }))
     }
 
-    /// One more run of a plan, in which a token sees so many others on average; `reads` says whether the program reads the outputs.
+    /// One more run of a plan, in which a token sees so many others on average; `reads` says
+    /// whether the program reads the outputs.
     pub fn run(&mut self, known: &Known<'_>, seen: f64, reads: bool) -> Result<()> {
         let run = self.ended.len();
         self.ended.push(Vec::new());

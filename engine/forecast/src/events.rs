@@ -1,7 +1,8 @@
 //! Tasks that take time of resources, played as events.
 //!
-//! A task begins when all that it comes after has ended (and what those have sent has arrived) and its resource is free; resources take tasks in the order
-//! in which they could begin. The same tasks give the same times.
+//! A task begins when all that it comes after has ended (and what those have sent has arrived) and
+//! its resource is free; resources take tasks in the order in which they could begin. The same
+//! tasks give the same times.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -131,7 +132,7 @@ impl Tasks {
         self.tasks.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }

@@ -34,7 +34,8 @@ impl Ports {
     }
 }
 
-/// A message from one resource to another over the port of `machine`: both ends are busy with it. Gives the task after which it is there.
+/// Returns a message from one resource to another over the port of `machine`: both ends are busy
+/// with it. Gives the task after which it is there.
 pub(crate) fn message(
     tasks: &mut Tasks,
     ports: &mut Ports,
@@ -69,7 +70,8 @@ pub(crate) enum What {
     Broadcast,
 }
 
-/// An exchange among members, each of which is a resource with its last task; these become what each has to do last.
+/// An exchange among members, each of which is a resource with its last task; these become what
+/// each has to do last.
 pub(crate) fn exchange(
     tasks: &mut Tasks,
     ports: &mut Ports,
@@ -142,7 +144,8 @@ pub(crate) fn exchange(
             }
         }
         (Algorithm::Doubling, What::Sum | What::Gather) => {
-            // Those beyond a power of two hand over what they have before, and get the result after.
+            // Those beyond a power of two hand over what they have before, and get the result
+            // after.
             let whole = 1 << n.ilog2();
             let beyond: Vec<_> = (whole..n).collect();
             let part = |members: usize| match what {

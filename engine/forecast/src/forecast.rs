@@ -13,7 +13,8 @@ const PLAYED_TOKENS: usize = 3;
 
 /// What is to be foretold.
 pub struct Task<'a> {
-    /// Plans of the micro-batches of a prompt in their order, each with the number of its tokens. The same plan may stand there several times.
+    /// Plans of the micro-batches of a prompt in their order, each with the number of its tokens.
+    /// The same plan may stand there several times.
     pub prompt: Vec<(&'a Plan, usize)>,
     /// The plan of a single token, and how many are generated.
     pub generation: Option<(&'a Plan, usize)>,
@@ -54,10 +55,12 @@ pub struct Forecast {
     pub generation: Option<Phase>,
 }
 
-/// Says how long a task takes on the machines of a cluster. The plans' devices have the names of its machines; `cpu` is the host's.
+/// Says how long a task takes on the machines of a cluster. The plans' devices have the names of
+/// its machines; `cpu` is the host's.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](samite_core::Error::InvalidArgument) for devices that are none of the machines, and for rates that the file does not have.
+/// [`Error::InvalidArgument`](samite_core::Error::InvalidArgument) for devices that are none of the
+/// machines, and for rates that the file does not have.
 pub fn forecast(cluster: &Cluster, task: &Task<'_>) -> Result<Forecast> {
     let before: usize = task.prompt.iter().map(|(_, tokens)| tokens).sum();
     let prompt = match task.prompt.is_empty() {

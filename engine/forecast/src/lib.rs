@@ -1,9 +1,12 @@
 //! How fast a plan would run on machines that are not there.
 //!
-//! A file describes machines: their devices with measured rates, and the links between them ([`Cluster`]). Each device becomes a [paper
-//! device](paper()), which takes part in planning as a real one would and has no memory, so the plan is that of the scheduler itself, and the division of
-//! tensors that of the meta device. From plan and rates the crate makes a graph of [tasks](events), each of which takes some time of one resource (a device, a
-//! link, the program that drives the others), and plays it as events. The [`Forecast`] says seconds, and where they went.
+//! A file describes machines: their devices with measured rates, and the links between them
+//! ([`Cluster`]). Each device becomes a [paper device](paper()), which takes part in planning as a
+//! real one would and has no memory, so the plan is that of the scheduler itself, and the division
+//! of tensors that of the meta device. From plan and rates the crate makes a graph of
+//! [tasks](events), each of which takes some time of one resource (a device, a link, the program
+//! that drives the others), and plays it as events. The [`Forecast`] says seconds, and where they
+//! went.
 //!
 //! | file | what |
 //! |---|---|
@@ -15,8 +18,8 @@
 //! | `drive` | a plan as tasks: copies, splits, messages, runs that overlap |
 //! | `forecast` | prompt and generation, and the answer |
 //!
-//! It knows nothing of models: whoever asks brings the plans. Rates are of whole devices, measured with all of their threads; what a model's first run costs,
-//! loading and sampling are left out.
+//! It knows nothing of models: whoever asks brings the plans. Rates are of whole devices, measured
+//! with all of their threads; what a model's first run costs, loading and sampling are left out.
 
 #![forbid(unsafe_code)]
 

@@ -111,7 +111,8 @@ struct ExchangeForm {
 pub enum Through {
     /// A bus of the same machine, with memory of its own behind it: a GPU.
     Bus,
-    /// ggml's RPC protocol: a message for each tensor that is written, each run, and each tensor that is read.
+    /// ggml's RPC protocol: a message for each tensor that is written, each run, and each tensor
+    /// that is read.
     Rpc,
     /// The remote mode: a message there and one back for each step.
     Remote,
@@ -156,7 +157,7 @@ pub struct DeviceRates {
 }
 
 impl DeviceRates {
-    /// The rates of a type.
+    /// Returns the rates of a type.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the file does not say.
@@ -181,7 +182,8 @@ pub struct Link {
     pub bandwidth: f64,
     /// Seconds that each end is busy with a message, whatever its size.
     pub message: f64,
-    /// Whether all that is sent shares the bandwidth; otherwise each machine has so much in each direction.
+    /// True if all that is sent shares the bandwidth; otherwise each machine has so much in each
+    /// direction.
     pub shared: bool,
 }
 
@@ -192,7 +194,8 @@ pub struct Member {
     pub name: String,
     /// Its device.
     pub device: Arc<DeviceRates>,
-    /// How the program reaches it; `None` if it is a processor of the program's own machine, or runs the program itself.
+    /// How the program reaches it; `None` if it is a processor of the program's own machine, or
+    /// runs the program itself.
     pub reached: Option<(Through, Arc<Link>)>,
 }
 
@@ -380,7 +383,7 @@ impl Cluster {
         })
     }
 
-    /// The rates of a device by the name that it has in plans.
+    /// Returns the rates of a device by the name that it has in plans.
     pub(crate) fn member(&self, name: &str) -> Option<usize> {
         self.members.iter().position(|member| member.name == name)
     }

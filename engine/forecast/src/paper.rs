@@ -8,8 +8,9 @@ use samite_core::{
 };
 use std::sync::Arc;
 
-/// A device called `name` that plans as `like` does, and has `bytes` of memory but none that could be used. What is reached through something has memory
-/// of its own; otherwise it works on the host's.
+/// Returns a device called `name` that plans as `like` does, and has `bytes` of memory but none
+/// that could be used. What is reached through something has memory of its own; otherwise it works
+/// on the host's.
 pub fn paper(
     like: &Arc<dyn Device>,
     name: &str,

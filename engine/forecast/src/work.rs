@@ -14,13 +14,14 @@ pub struct Work {
     pub results: f64,
 }
 
-/// Bytes of a tensor without gaps.
+/// Returns the bytes of a tensor without gaps.
 fn tightly(layout: &Layout) -> f64 {
     let dtype = layout.dtype();
     layout.elements() as f64 * dtype.block_bytes() as f64 / dtype.block_len() as f64
 }
 
-/// The work of a node; nothing for leaves and views. `seen` is how many tokens of a cache each token looks at, on average, if it has so many cells.
+/// Returns the work of a node; nothing for leaves and views. `seen` is how many tokens of a cache
+/// each token looks at, on average, if it has so many cells.
 pub fn work(node: Node<'_>, seen: f64) -> Option<Work> {
     let op = node.op();
     if matches!(op, Op::Leaf) || op.is_view() {

@@ -71,7 +71,7 @@ fn weight(device: &Arc<dyn Device>, cut: Option<Cut>) -> Arc<StoredTensor> {
     StoredTensor::described(&info, buffer, 0).unwrap()
 }
 
-/// A product with a matrix of each device, one after the other.
+/// Returns a product with a matrix of each device, one after the other.
 fn chain(devices: &[Arc<dyn Device>], tokens: usize, copies: usize) -> Plan {
     let mut graph = Graph::new();
     let mut x = graph.input("x", DType::F32, [256, tokens, 1, 1]).unwrap();
@@ -117,8 +117,9 @@ fn a_step_of_a_remote_machine_is_a_message_there_and_one_back() {
 fn rpc_sends_a_message_for_each_thing() {
     let cluster = far("rpc", 1);
     let plan = chain(&devices(&cluster), 1, 1);
-    // The input, the run, and the question for the result follow each other: the program is busy with each for a while, the machine takes the second
-    // and third while the first one is done, then computes. The question waits behind the run's second.
+    // The input, the run, and the question for the result follow each other: the program is busy
+    // with each for a while, the machine takes the second and third while the first one is done,
+    // then computes. The question waits behind the run's second.
     let last_of_run = 10.0 + 0.25 * 3.0;
     let answer = 10.0 + 0.5;
     let found = generation(&cluster, &plan);

@@ -13,7 +13,8 @@ pub enum RegistryError {
         name: String,
         /// The devices that exist.
         known: String,
-        /// What the user named and cannot be used, and why the backend of that name has no such device.
+        /// What the user named and cannot be used, and why the backend of that name has no such
+        /// device.
         reasons: Option<String>,
     },
     /// A device is named twice.
@@ -36,7 +37,8 @@ impl From<Error> for RegistryError {
     }
 }
 
-/// The environment variable with backends that are not loaded, separated by `,`: see [`BuiltIn::disable`].
+/// The environment variable with backends that are not loaded, separated by `,`: see
+/// [`BuiltIn::disable`].
 pub const DISABLE_VARIABLE: &str = "SAMITE_DISABLE";
 
 /// The backends that come with samite, named as their features, and whether this build has them.
@@ -71,7 +73,8 @@ pub struct BuiltIn {
     /// How they are reached.
     #[cfg(feature = "rpc")]
     pub rpc_client: samite_rpc::ClientOptions,
-    /// Addresses of samite's own servers, such as `samite://192.168.0.7:50053#5d41…`, whose devices are used.
+    /// Addresses of samite's own servers, such as `samite://192.168.0.7:50053#5d41…`, whose devices
+    /// are used.
     #[cfg(feature = "remote")]
     pub remote: Vec<String>,
     /// How they are reached.
@@ -80,8 +83,9 @@ pub struct BuiltIn {
 }
 
 impl BuiltIn {
-    /// Leaves out the backends of a comma-separated list: `blas`, `cpu`, `ggml`, `reference`, `remote`, `rpc`, `wgpu`, or one of ggml's plugins by the name of its
-    /// file, such as `vulkan` or `ggml:cpu`. Nothing of them is loaded, not even to try it.
+    /// Leaves out the backends of a comma-separated list: `blas`, `cpu`, `ggml`, `reference`,
+    /// `remote`, `rpc`, `wgpu`, or one of ggml's plugins by the name of its file, such as `vulkan`
+    /// or `ggml:cpu`. Nothing of them is loaded, not even to try it.
     pub fn disable(&mut self, list: &str) {
         let names = list.split(',').map(str::trim);
         for name in names.filter(|name| !name.is_empty()) {
@@ -159,12 +163,13 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// A registry without backends.
+    /// Returns a registry without backends.
     pub fn empty() -> Self {
         Self::default()
     }
 
-    /// The backends that come with samite, as far as the crate's features have them. A new one is one more line here.
+    /// Returns the backends that come with samite, as far as the crate's features have them. A new
+    /// one is one more line here.
     pub fn built_in(options: BuiltIn) -> Self {
         let BuiltIn { disabled, .. } = &options;
         let used = |name: &str| !disabled.iter().any(|d| d.eq_ignore_ascii_case(name));
@@ -206,8 +211,8 @@ impl Registry {
         }
     }
 
-    /// Adds a backend. Its devices are preferred after those of the same kind that are there already. One that is there is not added
-    /// again.
+    /// Adds a backend. Its devices are preferred after those of the same kind that are there
+    /// already. One that is there is not added again.
     pub fn register(&mut self, backend: Arc<dyn Backend>) {
         if !self
             .backends
@@ -225,7 +230,8 @@ impl Registry {
         }
     }
 
-    /// Takes out the backend called `name`, in any mixture of upper and lower case. Whoever has a device of it keeps that.
+    /// Takes out the backend called `name`, in any mixture of upper and lower case. Whoever has a
+    /// device of it keeps that.
     pub fn unregister(&mut self, name: &str) -> Option<Arc<dyn Backend>> {
         let is_meant = |backend: &Arc<dyn Backend>| backend.name().eq_ignore_ascii_case(name);
         let at = self.backends.iter().position(is_meant)?;
@@ -259,7 +265,7 @@ impl Registry {
             .join(", ")
     }
 
-    /// The device called `name` and its backend.
+    /// Returns the device called `name` and its backend.
     fn find(&self, name: &str) -> Result<Found<'_>, RegistryError> {
         // The backend of that name first: others may have to load libraries to know their devices.
         let is_meant = |backend: &&Arc<dyn Backend>| backend.name().eq_ignore_ascii_case(name);
@@ -280,7 +286,8 @@ impl Registry {
             })
     }
 
-    /// What was named and cannot be used, then what a backend by whose name `name` begins could not use.
+    /// What was named and cannot be used, then what a backend by whose name `name` begins could not
+    /// use.
     fn reasons(&self, name: &str) -> Option<String> {
         let is_asked = |backend: &str| {
             let (start, _) = name.split_once(':').unwrap_or((name, ""));
@@ -313,15 +320,17 @@ impl Registry {
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
-    /// The device called `name`, in any mixture of upper and lower case.
+    /// Returns the device called `name`, in any mixture of upper and lower case.
     ///
     /// # Errors
-    /// [`RegistryError::UnknownDevice`], with the devices that exist, and why there are no more of that backend.
+    /// [`RegistryError::UnknownDevice`], with the devices that exist, and why there are no more of
+    /// that backend.
     pub fn device(&self, name: &str) -> Result<&Arc<dyn Device>, RegistryError> {
         Ok(self.find(name)?.1)
     }
 
-    /// What computes what other devices refuse, on memory of the host: the CPU, and for what that has no kernels for, the reference device.
+    /// What computes what other devices refuse, on memory of the host: the CPU, and for what that
+    /// has no kernels for, the reference device.
     ///
     /// # Errors
     /// [`RegistryError::UnknownDevice`], if there is no CPU device.
@@ -336,10 +345,12 @@ impl Registry {
         ])
     }
 
-    /// The device called `name`, as `parameters` say. With parameters, it is another one than [`device`](Registry::device) returns.
+    /// Returns the device called `name`, as `parameters` say. With parameters, it is another one
+    /// than [`device`](Registry::device) returns.
     ///
     /// # Errors
-    /// [`RegistryError::UnknownDevice`]; [`RegistryError::Parameters`] for parameters that it does not have.
+    /// [`RegistryError::UnknownDevice`]; [`RegistryError::Parameters`] for parameters that it does
+    /// not have.
     pub fn init_by_name(
         &self,
         name: &str,
@@ -358,12 +369,13 @@ impl Registry {
         }
     }
 
-    /// The devices of a comma-separated list such as `blas,cpu:threads=4`, in its order: `name`, or `name:key=value,key=value` with
-    /// parameters. `auto` stands for [`automatic`](Registry::automatic).
+    /// Returns the devices of a comma-separated list such as `blas,cpu:threads=4`, in its order:
+    /// `name`, or `name:key=value,key=value` with parameters. `auto` stands for
+    /// [`automatic`](Registry::automatic).
     ///
     /// # Errors
-    /// [`RegistryError`] for unknown and repeated names, for parameters that a device does not have, for an empty list, and where
-    /// `auto` finds nothing or does not stand alone.
+    /// [`RegistryError`] for unknown and repeated names, for parameters that a device does not
+    /// have, for an empty list, and where `auto` finds nothing or does not stand alone.
     pub fn parse(&self, list: &str) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
         if list.trim().eq_ignore_ascii_case("auto") {
             let devices = self.automatic();
@@ -396,9 +408,9 @@ impl Registry {
         }
     }
 
-    /// The devices to use when nothing is said, most wanted first: GPUs, or else integrated ones, and the CPU. Of two
-    /// views of one physical device, the first counts. Accelerators on host memory are left out: samite's own CPU kernels
-    /// are the faster default.
+    /// Returns the devices to use when nothing is said, most wanted first: GPUs, or else integrated
+    /// ones, and the CPU. Of two views of one physical device, the first counts. Accelerators on
+    /// host memory are left out: samite's own CPU kernels are the faster default.
     pub fn automatic(&self) -> Vec<Arc<dyn Device>> {
         let candidates: Vec<_> = self
             .backends
@@ -433,7 +445,7 @@ impl Registry {
             .collect()
     }
 
-    /// The single best device: a GPU, or else an integrated one, or else the CPU.
+    /// Returns the single best device: a GPU, or else an integrated one, or else the CPU.
     pub fn best(&self) -> Option<Arc<dyn Device>> {
         self.automatic().into_iter().next()
     }
@@ -449,8 +461,9 @@ impl Registry {
     }
 }
 
-/// The devices of a list, each with its parameters. Names may have a colon in them: that before a device's first key is the last one
-/// before `=`. What has `=` and no colon before it belongs to the device before.
+/// Returns the devices of a list, each with its parameters. Names may have a colon in them: that
+/// before a device's first key is the last one before `=`. What has `=` and no colon before it
+/// belongs to the device before.
 fn with_parameters(list: &str) -> Result<Vec<(&str, Parameters)>, RegistryError> {
     let mut devices: Vec<(&str, Parameters)> = Vec::new();
     let items = list.split(',').map(str::trim);

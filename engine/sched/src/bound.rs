@@ -1,4 +1,4 @@
-//! A plan bound to memory: places, compiled splits, events.
+//! A plan bound to memory, with compiled splits and events.
 
 use crate::chunks::Chunks;
 use crate::compiler::Compiler;
@@ -13,30 +13,32 @@ use samite_core::{
 };
 use std::sync::Arc;
 
-/// Everything that is needed to run a plan.
+/// Everything that a run of a plan needs.
 pub(crate) struct Bound {
-    /// By pipeline copy, then tensor of the lowered graph.
+    /// Tensors in memory, by pipeline copy, then tensor of the lowered graph.
     pub places: Vec<Vec<Option<TensorRef>>>,
     /// Scratch memory by split.
     pub workspaces: Vec<Option<TensorRef>>,
     /// Scratch memory by split and member of its device.
     pub members: Vec<Vec<Option<TensorRef>>>,
-    /// By pipeline copy, then split.
+    /// Prepared splits, by pipeline copy, then split.
     pub prepared: Vec<Vec<Box<dyn Prepared>>>,
-    /// By pipeline copy: the splits in pieces, as the last watched run had them; empty before.
+    /// The pieces of the splits in the last watched run, by pipeline copy. Empty before the first.
     pub pieces: Vec<Pieces>,
-    /// By action, then pipeline copy; only where somebody waits and the device has events.
+    /// Events by action, then pipeline copy. Present if an action waits and the device has events.
     events: Vec<Vec<Option<Arc<dyn Event>>>>,
-    /// Runs so far.
+    /// Number of runs so far.
     pub runs: usize,
-    /// How many of the last runs may still be at work. Nobody waits for those before, whose events may tell of failures that were dealt with.
+    /// Number of recent runs that may still be in flight. Older runs are not waited for, since
+    /// their events may report failures that were already handled.
     pub in_flight: usize,
-    /// Whether the inputs of the next run may be written.
+    /// True if the inputs of the next run may be written.
     pub inputs_free: bool,
 }
 
 impl Bound {
-    /// Gives every tensor of a plan its place, lets devices compile the splits and bind them, and creates the events.
+    /// Binds every tensor of a plan to memory, lets devices compile and prepare the splits, and
+    /// creates the events.
     pub fn new(
         plan: &Plan,
         chunks: &Chunks,
@@ -118,22 +120,22 @@ impl Bound {
         })
     }
 
-    /// The pipeline copy of the next run.
+    /// Returns the pipeline copy of the next run.
     pub fn copy(&self) -> usize {
         self.runs % self.places.len()
     }
 
-    /// The event that is recorded after an action of the next run.
+    /// Returns the event that is recorded after an action of the next run.
     pub fn event_of(&self, action: usize) -> Option<&Arc<dyn Event>> {
         self.events[action][self.copy()].as_ref()
     }
 
-    /// Whether `wait` of the next run is for work that may not be done.
+    /// Returns whether `wait` of the next run refers to work that may still be in flight.
     pub fn must_wait(&self, wait: Wait) -> bool {
         wait.runs_ago <= self.in_flight
     }
 
-    /// The event that `wait` of the next run is for.
+    /// Returns the event for which `wait` of the next run waits.
     pub fn awaited(&self, wait: Wait) -> Option<&Arc<dyn Event>> {
         let copies = self.places.len();
         let slot = (self.runs + copies * (wait.runs_ago / copies + 1) - wait.runs_ago) % copies;

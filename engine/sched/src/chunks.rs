@@ -1,13 +1,13 @@
-//! The scheduler's own memory: a buffer for each chunk of the memory plans, as large as the largest of them needs.
+//! Memory of the scheduler: one buffer for each chunk, as large as the largest memory plan needs.
 
 use crate::devices::DeviceSet;
 use crate::memory_plan::{Blocks, MemoryPlan};
 use samite_core::{Buffer, Error, Result, Slot, TensorInfo, TensorRef, Usage};
 use std::sync::Arc;
 
-/// Buffers by kind of memory and chunk.
+/// Buffers by memory and chunk.
 pub(crate) struct Chunks {
-    /// `None` for chunks that a failed allocation left without memory.
+    /// `None` for chunks whose allocation failed.
     buffers: Vec<Vec<Option<Arc<dyn Buffer>>>>,
 }
 
@@ -19,14 +19,14 @@ pub(crate) struct Missing {
 }
 
 impl Chunks {
-    /// Without buffers, for so many kinds of memory.
+    /// Creates an empty list of chunks for each of the memories.
     pub fn new(memories: usize) -> Self {
         Chunks {
             buffers: vec![Vec::new(); memories],
         }
     }
 
-    /// Bytes allocated, by kind of memory.
+    /// Returns the allocated bytes, by memory.
     pub fn sizes(&self) -> impl Iterator<Item = usize> {
         self.buffers.iter().map(|chunks| {
             let buffers = chunks.iter().flatten();
@@ -34,7 +34,7 @@ impl Chunks {
         })
     }
 
-    /// The chunks that `plan` needs larger than they are.
+    /// Returns the chunks that are too small for `plan`.
     pub fn missing(&self, plan: &MemoryPlan) -> Vec<Missing> {
         let mut missing = Vec::new();
         for (memory, sizes) in plan.chunks.iter().enumerate() {
@@ -52,7 +52,8 @@ impl Chunks {
         missing
     }
 
-    /// Replaces chunks by larger ones. Nothing may use the old ones any more: they are let go first, so that both need not fit.
+    /// Replaces chunks by larger ones. The old ones must be unused. They are freed first, so that
+    /// both need not fit at the same time.
     pub fn allocate(&mut self, missing: Vec<Missing>, devices: &DeviceSet) -> Result<()> {
         for missing in &missing {
             let chunks = &mut self.buffers[missing.memory];
@@ -78,7 +79,7 @@ impl Chunks {
         Ok(())
     }
 
-    /// The place of a tensor in its block for pipeline copy `copy`.
+    /// Returns the tensor of a block for pipeline copy `copy`.
     pub fn place(
         &self,
         blocks: &Blocks,

@@ -1,4 +1,4 @@
-//! Running one graph on two devices in step, and comparing node by node.
+//! Comparison of one graph on two devices, node by node in lockstep.
 
 use crate::options::Options;
 use crate::scheduler::Scheduler;
@@ -13,17 +13,18 @@ use std::sync::Arc;
 /// A graph whose stored tensors live in one device's memory.
 #[derive(Debug)]
 pub struct GraphCopy {
-    /// The graph; tensors have the same numbers as in the original.
+    /// The graph. Tensors have the same numbers as in the original.
     pub graph: Graph,
-    /// The memory of the copied tensors.
+    /// Memory of the copied tensors.
     pub stored: TensorGroup,
 }
 
-/// Copies `graph` to `device`: same tensors, with everything stored copied into the device's memory. What appears as several leaves stays one
-/// memory.
+/// Copies `graph` to `device`: the same tensors, with all stored tensors copied to the device's
+/// memory. Leaves with the same memory still share it.
 ///
 /// # Errors
-/// If the device has not enough memory, or a copy fails; [`Error::InvalidArgument`] if stored tensors share a part of their memory only.
+/// If the device has too little memory or a copy fails. [`Error::InvalidArgument`] if stored
+/// tensors overlap only partly.
 pub fn copy_graph(graph: &Graph, device: &dyn Device) -> Result<GraphCopy> {
     let (mut originals, mut numbers) = (Vec::new(), Vec::new());
     for stored in graph.tensors().iter().filter_map(|t| t.stored.as_ref()) {
@@ -68,7 +69,7 @@ pub fn copy_graph(graph: &Graph, device: &dyn Device) -> Result<GraphCopy> {
     })
 }
 
-/// The number of the memory that `stored` lies in among `known`, to which it is added if it is new.
+/// Returns the index in `known` of the memory of `stored`. Adds new memory to `known`.
 fn number_of<'g>(
     stored: &'g Arc<StoredTensor>,
     known: &mut Vec<&'g Arc<StoredTensor>>,
@@ -90,39 +91,44 @@ fn number_of<'g>(
     Ok(known.len() - 1)
 }
 
-/// How much one result differs from another.
+/// Difference between two results.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Difference {
-    /// Normalised mean squared error: `Σ(a - b)² / Σb²`. Infinite where one is not finite and the other is not the same.
+    /// Normalised mean squared error: `Σ(a - b)² / Σb²`. Infinite if a pair of different elements
+    /// is not finite.
     pub nmse: f64,
-    /// The largest distance of two elements.
+    /// Maximum distance between two elements.
     pub largest: f64,
-    /// Where that is, innermost extent first.
+    /// Position of the maximum, innermost extent first.
     pub at: [usize; 4],
-    /// The two elements there.
+    /// The two elements at that position.
     pub values: [f64; 2],
-    /// Whether all elements of both are NaN: that is no difference, and no sign that the devices do the same.
+    /// True if all elements of both are NaN. That is no difference, but does not show that the
+    /// devices agree.
     pub all_nan: bool,
     /// Mean of the squares of `b`.
     power: f64,
 }
 
 impl Difference {
-    /// How many times further than the average one element may be off.
+    /// Factor by which a single element may exceed the average error.
     const WORST: f64 = 10.0;
 
-    /// Whether that is more than rounding: the error is beyond `limit`, or a single element is so far off that it would be if a hundredth
-    /// of all were. An error in the last element of each row would pass otherwise where rows are long.
+    /// Returns whether the difference is more than rounding. It is if the error exceeds `limit`, or
+    /// if a single element is so far off that the error would exceed `limit` if one element in a
+    /// hundred were. Without the second rule, an error in the last element of each long row would
+    /// pass.
     pub fn exceeds(&self, limit: f64) -> bool {
         let worst = self.largest * self.largest;
         self.nmse > limit || worst > Self::WORST * Self::WORST * limit * self.power
     }
 }
 
-/// Compares the elements of two tensors of equal shape, out of the bytes that they span.
+/// Compares the elements of two tensors of equal shape, read from the bytes that they span.
 ///
 /// # Errors
-/// [`Error::Shape`] if their shapes differ; [`Error::InvalidArgument`] for a type that cannot be decoded.
+/// [`Error::Shape`] if their shapes differ. [`Error::InvalidArgument`] for a type that cannot be
+/// decoded.
 pub fn difference([a, b]: [(&Layout, &[u8]); 2]) -> Result<Difference> {
     if a.0.shape() != b.0.shape() {
         return Err(Error::shape(format!(
@@ -160,7 +166,7 @@ pub fn difference([a, b]: [(&Layout, &[u8]); 2]) -> Result<Difference> {
     let (largest, at, values) = worst;
     Ok(Difference {
         nmse: match error {
-            // Also where the power is 0 or infinite, too.
+            // Also if the power is 0 or infinite.
             0.0 | f64::INFINITY => error,
             _ => error / power,
         },
@@ -175,24 +181,26 @@ pub fn difference([a, b]: [(&Layout, &[u8]); 2]) -> Result<Difference> {
 /// One node of a graph, computed twice.
 #[derive(Debug)]
 pub struct Pair<'a> {
-    /// How many nodes were compared before.
+    /// Number of nodes compared before.
     pub number: usize,
     /// The node in both graphs.
     pub nodes: [Node<'a>; 2],
     /// The devices that computed it.
     pub devices: [&'a Arc<dyn Device>; 2],
-    /// How much the first result differs from the second.
+    /// Difference between the first result and the second.
     pub difference: Difference,
 }
 
-/// Runs the loaded graphs of two schedulers in step and calls `see` with every computed node. They are the same graph, with stored tensors of their
-/// own, and devices that [keep its order](in_order). One result of each is in memory at a time.
+/// Runs the loaded graphs of two schedulers in lockstep and calls `see` with every computed node.
+/// Both graphs must be the same, each with its own stored tensors, and the devices must [keep the
+/// node order](in_order). Only one result of each graph is in memory at a time.
 ///
-/// The first goes on with the second's results: so each node is compared on the same operands, and the error of one does not show in all
-/// that follow.
+/// The first graph continues with the second's results. Each node is therefore compared on the same
+/// operands, and its error does not propagate.
 ///
 /// # Errors
-/// [`Error::Stopped`] if `see` says stop; [`Error::InvalidArgument`] if the graphs are not the same; as [`Scheduler::run`].
+/// [`Error::Stopped`] if `see` stops the run, [`Error::InvalidArgument`] if the graphs differ.
+/// Otherwise as [`Scheduler::run`].
 pub fn in_step(
     schedulers: [&mut Scheduler; 2],
     cancel: &CancelToken,
@@ -218,13 +226,13 @@ pub fn in_step(
             Ok(Watch::Stop) => Error::Stopped,
             Err(error) => error,
         };
-        // Both end in order. Why is known.
+        // Ends the second run cleanly. The cause is already known.
         let _ = second.fail(error.clone());
         return first.fail(error);
     }
 }
 
-/// A run that shows every computed node.
+/// Starts a run that shows every computed node.
 fn watch<'s>(scheduler: &'s mut Scheduler, cancel: &'s CancelToken) -> Result<WatchedRun<'s>> {
     let tensors = scheduler.current_plan()?.graph().tensors().iter();
     let computed: Vec<bool> = tensors.map(|tensor| tensor.is_computed()).collect();
@@ -270,7 +278,8 @@ fn compare(
     Ok(watch)
 }
 
-/// A device that runs nodes in the order of their graph, whatever it wishes, so that it keeps step with others.
+/// Returns a device wrapper that runs nodes in graph order, without the device's own reordering,
+/// for use in lockstep.
 pub fn in_order(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     struct InOrder(Arc<dyn Device>);
 
@@ -287,11 +296,11 @@ pub fn in_order(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     Delegating::device(InOrder(Arc::clone(device)))
 }
 
-/// Copies `graph` to two devices, writes `inputs`, and runs both copies [in step](in_step). Behind each device may be others for what it cannot
-/// do.
+/// Copies `graph` to two devices, writes `inputs`, and runs both copies [in lockstep](in_step).
+/// Each side may list further devices for unsupported operations.
 ///
 /// # Errors
-/// If a graph cannot be placed; otherwise as [`in_step`], but a stop by `see` is none.
+/// If a graph cannot be placed, or as [`in_step`]. A stop by `see` is not an error.
 pub fn compare_devices(
     graph: &Graph,
     sides: [&[Arc<dyn Device>]; 2],
@@ -318,8 +327,8 @@ pub fn compare_devices(
     }
 }
 
-/// Normalized mean squared error of `values` against `reference`: `sum((a - b)²) / sum(b²)`; infinite where one is
-/// not finite and the other is.
+/// Returns the normalised mean squared error of `values` against `reference`: `sum((a - b)²) /
+/// sum(b²)`. Infinite if one element of a pair is not finite and the other is.
 pub fn nmse(values: &[f32], reference: &[f32]) -> f64 {
     let (mut error, mut power) = (0.0f64, 0.0f64);
     for (&a, &b) in values.iter().zip(reference) {

@@ -1,19 +1,19 @@
-//! Compiled work, shared by pipeline copies, by plans, and by graphs that differ in extents only.
+//! Compiled work, shared by pipeline copies, by plans, and by graphs that differ only in extents.
 
 use samite_core::{CancelToken, Compiled, Device, Graph, Result, TensorId};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// How many results are kept.
+/// Maximum number of cached results.
 const KEPT: usize = 256;
 
-/// Lets devices compile, and keeps what they made.
+/// Lets devices compile, and caches the results.
 #[derive(Default)]
 pub(crate) struct Compiler {
-    /// The least recently used first.
+    /// Cached results, least recently used first.
     known: Vec<Entry>,
-    /// How often a device made something new.
+    /// Number of new compilations.
     pub compiled: usize,
 }
 
@@ -24,12 +24,12 @@ struct Entry {
 }
 
 impl Compiler {
-    /// Forgets everything: devices have other numbers now.
+    /// Clears the cache, because the devices were renumbered.
     pub fn clear(&mut self) {
         self.known.clear();
     }
 
-    /// What `device`, number `number`, makes of these nodes.
+    /// Lets `device`, number `number`, compile these nodes.
     pub fn compile(
         &mut self,
         number: usize,
@@ -48,7 +48,7 @@ impl Compiler {
                 let again = earlier.is_some_and(|earlier| Arc::ptr_eq(&earlier, compiled));
                 (!again, Some(Arc::clone(compiled)))
             }
-            // What was known stays known if something else failed.
+            // A failure or a missing result keeps the cached one.
             Ok(None) | Err(_) => (false, earlier),
         };
         self.compiled += usize::from(made);
@@ -66,7 +66,8 @@ impl Compiler {
     }
 }
 
-/// Equal for nodes with the same operations, types and operands. Parameters and extents are the device's business.
+/// Returns a hash that is equal for nodes with the same operations, types and operands. Parameters
+/// and extents are up to the device.
 fn kind(graph: &Graph, nodes: &[TensorId]) -> u64 {
     let mut hasher = DefaultHasher::new();
     let inside: BTreeMap<TensorId, usize> = nodes.iter().copied().zip(0..).collect();

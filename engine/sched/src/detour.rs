@@ -1,18 +1,18 @@
-//! Copies that no device makes, by way of the host.
+//! Copies through the host, for memory between which no device can copy.
 
 use crate::split::Copy;
 use samite_core::{Bounce, Error, Graph, Result, TensorRef};
 
-/// Makes copies by way of the host. Its memory is as large as any of the loaded plans needs.
+/// Copier through the host. Its buffer is large enough for all loaded plans.
 #[derive(Default)]
 pub(crate) struct Detour {
     bounce: Bounce,
-    /// Which experts are in use.
+    /// Set for each expert in use.
     used: Vec<bool>,
 }
 
 impl Detour {
-    /// Makes room for `copy`, so that making it allocates nothing.
+    /// Reserves memory for `copy`, so that making it does not allocate.
     pub fn reserve(
         &mut self,
         copy: &Copy,
@@ -47,7 +47,8 @@ impl Detour {
         to.copy_with(from, &mut self.bounce)
     }
 
-    /// Copies only those experts (slices of dimension 2) of a tensor that `ids` names, neighbours together where the host can see them.
+    /// Copies only the experts (slices of dimension 2) selected by `ids`. Merges adjacent experts
+    /// if the host can read the ids.
     pub fn copy_experts(
         &mut self,
         from: &TensorRef,
@@ -65,7 +66,7 @@ impl Detour {
             ids.read(layout.row_offset(i1, i2, i3), row)?;
             for id in row.as_chunks::<4>().0 {
                 let id = i32::from_le_bytes(*id);
-                // Numbers out of range are reported by the kernel, which names the node.
+                // The kernel reports ids out of range, with the name of the node.
                 if let Some(flag) = usize::try_from(id).ok().and_then(|id| used.get_mut(id)) {
                     *flag = true;
                 }
@@ -84,7 +85,8 @@ impl Detour {
                 (Some(memory), Some(target)) => {
                     memory.copy_to(at, target, to.slot.offset + start, len)?
                 }
-                // As in other copies: the gate of memory that may be written to is not held while another one is waited for.
+                // As in other copies, the range lock of writable memory is not held while waiting
+                // for another one.
                 (Some(memory), None) if !memory.is_writable() => {
                     memory.with_bytes(at, len, |data| to.write(start, data))??;
                 }

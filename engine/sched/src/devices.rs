@@ -1,27 +1,28 @@
-//! The devices of one scheduler, in order of preference, and the kinds of memory that they bring.
+//! Devices of one scheduler, in order of preference, and their memories.
 
 use samite_core::{BufferType, Device, DeviceKind, Error, Result, StoredTensor, same_buffer_type};
 use std::sync::Arc;
 
-/// Devices in order of preference. The last one is where inputs start and where everything can fall back to,
-/// usually the CPU.
+/// Devices in order of preference. The last one, usually the CPU, is where inputs start and to
+/// which everything can fall back.
 #[derive(Clone, Debug)]
 pub struct DeviceSet {
     devices: Vec<Arc<dyn Device>>,
-    /// The memory of each device, as an index into `memories`.
+    /// Memory of each device, as an index into `memories`.
     memory_of: Vec<usize>,
     memories: Vec<Arc<dyn BufferType>>,
-    /// By device: the memories of its members, each apart also where members have memory of one type.
+    /// Memories of each device's members. Members have separate memories even if these have one
+    /// type.
     members: Vec<Vec<usize>>,
-    /// By device and memory.
+    /// Usable memories, by device and memory.
     usable: Vec<Vec<bool>>,
 }
 
 impl DeviceSet {
-    /// Declares the devices.
+    /// Creates a set of devices.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is none or a name appears twice, in whatever case.
+    /// [`Error::InvalidArgument`] if there are no devices or a name appears twice, ignoring case.
     pub fn new(devices: Vec<Arc<dyn Device>>) -> Result<Self> {
         if devices.is_empty() {
             return Err(Error::invalid("a scheduler needs at least one device"));
@@ -37,7 +38,7 @@ impl DeviceSet {
                 )));
             }
         }
-        // Results in host memory may be copied to a device, or come from there.
+        // Results in host memory may be copied to or from a device.
         let quick: Vec<_> = devices
             .iter()
             .filter_map(|device| device.host_buffer_type())
@@ -78,38 +79,38 @@ impl DeviceSet {
         })
     }
 
-    /// Number of devices.
+    /// Returns the number of devices.
     pub fn len(&self) -> usize {
         self.devices.len()
     }
 
-    /// Never: there is at least one device.
+    /// Returns false: there is at least one device.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty()
     }
 
-    /// The device number `index`.
+    /// Returns the device number `index`.
     pub fn get(&self, index: usize) -> &Arc<dyn Device> {
         &self.devices[index]
     }
 
-    /// All devices, most wanted first.
+    /// Iterates over all devices, in order of preference.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Arc<dyn Device>> {
         self.devices.iter()
     }
 
-    /// The last device, where inputs start.
+    /// Returns the last device, where inputs start.
     pub fn last(&self) -> usize {
         self.devices.len() - 1
     }
 
-    /// The number of the device called `name`, in any mixture of upper and lower case.
+    /// Returns the index of the device called `name`, ignoring case.
     pub fn position(&self, name: &str) -> Option<usize> {
         let mut devices = self.devices.iter();
         devices.position(|device| device.name().eq_ignore_ascii_case(name))
     }
 
-    /// The names of all devices, for messages.
+    /// Returns the names of all devices, for messages.
     pub fn names(&self) -> String {
         self.devices
             .iter()
@@ -118,49 +119,53 @@ impl DeviceSet {
             .join(", ")
     }
 
-    /// The different kinds of memory.
+    /// Returns the distinct memories.
     pub fn memories(&self) -> &[Arc<dyn BufferType>] {
         &self.memories
     }
 
-    /// Which memory results on `device` get, by its position in [`MemoryPlan::chunks`](crate::memory_plan::MemoryPlan::chunks): its own, or for a device that works on host memory the
-    /// [host memory](Device::host_buffer_type) of the first device that has some which it can use, so that copies between them are quick.
+    /// Returns the memory of results on `device`, as an index into
+    /// [`MemoryPlan::chunks`](crate::memory_plan::MemoryPlan::chunks). This is the device's own
+    /// memory. A device that works on host memory gets the [host memory](Device::host_buffer_type)
+    /// of the first device whose host memory it can use, so that copies between them are fast.
     pub fn memory_of(&self, device: usize) -> usize {
         self.memory_of[device]
     }
 
-    /// The memories of a device's members, by their positions: a device with some plans intermediate results itself.
+    /// Returns the memories of a device's members, as indices. A device with members plans
+    /// intermediate results itself.
     pub fn members_of(&self, device: usize) -> &[usize] {
         &self.members[device]
     }
 
-    /// The first device that this memory is for.
+    /// Returns the first device that uses this memory for results.
     pub(crate) fn owner_of(&self, memory: usize) -> Option<usize> {
         (0..self.len()).find(|&d| self.memory_of[d] == memory || self.members[d].contains(&memory))
     }
 
-    /// Whether `device` can work on results of `other`.
+    /// Returns whether `device` can work on results of `other`.
     pub(crate) fn shares_memory(&self, device: usize, other: usize) -> bool {
         self.usable[device][self.memory_of[other]]
     }
 
-    /// Whether `device` can work on `stored` where it is.
+    /// Returns whether `device` can use `stored` without a copy.
     pub(crate) fn can_use(&self, device: usize, stored: &StoredTensor) -> bool {
         self.devices[device].supports_buffer_type(stored.tensor().buffer.buffer_type())
     }
 
-    /// Whether work on `device` goes on while the host does something else.
+    /// Returns whether work on `device` runs asynchronously to the host.
     pub(crate) fn is_asynchronous(&self, device: usize) -> bool {
         self.devices[device].capabilities().asynchronous
     }
 
-    /// Whether copies that `device` makes have a stream of their own, so that they overlap with what it computes.
+    /// Returns whether copies by `device` have their own stream, so that they overlap with
+    /// computation.
     pub(crate) fn has_copy_stream(&self, device: usize) -> bool {
         let can = self.devices[device].capabilities();
         can.asynchronous && can.events && can.streams
     }
 
-    /// Whether the device is the place of last resort rather than something faster.
+    /// Returns whether the device is the fallback of last resort and not something faster.
     pub(crate) fn is_host(&self, device: usize) -> bool {
         device == self.last()
             && (self.devices.len() == 1 || self.devices[device].kind() == DeviceKind::Cpu)

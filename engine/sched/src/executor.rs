@@ -1,4 +1,4 @@
-//! Issuing the actions of a plan: waits, copies, splits.
+//! Execution of a plan's actions: waits, copies, splits.
 
 use crate::bound::Bound;
 use crate::detour::Detour;
@@ -11,12 +11,12 @@ use crate::watch::{Position, Walk};
 use samite_core::{CancelToken, Device, Error, Prepared, Result, RunControl, Stream, TensorId};
 use std::sync::Arc;
 
-/// The streams of all devices, and what is needed to run bound plans on them.
+/// Streams of all devices, and everything else that runs of bound plans need.
 pub(crate) struct Executor {
     streams: Vec<Box<dyn Stream>>,
-    /// What streams were told.
+    /// Thread limit of the streams.
     pub threads: Option<usize>,
-    /// Streams for copies only, of devices that have some.
+    /// Streams only for copies, of devices that have them.
     copy_streams: Vec<Option<Box<dyn Stream>>>,
     pub detour: Detour,
     pub trace: Option<Trace>,
@@ -40,7 +40,7 @@ impl Executor {
         })
     }
 
-    /// Lets devices that compute on the host use so many threads, or all.
+    /// Limits devices that compute on the host to this number of threads, or to all.
     pub fn set_threads(&mut self, threads: Option<usize>) {
         self.threads = threads;
         for stream in &mut self.streams {
@@ -48,13 +48,14 @@ impl Executor {
         }
     }
 
-    /// Closes the streams of device number `device`, on which nothing is running. The numbers of those behind it become smaller.
+    /// Closes the streams of device number `device`, which must be idle. Later devices are
+    /// renumbered.
     pub fn remove_device(&mut self, device: usize) {
         self.streams.remove(device);
         self.copy_streams.remove(device);
     }
 
-    /// The stream that device number `device` computes on.
+    /// Returns the compute stream of device number `device`.
     pub fn stream(&mut self, device: usize) -> &mut dyn Stream {
         &mut *self.streams[device]
     }
@@ -64,7 +65,7 @@ impl Executor {
         self.streams.iter_mut().chain(copies)
     }
 
-    /// The stream of a lane; `None` for the host's.
+    /// Returns the stream of a lane, or `None` for the host's lane.
     fn lane(&mut self, lane: Lane) -> Option<&mut dyn Stream> {
         match lane {
             Lane::Host => None,
@@ -76,7 +77,7 @@ impl Executor {
         }
     }
 
-    /// Waits until all work is done; the first failure is returned.
+    /// Waits until all work is done. Returns the first failure.
     pub fn synchronize(&mut self) -> Result<()> {
         let mut first = Ok(());
         for stream in self.all() {
@@ -85,7 +86,7 @@ impl Executor {
         first
     }
 
-    /// Waits until all work is done, after a failure that is reported already.
+    /// Waits until all work is done, after a failure that was already reported.
     pub fn drain(&mut self) {
         for stream in self.all() {
             if let Err(error) = stream.synchronize() {
@@ -94,13 +95,15 @@ impl Executor {
         }
     }
 
-    /// Waits until all work is done, after a failure in runs of `bound`: nobody waits for these any more.
+    /// Waits until all work is done, after a failure in runs of `bound`. Later runs do not wait for
+    /// these runs.
     pub fn give_up(&mut self, bound: &mut Bound) {
         self.drain();
         bound.in_flight = 0;
     }
 
-    /// Blocks until the awaited action is done: by its event, or by waiting for its whole lane.
+    /// Blocks until the awaited action is done: by its event, or else by waiting for its whole
+    /// lane.
     pub fn wait_on_host(&mut self, plan: &Plan, bound: &Bound, wait: Wait) -> Result<()> {
         if !bound.must_wait(wait) {
             return Ok(());
@@ -148,8 +151,8 @@ impl Executor {
         }
     }
 
-    /// Goes on with a watched run, up to the next result that is to be seen: every action is done before the next one is issued. After a failure,
-    /// nothing is in flight.
+    /// Continues a watched run up to the next watched result. Every action is done before the next
+    /// one is issued. After a failure, nothing is in flight.
     pub fn advance(
         &mut self,
         plan: &Arc<Plan>,
@@ -197,7 +200,7 @@ impl Executor {
         Ok(None)
     }
 
-    /// Does what a step says.
+    /// Performs one step.
     fn perform(
         &mut self,
         plan: &Arc<Plan>,
@@ -272,7 +275,7 @@ impl Executor {
         self.run_prepared(plan, number, nodes, prepared, cancel, false)
     }
 
-    /// Runs a piece of a split of so many nodes, and waits for it.
+    /// Runs a piece of a split with this number of nodes, and waits for it.
     fn piece(
         &mut self,
         plan: &Arc<Plan>,
@@ -307,7 +310,7 @@ impl Executor {
         let stream = &mut self.streams[device];
         let mut result = stream.run(prepared, control);
         if is_awaited {
-            // Work that failed may still be in flight.
+            // Failed work may still be in flight.
             result = result.and(stream.synchronize());
         }
         if let (Some(trace), Some(start), Ok(())) = (&self.trace, start, &result) {
@@ -318,7 +321,7 @@ impl Executor {
 }
 
 impl Drop for Executor {
-    /// Nothing may be running in memory that is given back.
+    /// Work must not be running in memory that is freed.
     fn drop(&mut self) {
         self.drain();
     }

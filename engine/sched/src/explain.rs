@@ -1,4 +1,4 @@
-//! A plan in words: which device runs what and why, what is copied, how much memory it takes.
+//! Plans as text: which device runs what and why, what is copied, how much memory it takes.
 
 use crate::order::{Lane, Work};
 use crate::placement::Reason;
@@ -7,7 +7,7 @@ use samite_core::{TensorId, counted};
 use serde_json::{Value, json};
 use std::fmt::{self, Write};
 
-/// Bytes for people: `512 B`, `1.5 KiB`, `3.2 GiB`.
+/// Formats a number of bytes: `512 B`, `1.5 KiB`, `3.2 GiB`.
 pub fn human_bytes(bytes: usize) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = bytes as f64;
@@ -23,11 +23,12 @@ pub fn human_bytes(bytes: usize) -> String {
     }
 }
 
-/// How many groups of nodes a split is explained by before reasons are only counted.
+/// Maximum number of node groups in the explanation of a split. With more, the reasons are only
+/// counted.
 const MOST_GROUPS: usize = 4;
 
 impl Plan {
-    /// What `id` is called in explanations.
+    /// Returns the name of `id` in explanations.
     fn label(&self, id: TensorId) -> String {
         let tensor = self.lowered.graph.tensor(id);
         match &*tensor.name {
@@ -36,8 +37,8 @@ impl Plan {
         }
     }
 
-    /// Runs of consecutive nodes of one split that are there for the same kind of reason; if that alternates a lot, one
-    /// run of all nodes with the reasons counted.
+    /// Returns groups of consecutive nodes of one split that have the same kind of reason. If
+    /// reasons alternate often, returns one group of all nodes with the reasons counted.
     fn groups<'p>(&'p self, nodes: &'p [TensorId]) -> Vec<(&'p [TensorId], String)> {
         let reason = |id: &TensorId| self.placement.reasons[id.index()].as_ref();
         let kind = |id: &TensorId| reason(id).map_or("", Reason::summary);
@@ -62,8 +63,8 @@ impl Plan {
         vec![(nodes, text.join(", "))]
     }
 
-    /// Every split with its copies, and every node with its size, device and reason, and those of its sources, a line each: as ggml prints with
-    /// `GGML_SCHED_DEBUG=2`.
+    /// Returns every split with its copies, and one line for every node with its size, device and
+    /// reason and those of its sources, as ggml prints with `GGML_SCHED_DEBUG=2`.
     pub fn nodes(&self) -> impl fmt::Display {
         fmt::from_fn(|f| {
             for (number, split) in self.lowered.splits.iter().enumerate() {
@@ -87,12 +88,12 @@ impl Plan {
         })
     }
 
-    /// A tensor with its size, device and reason.
+    /// Returns a tensor with its size, device and reason.
     fn placed(&self, id: TensorId) -> String {
         let bytes = human_bytes(self.lowered.graph.tensor(id).layout.bytes());
         let device = self.lowered.devices[id.index()];
         let device = device.map_or("nothing", |device| self.devices.get(device).name());
-        // What follows the original tensors are copies.
+        // Tensors after the original ones are copies.
         let reason = match self.placement.reasons.get(id.index()) {
             Some(reason) => reason.as_ref().map_or_else(String::new, Reason::to_string),
             None => "a copy".to_owned(),
@@ -100,9 +101,9 @@ impl Plan {
         format!("{} ({bytes}) on {device}: {reason}", self.label(id))
     }
 
-    /// The plan as JSON: `devices`, `splits` (with node reasons, copies, and what is kept until when), `memory`, `fallbacks`, `actions`,
-    /// `bytes_copied`, and the
-    /// numbers of copies that go `through_host`.
+    /// Returns the plan as JSON: `devices`, `splits` (with node reasons, copies and kept memory),
+    /// `memory`, `fallbacks`, `actions`, `bytes_copied`, and the numbers of copies that go
+    /// `through_host`.
     pub fn to_json(&self) -> Value {
         let name = |device: usize| self.devices.get(device).name();
         let splits: Vec<_> = self
@@ -158,8 +159,9 @@ impl Plan {
 }
 
 impl fmt::Display for Plan {
-    /// A table: for each split its copies, then one row for each group of nodes with its reason (or one for all, with the
-    /// reasons counted, if they alternate); then memory, waits and fallbacks.
+    /// Writes a table. Each split has its copies, then one row for each group of nodes with its
+    /// reason (or one row for all nodes, with the reasons counted, if they alternate). Memory,
+    /// waits and fallbacks follow.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |device: usize| self.devices.get(device).name();
         let nodes: usize = self

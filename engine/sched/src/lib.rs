@@ -1,18 +1,19 @@
-//! Places, splits, plans and runs a graph over several devices.
+//! Scheduler: places, splits, plans and runs a graph over several devices.
 //!
-//! The scheduler turns a [`Graph`](samite_core::Graph) into a [`Plan`], which is plain data, in four steps:
+//! The scheduler turns a [`Graph`](samite_core::Graph) into a [`Plan`], which is plain data, in
+//! four steps:
 //!
 //! 1. [`placement`]: a device and a reason for every node.
-//! 2. [`split`]: cuts between devices, with the copies that nodes read behind them.
-//! 3. [`memory_plan`]: a place in memory for every tensor, exact to the byte, by kind of memory.
-//! 4. [`order`]: which work waits for which, where devices work on their own time.
+//! 2. [`split`]: cuts between devices, with the copies that nodes after the cuts read.
+//! 3. [`memory_plan`]: memory for every tensor, exact to the byte, by memory type.
+//! 4. [`order`]: the waits between asynchronous work.
 //!
-//! A plan can be [explained](Plan#impl-Display-for-Plan) as text, [JSON](Plan::to_json) or a [picture](Plan::to_svg), and
-//! [checked](race) by code that shares nothing with steps 3 and 4. A [`Scheduler`] allocates what the
-//! plan says, lets devices compile their splits, and runs it as often as wanted: in the steady state it makes no plan
-//! and allocates nothing.
+//! A plan can be [explained](Plan#impl-Display-for-Plan) as text, [JSON](Plan::to_json) or a
+//! [picture](Plan::to_svg), and [checked](race) by code that shares nothing with steps 3 and 4. A
+//! [`Scheduler`] allocates the planned memory, lets devices compile their splits, and runs the plan
+//! any number of times. In the steady state it neither plans nor allocates.
 //!
-//! The scheduler knows devices only through their contract, and no kernels or models.
+//! The scheduler knows devices only through their contract. It does not know kernels or models.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,11 @@
-//! The memory plan: a place for every tensor that the scheduler owns, exact to the byte, before anything is allocated.
+//! Memory plan: memory for every tensor that the scheduler owns, exact to the byte, before any
+//! allocation.
 //!
-//! Memory of a tensor is in use from the node that makes it to the last node or copy that reads it, or to the node until which
-//! a device wants to keep it. Inputs, outputs and leaves keep theirs for the whole run. A result takes over the place of an
-//! operand that dies with it, where the operation allows that. A device made of several plans what only its own nodes use: such results have no place here,
-//! and its members have scratch memory instead.
+//! Memory of a tensor is in use from the node that computes it to the last node or copy that reads
+//! it, or to the node until which a device wants to keep it. Inputs, outputs and leaves keep their
+//! memory for the whole run. A result may reuse the memory of an operand that is not needed
+//! afterwards, if the operation allows it. A composite device plans tensors that only its own nodes
+//! use. The plan holds no memory for these, but scratch memory for the device's members.
 
 use crate::devices::DeviceSet;
 use crate::split::Lowered;
@@ -11,39 +13,39 @@ use samite_core::arena::{Arena, Block};
 use samite_core::{BufferType, Error, Graph, Op, Result, TensorId, TensorInfo, Usage};
 use std::sync::Arc;
 
-/// Blocks of one tensor: one, or one for each pipeline copy.
+/// Blocks of one tensor: a single one, or one for each pipeline copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocks {
-    /// Which kind of memory, by number in the device set.
+    /// Memory, by index in the device set.
     pub memory: usize,
-    /// The block, by pipeline copy; a single one serves all copies.
+    /// Blocks by pipeline copy. A single one serves all copies.
     pub blocks: Vec<Block>,
 }
 
 impl Blocks {
-    /// The block for pipeline copy number `copy`.
+    /// Returns the block for pipeline copy number `copy`.
     pub fn get(&self, copy: usize) -> Block {
         self.blocks[copy % self.blocks.len()]
     }
 }
 
-/// Places of all tensors that the scheduler owns.
+/// Memory of all tensors that the scheduler owns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// By tensor of the lowered graph; `None` for views, stored and unneeded tensors.
+    /// Blocks by tensor of the lowered graph. `None` for views, stored and unneeded tensors.
     pub tensors: Vec<Option<Blocks>>,
     /// Scratch memory by split.
     pub workspaces: Vec<Option<Blocks>>,
     /// Scratch memory by split and member of its device.
     pub members: Vec<Vec<Option<Blocks>>>,
-    /// Bytes of each chunk, by kind of memory.
+    /// Bytes of each chunk, by memory.
     pub chunks: Vec<Vec<usize>>,
-    /// How many results took over the place of an operand.
+    /// Number of results that reuse the memory of an operand.
     pub in_place: usize,
 }
 
 impl MemoryPlan {
-    /// Bytes of one kind of memory.
+    /// Returns the bytes of one memory.
     pub fn size(&self, memory: usize) -> usize {
         self.chunks[memory].iter().sum()
     }
@@ -54,23 +56,23 @@ struct Planner<'a> {
     devices: &'a DeviceSet,
     arenas: Vec<Arena>,
     plan: MemoryPlan,
-    /// Uses of each owned memory that are still to come: operands of nodes and copies, and ends of what is kept, by the memory's
-    /// owner.
+    /// Remaining uses of each owned memory, by its owner: operands of nodes and copies, and ends of
+    /// kept memory.
     uses: Vec<usize>,
-    /// Memory that is kept for the whole run.
+    /// Set for memory that is kept for the whole run.
     pinned: Vec<bool>,
-    /// Bytes of each tensor that has memory of its own.
+    /// Bytes of each tensor with its own memory.
     sizes: Vec<usize>,
     /// Bytes of scratch memory by split.
     workspace_sizes: Vec<usize>,
-    /// By tensor: whether its device plans its memory.
+    /// Set for tensors whose memory the device plans.
     is_inner: Vec<bool>,
 }
 
 /// Plans memory for a lowered graph.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`] if a tensor is larger than its device's largest buffer.
+/// [`Error::OutOfMemory`] if a tensor exceeds its device's maximum buffer size.
 pub fn plan(
     lowered: &Lowered,
     live: &[bool],
@@ -98,7 +100,7 @@ pub fn plan(
     };
     planner.find_inner();
     planner.ask_for_sizes(live)?;
-    // Leaves first: they are there before anything runs and stay until the end.
+    // Leaves first: they exist before the run and stay until its end.
     for id in graph.ids().take(live.len()).filter(|id| live[id.index()]) {
         let tensor = graph.tensor(id);
         if tensor.flags.output {
@@ -147,7 +149,7 @@ pub fn plan(
             for (_, source) in graph.tensor(id).operands() {
                 planner.release(source);
             }
-            // A result that nobody uses.
+            // An unused result.
             if graph.tensor(id).view.is_none() && planner.uses[id.index()] == 0 {
                 planner.free(id);
             }
@@ -177,7 +179,7 @@ impl Planner<'_> {
             .memory_of(self.lowered.devices[id.index()].unwrap_or(self.devices.last()))
     }
 
-    /// Finds results that only nodes of their own split use, on devices that plan those themselves.
+    /// Finds results that only nodes of their own split use, on devices that plan these themselves.
     fn find_inner(&mut self) {
         let lowered = self.lowered;
         for split in &lowered.splits {
@@ -191,7 +193,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Asks each kind of memory, and each device, once.
+    /// Queries the sizes with one call per memory type and per device.
     fn ask_for_sizes(&mut self, live: &[bool]) -> Result<()> {
         let (lowered, devices) = (self.lowered, self.devices);
         let graph = &lowered.graph;
@@ -199,7 +201,7 @@ impl Planner<'_> {
         asked.resize_with(devices.memories().len(), Default::default);
         for id in graph.ids() {
             let tensor = graph.tensor(id);
-            // What follows the original tensors are copies.
+            // Tensors after the original ones are copies.
             let is_live = live.get(id.index()).copied().unwrap_or(true);
             let is_inner = self.is_inner[id.index()];
             if is_live && tensor.stored.is_none() && tensor.view.is_none() && !is_inner {
@@ -270,7 +272,7 @@ impl Planner<'_> {
         Ok(Some((memory, block)))
     }
 
-    /// Scratch memory of the members of a split's device.
+    /// Allocates scratch memory for the members of a split's device.
     fn members(&mut self, number: usize) -> Result<Vec<(usize, Block)>> {
         let (lowered, devices) = (self.lowered, self.devices);
         let split = &lowered.splits[number];
@@ -299,7 +301,7 @@ impl Planner<'_> {
         Ok(taken)
     }
 
-    /// Counts one use less of the memory that `id` lies in, and frees it after the last.
+    /// Counts one use of the memory of `id` less, and frees the memory after the last use.
     fn release(&mut self, id: TensorId) {
         let base = self.graph().memory_of(id);
         self.uses[base.index()] -= 1;
@@ -312,7 +314,7 @@ impl Planner<'_> {
         if self.pinned[base.index()] {
             return;
         }
-        // A place that was taken over belongs to the result; `take_over` pinned its former owner.
+        // Reused memory belongs to the result; `take_over` pinned its former owner.
         if let Some(blocks) = &self.plan.tensors[base.index()] {
             let memory = blocks.memory;
             for &block in &blocks.blocks {
@@ -321,7 +323,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Lets the result of `id` take the place of an operand that nothing uses afterwards.
+    /// Lets the result of `id` reuse the memory of an operand that is not used afterwards.
     fn take_over(&mut self, id: TensorId) -> bool {
         let graph = &self.lowered.graph;
         let tensor = graph.tensor(id);

@@ -1,13 +1,13 @@
-//! How a scheduler should decide.
+//! Options for a scheduler's decisions.
 
 use samite_core::{Environment, TensorId};
 
-/// What to do about operations that land on a slower device because a faster one refuses them.
+/// Reaction to operations that run on a slower device because a faster one refuses them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fallback {
-    /// Nothing.
+    /// Do nothing.
     Allow,
-    /// Report it as a `tracing` event and in the explanation.
+    /// Report a `tracing` event, and mention it in the explanation.
     #[default]
     Warn,
     /// Fail.
@@ -17,16 +17,18 @@ pub enum Fallback {
 /// Options of a [`Scheduler`](crate::Scheduler).
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many *pipeline copies* there are: instances of inputs and of tensors that are copied between devices, so that consecutive runs can overlap on
-    /// asynchronous devices. With 1, runs do not overlap; ggml's pipeline parallelism uses 4.
+    /// Number of *pipeline copies*: instances of inputs and of tensors that are copied between
+    /// devices. With several, consecutive runs overlap on asynchronous devices. ggml's pipeline
+    /// parallelism uses 4.
     pub copies: usize,
-    /// Lets faster devices take over operations whose weights are in host memory, where they want to.
+    /// True to let faster devices take over operations whose weights are in host memory, if they
+    /// want to.
     pub offload: bool,
-    /// About operations that land on a slower device.
+    /// Reaction to operations on a slower device.
     pub fallback: Fallback,
-    /// How many plans are kept for graphs that come back.
+    /// Number of cached plans for graphs that are loaded again.
     pub cached_plans: usize,
-    /// Where time comes from.
+    /// Environment that provides the time.
     pub environment: Environment,
 }
 
@@ -42,20 +44,22 @@ impl Default for Options {
     }
 }
 
-/// What the application said about one tensor.
+/// Device that the application chose for one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// The tensor.
     pub tensor: TensorId,
-    /// Its device, by number.
+    /// Number of its device.
     pub device: usize,
-    /// Whether a faster device may [take it over](Options::offload).
+    /// True if a faster device may [take it over](Options::offload).
     pub yields: bool,
 }
 
-/// Devices that the application chose for some tensors, by number in the [`DeviceSet`](crate::DeviceSet).
+/// Devices that the application chose for some tensors, by number in the
+/// [`DeviceSet`](crate::DeviceSet).
 ///
-/// Views lie where their memory is and stored tensors where they are stored, whatever is said about them.
+/// Views always lie in their base's memory and stored tensors where they are stored, whatever the
+/// assignments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignments(Vec<Assignment>);
 
@@ -63,12 +67,12 @@ impl Assignments {
     /// No assignments.
     pub const NONE: &'static Assignments = &Assignments(Vec::new());
 
-    /// No assignments, to add some.
+    /// Creates an empty list of assignments.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Puts `tensor` on device number `device`. The last word about a tensor counts.
+    /// Puts `tensor` on device number `device`. The last assignment of a tensor counts.
     pub fn set(&mut self, tensor: TensorId, device: usize) {
         self.add(Assignment {
             tensor,
@@ -77,7 +81,8 @@ impl Assignments {
         });
     }
 
-    /// The same for an operation on weights of that device: if these lie on the host, a faster device that wants it may [take it over](Options::offload).
+    /// Does what `set` does, for an operation with weights on that device. If the
+    /// weights are in host memory, a faster device may [take the operation over](Options::offload).
     pub fn set_unless_offloaded(&mut self, tensor: TensorId, device: usize) {
         self.add(Assignment {
             tensor,
@@ -96,7 +101,7 @@ impl Assignments {
         }
     }
 
-    /// All assignments, in the order of tensors.
+    /// Iterates over all assignments, in tensor order.
     pub fn iter(&self) -> std::slice::Iter<'_, Assignment> {
         self.0.iter()
     }

@@ -1,9 +1,10 @@
-//! What runs when: actions, the lanes they run on, and the waits that keep them apart.
+//! Order of a run: actions, the lanes they run on, and the waits between them.
 //!
-//! A run is a sequence of *actions*: copies and splits. Each runs on a *lane*: the host's, or that of an asynchronous
-//! device, whose work goes on while the host continues. Two actions conflict if they touch overlapping memory and one of
-//! them writes; conflicting actions on different lanes need a *wait*. Which waits are needed is found by playing enough
-//! consecutive runs that every reuse of a pipeline copy is seen, with a vector clock for each lane (Mattern 1988).
+//! A run is a sequence of *actions*: copies and splits. Each runs on a *lane*: the host's, or that
+//! of an asynchronous device, whose work continues while the host continues. Two actions conflict
+//! if they touch overlapping memory and one of them writes. Conflicting actions on different lanes
+//! need a *wait*. To find the waits, the code simulates enough consecutive runs to see every reuse
+//! of a pipeline copy, with a vector clock for each lane (Mattern 1988).
 
 use crate::devices::DeviceSet;
 use crate::memory_plan::{Blocks, MemoryPlan};
@@ -12,20 +13,20 @@ use samite_core::{BufferType, Graph, MemoryId, Result, TensorId};
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Where an action's work happens.
+/// Sequence in which an action runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lane {
-    /// On the host's thread, done when the call returns.
+    /// The host's thread. The action is done when the call returns.
     Host,
-    /// On an asynchronous device, by number, with everything that it computes.
+    /// An asynchronous device's compute stream, by device number.
     Device(usize),
-    /// On an asynchronous device's stream for copies.
+    /// An asynchronous device's stream for copies, by device number.
     Copies(usize),
 }
 
 impl Lane {
-    /// The device, by number; none for the host.
+    /// Returns the device number, or `None` for the host.
     pub fn device(self) -> Option<usize> {
         match self {
             Lane::Host => None,
@@ -34,52 +35,52 @@ impl Lane {
     }
 }
 
-/// What an action does.
+/// Work of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
     /// The application writes the inputs.
     Inputs,
-    /// Copies tensor number `0` of the lowered graph's copies.
+    /// Makes this copy, by number in the lowered graph's copies.
     Copy(usize),
-    /// Runs split number `0`.
+    /// Runs this split, by number.
     Split(usize),
 }
 
 /// One step of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Action {
-    /// What it does.
+    /// The work.
     pub work: Work,
-    /// Where.
+    /// The lane.
     pub lane: Lane,
-    /// For a copy: the device whose stream does it; otherwise it goes through the host.
+    /// The device whose stream makes a copy. If absent, the copy goes through the host.
     pub copier: Option<usize>,
-    /// What has to be done before.
+    /// Actions that must be done before.
     pub waits: Vec<Wait>,
-    /// Whether somebody waits for this action, so that its end must be recorded.
+    /// True if another action waits for this one, so that its end must be recorded.
     pub is_awaited: bool,
 }
 
-/// An action, of this or an earlier run, that must be done first.
+/// An action of this or an earlier run that must be done first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Wait {
     /// The action's number.
     pub action: usize,
-    /// How many runs ago; 0 for this run.
+    /// Number of runs ago. 0 for this run.
     pub runs_ago: usize,
 }
 
-/// A piece of memory, as far as conflicts are concerned.
+/// A memory region, for conflict detection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Space {
-    /// A chunk of the scheduler's memory: kind and number.
+    /// A chunk of the scheduler's memory: memory and chunk index.
     Planned(usize, usize),
-    /// Memory of somebody else's, where stored tensors lie.
+    /// Other memory, of stored tensors.
     Stored(MemoryId),
 }
 
-/// Reading or writing a range of bytes.
+/// Access to a byte range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Touch {
     pub space: Space,
@@ -97,14 +98,14 @@ impl Touch {
     }
 }
 
-/// Finds the memory that tensors lie in.
+/// Lookup of the memory of tensors.
 pub(crate) struct Map<'a> {
     pub graph: &'a Graph,
     pub memory: &'a MemoryPlan,
 }
 
 impl Map<'_> {
-    /// The bytes of tensor `id` for pipeline copy `copy`.
+    /// Returns the bytes of tensor `id` for pipeline copy `copy`.
     pub fn touch(&self, id: TensorId, copy: usize, write: bool) -> Option<Touch> {
         let tensor = self.graph.tensor(id);
         let base = self.graph.memory_of(id);
@@ -117,7 +118,7 @@ impl Map<'_> {
             }
             None => {
                 let blocks = self.memory.tensors.get(base.index())?.as_ref()?;
-                // What a device asked for behind a tensor is touched with it.
+                // Extra bytes that a device requested after a tensor are accessed with it.
                 if id == base {
                     bytes = bytes.max(blocks.get(copy).size);
                 }
@@ -137,7 +138,7 @@ impl Map<'_> {
         (Space::Planned(blocks.memory, block.chunk), block.offset)
     }
 
-    /// Everything that one computed node touches.
+    /// Returns all accesses of one computed node.
     pub fn node(&self, id: TensorId, copy: usize) -> impl Iterator<Item = Touch> + '_ {
         let tensor = self.graph.tensor(id);
         let written = tensor.op.written_sources();
@@ -147,13 +148,13 @@ impl Map<'_> {
             .chain(self.touch(id, copy, true))
     }
 
-    /// What a split's device wants to keep, and so may read until the split's end.
+    /// Returns the memory that a split's device keeps, and so may read until the split's end.
     pub fn kept<'a>(&'a self, split: &'a Split, copy: usize) -> impl Iterator<Item = Touch> + 'a {
         let kept = split.kept.iter();
         kept.filter_map(move |keep| self.touch(keep.tensor, copy, false))
     }
 
-    /// The workspace of split number `split`.
+    /// Returns the workspace of split number `split`.
     pub fn workspace(&self, split: usize, copy: usize) -> Option<Touch> {
         let blocks = self.memory.workspaces[split].as_ref()?;
         let (space, start) = self.planned(blocks, copy);
@@ -165,7 +166,7 @@ impl Map<'_> {
         })
     }
 
-    /// Everything that an action touches, merged into few ranges.
+    /// Returns all accesses of an action, merged into few ranges.
     pub fn action(&self, work: Work, lowered: &Lowered, copy: usize) -> Vec<Touch> {
         let mut touches: Vec<Touch> = match work {
             Work::Inputs => {
@@ -210,7 +211,7 @@ impl Map<'_> {
     }
 }
 
-/// A vector clock: how far each lane was seen to be.
+/// Vector clock: the known progress of each lane.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock(Vec<usize>);
 
@@ -231,7 +232,7 @@ impl Clock {
     }
 }
 
-/// The host is lane 0; device `i` has lanes `2 i + 1` and `2 i + 2`.
+/// Returns the number of a lane. The host is lane 0, device `i` has lanes `2 i + 1` and `2 i + 2`.
 pub(crate) fn lane_number(lane: Lane) -> usize {
     match lane {
         Lane::Host => 0,
@@ -240,12 +241,12 @@ pub(crate) fn lane_number(lane: Lane) -> usize {
     }
 }
 
-/// How many lanes so many devices have.
+/// Returns the number of lanes for this number of devices.
 pub(crate) fn lane_count(devices: usize) -> usize {
     2 * devices + 1
 }
 
-/// The actions of one run, with the waits that they need when runs follow each other.
+/// Returns the actions of one run, with the waits that consecutive runs need.
 pub fn order(
     lowered: &Lowered,
     memory: &MemoryPlan,
@@ -294,7 +295,7 @@ pub fn order(
     Ok(actions)
 }
 
-/// The memory that a tensor is copied from.
+/// Returns the memory from which a tensor is copied.
 pub(crate) fn origin<'a>(
     lowered: &'a Lowered,
     from: TensorId,
@@ -310,12 +311,12 @@ pub(crate) fn origin<'a>(
     }
 }
 
-/// The memory that `device` gets copies in.
+/// Returns the memory to which copies for `device` go.
 fn target(devices: &DeviceSet, device: usize) -> &Arc<dyn BufferType> {
     &devices.memories()[devices.memory_of(device)]
 }
 
-/// The device that can make a copy: the one that receives it, or the one that it comes from.
+/// Returns the device that can make a copy: the receiver or the sender.
 fn copier(lowered: &Lowered, number: usize, receiver: usize, devices: &DeviceSet) -> Option<usize> {
     let copy = &lowered.copies[number];
     if copy.experts.is_some() {
@@ -332,7 +333,7 @@ fn copier(lowered: &Lowered, number: usize, receiver: usize, devices: &DeviceSet
         .find(|&d| devices.get(d).supports_buffer_type(from) && devices.get(d).can_copy(from, to))
 }
 
-/// Whether two actions conflict. Both lists are in the order of spaces.
+/// Returns whether two actions conflict. Both lists are ordered by space.
 fn conflict(mine: &[Touch], theirs: &[Touch]) -> bool {
     mine.chunk_by(|a, b| a.space == b.space).any(|mine| {
         let space = mine[0].space;
@@ -350,7 +351,7 @@ fn find_waits(
     copies: usize,
 ) {
     struct Past {
-        /// Position in the order of issue.
+        /// Position in issue order.
         number: usize,
         action: usize,
         run: usize,
@@ -370,18 +371,20 @@ fn find_waits(
         .collect();
     let lanes = lane_count(devices.len());
     let mut clocks = vec![Clock::new(lanes); lanes];
-    // By lane. What was issued as the lane's number `n` made its clock `n + 1`.
+    // Past actions by lane. Action number `n` of a lane made its clock `n + 1`.
     let mut past: Vec<Vec<Past>> = (0..lanes).map(|_| Vec::new()).collect();
     let mut issued = 0;
-    // After `copies` runs, every pipeline copy is in use for the second time; one more run shows the steady state.
+    // After `copies` runs, every pipeline copy is used for the second time. One more run shows the
+    // steady state.
     for run in 0..copies + 2 {
         for number in 0..actions.len() {
             let lane = lane_number(actions[number].lane);
-            // Work is issued by the host, so everything that the host has seen is done.
+            // The host issues the work, so everything that the host has waited for is done.
             let mut clock = clocks[lane].clone();
             clock.join(&clocks[0]);
             let mine = &touches[number][run % copies];
-            // From the newest to the oldest of what this action does not come after anyway.
+            // From the newest to the oldest of the actions that are not already ordered before this
+            // one.
             let mut rest: Vec<usize> = past.iter().map(Vec::len).collect();
             while let Some(earlier) = (0..lanes)
                 .filter(|&lane| rest[lane] > clock.0[lane])

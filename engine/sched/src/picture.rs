@@ -1,4 +1,4 @@
-//! A plan as a picture: a lane for each device, a box for each split, an arrow for each copy.
+//! Plans as pictures: a lane for each device, a box for each split, an arrow for each copy.
 
 use crate::explain::human_bytes;
 use crate::plan::Plan;
@@ -20,8 +20,8 @@ fn escape(text: &str) -> String {
 }
 
 impl Plan {
-    /// The splits over devices as an SVG document: time runs to the right, one lane for each device, arrows for what is
-    /// copied. Titles of boxes and arrows tell the details.
+    /// Returns the splits as an SVG document: time from left to right, one lane for each device,
+    /// arrows for copies. Titles of boxes and arrows contain details.
     pub fn to_svg(&self) -> String {
         let splits = self.splits();
         let width = LEFT + splits.len().max(1) * (BOX + GAP) + GAP;
@@ -97,7 +97,7 @@ impl Plan {
                 let copy = &self.copies()[c];
                 let from =
                     self.placement().devices[copy.from.index()].unwrap_or(self.devices().last());
-                // From the split that computed it, or from the lane's head for leaves.
+                // From the split that computed it, or from the start of the lane for leaves.
                 let source = splits[..number].iter().rposition(|s| s.device == from);
                 let start_x = source.map_or(LEFT - 16, |s| x_of(s) + BOX);
                 let (start_y, end_y) = (y_of(from) + 27, y + 12 + (i * 8).min(32));

@@ -1,18 +1,23 @@
-//! Which device computes what, and why.
+//! Placement: the device that computes each node, and the reason.
 //!
-//! A pure function from (graph, devices, assignments, options) to a device and a [`Reason`] for each tensor. The
-//! passes are those of ggml's scheduler:
+//! Placement is a pure function from (graph, devices, assignments, options) to a device and a
+//! [`Reason`] for each tensor. Its passes are those of ggml's scheduler:
 //!
-//! 1. What is stored decides: a node that writes to a stored tensor runs where that lies; so does a node with weights,
-//!    unless a faster device wants to take it over (*offload*). Inputs start on the last device.
-//! 2. Decisions spread to undecided neighbours, those of faster devices first, forwards before backwards.
-//! 3. What is left goes to the device with most of its operands. Decided nodes are *upgraded* to a preferred
-//!    device on the same memory: this is how a BLAS library takes matrix products from the CPU.
-//! 4. Views follow their memory, leaves their first user.
+//! 1. Stored tensors decide. A node that writes to a stored tensor runs where that tensor is
+//!    stored. So does a node with weights, unless a faster device wants to take it over
+//!    (*offload*). Inputs start on the last device.
+//! 2. Decisions spread to undecided neighbours, from faster devices first, forwards before
+//!    backwards.
+//! 3. The remaining nodes go to the device with most of their operands. Decided nodes are
+//!    *upgraded* to a preferred device on the same memory, so that a BLAS library takes matrix
+//!    products from the CPU.
+//! 4. Views follow their memory, leaves follow their first user.
 //!
-//! A fifth pass is samite's own: a cheap node between two devices moves to a device that uses its result, or that has its operands, if less has
-//! to be copied then. Without it, a layer's first norm would stay on the previous layer's device, and both its operand
-//! and its result would travel; and the sum at a layer's end would be on the next layer's device, and both its operands would travel.
+//! A fifth pass is specific to samite. A cheap node between two devices moves to a device that uses
+//! its result or has its operands, if this reduces the copied bytes. Otherwise a layer's first norm
+//! would stay on the previous layer's device, and both its operand and its result would be copied.
+//! The sum at a layer's end would be on the next layer's device, and both of its operands would be
+//! copied.
 
 use crate::devices::DeviceSet;
 use crate::options::{Assignment, Assignments, Fallback, Options};
@@ -22,13 +27,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-/// Why a tensor is on its device.
+/// Reason for the device of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// The application said so.
+    /// The application assigned it.
     Assigned,
-    /// It is stored there, or writes to what is stored there.
+    /// It is stored there, or writes to a tensor that is stored there.
     Stored {
         /// Name of the stored tensor.
         tensor: String,
@@ -45,24 +50,24 @@ pub enum Reason {
         /// Name of the weight.
         tensor: String,
     },
-    /// A neighbour in the graph is there.
+    /// A neighbour in the graph is on that device.
     Neighbour {
         /// The neighbour.
         of: TensorId,
     },
-    /// Most of its operands are there.
+    /// Most of its operands are on that device.
     Operands {
-        /// How many.
+        /// Number of these operands.
         count: usize,
     },
     /// This preferred device works on the same memory.
     Upgraded {
-        /// The device that it would be on otherwise.
+        /// The device from which it was upgraded.
         from: usize,
     },
-    /// Less is copied than if it were on the device where its operands are.
+    /// Fewer bytes are copied than on the device with its operands.
     Nearer {
-        /// Bytes that need not be copied.
+        /// Number of bytes saved.
         saved: usize,
     },
     /// It lies in the memory of this tensor.
@@ -70,7 +75,7 @@ pub enum Reason {
         /// The owner of the memory.
         of: TensorId,
     },
-    /// This is its first user.
+    /// Its first user is on that device.
     User {
         /// The user.
         of: TensorId,
@@ -80,7 +85,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The kind of reason in words that follow a number of nodes: `12 next to others`.
+    /// Returns the kind of reason, worded to follow a number of nodes: `12 next to others`.
     pub(crate) fn summary(&self) -> &'static str {
         match self {
             Reason::Assigned => "assigned",
@@ -120,23 +125,23 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A node that did not get the device that its neighbours are on.
+/// A device's refusal of a node whose neighbours it computes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refusal {
     /// The node.
     pub node: TensorId,
-    /// The device that was wanted.
+    /// The device that refused it.
     pub device: usize,
-    /// Why that device does not do it.
+    /// Reason of the refusal.
     pub reason: String,
 }
 
-/// A device and a reason for every tensor that is needed.
+/// Device and reason of every needed tensor.
 #[derive(Clone, Debug, Default)]
 pub struct Placement {
-    /// By position in the graph; `None` for tensors that nothing needs.
+    /// Devices by position in the graph. `None` for unneeded tensors.
     pub devices: Vec<Option<usize>>,
-    /// Why, by position.
+    /// Reasons by position in the graph.
     pub reasons: Vec<Option<Reason>>,
     /// Computed nodes that a preferred neighbour device refused.
     pub refusals: Vec<Refusal>,
@@ -148,27 +153,27 @@ struct Placer<'a> {
     options: &'a Options,
     live: &'a [bool],
     placement: Placement,
-    /// Answers of `supports` by device and tensor; nothing for devices that were not asked yet.
+    /// Results of `supports`, by device and tensor. Empty for devices that were not queried yet.
     supports: Vec<Vec<Option<Support>>>,
-    /// What is in `placement.refusals`.
+    /// The contents of `placement.refusals`, for lookup.
     refused: BTreeSet<(TensorId, usize)>,
 }
 
-/// Who uses what.
+/// Uses of tensors.
 struct Neighbours {
-    /// By tensor: the computed nodes that read it.
+    /// Computed nodes that read each tensor.
     readers: Vec<Vec<TensorId>>,
-    /// By tensor: the views of it.
+    /// Views of each tensor.
     views: Vec<Vec<TensorId>>,
 }
 
 impl Neighbours {
-    /// A node's result, and the views of it.
+    /// Returns a node's result and its views.
     fn results(&self, id: TensorId) -> impl Iterator<Item = TensorId> + '_ {
         std::iter::once(id).chain(self.views[id.index()].iter().copied())
     }
 
-    /// The nodes that read a node's result.
+    /// Returns the nodes that read a node's result.
     fn users(&self, id: TensorId) -> impl Iterator<Item = TensorId> + '_ {
         self.results(id)
             .flat_map(|result| self.readers[result.index()].iter().copied())
@@ -178,8 +183,8 @@ impl Neighbours {
 /// Places the live tensors of `graph`.
 ///
 /// # Errors
-/// [`Error::Placement`] if a tensor cannot be computed where it must be, or nowhere; [`Error::InvalidArgument`] for an
-/// assignment to a tensor or device that does not exist.
+/// [`Error::Placement`] if no device can compute a tensor, or not the one that must.
+/// [`Error::InvalidArgument`] for an assignment with an invalid tensor or device.
 pub fn place(
     graph: &Graph,
     live: &[bool],
@@ -226,8 +231,8 @@ impl<'a> Placer<'a> {
         self.placement.reasons[id.index()] = Some(reason);
     }
 
-    /// Whether `device` can compute `id`, also with a view to where results must be written. The first question to a device asks about all
-    /// nodes at once.
+    /// Returns whether `device` can compute `id`, including writes to its destination. The first
+    /// query of a device covers all nodes at once.
     fn supports(&mut self, id: TensorId, device: usize) -> Support {
         if self.supports[device].is_empty() {
             let graph = self.graph;
@@ -249,7 +254,8 @@ impl<'a> Placer<'a> {
         answer
     }
 
-    /// What `device` says about `id`, or that it cannot write to where the result must lie.
+    /// Returns the `answer` of `device` for `id`, or a refusal if the device cannot write to the
+    /// destination.
     fn with_written(&self, id: TensorId, device: usize, answer: Support) -> Support {
         if !answer.is_yes() {
             return answer;
@@ -271,7 +277,8 @@ impl<'a> Placer<'a> {
         answer
     }
 
-    /// Remembers that `device`, where `id` would belong, does not do it. Accelerators are expected to do only some operations.
+    /// Records that `device` refuses `id`, which would belong there. Accelerators are expected to
+    /// support only some operations.
     fn refuse(&mut self, id: TensorId, device: usize, reason: String) {
         let is_expected = self.devices.get(device).kind() == DeviceKind::Accelerator;
         if !is_expected && self.refused.insert((id, device)) {
@@ -283,7 +290,7 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// What each device says about `id`, for messages.
+    /// Returns the answers of all devices for `id`, for messages.
     fn all_reasons(&mut self, id: TensorId) -> String {
         (0..self.devices.len())
             .map(|device| match self.supports(id, device) {
@@ -383,10 +390,10 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    /// The weights that decide where `id` is computed.
+    /// Returns the weights that determine where `id` is computed.
     fn weights(&self, id: TensorId) -> Option<&'a Arc<StoredTensor>> {
         let node = self.graph.node(id);
-        // The weights of these are too small to decide where the work is done.
+        // The weights of these operations are too small to determine the device.
         if matches!(node.op(), Op::Rope(_) | Op::FlashAttn { .. }) {
             return None;
         }
@@ -396,9 +403,11 @@ impl<'a> Placer<'a> {
             .find(|stored| stored.tensor().buffer.usage() == Usage::Weights)
     }
 
-    /// The faster device that takes `id` over from `owner`, which is the host and has its weights. Nobody else decides about offload.
+    /// Returns the faster device that takes `id` over from `owner`, the host, which has its
+    /// weights. Only this function decides about offload.
     fn taken_over(&mut self, id: TensorId, owner: usize) -> Option<(usize, Reason)> {
-        // Weights in a layout of the host's device count, too: copies are made of what the tensor holds, not of how it lies there.
+        // This includes weights in a layout of the host's device: a copy transfers the tensor's
+        // content, not its layout.
         if !(self.options.offload && self.devices.is_host(owner)) {
             return None;
         }
@@ -465,7 +474,7 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Whether `device` can read `id` where it is going to be, as far as that is known.
+    /// Returns whether `device` can read `id` at its presumed place.
     fn operand_is_there(&self, id: TensorId, device: usize) -> bool {
         if let Some(stored) = self.graph.node(id).stored() {
             return self.devices.can_use(device, stored);
@@ -536,7 +545,7 @@ impl<'a> Placer<'a> {
                 };
                 self.set(id, device, Reason::FirstSupporting);
             }
-            // Leaves without a place follow their first user; a destination follows who writes to it first.
+            // Unplaced leaves follow their first user. A destination follows its first writer.
             if let (true, Some(device)) = (tensor.is_computed(), self.device(id)) {
                 for (_, source) in tensor.operands() {
                     let base = self.graph.memory_of(source);
@@ -558,7 +567,7 @@ impl<'a> Placer<'a> {
                 self.device(id),
                 self.device(base),
             ) {
-                // A write happens on a device that can reach the destination.
+                // A device that writes must be able to use the destination's memory.
                 if self.graph.tensor(base).stored.is_none()
                     && !self.devices.shares_memory(device, owner)
                 {
@@ -586,14 +595,15 @@ impl<'a> Placer<'a> {
                     self.set(id, owner, Reason::SameMemory { of: base });
                 }
             } else if self.device(id).is_none() {
-                // A leaf that only views refer to.
+                // A leaf that only views use.
                 self.set(id, self.devices.last(), Reason::FirstSupporting);
             }
         }
         Ok(())
     }
 
-    /// Moves cheap nodes to a device of their operands or users, if less is copied then: once in the order of the graph, once in the other.
+    /// Moves cheap nodes to a device of their operands or users if this reduces the copied bytes:
+    /// once in graph order, once in reverse.
     fn move_across_boundaries(&mut self) {
         let mut neighbours = Neighbours {
             readers: vec![Vec::new(); self.graph.len()],
@@ -611,14 +621,14 @@ impl<'a> Placer<'a> {
             }
         }
         let ids: Vec<_> = self.ids().filter(|&id| self.is_cheap(id)).collect();
-        // Forwards first: once a layer's first norm is on the layer's device, so is the layer's input, and nothing else that reads it gains by
-        // being elsewhere.
+        // Forwards first: this moves a layer's first norm and then its input to the layer's device.
+        // Other readers of the input then have no reason to be elsewhere.
         for &id in ids.iter().chain(ids.iter().rev()) {
             self.move_nearer(id, &neighbours);
         }
     }
 
-    /// Whether a node costs less than what is copied for it, and lies nowhere in particular.
+    /// Returns whether a node costs less than the copies for it, and is not bound to a device.
     fn is_cheap(&self, id: TensorId) -> bool {
         let tensor = self.graph.tensor(id);
         let is_free = matches!(
@@ -656,7 +666,8 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Bytes that are copied because `id` is computed on `device`: operands that nobody else needs there, and results for others.
+    /// Returns the bytes that are copied if `id` is computed on `device`: operands that no other
+    /// node needs there, and results for other devices.
     fn bytes_copied(&self, id: TensorId, device: usize, neighbours: &Neighbours) -> usize {
         let bytes = |id: TensorId| self.graph.tensor(id).layout.bytes();
         let is_copied = |source: &TensorId| {
@@ -699,7 +710,7 @@ impl<'a> Placer<'a> {
 }
 
 impl Placement {
-    /// A refusal in words: node, device, reason, and where the node runs instead.
+    /// Returns a refusal as text: node, device, reason, and the device that is used instead.
     pub(crate) fn describe(&self, refusal: &Refusal, graph: &Graph, devices: &DeviceSet) -> String {
         let instead = self.devices[refusal.node.index()];
         format!(
@@ -712,7 +723,7 @@ impl Placement {
     }
 }
 
-/// A tensor for people: number, name and operation.
+/// Returns a tensor as text: number, name and operation.
 fn describe(graph: &Graph, id: TensorId) -> String {
     let tensor = graph.tensor(id);
     match &*tensor.name {

@@ -1,4 +1,4 @@
-//! The plan: everything that is decided about one graph, as data.
+//! The plan: all decisions about one graph, as data.
 
 use crate::devices::DeviceSet;
 use crate::memory_plan::{self, MemoryPlan};
@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 /// Placement, splits, copies, memory and order for one graph on a set of devices.
 ///
-/// A plan is made without data and without memory, is the same for the same input, and can be
-/// [explained](crate::explain), [checked for races](crate::race) or executed by a [`Scheduler`](crate::Scheduler).
+/// A plan is made without data and without memory, and is the same for the same input. It can be
+/// [explained](crate::explain), [checked for races](crate::race) or executed by a
+/// [`Scheduler`](crate::Scheduler).
 #[derive(Debug)]
 pub struct Plan {
     pub(crate) graph: Graph,
@@ -25,7 +26,7 @@ pub struct Plan {
     pub(crate) actions: Vec<Action>,
     pub(crate) copies: usize,
     pub(crate) devices: DeviceSet,
-    /// Which asynchronous devices write to memory that several nodes may write to.
+    /// Asynchronous devices that write to memory with several writers.
     writers: BTreeMap<TensorId, Vec<usize>>,
 }
 
@@ -33,8 +34,9 @@ impl Plan {
     /// Plans `graph` on `devices`.
     ///
     /// # Errors
-    /// [`Error::Placement`](samite_core::Error::Placement) if something can run nowhere,
-    /// [`Error::OutOfMemory`](samite_core::Error::OutOfMemory) if a tensor exceeds its device's largest buffer.
+    /// [`Error::Placement`](samite_core::Error::Placement) if no device can run a node,
+    /// [`Error::OutOfMemory`](samite_core::Error::OutOfMemory) if a tensor exceeds its device's
+    /// maximum buffer size.
     pub fn new(
         graph: &Graph,
         devices: &DeviceSet,
@@ -76,13 +78,13 @@ impl Plan {
         })
     }
 
-    /// The graph that was planned.
+    /// Returns the graph that was planned.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// Whether this plan also fits `graph`: same operations, operands, layouts, roles and stored tensors. Names do not
-    /// matter. Allocates nothing.
+    /// Returns whether this plan also fits `graph`: same operations, operands, layouts, roles and
+    /// stored tensors. Names do not matter. Does not allocate.
     pub fn fits(&self, graph: &Graph, assignments: &Assignments) -> bool {
         fn same(a: &Tensor, b: &Tensor) -> bool {
             let stored = match (&a.stored, &b.stored) {
@@ -107,57 +109,59 @@ impl Plan {
                 .all(|(a, b)| same(a, b))
     }
 
-    /// The devices, in order of preference.
+    /// Returns the devices, in order of preference.
     pub fn devices(&self) -> &DeviceSet {
         &self.devices
     }
 
-    /// Device and reason of each tensor.
+    /// Returns the device and reason of each tensor.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// The graph with its copies, cut into splits.
+    /// Returns the graph with its copies, cut into splits.
     pub fn lowered(&self) -> &Lowered {
         &self.lowered
     }
 
-    /// The splits in the order in which they run.
+    /// Returns the splits in execution order.
     pub fn splits(&self) -> &[Split] {
         &self.lowered.splits
     }
 
-    /// The copies between devices.
+    /// Returns the copies between devices.
     pub fn copies(&self) -> &[Copy] {
         &self.lowered.copies
     }
 
-    /// Number of pipeline copies.
+    /// Returns the number of pipeline copies.
     pub fn pipeline_copies(&self) -> usize {
         self.copies
     }
 
-    /// The memory plan.
+    /// Returns the memory plan.
     pub fn memory(&self) -> &MemoryPlan {
         &self.memory
     }
 
-    /// Copies and splits in the order in which they are issued, with their waits.
+    /// Returns copies and splits in issue order, with their waits.
     pub fn actions(&self) -> &[Action] {
         &self.actions
     }
 
-    /// Operations on a slower device than their neighbours.
+    /// Returns the operations on a slower device than their neighbours.
     pub fn fallbacks(&self) -> &[Refusal] {
         &self.placement.refusals
     }
 
-    /// Bytes copied between devices per run. Expert weights count whole, though fewer may move.
+    /// Returns the bytes copied between devices per run. Counts expert weights completely, although
+    /// a run may copy fewer.
     pub fn bytes_copied(&self) -> usize {
         self.lowered.copies.iter().map(|copy| copy.bytes).sum()
     }
 
-    /// The numbers of copies that go through the host's memory although neither end lies there: no device makes them.
+    /// Returns the numbers of copies that go through host memory although neither end is host
+    /// memory, because no device can make them.
     pub fn detours(&self) -> impl Iterator<Item = usize> + '_ {
         let made_by_host = self.actions.iter().filter_map(|action| match action.work {
             Work::Copy(number) if action.copier.is_none() => Some(number),
@@ -170,7 +174,7 @@ impl Plan {
         })
     }
 
-    /// Bytes of compute memory by kind of memory, `(name, bytes)`.
+    /// Returns the bytes of compute memory by memory type: `(name, bytes)`.
     pub fn memory_by_type(&self) -> Vec<(String, usize)> {
         let names = self
             .devices
@@ -183,7 +187,7 @@ impl Plan {
             .collect()
     }
 
-    /// Where the work for tensor `id` happens.
+    /// Returns the lane that computes tensor `id`.
     pub(crate) fn lane(&self, id: TensorId) -> Lane {
         match self.lowered.devices[self.graph.memory_of(id).index()] {
             Some(device) if self.devices.is_asynchronous(device) => Lane::Device(device),
@@ -191,7 +195,7 @@ impl Plan {
         }
     }
 
-    /// The asynchronous devices that write to the memory of `id` after it was made.
+    /// Returns the asynchronous devices that write to the memory of `id` after its creation.
     pub(crate) fn writers(&self, id: TensorId) -> &[usize] {
         self.writers
             .get(&self.lowered.memory[id.index()])

@@ -1,8 +1,9 @@
-//! A second opinion on the order of a plan: does every pair of conflicting accesses have a happens-before edge?
+//! Checks a plan for data races, independently of how its waits were computed.
 //!
-//! The checker plays what a scheduler does with a plan, node by node and byte range by byte range. It knows nothing of how
-//! the waits were found: it has its own account of who reads and writes which bytes, and its own clocks. It is run by tests over random graphs
-//! and devices.
+//! The checker simulates execution of a plan, node by node and byte range by byte range. Every pair
+//! of conflicting accesses must have a happens-before edge. The checker shares no code with the
+//! computation of waits: it determines accesses and clocks on its own. Tests run it over random
+//! graphs and devices.
 
 use crate::memory_plan::Blocks;
 use crate::order::{Lane, Wait, Work};
@@ -12,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-/// Some bytes of some memory.
+/// A byte range of a memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Bytes {
     memory: Memory,
@@ -21,9 +22,9 @@ struct Bytes {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Memory {
-    /// The scheduler's: kind and chunk.
+    /// The scheduler's memory, by memory and chunk.
     Chunk(usize, usize),
-    /// Where stored tensors lie.
+    /// Memory of stored tensors.
     Elsewhere(MemoryId),
 }
 
@@ -42,7 +43,8 @@ impl Bytes {
         }
     }
 
-    /// Where tensor `id` of the lowered graph lies for pipeline copy `copy`; `None` if nothing needs it.
+    /// Returns the bytes of tensor `id` of the lowered graph for pipeline copy `copy`, or `None` if
+    /// it is not needed.
     fn of_tensor(plan: &Plan, id: TensorId, copy: usize) -> Option<Self> {
         let graph = &plan.lowered.graph;
         let tensor = graph.tensor(id);
@@ -60,7 +62,7 @@ impl Bytes {
             });
         }
         let blocks = plan.memory.tensors[owner.index()].as_ref()?;
-        // Devices do as they like with the room behind elements that they asked for.
+        // Devices may write to extra room that they requested after the elements.
         if owner == id {
             range.end = range.end.max(blocks.get(copy).size);
         }
@@ -68,7 +70,7 @@ impl Bytes {
     }
 }
 
-/// What one action does to memory.
+/// Memory accesses of one action.
 #[derive(Debug, Default)]
 struct Accesses {
     reads: Vec<Bytes>,
@@ -100,7 +102,7 @@ impl Accesses {
                 let moved = &plan.lowered.copies[number];
                 all.read(at(moved.from));
                 all.write(at(moved.to));
-                // The host looks which experts are needed.
+                // The host reads the ids of the needed experts.
                 all.read(moved.experts.and_then(at));
             }
             Work::Split(number) => {
@@ -119,7 +121,7 @@ impl Accesses {
                 for keep in &split.kept {
                     all.read(at(keep.tensor));
                 }
-                // Devices overwrite scratch memory as they like.
+                // Devices may overwrite scratch memory.
                 all.write(
                     plan.memory.workspaces[number]
                         .as_ref()
@@ -130,7 +132,8 @@ impl Accesses {
         all
     }
 
-    /// Whether this and something `earlier` must not happen at the same time; and if so, whether this writes.
+    /// Returns `None` if this action may run concurrently with the `earlier` one. Otherwise returns
+    /// whether this action writes.
     fn conflict(&self, earlier: &Accesses) -> Option<bool> {
         let meet = |mine: &[Bytes], theirs: &[Bytes]| {
             mine.iter().any(|a| theirs.iter().any(|b| a.overlap(b)))
@@ -142,14 +145,14 @@ impl Accesses {
     }
 }
 
-/// Two accesses that nothing keeps apart.
+/// Two conflicting accesses without an order between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Race {
-    /// What came first in the order of issue: run and action.
+    /// The access that was issued first: run and action.
     pub first: (usize, usize),
-    /// What was issued later without waiting.
+    /// The access that was issued later without waiting.
     pub second: (usize, usize),
-    /// Whether the later one writes.
+    /// True if the later one writes.
     pub second_writes: bool,
 }
 
@@ -171,9 +174,10 @@ impl fmt::Display for Race {
     }
 }
 
-/// Plays `runs` consecutive runs of `plan` and returns every race.
+/// Simulates `runs` consecutive runs of `plan` and returns every race.
 pub fn check(plan: &Plan, runs: usize) -> Vec<Race> {
-    /// Something that was issued: what it touches, and everything that is sure to be done before it ends, itself included.
+    /// An issued action: its accesses, and all actions that are certainly done before it ends,
+    /// including itself.
     struct Issued {
         at: (usize, usize),
         accesses: Accesses,
@@ -184,7 +188,7 @@ pub fn check(plan: &Plan, runs: usize) -> Vec<Race> {
     }
     let total = runs * plan.actions.len();
     let mut issued: Vec<Issued> = Vec::with_capacity(total);
-    // By lane: what was issued last.
+    // The last issued action of each lane.
     let mut last: BTreeMap<Lane, usize> = BTreeMap::new();
     let mut races = Vec::new();
     for run in 0..runs {
@@ -194,7 +198,7 @@ pub fn check(plan: &Plan, runs: usize) -> Vec<Race> {
                 let theirs = &issued[number].done_before;
                 done.iter_mut().zip(theirs).for_each(|(a, b)| *a |= b);
             };
-            // Its own lane is in order, and the host, which issues everything, was done with what it did.
+            // A lane runs in order. Work of the host, which issues everything, is done.
             let before = [last.get(&action.lane), last.get(&Lane::Host)];
             before.into_iter().flatten().for_each(|&n| comes_after(n));
             for Wait { action, runs_ago } in &action.waits {
@@ -224,12 +228,12 @@ pub fn check(plan: &Plan, runs: usize) -> Vec<Race> {
     races
 }
 
-/// Checks that no two tensors that are in use at the same time share memory, and that every place is inside of its
-/// chunk and aligned. Returns a description of each violation.
+/// Checks that tensors in use at the same time do not share memory, and that all memory is aligned
+/// and inside its chunk. Returns a description of each violation.
 pub fn check_memory(plan: &Plan) -> Vec<String> {
     let graph = &plan.lowered.graph;
     let mut problems = Vec::new();
-    // First and last step at which each memory is in use, in the order of issue.
+    // First and last step at which each memory is in use, in issue order.
     let mut steps: Vec<Option<(usize, usize)>> = vec![None; graph.len()];
     let mut inherits = vec![None; graph.len()];
     let mut step = 0;
@@ -263,7 +267,7 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
                 }
             }
             touch_step(id, step, &mut steps);
-            // What is kept is in use for longer than the node, so that not even its result can take the place.
+            // Kept memory is in use beyond the node, so even the node's result cannot reuse it.
             step += 1;
             let ends = split.kept.iter().filter(|keep| keep.until == id);
             for keep in ends {
@@ -313,7 +317,8 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
             let (Some(x), Some(y)) = (steps[a.index()], steps[b.index()]) else {
                 continue;
             };
-            // The last use of one may be the first of the other only where the result takes the operand's place.
+            // The last use of one may be the first use of the other only if the result reuses the
+            // operand's memory.
             let overlap_in_time = x.0 < y.1 && y.0 < x.1
                 || x.0 == y.1 && inherits[a.index()] != Some(b)
                 || y.0 == x.1 && inherits[b.index()] != Some(a);
@@ -344,7 +349,7 @@ mod tests {
     use samite_core::{DType, Graph, Keep};
     use samite_reference::{ReferenceDevice, ReferenceOptions};
 
-    /// Work that goes to and fro between two asynchronous devices.
+    /// Returns a plan that alternates between two asynchronous devices.
     fn plan(copies: usize) -> Plan {
         let device = |name: &str| -> std::sync::Arc<dyn samite_core::Device> {
             let options = ReferenceOptions {
@@ -490,7 +495,7 @@ mod tests {
             let mut plan =
                 Plan::new(&graph, &devices, Assignments::NONE, &Options::default()).unwrap();
             assert_eq!(check_memory(&plan), Vec::<String>::new());
-            // The device says now what it should have said before memory was planned.
+            // The device requests now what it should have requested before memory planning.
             let tensor = chain[0];
             plan.lowered.splits[0].kept.push(Keep { tensor, until });
             assert_eq!(!check_memory(&plan).is_empty(), is_wrong, "until {until}");

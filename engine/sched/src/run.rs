@@ -1,64 +1,69 @@
 //! One run of a plan, as a state machine.
 //!
-//! It says what comes next, and does nothing itself: no device, clock or thread is touched here. The [executor](crate::executor) performs each step, says how it
-//! went, and gets the next one. So the steps of a run, and what is done when one fails, can be tested without devices.
+//! It determines the next step, but performs none: it touches no device, clock or thread. The
+//! [executor](crate::executor) performs each step, reports the result and gets the next step. The
+//! sequence of steps and the handling of failures can therefore be tested without devices.
 //!
-//! The order of actions and their waits are not decided here: the plan has them, from [`order`](crate::order).
+//! The order of actions and their waits come from the plan, which gets them from
+//! [`order`](crate::order).
 
 use crate::order::{Action, Lane, Wait};
 use samite_core::{Error, Result};
 
-/// What is to be done next.
+/// Next step of a run.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Let a lane wait for an action.
+    /// Make a lane wait for an action.
     Wait(Lane, Wait),
     /// Issue an action.
     Issue(usize),
-    /// Record the end of an action, for those that wait for it.
+    /// Record the end of an action for its waiters.
     Record(usize),
-    /// Wait until a lane has done all that was issued.
+    /// Wait until a lane has done all issued work.
     Finish(Lane),
-    /// Wait until all lanes have done what was issued, and ignore further failures: the first one ends the run.
+    /// Wait until all lanes have done their issued work, and ignore further failures: the first one
+    /// ends the run.
     Drain,
-    /// Nothing: the run is over.
+    /// The run is over.
     End(Result<()>),
 }
 
-/// How actions follow each other.
+/// Overlap of actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
-    /// An action begins when those that it waits for, by the plan, have ended. Actions of different lanes overlap.
+    /// An action starts when the actions for which the plan makes it wait have ended. Actions of
+    /// different lanes overlap.
     Overlapped,
-    /// Each is done before the next one is issued, so that its results can be looked at. The plan's waits are left out: those for this run hold by
-    /// themselves, and the caller has waited for earlier runs.
+    /// Each action is done before the next one is issued, so that its results can be inspected. The
+    /// plan's waits are skipped: those within this run hold anyway, and the caller has waited for
+    /// earlier runs.
     OneByOne,
 }
 
-/// Which step was given out last.
+/// The last step returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The action `next` was not issued yet: the wait of this number comes now, if it has so many.
+    /// The action `next` is not issued yet. If it has a wait of this number, that comes now.
     Waiting(usize),
-    /// The action `next` was issued.
+    /// The action `next` is issued.
     Issued,
-    /// Nothing is left to do about the action `next`; the one behind it comes now.
+    /// The action `next` is complete. The one after it comes now.
     Ended,
 }
 
-/// A run that has begun and not ended.
+/// A run in progress.
 #[derive(Debug)]
 pub(crate) struct Run {
     pace: Pace,
-    /// The action that is worked on.
+    /// The current action.
     next: usize,
     state: State,
-    /// The first failure, the one to report: everything is being drained then.
+    /// The first failure, which is reported. Everything is being drained after it.
     failure: Option<Error>,
 }
 
 impl Run {
-    /// A run before its first step.
+    /// Returns a run before its first step.
     pub fn new(pace: Pace) -> Self {
         Run {
             pace,
@@ -68,9 +73,11 @@ impl Run {
         }
     }
 
-    /// The step after one that ended with `last`; the first one if that is `Ok` and nothing was done yet. `actions` are the same in each call.
+    /// Returns the next step. `last` is the result of the previous step, or `Ok` before the first.
+    /// `actions` must be the same in each call.
     ///
-    /// A run that is `cancelled` stops before its next action. Within one, the device that performs it looks at the token.
+    /// A `cancelled` run stops before its next action. During an action, the device checks the
+    /// token.
     pub fn step(&mut self, actions: &[Action], last: Result<()>, cancelled: bool) -> Step {
         if let Some(failure) = self.failure.take() {
             return Step::End(Err(failure));
@@ -112,7 +119,8 @@ impl Run {
         }
     }
 
-    /// Ends the run with `failure`, but only after everything that was issued is done: work in flight would touch memory that the next run, or another plan, uses.
+    /// Ends the run with `failure` after everything issued is done. Work in flight would otherwise
+    /// touch memory that the next run or another plan uses.
     fn fail(&mut self, failure: Error) -> Step {
         self.failure = Some(failure);
         Step::Drain
@@ -128,7 +136,8 @@ mod tests {
         Wait { action, runs_ago }
     }
 
-    /// Inputs, a copy that waits for two actions and is awaited, a split on the copy's lane.
+    /// Returns inputs, a copy that waits for two actions and is awaited, and a split on the copy's
+    /// lane.
     fn actions() -> Vec<Action> {
         let action = |work, lane, waits: &[Wait], is_awaited| Action {
             work,
@@ -149,7 +158,8 @@ mod tests {
         ]
     }
 
-    /// The steps of a run, and its failure, in which step number `fails` fails and the run is cancelled before step number `cancelled`.
+    /// Returns the steps of a run and its failure. Step number `fails` fails, and the run is
+    /// cancelled before step number `cancelled`.
     fn steps(
         pace: Pace,
         fails: Option<usize>,
@@ -167,7 +177,7 @@ mod tests {
             }
             last = match fails {
                 Some(at) if at == steps.len() => Err(Error::invalid(format!("step {at}"))),
-                // What draining says does not matter.
+                // Failures while draining do not matter.
                 _ if matches!(step, Step::Drain) => Err(Error::invalid("while draining")),
                 _ => Ok(()),
             };

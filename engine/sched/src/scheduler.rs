@@ -1,4 +1,4 @@
-//! Keeping plans and memory, and running graphs.
+//! The scheduler: caches plans and memory, and runs graphs.
 
 use crate::bound::Bound;
 use crate::chunks::Chunks;
@@ -14,14 +14,14 @@ use samite_core::{CancelToken, Device, Error, Graph, Op, Result, TensorId, Tenso
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Counts what a scheduler did, to see that nothing is done twice.
+/// Counters of a scheduler's work, to check that it does nothing twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Plans made.
+    /// Plans created.
     pub plans: usize,
     /// Buffers allocated.
     pub buffers: usize,
-    /// Times that a device compiled something new.
+    /// New compilations by devices.
     pub compiled: usize,
     /// Splits bound to memory.
     pub prepared: usize,
@@ -31,37 +31,40 @@ pub struct Counters {
 
 /// Runs graphs over several devices.
 ///
-/// [`load`](Scheduler::load) a graph, [`write`](Scheduler::write) its inputs, [`run`](Scheduler::run),
-/// [`read`](Scheduler::read) its outputs. Loading a graph of a known topology plans and allocates nothing.
+/// [`load`](Scheduler::load) a graph, [`write`](Scheduler::write) its inputs,
+/// [`run`](Scheduler::run) it, [`read`](Scheduler::read) its outputs. Loading a graph of a known
+/// topology neither plans nor allocates.
 pub struct Scheduler {
-    // First, so that it is dropped first: it waits for work in the memory that the others hold.
+    // First, so that it is dropped first: it waits for work that uses the memory of the other
+    // fields.
     executor: Executor,
     devices: DeviceSet,
     options: Options,
     chunks: Chunks,
     compiler: Compiler,
     loaded: Vec<Loaded>,
-    /// Position in `loaded` of the graph that runs.
+    /// Position in `loaded` of the current graph.
     current: Option<usize>,
     clock: usize,
     counters: Counters,
-    /// Fallbacks that were warned of: device, operation, reason.
+    /// Fallbacks that were reported: device, operation, reason.
     warned: BTreeSet<(usize, &'static str, String)>,
 }
 
-/// A plan that is kept.
+/// A cached plan.
 struct Loaded {
     plan: Arc<Plan>,
     last_use: usize,
-    /// The plan in memory; `None` while that is too small.
+    /// The plan bound to memory, or `None` while the memory is too small.
     bound: Option<Bound>,
 }
 
 impl Scheduler {
-    /// A scheduler over `devices`, most wanted first; inputs start on the last one, usually the CPU.
+    /// Creates a scheduler over `devices`, in order of preference. Inputs start on the last one,
+    /// usually the CPU.
     ///
     /// # Errors
-    /// If there is no device, a name appears twice, or a device cannot open a stream.
+    /// If there are no devices, a name appears twice, or a device cannot open a stream.
     pub fn new(devices: Vec<Arc<dyn Device>>, options: Options) -> Result<Self> {
         let devices = DeviceSet::new(devices)?;
         Ok(Scheduler {
@@ -78,17 +81,17 @@ impl Scheduler {
         })
     }
 
-    /// The devices, most wanted first.
+    /// Returns the devices, in order of preference.
     pub fn devices(&self) -> &DeviceSet {
         &self.devices
     }
 
-    /// The options.
+    /// Returns the options.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// What was done so far.
+    /// Returns the counters so far.
     pub fn counters(&self) -> Counters {
         Counters {
             compiled: self.compiler.compiled,
@@ -96,7 +99,7 @@ impl Scheduler {
         }
     }
 
-    /// Plans `graph` without allocating anything: for sizes and explanations.
+    /// Plans `graph` without allocating, for sizes and explanations.
     ///
     /// # Errors
     /// As [`Plan::new`].
@@ -104,7 +107,7 @@ impl Scheduler {
         Plan::new(graph, &self.devices, assignments, &self.options)
     }
 
-    /// A plan that is going to be used.
+    /// Plans `graph` for execution.
     fn new_plan(&mut self, graph: &Graph, assignments: &Assignments) -> Result<Plan> {
         let plan = self.plan(graph, assignments)?;
         self.counters.plans += 1;
@@ -113,7 +116,7 @@ impl Scheduler {
         Ok(plan)
     }
 
-    /// Tells of operations that land on a slower device, of each kind once.
+    /// Reports operations that run on a slower device, once per kind.
     fn warn_of_fallbacks(&mut self, plan: &Plan) {
         if self.options.fallback != Fallback::Warn {
             return;
@@ -134,8 +137,8 @@ impl Scheduler {
         }
     }
 
-    /// Allocates the memory that `graph` needs, so that loading it, or anything smaller, does not have to. If something
-    /// had to grow, no graph is loaded afterwards.
+    /// Allocates the memory for `graph`, so that loading it or a smaller graph does not allocate.
+    /// If memory had to grow, no graph is loaded afterwards.
     ///
     /// # Errors
     /// As [`load`](Scheduler::load).
@@ -144,7 +147,7 @@ impl Scheduler {
         self.grow(&plan)
     }
 
-    /// Bytes allocated, by kind of memory: `(name, bytes)`.
+    /// Returns the allocated bytes by memory type: `(name, bytes)`.
     pub fn buffer_sizes(&self) -> Vec<(String, usize)> {
         let memories = self.devices.memories().iter();
         memories
@@ -153,18 +156,21 @@ impl Scheduler {
             .collect()
     }
 
-    /// Makes `graph` the one that runs: finds its plan or makes one, allocates what is missing, lets devices compile the splits.
+    /// Makes `graph` the current one: finds or creates its plan, allocates missing memory, lets
+    /// devices compile the splits.
     ///
     /// # Errors
-    /// If the graph cannot be placed, or a device has not enough memory. The graph loaded before is no longer loaded then.
+    /// If the graph cannot be placed, or a device has too little memory. Then the graph loaded
+    /// before is no longer loaded.
     pub fn load(&mut self, graph: &Graph) -> Result<()> {
         self.load_with(graph, Assignments::NONE, &CancelToken::new())
     }
 
-    /// [`load`](Scheduler::load) with devices chosen for some tensors, and a token that stops compilers.
+    /// Does what [`load`](Scheduler::load) does, with devices assigned to some tensors, and a token
+    /// that cancels compilation.
     ///
     /// # Errors
-    /// As [`load`](Scheduler::load); [`Error::Cancelled`].
+    /// As [`load`](Scheduler::load), and [`Error::Cancelled`].
     pub fn load_with(
         &mut self,
         graph: &Graph,
@@ -209,10 +215,11 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Forgets the plan of a graph, if it is known: for callers that know which graphs will not come back.
+    /// Removes a graph's plan from the cache, for callers that know which graphs are not used
+    /// again.
     ///
     /// # Errors
-    /// If work that was still running failed.
+    /// If work that was still in flight failed.
     pub fn unload(&mut self, graph: &Graph, assignments: &Assignments) -> Result<()> {
         let fits = |loaded: &Loaded| loaded.plan.fits(graph, assignments);
         let Some(index) = self.loaded.iter().position(fits) else {
@@ -223,7 +230,7 @@ impl Scheduler {
         result
     }
 
-    /// Drops a plan of which nothing is running.
+    /// Drops an idle plan.
     fn forget(&mut self, index: usize) {
         self.loaded.swap_remove(index);
         let moved = self.loaded.len();
@@ -234,7 +241,7 @@ impl Scheduler {
         };
     }
 
-    /// Forgets the least recently used plan if there are too many.
+    /// Evicts the least recently used plan if the cache is full.
     fn make_room(&mut self) {
         let chance = Arc::clone(&self.options.environment.chance);
         while self.loaded.len() >= self.options.cached_plans.max(1)
@@ -245,13 +252,13 @@ impl Scheduler {
         }
     }
 
-    /// Makes every chunk at least as large as `plan` needs.
+    /// Grows every chunk to the size that `plan` needs.
     fn grow(&mut self, plan: &Plan) -> Result<()> {
         let missing = self.chunks.missing(&plan.memory);
         if missing.is_empty() {
             return Ok(());
         }
-        // Everything that uses old buffers is finished and let go first.
+        // First waits for all work in the old buffers and frees them.
         self.synchronize()?;
         self.current = None;
         self.loaded
@@ -276,7 +283,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The graph that runs, with what it runs on.
+    /// Returns the current plan, with its memory and the executor.
     fn current(&mut self) -> Result<(&Arc<Plan>, &mut Bound, &mut Executor)> {
         let loaded = self
             .current
@@ -286,7 +293,7 @@ impl Scheduler {
         Ok((plan, bound, &mut self.executor))
     }
 
-    /// The plan of the loaded graph.
+    /// Returns the plan of the loaded graph.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if no graph is loaded.
@@ -295,13 +302,14 @@ impl Scheduler {
         Ok(&self.loaded[index].plan)
     }
 
-    /// Writes bytes of an input of the loaded graph, for the next run. Inputs keep their values from run to run only
-    /// without pipeline copies. Stored tensors are written to [directly](samite_core::TensorRef::write), after
-    /// [`synchronize`](Scheduler::synchronize).
+    /// Writes bytes of an input of the loaded graph, for the next run. Inputs keep their values
+    /// across runs only without pipeline copies. For stored tensors, call
+    /// [`synchronize`](Scheduler::synchronize) and write to them
+    /// [directly](samite_core::TensorRef::write).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `id` is not an input of the graph, or the range does not exist; or what failed in earlier runs, of which
-    /// nothing is in flight then.
+    /// [`Error::InvalidArgument`] if `id` is not an input of the graph, or the range does not
+    /// exist. Otherwise the failure of an earlier run. Then nothing is in flight.
     pub fn write(&mut self, id: TensorId, offset: usize, data: &[u8]) -> Result<()> {
         let (plan, bound, executor) = self.current()?;
         let tensor = plan.graph.tensors().get(id.index());
@@ -325,14 +333,15 @@ impl Scheduler {
         let place = bound.places[bound.copy()][id.index()].as_ref();
         let place =
             place.ok_or_else(|| Error::invalid(format!("input {id} has no place in memory")))?;
-        // The plan counts this as work of the host: whatever is issued later sees it without a wait.
+        // The plan treats this as host work, so everything issued later sees it without a wait.
         place.write(offset, data)
     }
 
-    /// Reads bytes of an output or input of the loaded graph, as the last run left them.
+    /// Reads bytes of an output or input of the loaded graph, with the values after the last run.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `id` keeps no value, or the range does not exist; or what failed in the run. Then nothing is in flight.
+    /// [`Error::InvalidArgument`] if `id` keeps no value, or the range does not exist. Otherwise
+    /// the failure of the run. Then nothing is in flight.
     pub fn read(&mut self, id: TensorId, offset: usize, out: &mut [u8]) -> Result<()> {
         let (plan, bound, executor) = self.current()?;
         let graph = &plan.graph;
@@ -366,18 +375,20 @@ impl Scheduler {
                 Some(device) => executor.stream(device).read(place, offset, out),
             });
         if result.is_err() {
-            // Other streams may have failed with this one. They would say so later, as if new work had failed.
+            // Other streams may have failed with this one. They would report it later, as if new
+            // work had failed.
             executor.give_up(bound);
         }
         result.map_err(|error| self.say_what_was_lost(error))
     }
 
-    /// Runs the loaded graph. On asynchronous devices, work may go on after the return;
+    /// Runs the loaded graph. On asynchronous devices, work may continue after the call.
     /// [`read`](Scheduler::read) and [`synchronize`](Scheduler::synchronize) wait for it.
     ///
     /// # Errors
-    /// [`Error::Cancelled`], or what a device says. The scheduler stays usable; after [`Error::DeviceLost`], once it goes on
-    /// [without that device](Scheduler::remove_device).
+    /// [`Error::Cancelled`], or the device's error. The scheduler stays usable. After
+    /// [`Error::DeviceLost`], it does so once it continues [without that
+    /// device](Scheduler::remove_device).
     pub fn run(&mut self, cancel: &CancelToken) -> Result<()> {
         let (plan, bound, executor) = self.current()?;
         let result = executor.run(plan, bound, cancel);
@@ -385,16 +396,18 @@ impl Scheduler {
         result.map_err(|error| self.say_what_was_lost(error))
     }
 
-    /// Lets devices that compute on the host use so many threads from the next run on, or all that they have. Results stay the same.
+    /// Limits devices that compute on the host to this number of threads from the next run on.
+    /// `None` removes the limit. Does not change results.
     pub fn set_threads(&mut self, threads: Option<usize>) {
         self.executor.set_threads(threads);
     }
 
-    /// Runs the loaded graph node by node. For each node that `wants` to be seen, `see` gets its value right after it
-    /// was computed and can stop the run. See [`watch`](Scheduler::watch).
+    /// Runs the loaded graph node by node. Calls `see` with the value of each node that `wants`
+    /// selects, right after its computation. `see` can stop the run. See
+    /// [`watch`](Scheduler::watch).
     ///
     /// # Errors
-    /// As [`run`](Scheduler::run); [`Error::Stopped`] if `see` says stop.
+    /// As [`run`](Scheduler::run). [`Error::Stopped`] if `see` stops the run.
     pub fn run_watched(
         &mut self,
         cancel: &CancelToken,
@@ -412,18 +425,20 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Begins a run of the loaded graph that goes on from one node that `wants` to be seen to the next. Other nodes run together, as far as they are
-    /// neighbours. Everything is asked about before the run: computed nodes, and views of their results, which are seen right after
-    /// them. Devices do not compile anew for a run that is watched as the one before.
+    /// Starts a run of the loaded graph that stops at each node that `wants` selects. The nodes
+    /// between them run together, if adjacent. `wants` is called before the run, for computed
+    /// nodes, and for views of their results, which are shown right after them. Devices do not
+    /// compile again if the run is watched like the previous one.
     ///
     /// # Errors
-    /// If no graph is loaded; if a device cannot do a part of what it can do as a whole; or what failed in earlier runs.
+    /// If no graph is loaded, if a device cannot run a part of a split that it can run as a whole,
+    /// or if an earlier run failed.
     pub fn watch<'s>(
         &'s mut self,
         cancel: &'s CancelToken,
         wants: impl FnMut(TensorId) -> bool,
     ) -> Result<WatchedRun<'s>> {
-        // Actions are done one after the other, without the waits of the plan.
+        // Actions run one after the other, without the waits of the plan.
         self.synchronize()?;
         let index = self.current.ok_or_else(no_graph)?;
         let Loaded {
@@ -440,7 +455,7 @@ impl Scheduler {
         Ok(WatchedRun::new(self, cancel, cuts))
     }
 
-    /// Goes on with a watched run.
+    /// Continues a watched run.
     pub(crate) fn advance(
         &mut self,
         walk: &mut Walk,
@@ -448,7 +463,7 @@ impl Scheduler {
     ) -> Result<Option<(TensorId, TensorRef)>> {
         let was_over = walk.is_over;
         let (plan, bound, executor) = self.current()?;
-        // The run that ends counts itself.
+        // A run that ends increments the run counter.
         let copy = bound.copy();
         let result = executor.advance(plan, bound, cancel, walk);
         let result = result.and_then(|seen| {
@@ -475,7 +490,8 @@ impl Scheduler {
         result.map_err(|error| self.say_what_was_lost(error))
     }
 
-    /// Names of the stored tensors of known graphs that lie in memory which only device number `device` can use.
+    /// Returns the names of the stored tensors of cached graphs in memory that only device number
+    /// `device` can use.
     fn stored_only_on(&self, device: usize) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for loaded in &self.loaded {
@@ -492,7 +508,7 @@ impl Scheduler {
         names
     }
 
-    /// Adds to [`Error::DeviceLost`] what must be loaded again.
+    /// Adds to [`Error::DeviceLost`] the tensors that must be loaded again.
     fn say_what_was_lost(&self, error: Error) -> Error {
         let Error::DeviceLost { device, message } = &error else {
             return error;
@@ -513,11 +529,13 @@ impl Scheduler {
         }
     }
 
-    /// Goes on without a device, which may be lost: all plans and buffers are given up. Returns the names of stored tensors that no other device can
-    /// use where they are: they must be loaded again before graphs with them can be.
+    /// Removes a device, which may be lost. Drops all plans and buffers. Returns the names of
+    /// stored tensors that no other device can use in place. They must be loaded again before
+    /// graphs that use them.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such device, or no other one. Then nothing changed.
+    /// [`Error::InvalidArgument`] if the device does not exist or is the only one. Then nothing
+    /// changes.
     pub fn remove_device(&mut self, name: &str) -> Result<Vec<String>> {
         let number = self.devices.position(name).ok_or_else(|| {
             Error::invalid(format!(
@@ -534,23 +552,24 @@ impl Scheduler {
         self.warned.clear();
         self.compiler.clear();
         self.chunks = Chunks::new(devices.memories().len());
-        // The streams of the others stay: one of them may be lost as well, and could not open new ones.
+        // The other streams stay open: another device may also be lost, and could not open new
+        // ones.
         self.executor.remove_device(number);
         self.devices = devices;
         Ok(lost)
     }
 
-    /// Starts to record what runs when. Costs a little per node.
+    /// Starts recording a trace. Costs a little time per node.
     pub fn start_trace(&mut self) {
         self.executor.trace = Some(Trace::new(Arc::clone(&self.options.environment.clock)));
     }
 
-    /// The recording, if one was started.
+    /// Returns the trace, if one was started.
     pub fn trace(&self) -> Option<&Trace> {
         self.executor.trace.as_ref()
     }
 
-    /// Ends the recording and returns it, if one was started.
+    /// Ends the trace and returns it, if one was started.
     pub fn finish_trace(&mut self) -> Option<Trace> {
         self.executor.trace.take()
     }

@@ -1,8 +1,10 @@
-//! Cutting a graph whose nodes have devices into splits, with the copies between them.
+//! Cuts a placed graph into splits, with the copies between them.
 //!
-//! A *split* is consecutive nodes that one device runs as a whole. A new one begins where the next node is on another device, or where a
-//! further weight must be copied: then the first copy's memory can be used again. What a split reads from memory that its device cannot use is copied
-//! before: the lowered graph has one more leaf for each such copy, and the split's nodes read that leaf instead.
+//! A *split* consists of consecutive nodes that one device runs as a whole. A new split starts
+//! where the next node is on another device, or where another weight must be copied, so that the
+//! first copy's memory can be reused. Tensors in memory that the split's device cannot use are
+//! copied first. The lowered graph has an additional leaf for each copy, and the split's nodes read
+//! that leaf.
 
 use crate::devices::DeviceSet;
 use crate::placement::Placement;
@@ -17,16 +19,16 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Split {
     /// Number of the device.
     pub device: usize,
-    /// Computed nodes in order.
+    /// Computed nodes, in order.
     pub nodes: Vec<TensorId>,
     /// Copies made before it starts, by number.
     pub copies: Vec<usize>,
-    /// Memory that the device wants to keep for longer than the graph says.
+    /// Memory that the device keeps for longer than the graph requires.
     pub kept: Vec<Keep>,
 }
 
 impl Split {
-    /// What is kept until a node was computed, by node.
+    /// Returns the tensors kept until each node, by node.
     pub(crate) fn kept_until(&self) -> BTreeMap<TensorId, Vec<TensorId>> {
         let mut ends: BTreeMap<TensorId, Vec<TensorId>> = BTreeMap::new();
         for keep in &self.kept {
@@ -43,24 +45,24 @@ pub struct Copy {
     pub from: TensorId,
     /// The leaf in the lowered graph.
     pub to: TensorId,
-    /// Bytes, gaps included.
+    /// Bytes, including gaps.
     pub bytes: usize,
-    /// For expert weights of which only those named by this tensor (i32) are needed: the names.
+    /// Tensor (i32) with the ids of the needed experts, for expert weights.
     pub experts: Option<TensorId>,
 }
 
 /// A graph cut into splits.
 #[derive(Clone, Debug, Default)]
 pub struct Lowered {
-    /// The original tensors, followed by the leaves of copies.
+    /// The original tensors, followed by the leaves of the copies.
     pub graph: Graph,
     /// Device of each tensor of the lowered graph.
     pub devices: Vec<Option<usize>>,
-    /// The splits in the order in which they run.
+    /// The splits in execution order.
     pub splits: Vec<Split>,
     /// All copies.
     pub copies: Vec<Copy>,
-    /// By tensor: which tensor stands for the memory that it lies in. Stored tensors that overlap have the same.
+    /// Representative of each tensor's memory. Overlapping stored tensors have the same one.
     pub memory: Vec<TensorId>,
 }
 
@@ -68,16 +70,17 @@ struct Cutter<'a> {
     devices: &'a DeviceSet,
     chance: &'a dyn Chance,
     lowered: Lowered,
-    /// How often the memory of a tensor was written to so far.
+    /// Number of writes to the memory of a tensor so far.
     version: Vec<usize>,
-    /// Copies that exist, by original, device and version.
+    /// Existing copies, by original, device and version.
     known: BTreeMap<(TensorId, usize, usize), TensorId>,
 }
 
-/// Cuts the live part of a graph whose nodes have devices. A `chance` called `split` cuts once more.
+/// Cuts the live part of a placed graph. The fault injection point `split` adds random cuts.
 ///
 /// # Errors
-/// If a device orders nodes against their dependencies, or wants to keep memory until something happens that does not.
+/// If a device orders nodes against their dependencies, or requests to keep memory until a node
+/// that is not in the split.
 pub fn cut(
     graph: &Graph,
     live: &[bool],
@@ -111,14 +114,14 @@ pub fn cut(
 
 impl Cutter<'_> {
     fn add(&mut self, graph: &Graph, id: TensorId) -> Result<()> {
-        // Placement gives every live tensor a device.
+        // Placement assigns a device to every live tensor.
         let device = self.lowered.devices[id.index()].unwrap_or(self.devices.last());
         let foreign: Vec<(usize, TensorId)> = graph
             .tensor(id)
             .operands()
             .filter(|&(_, source)| !self.is_usable(graph, source, device))
             .collect();
-        // A copy would take the write.
+        // The write would go to a copy.
         let written = graph.tensor(id).op.written_sources();
         if let Some((index, _)) = foreign.iter().find(|(index, _)| written.contains(index)) {
             return Err(Error::Placement(
@@ -139,7 +142,8 @@ impl Cutter<'_> {
         };
         let start_new = match self.lowered.splits.last() {
             Some(split) if split.device == device => {
-                // A copied weight is large. In a split of its own, its memory can be reused for the next one.
+                // A copied weight is large. In a split of its own, its memory can be reused for the
+                // next one.
                 !split.copies.is_empty() && foreign.iter().any(|&(_, source)| is_weight(source))
                     || self.chance.takes("split")
             }
@@ -204,7 +208,7 @@ impl Cutter<'_> {
 }
 
 impl Lowered {
-    /// Lets devices order the nodes of their splits, and say what they need to keep.
+    /// Lets devices reorder the nodes of their splits and request memory to keep.
     fn optimize(&mut self, devices: &DeviceSet) -> Result<()> {
         for split in &mut self.splits {
             let device = devices.get(split.device);
@@ -232,8 +236,8 @@ impl Lowered {
         Ok(())
     }
 
-    /// Finds copies of stored expert weights whose only use is by one `mul_mat_id` that starts its split: then
-    /// the chosen experts are known before the copy, and only those have to move.
+    /// Finds copies of stored expert weights that are used only by one `mul_mat_id` at the start of
+    /// its split. The selected experts are then known before the copy, and only those are copied.
     fn find_expert_copies(&mut self, devices: &DeviceSet) {
         let mut uses = vec![0usize; self.graph.len()];
         for tensor in self.graph.tensors() {
@@ -252,8 +256,8 @@ impl Lowered {
                 continue;
             };
             let original = self.graph.tensor(self.copies[number].from);
-            // The names are read from where they were computed, before any of this split runs. Leaves of copies follow the
-            // original tensors, in order.
+            // The ids are read from where they were computed, before this split runs. Leaves of
+            // copies follow the original tensors, in order.
             let first_copy = self.graph.len() - self.copies.len();
             let ids = ids
                 .index()

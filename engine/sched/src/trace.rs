@@ -1,4 +1,4 @@
-//! What ran when, as a file that <https://ui.perfetto.dev> opens (Chrome's trace event format).
+//! Execution traces in Chrome's trace event format, for <https://ui.perfetto.dev>.
 
 use crate::order::{Lane, Wait, Work};
 use crate::plan::Plan;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// One span of time.
+/// A time span.
 #[derive(Clone, Debug)]
 struct Span {
     track: String,
@@ -22,20 +22,21 @@ struct Span {
 
 /// A recording of runs: a track for each device, with spans for splits, nodes, copies and waits.
 ///
-/// Spans of splits and copies of asynchronous devices show when work was issued, those of nodes when it ran, as far as the device says.
+/// Spans of splits and copies of asynchronous devices show the time of issue. Spans of nodes show
+/// the execution time, if the device reports it.
 #[derive(Debug)]
 pub struct Trace {
     clock: Arc<dyn Clock>,
     begin: Instant,
     spans: Arc<Spans>,
-    /// Tracks that were named in what was taken out.
+    /// Tracks named in events that were already taken.
     named: Mutex<Vec<String>>,
 }
 
 #[derive(Debug, Default)]
 struct Spans {
     all: Mutex<Vec<Span>>,
-    /// By device: when its last node ended, so that work which was issued early does not seem to overlap.
+    /// End of the last node of each device, so that work issued early does not appear to overlap.
     ends: Mutex<Vec<Option<Instant>>>,
 }
 
@@ -51,12 +52,12 @@ struct NodeObserver {
     plan: Arc<Plan>,
     device: usize,
     issued: Instant,
-    /// When the device began with the split, once a node of it is known.
+    /// Start of the split on the device, set with its first node.
     began: OnceLock<Instant>,
 }
 
 impl NodeObserver {
-    /// When the device began: not before the work was issued, and not before it was done with what it had.
+    /// Returns when the device started the split: after the issue, and after its earlier work.
     fn began(&self) -> Instant {
         *self.began.get_or_init(|| {
             let ends = self
@@ -122,7 +123,7 @@ impl Trace {
         self.spans.lock().push(span);
     }
 
-    /// An observer for a split that is about to be issued.
+    /// Returns an observer for a split that is about to be issued.
     pub(crate) fn observer(&self, plan: &Arc<Plan>, device: usize) -> Arc<dyn RunObserver> {
         Arc::new(NodeObserver {
             spans: Arc::clone(&self.spans),
@@ -133,7 +134,7 @@ impl Trace {
         })
     }
 
-    /// So many nodes of a split: all, or those up to the next one that a watcher sees.
+    /// Records `nodes` nodes of a split: all, or those up to the next watched one.
     pub(crate) fn split(&self, plan: &Plan, number: usize, nodes: usize, start: Instant) {
         let split = &plan.lowered.splits[number];
         self.push(Span {
@@ -168,18 +169,18 @@ impl Trace {
         });
     }
 
-    /// Number of spans recorded.
+    /// Returns the number of recorded spans.
     pub fn len(&self) -> usize {
         self.spans.lock().len()
     }
 
-    /// Whether nothing was recorded.
+    /// Returns whether no spans were recorded.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes out what was recorded so far, as events of Chrome's trace event format: for long recordings, which are written as they grow.
-    /// A file is `[`, the events with commas between, and `]`.
+    /// Takes the events recorded so far, in Chrome's trace event format. For long recordings that
+    /// are written incrementally. A file is `[`, the events separated by commas, and `]`.
     pub fn take_events(&self) -> Vec<Value> {
         let spans = std::mem::take(&mut *self.spans.lock());
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
@@ -204,7 +205,7 @@ impl Trace {
         events
     }
 
-    /// The recording as a file in Chrome's trace event format. Nothing is left.
+    /// Returns the recording as a complete file in Chrome's trace event format.
     pub fn into_json(self) -> Value {
         json!({ "displayTimeUnit": "ns", "traceEvents": self.take_events() })
     }
@@ -228,7 +229,7 @@ impl std::fmt::Display for Work {
     }
 }
 
-/// What a copy is called.
+/// Returns the name of a copy.
 fn copy_name(plan: &Plan, copy: &Copy) -> String {
     let tensor = plan.graph.tensor(copy.from);
     match &*tensor.name {

@@ -1,5 +1,5 @@
-//! Watched runs: the nodes of each split are cut into pieces behind those that somebody wants to see, and each piece is done before the next
-//! one begins. Nodes that nobody wants to see run together.
+//! Watched runs. Each split is cut into pieces after the watched nodes, and each piece is done
+//! before the next one starts. The nodes between them run together.
 
 use crate::bound::Bound;
 use crate::compiler::Compiler;
@@ -10,51 +10,51 @@ use crate::scheduler::Scheduler;
 use samite_core::{CancelToken, Error, Graph, Placed, Prepared, Result, TensorId, TensorRef};
 use std::collections::BTreeMap;
 
-/// What a watcher of nodes wants.
+/// Decision of a watcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// Go on.
+    /// Continue the run.
     Continue,
     /// Stop the run with [`Error::Stopped`].
     Stop,
 }
 
-/// Nodes of a split that run together, and what is seen after them.
+/// A piece of a split: nodes that run together, and the results shown after them.
 pub(crate) struct Cut {
-    /// The number of nodes before the end of the piece.
+    /// Number of nodes up to the end of the piece.
     pub end: usize,
-    /// The last of them, and views of its result, as far as they are wanted.
+    /// The last node and views of its result, if they are watched.
     pub seen: Vec<TensorId>,
 }
 
-/// The splits of a plan in pieces, bound to memory.
+/// Pieces of a plan's splits, bound to memory.
 #[derive(Default)]
 pub(crate) struct Pieces {
-    /// By split: the end of each piece.
+    /// Ends of the pieces, by split.
     ends: Vec<Vec<usize>>,
-    /// By split, then piece.
+    /// Prepared pieces, by split, then piece.
     pub prepared: Vec<Vec<Box<dyn Prepared>>>,
 }
 
-/// A watched run that has begun: where it is.
+/// Progress of a watched run.
 pub(crate) struct Walk {
     pub run: Run,
-    /// How the last step went.
+    /// Result of the last step.
     pub last: Result<()>,
-    /// By split.
+    /// Pieces by split.
     pub cuts: Vec<Vec<Cut>>,
-    /// The split that is being worked on.
+    /// The current split.
     pub position: Option<Position>,
     pub is_over: bool,
 }
 
-/// Where a watched run is inside of a split.
+/// Progress within a split.
 #[derive(Clone, Copy)]
 pub(crate) struct Position {
     pub split: usize,
-    /// Pieces that were run.
+    /// Number of finished pieces.
     pub pieces: usize,
-    /// Results of the last piece that were shown.
+    /// Number of shown results of the last piece.
     pub shown: usize,
 }
 
@@ -69,7 +69,7 @@ impl Walk {
         }
     }
 
-    /// The next result of the last piece.
+    /// Returns the next result of the last piece.
     pub fn next_seen(&mut self) -> Option<TensorId> {
         let position = self.position.as_mut()?;
         let last = position.pieces.checked_sub(1)?;
@@ -79,7 +79,8 @@ impl Walk {
     }
 }
 
-/// Where the splits of `plan` are cut, for someone who `wants` to see some nodes and views of their results.
+/// Returns the pieces of the splits of `plan`. `wants` selects the watched nodes and views of their
+/// results.
 pub(crate) fn cuts(plan: &Plan, mut wants: impl FnMut(TensorId) -> bool) -> Vec<Vec<Cut>> {
     let views = views(&plan.graph, &plan.live);
     let splits = plan.lowered.splits.iter();
@@ -99,7 +100,8 @@ pub(crate) fn cuts(plan: &Plan, mut wants: impl FnMut(TensorId) -> bool) -> Vec<
         .collect()
 }
 
-/// The views of each computed node's result. Views of leaves have no node after which they could be seen.
+/// Returns the views of each computed node's result. Views of leaves have no node after which they
+/// could be shown.
 fn views(graph: &Graph, live: &[bool]) -> BTreeMap<TensorId, Vec<TensorId>> {
     let mut node_of: BTreeMap<TensorId, TensorId> = BTreeMap::new();
     let mut views: BTreeMap<TensorId, Vec<TensorId>> = BTreeMap::new();
@@ -128,7 +130,8 @@ impl Pieces {
 }
 
 impl Bound {
-    /// Cuts the splits for the next run, if they are not cut that way already. Returns how many pieces were bound anew.
+    /// Cuts the splits for the next run, unless they are already cut in the same way. Returns the
+    /// number of newly prepared pieces.
     pub(crate) fn cut(
         &mut self,
         plan: &Plan,
@@ -177,9 +180,9 @@ impl Bound {
     }
 }
 
-/// A run of the loaded graph that goes on when it is asked to: see [`Scheduler::watch`].
+/// A run of the loaded graph that the caller advances step by step. See [`Scheduler::watch`].
 ///
-/// One that is dropped before its end stays undone from there on. What it wrote to stored tensors stays written.
+/// If it is dropped early, the rest of the run is skipped. Writes to stored tensors remain.
 pub struct WatchedRun<'s> {
     scheduler: &'s mut Scheduler,
     cancel: &'s CancelToken,
@@ -199,19 +202,19 @@ impl<'s> WatchedRun<'s> {
         }
     }
 
-    /// The plan that runs.
+    /// Returns the plan of the run.
     ///
     /// # Errors
-    /// None, as long as the run goes on.
+    /// None while the run is in progress.
     pub fn plan(&self) -> Result<&Plan> {
         self.scheduler.current_plan()
     }
 
-    /// Runs up to the next wanted result; says which it is and where it lies. Nothing is running then, so it may be read and written. `None`
-    /// at the end.
+    /// Runs up to the next watched result and returns its id and memory. Nothing is running then,
+    /// so it may be read and written. Returns `None` at the end.
     ///
     /// # Errors
-    /// As [`Scheduler::run`]. The run is over then.
+    /// As [`Scheduler::run`]. Then the run is over.
     pub fn advance(&mut self) -> Result<Option<(TensorId, TensorRef)>> {
         self.scheduler.advance(&mut self.walk, self.cancel)
     }

@@ -55,7 +55,8 @@ fn asynchronous_devices_and_such_that_order_nodes_keep_step() {
     assert_eq!(seen, [a, b, sum]);
 }
 
-/// Whoever sees the first difference may stop; if nobody does, what follows is compared on the same operands.
+/// Whoever sees the first difference may stop; if nobody does, what follows is compared on the same
+/// operands.
 #[test]
 fn one_wrong_node_does_not_make_the_next_ones_wrong() {
     for stops in [false, true] {

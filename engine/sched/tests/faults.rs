@@ -1,4 +1,5 @@
-//! Every call into a device can fail, at any time: the error says so, nothing panics, and the scheduler goes on afterwards.
+//! Every call into a device can fail, at any time: the error says so, nothing panics, and the
+//! scheduler goes on afterwards.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
@@ -98,7 +99,8 @@ fn any_single_or_lasting_fault_is_an_error_and_nothing_more() {
                 };
                 match work(&mut scheduler) {
                     Err(error) => assert!(error.to_string().contains("injected fault"), "{error}"),
-                    // A single fault in work that is thrown away anyway may pass unnoticed, but not change a result.
+                    // A single fault in work that is thrown away anyway may pass unnoticed, but not
+                    // change a result.
                     Ok(results) => assert!(!lasting && results == expected, "call {at} of {calls}"),
                 }
                 setup.faults.reset();

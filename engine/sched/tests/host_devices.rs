@@ -274,8 +274,8 @@ fn only_experts_in_use_are_copied() {
 
 #[test]
 fn numbers_of_experts_live_until_the_last_experts_were_copied() {
-    // One copy of the numbers serves three products, but which experts to copy is read from the original each time, so the
-    // host must not use its memory for something else in between.
+    // One copy of the numbers serves three products, but which experts to copy is read from the
+    // original each time, so the host must not use its memory for something else in between.
     let cpu = cpu();
     let eager = device("eager", |o| o.wants_offload = true);
     let sets: Vec<_> = ["up", "gate", "down"]

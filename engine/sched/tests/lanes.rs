@@ -54,7 +54,7 @@ fn every_device_may_have_a_stream_for_copies() {
     assert!(none == 0 && some > 0, "{none} copies, {some} with streams");
 }
 
-/// Whether the split of device 1 waits for device 0.
+/// Returns whether the split of device 1 waits for device 0.
 fn waits(plan: &Plan) -> bool {
     let actions = plan.actions();
     let reader = actions

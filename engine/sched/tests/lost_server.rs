@@ -12,7 +12,8 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 
-/// Passes bytes on between a client and the server at `address`. Returns its own address and, when the client has come, both connections.
+/// Passes bytes on between a client and the server at `address`. Returns its own address and, when
+/// the client has come, both connections.
 fn relay(address: String) -> (String, std::thread::JoinHandle<[TcpStream; 2]>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let own = listener.local_addr().unwrap().to_string();

@@ -1,4 +1,5 @@
-//! What devices wish about the order of nodes and about memory: followed where it makes sense, refused where it does not.
+//! What devices wish about the order of nodes and about memory: followed where it makes sense,
+//! refused where it does not.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
@@ -7,7 +8,8 @@ use common::{Special, bytes, host, read};
 use samite_core::{CancelToken, DType, Graph, Keep, TensorId};
 use samite_sched::{Assignments, DeviceSet, Options, Plan, Scheduler, race};
 
-/// `x -> a -> view of a -> b -> c -> d`, where every result could take the place of the one before the last.
+/// `x -> a -> view of a -> b -> c -> d`, where every result could take the place of the one before
+/// the last.
 struct Chain {
     graph: Graph,
     x: TensorId,
@@ -72,7 +74,8 @@ fn what_is_kept_is_not_overwritten() {
             assert_eq!(kept["tensor"], tensor.index());
         }
     }
-    // Whatever is kept, a plan is right: the node itself, something that nobody uses, an input, a node before it exists.
+    // Whatever is kept, a plan is right: the node itself, something that nobody uses, an input, a
+    // node before it exists.
     for tensor in graph.ids() {
         for until in [a, b, c, d] {
             let twice = vec![Keep { tensor, until }; 2];

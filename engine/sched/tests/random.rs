@@ -1,5 +1,5 @@
-//! Random graphs on random machines: plans are valid, nothing that lives overlaps, nothing races, and the results are those of
-//! one device alone.
+//! Random graphs on random machines: plans are valid, nothing that lives overlaps, nothing races,
+//! and the results are those of one device alone.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
@@ -118,8 +118,8 @@ fn run(scheduler: &mut Scheduler, graph: &RandomGraph, runs: usize) -> Result<Ve
     outputs(scheduler, graph)
 }
 
-/// Runs the graph of `seed` on one device and on a random machine. `None` if no placement exists there, which must be said
-/// for a reason.
+/// Runs the graph of `seed` on one device and on a random machine. `None` if no placement exists
+/// there, which must be said for a reason.
 fn check(seed: u64) -> Option<usize> {
     let alone = device("alone", |_| {});
     let memory = alone.buffer_type();
@@ -162,7 +162,8 @@ fn check(seed: u64) -> Option<usize> {
     let mut scheduler = Scheduler::new(devices, options).unwrap();
     match scheduler.load_with(&graph.graph, &assignments, &CancelToken::new()) {
         Ok(()) => {}
-        // A cache on a device that lacks set_rows, an assignment to a device that refuses, a tensor above the limit.
+        // A cache on a device that lacks set_rows, an assignment to a device that refuses, a tensor
+        // above the limit.
         Err(Error::Placement(_) | Error::OutOfMemory { .. }) => return None,
         Err(error) => panic!("seed {seed}: {error}"),
     }

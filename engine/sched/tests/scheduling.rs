@@ -94,8 +94,8 @@ split 1 on host: 4 operations, 1 tensor (64 B) copied in
     );
 }
 
-/// Where a sum goes whose operands are products on the host and whose user is a product on the fast device, what it is copied for,
-/// and how many bytes are copied in all.
+/// Where a sum goes whose operands are products on the host and whose user is a product on the fast
+/// device, what it is copied for, and how many bytes are copied in all.
 fn place_sum(
     host: Arc<dyn Device>,
     change: impl FnOnce(&mut Graph, [TensorId; 3], &dyn Fn(&mut Graph, TensorId)) -> TensorId,
@@ -640,7 +640,7 @@ fn watched_runs_leave_traces() {
     assert_eq!(nodes, [3, 1, 4]);
 }
 
-/// A graph whose nodes take a while: so many squares, one of the other.
+/// Returns a graph whose nodes take a while: so many squares, one of the other.
 fn squares(count: usize, elements: usize) -> (Graph, TensorId, TensorId) {
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [elements, 1, 1, 1]).unwrap();
@@ -779,7 +779,8 @@ fn times_of_traces_come_from_the_environment() {
             split["dur"].as_f64().unwrap(),
         )
     });
-    // Looks: the recording begins; a split begins, its nodes are watched, it ends; the next split begins.
+    // Looks: the recording begins; a split begins, its nodes are watched, it ends; the next split
+    // begins.
     assert_eq!(splits, [(1000.0, 2000.0), (4000.0, 2000.0)]);
 }
 
@@ -816,7 +817,7 @@ fn caches_may_appear_as_several_leaves() {
     cache_is_read_anew(|graph, cache| (0..3).map(|_| graph.stored(cache).unwrap()).collect());
 }
 
-/// The reader's copy of the cache must be made after each write, not once.
+/// Returns the reader's copy of the cache must be made after each write, not once.
 fn cache_is_read_anew(leaves: impl Fn(&mut Graph, &Arc<StoredTensor>) -> Vec<TensorId>) {
     let (fast, host) = (fast(), host());
     let cache = TensorGroup::allocate(&host.buffer_type(), Usage::Any, &[("cache", f32s(&[4, 3]))])
@@ -885,7 +886,8 @@ fn reserving_more_unloads_instead_of_leaving_a_broken_graph() {
 
 #[test]
 fn outputs_that_another_device_writes_to_are_waited_for() {
-    // Two devices on one memory: the leaf belongs to the first, the last write comes from the second.
+    // Two devices on one memory: the leaf belongs to the first, the last write comes from the
+    // second.
     let shared = |name: &str| {
         device(name, |o| {
             (o.asynchronous, o.events, o.host_memory) = (true, true, true)
@@ -1030,7 +1032,8 @@ fn a_result_gets_the_room_that_its_operation_wants() {
         blocks.get(0).size
     };
     assert!(size(scaled) < MORE, "it is no square");
-    // Not in the place of what it was made of, which is smaller; but what follows may take over the place of the square.
+    // Not in the place of what it was made of, which is smaller; but what follows may take over the
+    // place of the square.
     assert!(size(square) >= 32 + MORE);
     assert_eq!((size(y), plan.memory().in_place), (size(square), 2));
     assert_eq!(race::check_memory(&plan), Vec::<String>::new());

@@ -1,7 +1,10 @@
-//! The scheduler with real threads, in many orders: with `--cfg shuttle`, [shuttle](https://docs.rs/shuttle) decides which thread goes on wherever one waits,
-//! wakes another, takes a lock, sends or receives. The threads are those of the streams of asynchronous devices, and the callers'.
+//! The scheduler with real threads, in many orders: with `--cfg shuttle`,
+//! [shuttle](https://docs.rs/shuttle) decides which thread goes on wherever one waits, wakes
+//! another, takes a lock, sends or receives. The threads are those of the streams of asynchronous
+//! devices, and the callers'.
 //!
-//! A failure prints a seed. `SHUTTLE_RANDOM_SEED` takes it and begins with that order; `SAMITE_SCHEDULES` says how many orders each test tries.
+//! A failure prints a seed. `SHUTTLE_RANDOM_SEED` takes it and begins with that order;
+//! `SAMITE_SCHEDULES` says how many orders each test tries.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
@@ -22,7 +25,8 @@ use std::sync::{Arc, OnceLock};
 /// How many orders of each kind a test tries.
 const SCHEDULES: usize = 5000;
 
-/// Calls `test` in many orders of threads: in some, any thread may go on at each step; in others, one thread goes on as long as it can, with few exceptions.
+/// Calls `test` in many orders of threads: in some, any thread may go on at each step; in others,
+/// one thread goes on as long as it can, with few exceptions.
 fn in_many_orders(test: fn()) {
     let asked = std::env::var("SAMITE_SCHEDULES").ok();
     let schedules = asked.map_or(SCHEDULES, |number| number.parse().unwrap());
@@ -38,7 +42,8 @@ fn one_in(count: usize) -> bool {
     thread_rng().gen_range(0..count) == 0
 }
 
-/// Two asynchronous devices, which have events, copies and several streams or not, and a third one or a host.
+/// Two asynchronous devices, which have events, copies and several streams or not, and a third one
+/// or a host.
 fn devices(faults: Option<&Arc<FaultPlan>>) -> Vec<Arc<dyn Device>> {
     let any = |options: &mut ReferenceOptions| {
         options.asynchronous = true;
@@ -56,7 +61,7 @@ fn devices(faults: Option<&Arc<FaultPlan>>) -> Vec<Arc<dyn Device>> {
     vec![first, second, third]
 }
 
-/// A graph with layers on each of the devices, its input and its output.
+/// Returns a graph with layers on each of the devices, its input and its output.
 fn graph(devices: &[Arc<dyn Device>]) -> (Graph, TensorId, TensorId) {
     let [first, second, third] = [0, 1, 2].map(|number| &devices[number % devices.len()]);
     layers(&[first, second, third, first])

@@ -22,7 +22,7 @@ fn open_later(latch: &Arc<Latch>) -> std::thread::JoinHandle<()> {
     })
 }
 
-/// An asynchronous device that is held back by `latch`.
+/// Returns an asynchronous device that is held back by `latch`.
 fn held_back(name: &str, latch: &Arc<Latch>) -> Arc<dyn Device> {
     device(name, |o| {
         (o.asynchronous, o.events, o.copies) = (true, true, true);
@@ -95,7 +95,7 @@ fn a_watched_run_waits_for_the_run_before() {
     opener.join().unwrap();
 }
 
-/// An input is copied to one stored tensor; then the other one, on device 1, is read.
+/// Returns an input is copied to one stored tensor; then the other one, on device 1, is read.
 fn write_then_read(
     written: &Arc<StoredTensor>,
     read: &Arc<StoredTensor>,
@@ -170,8 +170,8 @@ fn a_part_of_imported_memory_is_not_other_memory() {
     assert_eq!(race::check(&plan, 4), [], "{plan}");
 }
 
-/// A product with chosen experts whose weights lie on the host, offloaded to a device; the choice is computed on another device. Or else the weights
-/// lie on that one.
+/// Returns a product with chosen experts whose weights lie on the host, offloaded to a device; the
+/// choice is computed on another device. Or else the weights lie on that one.
 fn offloaded_experts(uses: usize, on_host: bool) -> (Scheduler, usize) {
     let open = Latch::new();
     let chooser = held_back("chooser", &open);
@@ -400,7 +400,7 @@ fn devices_that_are_lost_together_are_taken_out_one_after_the_other() {
     assert_eq!(values, [-1.0, -2.0, -3.0, -4.0]);
 }
 
-/// A graph like that of attention over `keys` cells of a cache.
+/// Returns a graph like that of attention over `keys` cells of a cache.
 fn attention(cache: &Arc<StoredTensor>, keys: usize) -> (Graph, TensorId) {
     let mut graph = Graph::new();
     let q = graph.input("q", DType::F32, [4, 1, 1, 1]).unwrap();
@@ -479,7 +479,8 @@ fn compilation_can_be_cancelled() {
 
 #[test]
 fn copies_to_memory_that_the_host_cannot_see_hold_one_gate_at_a_time() {
-    // Were the gate of the source held while the target is written, a thread that goes the other way would wait in a circle.
+    // Were the gate of the source held while the target is written, a thread that goes the other
+    // way would wait in a circle.
     let a = device("a", |_| {});
     let size = 9 << 20;
     let layout = f32s(&[size / 16, 4]);

@@ -10,9 +10,11 @@ pub enum Limit {
     Nmse(f64),
     /// The same bytes.
     Exact,
-    /// The result holds indices into the rows of source 0 that sort them: the values that they name are compared in order.
+    /// The result holds indices into the rows of source 0 that sort them: the values that they name
+    /// are compared in order.
     SortedIndices,
-    /// The result holds indices into the rows of source 0: the set of values that they name is compared.
+    /// The result holds indices into the rows of source 0: the set of values that they name is
+    /// compared.
     IndexSets,
 }
 
@@ -23,7 +25,7 @@ pub struct Input {
     pub tensor: TensorId,
     /// What to fill it with.
     pub recipe: Recipe,
-    /// Whether it is a weight, which a device may want in a special layout.
+    /// True if it is a weight, which a device may want in a special layout.
     pub weights: bool,
 }
 
@@ -34,7 +36,8 @@ pub struct Case {
     pub name: String,
     /// [Name](samite_core::Op::name) of the operation that makes the output.
     pub op: &'static str,
-    /// The graph: inputs, views of them, and the operation; for a few cases a chain of operations that devices may fuse.
+    /// The graph: inputs, views of them, and the operation; for a few cases a chain of operations
+    /// that devices may fuse.
     pub graph: Graph,
     /// All leaves.
     pub inputs: Vec<Input>,
@@ -47,7 +50,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// The bytes of input number `index`, the same each time.
+    /// Returns the bytes of input number `index`, the same each time.
     ///
     /// # Errors
     /// If the recipe does not fit the type.
@@ -58,7 +61,8 @@ impl Case {
         input.recipe.bytes(layout, &mut rng)
     }
 
-    /// Copies of this case that place the output in the memory of each source that it may overwrite.
+    /// Copies of this case that place the output in the memory of each source that it may
+    /// overwrite.
     pub(crate) fn in_place(&self) -> Vec<Case> {
         let output = self.graph.tensor(self.output);
         let sources: Vec<_> = output.operands().map(|(_, id)| id).collect();
@@ -101,7 +105,7 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    /// An input without gaps.
+    /// Returns an input without gaps.
     pub fn input(&mut self, dtype: DType, shape: Shape, recipe: Recipe) -> Result<TensorId> {
         let name = format!("in{}", self.inputs.len());
         let tensor = self.graph.input(&name, dtype, shape)?;
@@ -113,7 +117,7 @@ impl Builder {
         Ok(tensor)
     }
 
-    /// An input without gaps that is a weight.
+    /// Returns an input without gaps that is a weight.
     pub fn weights(&mut self, dtype: DType, shape: Shape, recipe: Recipe) -> Result<TensorId> {
         let tensor = self.input(dtype, shape, recipe)?;
         self.inputs.iter_mut().for_each(|input| {
@@ -122,7 +126,7 @@ impl Builder {
         Ok(tensor)
     }
 
-    /// An operand of `shape` that lies in an input as `form` says.
+    /// Returns an operand of `shape` that lies in an input as `form` says.
     pub fn operand(
         &mut self,
         dtype: DType,
@@ -156,8 +160,8 @@ impl Builder {
 pub(crate) struct Cases(pub Vec<Case>);
 
 impl Cases {
-    /// Adds the case that `build` describes, and its variants in place. `note` says what is special, if anything; the
-    /// name also holds the operation and its operands.
+    /// Adds the case that `build` describes, and its variants in place. `note` says what is
+    /// special, if anything; the name also holds the operation and its operands.
     ///
     /// # Panics
     /// If the case is malformed, which is a mistake in this crate.

@@ -6,7 +6,8 @@ use samite_quant::{RowReader, gather_row};
 
 /// Normalized mean squared error of `values` against `reference`: `sum((a - b)²) / sum(b²)`.
 ///
-/// Infinite if the lengths differ, or where one is infinite or not a number and the other is not the same.
+/// Infinite if the lengths differ, or where one is infinite or not a number and the other is not
+/// the same.
 pub fn nmse(values: &[f64], reference: &[f64]) -> f64 {
     if values.len() != reference.len() {
         return f64::INFINITY;
@@ -25,7 +26,7 @@ pub fn nmse(values: &[f64], reference: &[f64]) -> f64 {
     if error == 0.0 { 0.0 } else { error / power }
 }
 
-/// The blocks of a tensor in logical order, out of the bytes that it spans.
+/// Returns the blocks of a tensor in logical order, out of the bytes that it spans.
 fn gather(layout: &Layout, span: &[u8]) -> Result<Vec<u8>> {
     let (mut all, mut row) = (Vec::new(), Vec::new());
     for number in 0..layout.rows() {
@@ -35,7 +36,7 @@ fn gather(layout: &Layout, span: &[u8]) -> Result<Vec<u8>> {
     Ok(all)
 }
 
-/// The numbers of a tensor in logical order, out of the bytes that it spans.
+/// Returns the numbers of a tensor in logical order, out of the bytes that it spans.
 fn decode(layout: &Layout, span: &[u8]) -> Result<Vec<f64>> {
     let (mut all, mut reader) = (Vec::new(), RowReader::default());
     for row in 0..layout.rows() {
@@ -126,7 +127,7 @@ fn distance((a, b): &(&f64, &f64)) -> f64 {
     }
 }
 
-/// The values that indices name, row by row.
+/// Returns the values that indices name, row by row.
 fn named(
     source: &[f64],
     row_len: usize,
@@ -165,8 +166,8 @@ fn named(
     Ok(all)
 }
 
-/// The numbers of source 0 of a case's output in logical order, and the length of its rows. `inputs` holds the bytes of all
-/// inputs.
+/// Returns the numbers of source 0 of a case's output in logical order, and the length of its rows.
+/// `inputs` holds the bytes of all inputs.
 pub(crate) fn source_rows(case: &Case, inputs: &[Vec<u8>]) -> Result<(usize, Vec<f64>)> {
     let found = case.graph.node(case.output).source(0).and_then(|source| {
         let base = case.graph.memory_of(source.id());

@@ -1,11 +1,14 @@
 //! The conformance suites: every device against the reference, and against the contract.
 //!
-//! - [`cases`] makes thousands of small graphs that together cover every operation with its types, odd sizes, strides,
-//!   broadcasts, views and results in place. A [`Case`] is data: a graph, a [`Recipe`] for each input, and a [`Limit`].
-//! - [`run_case`] runs one on a device and on the reference and compares: the result within the limit, and everything else in
-//!   memory (sources, and the bytes between tensors) unchanged. [`run_suite`] runs all of them and makes a [`Report`];
-//!   weights are then also tried in every special layout that the device offers.
-//! - [`check_contract`] checks the rest of the contract: buffers, copies, import, compiled work, order, events, faults.
+//! - [`cases`] makes thousands of small graphs that together cover every operation with its types,
+//!   odd sizes, strides, broadcasts, views and results in place. A [`Case`] is data: a graph, a
+//!   [`Recipe`] for each input, and a [`Limit`].
+//! - [`run_case`] runs one on a device and on the reference and compares: the result within the
+//!   limit, and everything else in memory (sources, and the bytes between tensors) unchanged.
+//!   [`run_suite`] runs all of them and makes a [`Report`]; weights are then also tried in every
+//!   special layout that the device offers.
+//! - [`check_contract`] checks the rest of the contract: buffers, copies, import, compiled work,
+//!   order, events, faults.
 //! - [`random_graph`] makes larger graphs out of many operations, for tests of schedulers.
 //! - [`Counter`] shows whether runs were done exactly once, and [`ticking`] is a clock for tests.
 //! - [`wait_until`] waits for a state, however busy the machine is.

@@ -18,7 +18,8 @@ const HEADS: [usize; 2] = [32, 8];
 /// Tokens of a prompt that are computed together.
 const PROMPT: usize = 512;
 
-/// Weights of generation are read anew for each token: so many bytes of copies take turns, more than caches hold.
+/// Weights of generation are read anew for each token: so many bytes of copies take turns, more
+/// than caches hold.
 const COPIES_BYTES: usize = 512 << 20;
 
 /// An operation with a shape of a real model.
@@ -30,7 +31,7 @@ pub struct PerfCase {
     pub operations: f64,
     /// Bytes that have to be read and written once.
     pub bytes: f64,
-    /// Whether weights are quantized, so that 8-bit numbers are multiplied.
+    /// True if weights are quantized, so that 8-bit numbers are multiplied.
     pub quantized: bool,
 }
 
@@ -119,12 +120,12 @@ pub fn perf_cases() -> Vec<PerfCase> {
     cases
 }
 
-/// Bytes of an input.
+/// Returns the bytes of an input.
 fn bytes_of(case: &Case, input: usize) -> f64 {
     case.graph.tensor(case.inputs[input].tensor).layout.bytes() as f64
 }
 
-/// A case that reads all its inputs and writes its result.
+/// Returns a case that reads all its inputs and writes its result.
 ///
 /// # Panics
 /// If it is malformed, which is a mistake in this file.
@@ -206,7 +207,8 @@ fn attention(dtype: DType, kv: usize, tokens: usize) -> PerfCase {
     })
 }
 
-/// Bytes of an input, of which only the first rows are random: quicker to make, and as quick to compute with.
+/// Returns the bytes of an input, of which only the first rows are random: quicker to make, and as
+/// quick to compute with.
 fn bytes(recipe: Recipe, layout: &Layout) -> Result<Vec<u8>> {
     let [n0, n1, n2, n3] = layout.shape();
     let rows = n1 * n2 * n3;
@@ -215,8 +217,9 @@ fn bytes(recipe: Recipe, layout: &Layout) -> Result<Vec<u8>> {
     Ok(some.iter().copied().cycle().take(layout.bytes()).collect())
 }
 
-/// Times a case on a device for at least `least`, after a run that is not counted; `Err` with the reason where the device does not support
-/// it. Weights lie in the first special memory of the device that takes them, as those of models do.
+/// Times a case on a device for at least `least`, after a run that is not counted; `Err` with the
+/// reason where the device does not support it. Weights lie in the first special memory of the
+/// device that takes them, as those of models do.
 ///
 /// # Errors
 /// What the device says.
@@ -328,7 +331,8 @@ mod tests {
         let weights = 4096.0 * 14336.0 * 18.0 / 32.0;
         assert_eq!(product.bytes, weights + 4.0 * (4096.0 + 14336.0));
         assert!(product.quantized);
-        // Tables and experts that are not looked at are not read, and what is copied to is only written.
+        // Tables and experts that are not looked at are not read, and what is copied to is only
+        // written.
         let rows = find("get_rows", "f32 4096x32000, 512 rows");
         assert!((rows.bytes - (2.0 * 4096.0 * 512.0 * 4.0 + 512.0 * 4.0)).abs() < 1.0);
         let copy = find("cpy", "f32 -> f16 4096x512");

@@ -19,12 +19,12 @@ pub struct RandomGraph {
 /// Puts a tensor with name, layout, usage and contents somewhere.
 pub type StoreTensor<'a> = dyn FnMut(&str, Layout, Usage, &[u8]) -> Result<Arc<StoredTensor>> + 'a;
 
-/// Makes a graph out of many operations with small shapes: chains and joins, views and permutations, copies into leaves, rows
-/// set in stored tensors and read again, several inputs and outputs. The same seed gives the same graph, and all
-/// values stay finite and small.
+/// Makes a graph out of many operations with small shapes: chains and joins, views and
+/// permutations, copies into leaves, rows set in stored tensors and read again, several inputs and
+/// outputs. The same seed gives the same graph, and all values stay finite and small.
 ///
-/// `store` is asked to place each stored tensor: weights ([`Usage::Weights`]) and caches ([`Usage::Any`]), with name,
-/// layout and first contents. It does the writing.
+/// `store` is asked to place each stored tensor: weights ([`Usage::Weights`]) and caches
+/// ([`Usage::Any`]), with name, layout and first contents. It does the writing.
 ///
 /// # Errors
 /// If `store` fails.
@@ -32,7 +32,8 @@ pub fn random_graph(seed: u64, store: &mut StoreTensor<'_>) -> Result<RandomGrap
     random_graph_up_to(seed, 40, store)
 }
 
-/// [`random_graph`] with at most so many computed nodes and some that belong to the last one; the beginning of the same graph.
+/// [`random_graph`] with at most so many computed nodes and some that belong to the last one; the
+/// beginning of the same graph.
 ///
 /// # Errors
 /// As [`random_graph`].
@@ -62,7 +63,8 @@ pub fn random_graph_up_to(
 /// Extent of dimension 0 of every value: a whole block of the small quantized types.
 const WIDTH: usize = 32;
 
-/// Some of the operations that these graphs are made of, by [name](Op::name): those that a device for tests may lack.
+/// Some of the operations that these graphs are made of, by [name](Op::name): those that a device
+/// for tests may lack.
 pub const RANDOM_GRAPH_OPS: &[&str] = &[
     "silu", "rms_norm", "add", "mul_mat", "soft_max", "cpy", "set_rows", "get_rows", "scale",
     "concat",
@@ -128,14 +130,14 @@ impl Maker<'_, '_> {
         self.graph.stored(&tensor)
     }
 
-    /// A value so far; late ones are more likely.
+    /// Returns a value so far; late ones are more likely.
     fn value(&mut self) -> Value {
         let n = self.values.len();
         let at = self.rng.below(n).max(self.rng.below(n));
         self.values[at]
     }
 
-    /// A value with `rows` rows, or with one, which repeats; a new input if there is none.
+    /// Returns a value with `rows` rows, or with one, which repeats; a new input if there is none.
     fn partner(&mut self, rows: usize) -> Result<Value> {
         let fit: Vec<_> = self
             .values

@@ -10,12 +10,12 @@ use samite_quant::{can_encode, decode_row, encode_row, random_row};
 pub struct Rng(SplitMix64);
 
 impl Rng {
-    /// A generator with its own sequence for each seed.
+    /// Returns a generator with its own sequence for each seed.
     pub fn new(seed: u64) -> Self {
         Rng(SplitMix64::seed_from_u64(seed))
     }
 
-    /// A generator seeded by a text.
+    /// Returns a generator seeded by a text.
     pub fn from_name(name: &str) -> Self {
         // FNV-1a.
         Rng::new(name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -28,12 +28,12 @@ impl Rng {
         self.0.next_u64()
     }
 
-    /// A number less than `limit`; 0 if that is 0.
+    /// Returns a number less than `limit`; 0 if that is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.bits() % (limit.max(1) as u64)) as usize
     }
 
-    /// A number from `min` up to, but without, `max`.
+    /// Returns a number from `min` up to, but without, `max`.
     pub fn uniform(&mut self, min: f32, max: f32) -> f32 {
         min + (max - min) * ((self.bits() >> 40) as f32 / (1u64 << 24) as f32)
     }
@@ -78,8 +78,8 @@ pub enum Recipe {
         /// One more than the largest possible.
         limit: usize,
     },
-    /// An attention mask: minus infinity for a third of all elements and small numbers elsewhere. The first element
-    /// of each row is finite.
+    /// An attention mask: minus infinity for a third of all elements and small numbers elsewhere.
+    /// The first element of each row is finite.
     Mask,
     /// Keys or values of a cache: rows of numbers from -1 to 1, but NaN in
     /// spoilt cells.
@@ -120,7 +120,7 @@ impl Recipe {
         max: 1.0,
     };
 
-    /// The bytes of a contiguous tensor.
+    /// Returns the bytes of a contiguous tensor.
     ///
     /// # Errors
     /// If numbers cannot be encoded in the layout's type.
@@ -211,8 +211,8 @@ fn encode(dtype: DType, row: &[f64], rng: &mut Rng, out: &mut Vec<u8>) -> Result
     Ok(())
 }
 
-/// A block of a type that cannot be encoded: of some made by chance, the one that goes best with `x`, so that numbers of one
-/// sign are not all cancelled out.
+/// Returns a block of a type that cannot be encoded: of some made by chance, the one that goes best
+/// with `x`, so that numbers of one sign are not all cancelled out.
 fn resemble(dtype: DType, x: &[f32], rng: &mut Rng, out: &mut [u8]) -> Result<()> {
     let squares: f32 = x.iter().map(|v| v * v).sum();
     let size = (squares / x.len() as f32).sqrt();

@@ -58,8 +58,9 @@ pub struct Progress<'a> {
     pub outcome: &'a Outcome,
 }
 
-/// Runs every case on `device` whose operation is `filter` or whose name contains it, and compares with a reference device. Cases
-/// with weights run once more for each extra buffer type that accepts them.
+/// Runs every case on `device` whose operation is `filter` or whose name contains it, and compares
+/// with a reference device. Cases with weights run once more for each extra buffer type that
+/// accepts them.
 pub fn run_suite(
     device: &Arc<dyn Device>,
     filter: Option<&str>,
@@ -78,7 +79,7 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// The whole suite.
+    /// Returns the whole suite.
     pub fn new() -> Self {
         let cases = cases();
         let answers = cases.iter().map(|_| Answer::default()).collect();
@@ -161,7 +162,7 @@ impl Report {
         });
     }
 
-    /// Whether something ran and nothing failed. Unsupported cases are no failures.
+    /// Returns whether something ran and nothing failed. Unsupported cases are no failures.
     pub fn is_success(&self) -> bool {
         self.failures.is_empty() && self.passed() > 0
     }
@@ -170,30 +171,30 @@ impl Report {
         self.ops.values().map(count).sum()
     }
 
-    /// Number of cases that passed.
+    /// Returns the number of cases that passed.
     pub fn passed(&self) -> usize {
         self.total(|counts| counts.passed)
     }
 
-    /// Number of cases that the device does not support.
+    /// Returns the number of cases that the device does not support.
     pub fn unsupported(&self) -> usize {
         self.total(|counts| counts.unsupported)
     }
 
-    /// Number of cases that failed.
+    /// Returns the number of cases that failed.
     pub fn failed(&self) -> usize {
         self.total(|counts| counts.failed)
     }
 
-    /// The report as JSON: `device`, `ops` (by name: `passed`, `unsupported`, `failed`, `worst_nmse`, `reasons`),
-    /// `failures` (`case`, `detail`).
+    /// Returns the report as JSON: `device`, `ops` (by name: `passed`, `unsupported`, `failed`,
+    /// `worst_nmse`, `reasons`), `failures` (`case`, `detail`).
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::json!(self)
     }
 }
 
 impl fmt::Display for Report {
-    /// A table of operations, why some cases are unsupported, and the failures.
+    /// Returns a table of operations, why some cases are unsupported, and the failures.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,

@@ -42,7 +42,8 @@ pub fn run_case(device: &Arc<dyn Device>, reference: &Arc<dyn Device>, case: &Ca
 }
 
 /// Like [`run_case`], with weights in memory of the type `weights`, such as one of the device's
-/// [extra buffer types](Device::extra_buffer_types). If that does not accept them, the case is not supported.
+/// [extra buffer types](Device::extra_buffer_types). If that does not accept them, the case is not
+/// supported.
 pub fn run_case_in(
     device: &Arc<dyn Device>,
     reference: &Arc<dyn Device>,
@@ -52,8 +53,9 @@ pub fn run_case_in(
     judge(device, reference, case, &Answer::default(), Some(weights))
 }
 
-/// What a case is judged by: the bytes of its inputs, and what the reference leaves in memory. Both are made when they are first asked
-/// for, and then shared by all runs of the case, whatever the device.
+/// What a case is judged by: the bytes of its inputs, and what the reference leaves in memory. Both
+/// are made when they are first asked for, and then shared by all runs of the case, whatever the
+/// device.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     inputs: OnceLock<Result<Vec<Vec<u8>>>>,
@@ -111,7 +113,8 @@ const SENTINEL: u8 = 0xa5;
 /// At least so many bytes lie between tensors.
 const GUARD: usize = 64;
 
-/// A byte pattern for results, to see whether they were written: it is not a number in f32, f16 and bf16.
+/// A byte pattern for results, to see whether they were written: it is not a number in f32, f16 and
+/// bf16.
 const UNWRITTEN: u8 = 0xff;
 
 /// What was in memory after a run.
@@ -171,7 +174,7 @@ fn try_judge(
     Ok(Outcome::Passed { nmse })
 }
 
-/// The inputs that the case writes to.
+/// Returns the inputs that the case writes to.
 fn written(case: &Case) -> Vec<TensorId> {
     let graph = &case.graph;
     graph
@@ -182,7 +185,8 @@ fn written(case: &Case) -> Vec<TensorId> {
         .collect()
 }
 
-/// The tensors whose memory is compared. Without a result in place, memory that is written counts like the result.
+/// Returns the tensors whose memory is compared. Without a result in place, memory that is written
+/// counts like the result.
 fn compared(case: &Case) -> Vec<TensorId> {
     let owner = case.graph.memory_of(case.output);
     written(case)
@@ -192,13 +196,14 @@ fn compared(case: &Case) -> Vec<TensorId> {
         .collect()
 }
 
-/// The leaf in whose memory the output is placed.
+/// Returns the leaf in whose memory the output is placed.
 fn overwritten(case: &Case) -> Option<TensorId> {
     let sources = &case.graph.tensor(case.output).sources;
     case.in_place.and_then(|number| sources[number])
 }
 
-/// The graph with its weights stored in memory of the type `memory`; `Err` with the reason if that does not accept them.
+/// Returns the graph with its weights stored in memory of the type `memory`; `Err` with the reason
+/// if that does not accept them.
 pub(crate) fn store_weights(
     case: &Case,
     inputs: &[Vec<u8>],

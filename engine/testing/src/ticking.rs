@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// A clock that moves on by so much whenever somebody looks at it, so that what depends on time is the same in each run.
+/// Returns a clock that moves on by so much whenever somebody looks at it, so that what depends on
+/// time is the same in each run.
 pub fn ticking(step: Duration) -> Arc<dyn Clock> {
     Arc::new(Ticking {
         begin: Instant::now(),

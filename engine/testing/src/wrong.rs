@@ -1,4 +1,5 @@
-//! A device that computes some nodes wrongly, for tests of what is to find it; and one that computes a little imprecisely, for tests of what may differ.
+//! A device that computes some nodes wrongly, for tests of what is to find it; and one that
+//! computes a little imprecisely, for tests of what may differ.
 
 use crate::recipe::Rng;
 use samite_core::{
@@ -13,8 +14,8 @@ type IsWrong = Arc<dyn Fn(Node<'_>) -> bool + Send + Sync>;
 /// Changes the result of the node of this number.
 type Spoil = fn(&TensorRef, usize) -> Result<()>;
 
-/// A device that computes as `device` does, but for nodes that `is_wrong` names: their results are 5 % too large; of integers, the first two are
-/// in each other's place.
+/// Returns a device that computes as `device` does, but for nodes that `is_wrong` names: their
+/// results are 5 % too large; of integers, the first two are in each other's place.
 pub fn wrong_device(
     device: &Arc<dyn Device>,
     is_wrong: impl Fn(Node<'_>) -> bool + Send + Sync + 'static,
@@ -26,8 +27,10 @@ pub fn wrong_device(
     })
 }
 
-/// A device that computes as `device` does, but for the precision: the results in F32 of a row are all a unit in the last place (2^-23) larger, or all smaller, as
-/// those of a norm or softmax are. How far its results are from those of `device` says how far another device's may be that computes with F32.
+/// Returns a device that computes as `device` does, but for the precision: the results in F32 of a
+/// row are all a unit in the last place (2^-23) larger, or all smaller, as those of a norm or
+/// softmax are. How far its results are from those of `device` says how far another device's may be
+/// that computes with F32.
 pub fn imprecise_device(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     let is_float = |node: Node<'_>| node.dtype() == DType::F32;
     Delegating::device(Wrong {

@@ -1,6 +1,6 @@
-//! Attention and softmax with sinks, soft caps and ALiBi against numbers that are made from the formulas, by `fixtures/attention.py`: the
-//! suite alone would not notice what the reference has wrong.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+//! Attention and softmax with sinks, soft caps and ALiBi, compared with results of the formulas
+//! from `fixtures/attention.py`: the suite alone would not detect errors of the reference.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 mod subject;
 
@@ -35,7 +35,7 @@ fn fixture(name: &str) -> Vec<Value> {
 #[test]
 fn attention_with_sinks_soft_caps_and_alibi() {
     for (number, case) in fixture("attention").iter().enumerate() {
-        // Keys and values are exact in all types; devices may round to these what they compute.
+        // Keys and values are exact in all types; devices may round intermediate results to them.
         for (dtype, limit) in [(DType::F32, 1e-9), (DType::F16, 1e-6), (DType::BF16, 5e-5)] {
             let mut subject = Subject::default();
             let [heads, kv_heads] = [0, 1].map(|i| size(&case["heads"][i]));

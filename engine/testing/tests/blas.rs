@@ -1,4 +1,4 @@
-//! The device against the reference, where a library is installed.
+//! Compares the device with the reference, where a library is installed.
 
 use samite_blas::BlasBackend;
 use samite_core::Backend;
@@ -42,7 +42,7 @@ fn a_wrong_path_is_a_reason_and_no_more() {
     );
 }
 
-/// Run by the test above, with the variable set; without it, there is nothing to see.
+/// Run by the test above with the variable set; without it, does nothing.
 #[test]
 fn child_with_a_wrong_path() {
     if std::env::var(samite_blas::PATH_VARIABLE).is_ok_and(|path| path.starts_with("/nonexistent"))

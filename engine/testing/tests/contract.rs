@@ -1,5 +1,5 @@
-//! Every device keeps the contract, and a device that does not is found.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+//! Checks that every device fulfils the contract, and that violations are detected.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_blas::BlasBackend;
 use samite_core::{
@@ -18,7 +18,7 @@ fn reference(change: impl FnOnce(&mut ReferenceOptions)) -> Arc<dyn Device> {
     ReferenceDevice::new(options)
 }
 
-/// An asynchronous GPU with everything that there is.
+/// Returns an asynchronous GPU with every optional feature.
 fn gpu() -> Arc<dyn Device> {
     reference(|o| {
         (o.asynchronous, o.events, o.copies, o.streams) = (true, true, true, true);
@@ -66,30 +66,30 @@ fn blas_keeps_it() {
     }
 }
 
-/// What a device does wrong.
+/// A planted violation of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
-    /// Answers given together are others.
+    /// Bulk support queries differ from single ones.
     Answers,
-    /// Workspaces asked for together are others.
+    /// Bulk workspace queries differ from single ones.
     Workspaces,
-    /// An import is a copy.
+    /// An import copies the memory.
     Import,
-    /// It says that it cannot import, and does.
+    /// The device imports memory although it claims that it cannot.
     ImportUnsaid,
-    /// Compiles each time.
+    /// Every call compiles again.
     Compile,
-    /// Pinned memory is the device's.
+    /// Pinned memory is the device's own.
     Pinned,
-    /// Runs are not cancelled.
+    /// Runs ignore cancellation.
     Cancel,
     /// Runs overtake writes.
     Order,
-    /// Places are not checked.
+    /// Tensor locations are not checked.
     Places,
     /// Events are reached at once.
     Event,
-    /// Streams copy half.
+    /// Streams only copy half of the data.
     Copy,
 }
 
@@ -158,7 +158,7 @@ impl Delegate for Wrong {
     }
 }
 
-/// The stream, its mistake, and a write that was overtaken.
+/// A stream with its planted bug, and a write that was overtaken.
 struct WrongStream(
     Box<dyn Stream>,
     Mistake,
@@ -180,7 +180,7 @@ impl Stream for WrongStream {
     }
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
         if self.1 == Mistake::Places && work.check().is_err() {
-            // Something that can be prepared, whatever it does.
+            // Prepare valid work, whatever was requested.
             return self.0.prepare(Placed { nodes: &[], ..work });
         }
         self.0.prepare(work)

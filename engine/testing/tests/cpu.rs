@@ -6,14 +6,14 @@ use samite_cpu::{CpuBackend, CpuOptions, IsaLevel};
 use samite_testing::Suite;
 use std::sync::LazyLock;
 
-/// The reference computes every case once for all tests.
+/// The reference device computes every case once for all tests.
 static SUITE: LazyLock<Suite> = LazyLock::new(Suite::new);
 
-/// Runs all cases, and expects that none fails.
+/// Runs all cases and checks that none fails.
 fn passes_every_case(backend: &CpuBackend) {
     let report = SUITE.run(&backend.devices()[0]);
     assert_eq!(report.failed(), 0, "{report}");
-    // Sorting wants rows without gaps, as in ggml; everything else is there.
+    // Like ggml, sorting requires contiguous rows; everything else is supported.
     for (op, counts) in &report.ops {
         let sorts = ["argsort", "top_k"].contains(&op.as_str());
         assert!(
@@ -23,7 +23,7 @@ fn passes_every_case(backend: &CpuBackend) {
     }
 }
 
-/// The instruction set that a device really uses.
+/// Returns the instruction set that a device uses.
 fn isa(backend: &CpuBackend) -> String {
     let features = backend.features();
     let isa = features.into_iter().find(|(key, _)| key == "isa");
@@ -39,8 +39,8 @@ fn the_cpu_device_passes_every_case() {
     }
 }
 
-/// Every level below the best, which the test above runs. Levels that a processor does not have become the next lower one: what that uses
-/// is not run twice.
+/// Every level below the best, which the test above runs. A level that the processor lacks falls
+/// back to the next lower one, which is not run twice.
 #[test]
 fn every_case_passes_at_every_level() {
     let mut seen = vec![isa(&CpuBackend::new(CpuOptions::default()))];

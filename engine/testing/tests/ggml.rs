@@ -1,6 +1,6 @@
-//! Upstream's plugins keep the contract, as far as they can.
+//! Checks that upstream's plugins fulfil the contract, as far as they can.
 #![cfg(unix)]
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::Backend;
 use samite_ggml::{GgmlBackend, GgmlOptions};

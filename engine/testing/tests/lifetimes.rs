@@ -1,7 +1,7 @@
-//! A plugin of upstream's is loaded, used and dropped a thousand times, in every order of destruction.
+//! Loads, uses and drops an upstream plugin a thousand times, in every order of destruction.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::{
     Backend, CancelToken, DType, Device, Graph, Layout, Placed, Prepared, RunControl, Slot, Stream,
@@ -15,7 +15,7 @@ use std::sync::Arc;
 const CYCLES: usize = 1000;
 const VALUES: usize = 64;
 
-/// All orders of `0..count`, one after the other.
+/// Returns all permutations of `0..count`.
 fn orders(count: usize) -> Vec<Vec<usize>> {
     if count == 0 {
         return vec![Vec::new()];
@@ -32,7 +32,7 @@ fn orders(count: usize) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// Everything that using the plugin once makes, after it was used.
+/// Uses the plugin once and returns every object created by that.
 fn things(path: &Path) -> Vec<Box<dyn Any>> {
     let mut options = GgmlOptions::default();
     options.paths = vec![path.to_owned()];
@@ -52,7 +52,7 @@ fn things(path: &Path) -> Vec<Box<dyn Any>> {
         slot: Slot { offset, layout },
     };
     let places = [Some(place(0)), Some(place(layout.bytes()))];
-    // Opens a stream that only the device has.
+    // Opens a stream that only the device owns.
     assert_eq!(device.optimize(&graph, &mut [y]), []);
     let mut stream: Box<dyn Stream> = Arc::clone(&device).open_stream().unwrap();
     let work = Placed {
@@ -95,7 +95,7 @@ fn a_thousand_cycles_end_in_every_order() {
         );
         return;
     };
-    // Alone, so that samite's libggml-base is part of it, where there is one.
+    // Copy it alone, so that samite's own libggml-base is tested as well, where it exists.
     let folder = tempfile::tempdir().unwrap();
     let name = "libggml-cpu-x64.so";
     let path = match cfg!(target_os = "linux") {

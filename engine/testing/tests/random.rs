@@ -19,7 +19,7 @@ fn make(device: &Arc<ReferenceDevice>, seed: u64) -> RandomGraph {
     .unwrap()
 }
 
-/// The f32 outputs of a run.
+/// Returns the f32 outputs of a run.
 fn run(device: &Arc<ReferenceDevice>, random: &RandomGraph) -> Vec<(TensorId, Vec<f32>)> {
     let graph = &random.graph;
     let mut places: Vec<Option<TensorRef>> = Vec::new();

@@ -1,4 +1,4 @@
-//! The suite on the reference itself, and on devices that are wrong on purpose.
+//! Runs the suite on the reference itself, and on devices with planted bugs.
 #![allow(clippy::unwrap_used)]
 
 use samite_core::op::{Glu, Unary};
@@ -46,7 +46,7 @@ fn an_asynchronous_device_passes_too() {
 #[test]
 fn weights_are_tried_in_other_memory() {
     let device = reference("reference");
-    // Memory of the device itself is the simplest layout that a weight can have.
+    // The device's own memory is the simplest layout of a weight.
     let memory = device.buffer_type();
     let with_weights = cases()
         .into_iter()
@@ -58,7 +58,7 @@ fn weights_are_tried_in_other_memory() {
         assert_eq!(outcome, Outcome::Passed { nmse: 0.0 }, "{}", case.name);
     }
     assert!(count > 50, "{count} cases");
-    // Memory that the device cannot use is found out.
+    // Memory that the device cannot use is detected.
     let foreign = reference("foreign").buffer_type();
     let case = cases()
         .into_iter()
@@ -80,7 +80,7 @@ fn cases_have_unique_names_and_cover_every_operation() {
         .filter(|name| !names.insert(*name))
         .collect();
     assert!(twice.is_empty(), "{twice:#?}");
-    // Operations that compute are tested by cases of their own, views as operands.
+    // Computing operations have their own cases; views are tested as operands.
     let mut covered = BTreeSet::from([OpKind::Leaf]);
     for case in &all {
         let graph = &case.graph;
@@ -122,12 +122,12 @@ fn reports_count_and_filter() {
     assert!(report.to_string().contains("rms_norm"));
 }
 
-/// What a wrong device does after each run.
+/// A planted bug, applied after each run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mistake {
-    /// Results are a little off.
+    /// Results are slightly off.
     Inexact,
-    /// The byte behind a result is written.
+    /// The byte after a result is written.
     Overrun,
     /// A source is written.
     Source,
@@ -135,7 +135,7 @@ enum Mistake {
     Nothing,
 }
 
-/// A reference device with a mistake.
+/// A reference device with a planted bug.
 #[derive(Debug)]
 struct Wrong(Arc<ReferenceDevice>, Mistake);
 

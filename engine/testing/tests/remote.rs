@@ -1,5 +1,6 @@
-//! Devices of a server in the same process, over gRPC and TLS on the loopback: what the device gives, they give.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+//! Remote devices of a server in the same process, over gRPC and TLS on the loopback interface,
+//! must give the same results as the devices themselves.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::{Backend, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
@@ -8,7 +9,7 @@ use samite_remote::{RemoteBackend, RemoteOptions, RemoteServer, RemoteServerOpti
 use samite_testing::{ContractOutcome, Suite, check_contract};
 use std::sync::Arc;
 
-/// Lends devices, and connects to them.
+/// Serves devices and connects to them.
 fn far(lent: &[Arc<dyn Device>]) -> (tempfile::TempDir, Vec<Arc<dyn Device>>) {
     let folder = tempfile::tempdir().unwrap();
     let [key, tokens] = ["key", "tokens"].map(|name| folder.path().join(name));

@@ -1,5 +1,6 @@
-//! Devices behind ggml's RPC protocol: a client and a server on the loopback give what the device gives.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+//! Devices behind ggml's RPC protocol: a client and a server on the loopback interface must give
+//! the same results as the device itself.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::environment::{Connection, Listener, Network, SystemNetwork};
 use samite_core::{
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Lends devices on the loopback, and returns where.
+/// Serves devices on the loopback interface and returns the address.
 fn serve(devices: Vec<Arc<dyn Device>>, options: ServerOptions) -> String {
     let listener = SystemNetwork.listen("127.0.0.1:0").unwrap();
     let address = listener.address().unwrap();
@@ -200,10 +201,10 @@ fn a_lost_connection_is_a_lost_device() {
         }
         other => panic!("{other:?}"),
     };
-    // A computation is not waited for, so it may be the read that tells.
+    // Computations are not awaited, so the failure may only show in the read.
     let ran = stream.run(&mut *prepared, control);
     is_lost(ran.and_then(|()| stream.read(y, 0, &mut [0; 4])));
-    // From now on, everything fails at once, also if the network is there again.
+    // From now on, every call fails at once, even after the network is restored.
     wire.0.store(false, Ordering::SeqCst);
     is_lost(stream.run(&mut *prepared, control));
     is_lost(stream.write(x, 0, &[0; 4]));
@@ -226,7 +227,7 @@ fn servers_that_cannot_be_used_have_reasons() {
     let rejected = backend.rejected();
     assert!(backend.devices().is_empty() && rejected[0].named);
     assert_eq!(rejected[0].what, address);
-    // Somebody who speaks another version.
+    // A server that speaks another version.
     let other = SystemNetwork.listen("127.0.0.1:0").unwrap();
     let address = other.address().unwrap();
     std::thread::spawn(move || {

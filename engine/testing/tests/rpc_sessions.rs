@@ -1,9 +1,11 @@
-//! What samite's own client says to a server is recorded, and played to servers again with things changed that a bad client could change: frames left out, said
-//! twice, in another order, with another command, and numbers in them replaced by strange ones or by those of other places. Nothing may panic, take memory
-//! beyond the quota or keep some, or change what another client is told.
+//! Records sessions of samite's own client and replays them to servers with changes that a
+//! malicious client could make: frames dropped, repeated, reordered, or with another command, and
+//! numbers replaced by extreme ones or by those of other places. The server must not panic, exceed
+//! the quota, leak memory, or change another client's replies.
 //!
-//! `SAMITE_RPC_SESSIONS_SECONDS` says how long that goes on; some seconds by default. A failure prints its seed, and `SAMITE_RPC_SESSIONS_SEED` begins with that.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+//! `SAMITE_RPC_SESSIONS_SECONDS` sets the duration; the default is a fixed number of sessions. A
+//! failure prints its seed, with which `SAMITE_RPC_SESSIONS_SEED` starts.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::environment::{Network, SystemNetwork};
 use samite_core::{Backend, Device};
@@ -16,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A request: its command, the length that it says, and what follows.
+/// A request: its command, its claimed length, and its payload.
 #[derive(Clone)]
 struct Frame {
     command: u8,
@@ -31,12 +33,12 @@ fn device() -> Arc<dyn Device> {
     })
 }
 
-/// Bytes of memory that all clients may take.
+/// Memory quota in bytes of all clients together.
 const QUOTA: usize = 4 << 20;
-/// Frames of a session, and bytes of one.
+/// Maximum number of frames in a session, and of bytes in a frame.
 const MOST_FRAMES: usize = 120;
 const MOST_BYTES: usize = 32 << 10;
-/// Sessions that are tried.
+/// Default number of sessions.
 const SESSIONS: u64 = 256;
 
 fn server() -> Arc<Server> {
@@ -48,7 +50,7 @@ fn server() -> Arc<Server> {
     Server::new(vec![device()], options)
 }
 
-/// What the client sends while it runs the cases of an operation.
+/// Records the client's requests while it runs the cases of an operation.
 fn record(operation: &str) -> Vec<Frame> {
     let listener = SystemNetwork.listen("127.0.0.1:0").unwrap();
     let address = listener.address().unwrap();
@@ -62,7 +64,7 @@ fn record(operation: &str) -> Vec<Frame> {
         for client in relay.incoming() {
             let mut client = client.unwrap();
             let mut server = TcpStream::connect(&address).unwrap();
-            // Small messages go at once.
+            // Send small messages at once.
             client.set_nodelay(true).unwrap();
             server.set_nodelay(true).unwrap();
             let (mut back, mut forth) = (server.try_clone().unwrap(), client.try_clone().unwrap());
@@ -105,7 +107,7 @@ fn record(operation: &str) -> Vec<Frame> {
     frames
 }
 
-/// What the server says to a session whose bytes come in pieces of so many.
+/// Returns the server's replies to a session whose bytes arrive in pieces of this size.
 fn play(server: &Arc<Server>, frames: &[Frame], piece: usize) -> Vec<u8> {
     let mut requests = Vec::new();
     for frame in frames {
@@ -157,7 +159,7 @@ const STRANGE: [u64; 14] = [
     (1 << 32) + 1,
 ];
 
-/// Changes one thing.
+/// Makes one random change.
 fn change(frames: &mut Vec<Frame>, random: &mut Random) {
     let at = random.below(frames.len());
     let other = random.below(frames.len());
@@ -178,7 +180,7 @@ fn change(frames: &mut Vec<Frame>, random: &mut Random) {
             }
             frames[at].len = frames[at].payload.len() as u64;
         }
-        // Numbers stand at multiples of four, or one byte behind them.
+        // Numbers start at multiples of four, or one byte later.
         kind => {
             let from = frames[other].payload.clone();
             let payload = &mut frames[at].payload;
@@ -209,7 +211,7 @@ fn change(frames: &mut Vec<Frame>, random: &mut Random) {
 #[test]
 fn changed_sessions_do_no_harm() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    // A number of sessions, unless the variable names a time.
+    // A fixed number of sessions, unless the variable sets a time.
     let seconds = number("SAMITE_RPC_SESSIONS_SECONDS");
     let first = number("SAMITE_RPC_SESSIONS_SEED").unwrap_or(1);
     let sessions = [

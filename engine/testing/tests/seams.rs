@@ -1,6 +1,8 @@
-//! What makes a run depend on more than its input stays in few places: clocks, random numbers, threads, the order of unordered maps.
+//! What makes a run depend on more than its input stays in few places: clocks, random numbers,
+//! threads, the order of unordered maps.
 //!
-//! Code takes time and threads from an [`Environment`](samite_core::environment::Environment). This test reads the sources and finds who does not.
+//! Code takes time and threads from an [`Environment`](samite_core::environment::Environment). This
+//! test reads the sources and finds who does not.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
@@ -58,8 +60,8 @@ const WORDS: [(Source, &[&str]); 4] = [
     (UnorderedMap, &["HashMap", "HashSet"]),
 ];
 
-/// Folders with the code that waits or decides an order. Devices and the program are not among them: devices work at their own pace, and a test brings
-/// others; the program is used by people.
+/// Folders with the code that waits or decides an order. Devices and the program are not among
+/// them: devices work at their own pace, and a test brings others; the program is used by people.
 const FOLDERS: [&str; 4] = ["base", "engine", "runtime", "models"];
 
 /// Who may, and why. A folder stands for all files in it.
@@ -207,7 +209,8 @@ const ALLOWED: [(&str, Source, &str); 29] = [
     ),
 ];
 
-/// The lines of `text` that a build without tests has, with their numbers: no comments, no modules of tests.
+/// Returns the lines of `text` that a build without tests has, with their numbers: no comments, no
+/// modules of tests.
 fn shipped(text: &str) -> Vec<(usize, &str)> {
     let mut lines = Vec::new();
     let mut is_test = false;
@@ -232,7 +235,7 @@ fn shipped(text: &str) -> Vec<(usize, &str)> {
     lines
 }
 
-/// Whether `word` stands in `code`, not as a part of a longer one.
+/// Returns whether `word` stands in `code`, not as a part of a longer one.
 fn has_word(code: &str, word: &str) -> bool {
     let is_part = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
     code.match_indices(word).any(|(at, _)| {

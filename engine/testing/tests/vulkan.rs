@@ -1,7 +1,7 @@
-//! Upstream's Vulkan plugin has wishes about order and memory.
+//! Upstream's Vulkan plugin reorders nodes and requires some buffers to be kept.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::{Backend, DType, Graph, Keep, Op, SortOrder};
 use samite_ggml::{GgmlBackend, GgmlOptions};
@@ -20,7 +20,7 @@ fn upstreams_vulkan_plugin_orders_and_keeps() {
     let device = backend.devices().iter();
     let device = device.clone().find(|d| d.name() == "ggml:Vulkan0").unwrap();
 
-    // Work that does not wait for anything comes before work that waits.
+    // Independent work comes before work that waits.
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [64, 1, 1, 1]).unwrap();
     let y = graph.input("y", DType::F32, [64, 1, 1, 1]).unwrap();
@@ -32,7 +32,7 @@ fn upstreams_vulkan_plugin_orders_and_keeps() {
     assert_eq!(device.optimize(&graph, &mut nodes), []);
     assert_eq!(nodes, [a, c, b, d]);
 
-    // The choice of experts is one kernel, which reads what the nodes between do not need any more.
+    // The MoE router is one kernel, which reads buffers that the intermediate nodes no longer need.
     let mut graph = Graph::new();
     let logits = graph.input("logits", DType::F32, [32, 4, 1, 1]).unwrap();
     let soft_max = Op::SoftMax {

@@ -1,7 +1,9 @@
-//! samite in a browser: the small model that is part of the program writes stories, on the visitor's GPU by WebGPU, or on the processor.
+//! samite in a browser: a small embedded model writes stories, on the visitor's GPU through WebGPU
+//! or on the CPU.
 //!
-//! samite is used as everywhere else, through functions that block. Where the GPU has to be waited for, the browser suspends the program (promise
-//! integration), so exports that may wait are promises in JavaScript. The page runs all of it in a worker, and stays free.
+//! The program uses samite's blocking functions as everywhere else. Where it waits for the GPU, the
+//! browser suspends it (promise integration), so exports that may wait return promises in
+//! JavaScript. The page runs the program in a worker and stays responsive.
 //!
 //! | file | what |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! Builds the page: `cargo run --manifest-path examples/browser/Cargo.toml -- FOLDER`. It needs the target `wasm32-unknown-unknown`.
+//! Builds the page: `cargo run --manifest-path examples/browser/Cargo.toml -- FOLDER`. Requires the
+//! target `wasm32-unknown-unknown`.
 #![forbid(unsafe_code)]
 
 fn main() {
@@ -23,7 +24,7 @@ mod build {
             return Err("usage: samite-browser FOLDER, where the page is to be written".into());
         };
         let (here, out) = (Path::new(env!("CARGO_MANIFEST_DIR")), PathBuf::from(out));
-        // This program lies in the folder for results, in that of its profile.
+        // This program is in the profile's folder within the target folder.
         let program = std::env::current_exe()?;
         let target = program
             .ancestors()
@@ -35,7 +36,7 @@ mod build {
             .arg(here.join("Cargo.toml"))
             .arg("--target-dir")
             .arg(target)
-            // Portable kernels become vector instructions by it.
+            // Compiles portable kernels to vector instructions.
             .env("RUSTFLAGS", "-C target-feature=+simd128")
             .status()?;
         if !status.success() {

@@ -1,4 +1,4 @@
-//! What JavaScript calls.
+//! JavaScript interface.
 
 #![allow(deprecated)] // promise integration counts as experimental in wasm-bindgen
 
@@ -10,7 +10,7 @@ use samite::text::{Sampler, SamplerParams};
 use std::ops::ControlFlow;
 use wasm_bindgen::prelude::*;
 
-/// The model on a device.
+/// A model on a device.
 #[wasm_bindgen]
 pub struct Writer {
     session: Session,
@@ -21,7 +21,7 @@ fn text(error: impl std::fmt::Display) -> JsError {
     JsError::new(&error.to_string())
 }
 
-/// A reason for each device that cannot be used.
+/// Returns the reason for each device that cannot be used.
 fn reasons(registry: &Registry) -> String {
     let reasons = registry.rejected().into_iter();
     let reasons = reasons.map(|(_, rejected)| format!("{}: {}", rejected.what, rejected.why));
@@ -48,23 +48,24 @@ fn open(name: &str) -> Result<Writer, JsError> {
 
 #[wasm_bindgen]
 impl Writer {
-    /// On the processor.
+    /// Opens the model on the CPU.
     pub fn on_cpu() -> Result<Writer, JsError> {
         open("cpu")
     }
 
-    /// On the GPU.
+    /// Opens the model on the GPU.
     #[wasm_bindgen(jspi)]
     pub fn on_gpu() -> Result<Writer, JsError> {
         open("wgpu0")
     }
 
-    /// What computes.
+    /// Returns the device's name.
     pub fn device(&self) -> String {
         self.device.clone()
     }
 
-    /// Continues `prompt` by up to `tokens` tokens, calling `on_piece` with each piece of text as it comes. The result is the tokens per second.
+    /// Continues `prompt` by up to `tokens` tokens and calls `on_piece` with each piece of text.
+    /// Returns the speed in tokens per second.
     pub fn write(
         &mut self,
         prompt: &str,
@@ -97,7 +98,7 @@ impl Writer {
         Ok(generation.timings.generation_per_second())
     }
 
-    /// [`write`](Writer::write) on the GPU, which is waited for.
+    /// Runs [`write`](Writer::write) on the GPU, with promise integration.
     #[wasm_bindgen(jspi)]
     pub fn write_waiting(
         &mut self,

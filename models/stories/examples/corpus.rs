@@ -1,4 +1,4 @@
-//! Prints stories, one in each line.
+//! Prints stories, one per line.
 //!
 //! ```sh
 //! cargo run --release -p samite-stories --example corpus -- 100000 1 > train.txt

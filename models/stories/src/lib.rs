@@ -1,11 +1,13 @@
-//! A grammar of short children's stories, and a language model that writes such stories.
+//! A generator of short children's stories, and a language model that writes them.
 //!
-//! [`story`] writes text number `index` of a seed: a hero with a nature and pronouns, a friend, and one of fifteen plots,
-//! in which names and things persist, causes have effects, and people talk to each other. The choices in it make far more
-//! than fifty million different stories, so a model that writes good ones has learnt the rules, not the texts. `train.toml`
-//! beside the crate is a configuration of `samite train` for them.
+//! [`story`] generates story number `index` of a seed from a grammar: a hero with a trait and
+//! pronouns, a friend, and one of fifteen plots. Names and objects persist, causes have effects,
+//! and people talk to each other. The choices give far more than fifty million different stories,
+//! so a model that writes good ones has learnt the rules, not the texts. `train.toml` beside the
+//! crate is a configuration of `samite train` for them.
 //!
-//! [`MODEL`] is small enough to be part of a program; `README.md` beside the crate says what it learnt, and how:
+//! [`MODEL`] is small enough to embed in a program; `README.md` beside the crate describes what it
+//! learnt, and how:
 //!
 //! ```
 //! assert_eq!(&samite_stories::MODEL[..4], b"GGUF");
@@ -22,10 +24,10 @@ mod words;
 use people::Child;
 use random::{Random, pick};
 
-/// The model, as the bytes of a GGUF file.
+/// Bytes of the model's GGUF file.
 pub static MODEL: &[u8] = include_bytes!("../stories.gguf");
 
-/// Story number `index` of `seed`, in one line of ASCII.
+/// Generates story number `index` of `seed`, as one line of ASCII.
 pub fn story(seed: u64, index: u64) -> String {
     let random = &mut Random::new(seed, index);
     let hero = Child::new(random, "");

@@ -1,9 +1,9 @@
-//! Who takes part in a story.
+//! Characters of a story.
 
 use crate::random::Random;
 use crate::words::{BOYS, GIRLS, TRAITS};
 
-/// A child, with the pronouns that go with the name.
+/// A child, with the pronouns that match the name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Child {
     pub name: &'static str,
@@ -21,7 +21,7 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// A child with another name than `taken`.
+    /// Creates a child whose name differs from `taken`.
     pub fn new(random: &mut Random, taken: &'static str) -> Self {
         let girl = random.one_in(2);
         let name = random.other_than(if girl { GIRLS } else { BOYS }, taken);
@@ -50,7 +50,7 @@ impl Child {
     }
 }
 
-/// Someone grown up: how the child calls them, and how the story does.
+/// An adult: the name that the child uses, and the role that the story mentions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Elder {
     /// `Mom`.

@@ -1,4 +1,4 @@
-//! What happens. Each plot tells a chain of causes and effects; what was said before decides what can be said later.
+//! Plots. Each is a chain of causes and effects; earlier sentences determine which ones can follow.
 
 use crate::people::{Child, Elder};
 use crate::random::{Random, pick};
@@ -6,7 +6,7 @@ use crate::words::{
     ANIMALS, COLORS, FEELINGS, FOODS, PET_NAMES, PETS, PLACES, TOYS, WEATHER, article, capital,
 };
 
-/// The sentences of a plot about a hero and a friend.
+/// Generates the sentences of a plot about a hero and a friend.
 pub(crate) type Plot = fn(&mut Random, Child, Child) -> Vec<String>;
 
 /// All plots.
@@ -45,7 +45,7 @@ fn outing(r: &mut Random, h: Child, company: &str) -> Outing {
     }
 }
 
-/// A friend or someone of the family: `her friend Tom` and `Tom`.
+/// Returns a friend or a family member: for example `her friend Tom`, `Tom` and the pronoun.
 fn companion(r: &mut Random, h: Child, f: Child) -> (String, &'static str, &'static str) {
     if r.one_in(2) {
         (format!("{} friend {}", h.their, f.name), f.name, f.capital)
@@ -187,7 +187,7 @@ fn learning(r: &mut Random, h: Child, f: Child) -> Vec<String> {
     } = h;
     let (friend, place) = (f.name, r.of(PLACES).0);
     let own = capital(their);
-    // What is hard about each skill, and how it looks when it works.
+    // Each skill with its difficulty and its success.
     let (skill, fails, works) = r.of(&[
         (
             "ride a bike",

@@ -1,36 +1,36 @@
-//! Random choices: the same for the same seed on every machine, now and later.
+//! Random choices that depend on the seed alone, on every machine and in every version.
 
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
-/// A small generator of random numbers.
+/// A small random number generator.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(SplitMix64);
 
 impl Random {
-    /// The generator of text number `index` of a seed.
+    /// Creates the generator of story number `index` of a seed.
     pub fn new(seed: u64, index: u64) -> Self {
         let mixed = SplitMix64::seed_from_u64(seed).next_u64();
         let own = mixed ^ index.wrapping_mul(0xd134_2543_de82_ef95);
         Random(SplitMix64::seed_from_u64(own))
     }
 
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.0.next_u64() % limit.max(1) as u64) as usize
     }
 
-    /// True once in `n` times.
+    /// Returns true with probability 1/`n`.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
-    /// One of some choices.
+    /// Chooses one of several values.
     pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }
 
-    /// One of some choices, but not `other`.
+    /// Chooses one of several values other than `other`.
     pub fn other_than<T: Copy + PartialEq>(&mut self, choices: &[T], other: T) -> T {
         loop {
             let choice = self.of(choices);
@@ -41,7 +41,7 @@ impl Random {
     }
 }
 
-/// One of several sentences; names in braces are variables.
+/// Chooses one of several sentences; names in braces are variables.
 macro_rules! pick {
     ($random:expr; $($text:literal),+ $(,)?) => {{
         let options: &[&dyn Fn() -> String] = &[$(&|| format!($text)),+];
@@ -55,7 +55,7 @@ pub(crate) use pick;
 mod tests {
     use super::Random;
 
-    /// The stories of a seed are those that the model was trained on.
+    /// The model was trained on the stories of a seed, so they must not change.
     #[test]
     fn choices_are_the_same_in_every_version() {
         let mut random = Random::new(1, 2);

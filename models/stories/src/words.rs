@@ -1,4 +1,4 @@
-//! The words that stories are made of.
+//! Vocabulary of the stories.
 
 pub(crate) const GIRLS: &[&str] = &[
     "Lily", "Mia", "Anna", "Ruby", "Zoe", "Nora", "Ella", "Rose", "Lucy", "Amy", "Ivy", "Emma",
@@ -29,7 +29,7 @@ pub(crate) const TOYS: &[&str] = &[
 ];
 pub(crate) const FEELINGS: &[&str] = &["happy", "glad", "proud"];
 
-/// Something to eat: with its article, alone, and the pronoun for it.
+/// A food with its article, without it, and its pronoun.
 pub(crate) type Food = (&'static str, &'static str, &'static str);
 pub(crate) const FOODS: &[Food] = &[
     ("an apple", "apple", "it"),
@@ -43,7 +43,7 @@ pub(crate) const FOODS: &[Food] = &[
     ("some cheese", "cheese", "it"),
 ];
 
-/// A place out of doors, with three spots in it.
+/// An outdoor place with three spots in it.
 pub(crate) type Place = (&'static str, [&'static str; 3]);
 pub(crate) const PLACES: &[Place] = &[
     ("park", ["the swings", "a tall tree", "the pond"]),
@@ -62,7 +62,7 @@ pub(crate) const PLACES: &[Place] = &[
     ("lake", ["the water", "a wooden boat", "the long bridge"]),
 ];
 
-/// `a` or `an` before a word.
+/// Returns the article `a` or `an` for a word.
 pub(crate) fn article(word: &str) -> &'static str {
     if word.starts_with(['a', 'e', 'i', 'o', 'u']) {
         "an"
@@ -71,7 +71,7 @@ pub(crate) fn article(word: &str) -> &'static str {
     }
 }
 
-/// With a capital letter.
+/// Capitalizes a word.
 pub(crate) fn capital(word: &str) -> String {
     let mut letters = word.chars();
     letters.next().map_or(String::new(), |first| {

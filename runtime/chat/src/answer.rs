@@ -1,8 +1,10 @@
-//! Answers of models, parsed back: what is said, what was thought, which tools are called.
+//! Parses the answers of models into content, reasoning and tool calls.
 //!
-//! One machine reads streams and whole answers. It holds back only what may be the beginning of a mark or of a call, and what it told of stays
-//! told. A call is told of when its name is known and its arguments begin; then these come as the model writes them. What looks like a
-//! call and is none is content: nothing that a model writes is an error, and nothing of it is lost but marks and the white space around them.
+//! One state machine parses streams and whole answers. It holds back only text that may start a
+//! mark or a call, and never retracts an event. It reports a call once its name is known and its
+//! arguments begin, and then streams the arguments. Text that looks like a call but is not one is
+//! content: nothing that a model writes is an error, and only marks and the white space around them
+//! are dropped.
 
 #[cfg(feature = "grammar")]
 mod call_grammar;
@@ -29,57 +31,57 @@ use machine::Machine;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What comes of an answer.
+/// An event of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// More of what the model thinks.
+    /// More reasoning.
     Reasoning(String),
-    /// More of what it says.
+    /// More content.
     Content(String),
-    /// It calls a tool. Calls come one after the other, and what follows belongs to this one.
+    /// Start of a tool call. Calls are sequential: the following events belong to this call.
     ToolCallStart {
-        /// The number of the call in this answer.
+        /// Index of the call in this answer.
         index: usize,
-        /// Its id.
+        /// ID of the call.
         id: String,
-        /// Which tool.
+        /// Name of the tool.
         name: String,
     },
     /// More of the arguments, in JSON.
     ToolArguments {
-        /// Of this call.
+        /// Index of the call.
         index: usize,
-        /// The text.
+        /// Text to append.
         text: String,
     },
-    /// The call ends.
+    /// End of a call.
     ToolCallEnd {
-        /// This one.
+        /// Index of the call.
         index: usize,
-        /// Whether the arguments are an object of JSON, with an end.
+        /// True if the arguments are a complete JSON object.
         is_complete: bool,
     },
 }
 
-/// What becomes of thoughts.
+/// Treatment of reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReasoningFormat {
-    /// They stay in the content, with their marks.
+    /// Reasoning stays in the content, with its marks.
     None,
-    /// They are told of apart.
+    /// Reasoning is reported separately.
     #[default]
     Auto,
-    /// They are told of apart.
+    /// Reasoning is reported separately.
     Deepseek,
-    /// They are told of apart, and stay in the content, too.
+    /// Reasoning is reported separately and also stays in the content.
     DeepseekLegacy,
 }
 
 impl ReasoningFormat {
-    /// The names in the order of the variants.
+    /// Names, in the order of the variants.
     pub const NAMES: [&'static str; 4] = ["none", "auto", "deepseek", "deepseek-legacy"];
 
-    /// The one of this name.
+    /// Returns the format with this name.
     pub fn named(name: &str) -> Option<Self> {
         let all = [Self::None, Self::Auto, Self::Deepseek, Self::DeepseekLegacy];
         Self::NAMES
@@ -89,18 +91,18 @@ impl ReasoningFormat {
     }
 }
 
-/// How answers are parsed.
+/// Options of an answer parser.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerOptions {
-    /// The tools that may be called. Without any, nothing is a call.
+    /// Tools that may be called. Without any, nothing is a call.
     pub tools: Vec<Tool>,
-    /// What becomes of thoughts.
+    /// Treatment of reasoning.
     pub reasoning: ReasoningFormat,
-    /// What the ids of calls are made from: another number for each answer.
+    /// Seed of the IDs of calls. Use a different one for each answer.
     pub seed: u64,
 }
 
-/// Reads an answer as it comes.
+/// Parses an answer while it is generated.
 #[derive(Clone, Debug)]
 pub struct AnswerParser {
     machine: Kind,
@@ -114,8 +116,8 @@ enum Kind {
 }
 
 impl AnswerParser {
-    /// A parser of answers in this format, which go on with `generation_prompt`: the end of the prompt that belongs to the answer (see
-    /// [`Prompt`](crate::Prompt)).
+    /// Creates a parser for answers in this format. They continue `generation_prompt`, the end of
+    /// the prompt that belongs to the answer (see [`Prompt`](crate::Prompt)).
     pub fn new(format: &'static Format, options: &AnswerOptions, generation_prompt: &str) -> Self {
         let sink = Sink::new(format.ids, options);
         let has_tools = !options.tools.is_empty();
@@ -128,18 +130,18 @@ impl AnswerParser {
         Self { machine, sink }
     }
 
-    /// Goes on with the text that comes next.
+    /// Parses the next text.
     pub fn push(&mut self, text: &str) -> Vec<Event> {
         self.run(text, false)
     }
 
-    /// Nothing comes any more.
+    /// Ends the answer.
     pub fn finish(&mut self) -> Vec<Event> {
         self.run("", true)
     }
 
-    /// Ends an answer that a limit cut. An incomplete mark and an incomplete call without its name
-    /// are left out.
+    /// Ends an answer that a limit cut off. Drops an incomplete mark, and an incomplete call
+    /// without its name.
     pub fn cut(&mut self) -> Vec<Event> {
         let held = match &self.machine {
             Kind::Plain(machine) => machine.held(),
@@ -152,8 +154,8 @@ impl AnswerParser {
         std::mem::take(&mut self.sink.events)
     }
 
-    /// What the model writes before it says something: the end of thoughts that the prompt began, or of the header of what is said. A grammar
-    /// for what is said begins behind it.
+    /// Returns the text that the model writes before its content: the end of reasoning that the
+    /// prompt started, or of the content's header. A grammar for the content starts after it.
     pub fn before_content(&self) -> Option<&'static str> {
         match &self.machine {
             Kind::Plain(machine) => machine.thought_end(),
@@ -181,29 +183,29 @@ impl AnswerParser {
 /// A whole answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// What is said.
+    /// Content for the user.
     pub content: String,
-    /// What was thought.
+    /// Reasoning.
     pub reasoning: String,
-    /// Calls: id, name, arguments, and whether these are complete.
+    /// Tool calls.
     pub calls: Vec<AnswerCall>,
 }
 
 /// A call in a whole answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnswerCall {
-    /// Its id.
+    /// ID of the call.
     pub id: String,
-    /// Which tool.
+    /// Name of the tool.
     pub name: String,
-    /// Its arguments, in JSON.
+    /// Arguments, in JSON.
     pub arguments: String,
-    /// Whether they are an object of JSON, with an end.
+    /// True if the arguments are a complete JSON object.
     pub is_complete: bool,
 }
 
 impl Answer {
-    /// Parses an answer that is all there.
+    /// Parses a complete answer.
     pub fn parse(
         format: &'static Format,
         options: &AnswerOptions,
@@ -217,7 +219,7 @@ impl Answer {
         answer
     }
 
-    /// Adds what came next.
+    /// Adds the next events.
     pub fn add(&mut self, events: Vec<Event>) {
         for event in events {
             match event {
@@ -244,7 +246,7 @@ impl Answer {
         }
     }
 
-    /// The message that goes into the conversation.
+    /// Returns the answer as a message of the conversation.
     pub fn into_message(self) -> Message {
         let calls = self
             .calls
@@ -265,7 +267,7 @@ impl Answer {
     }
 }
 
-/// What kind of value an argument has.
+/// Type of an argument's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ArgumentKind {
     Text,
@@ -273,17 +275,17 @@ enum ArgumentKind {
     Unknown,
 }
 
-/// Where a machine tells what it found.
+/// Collects the events of a machine.
 #[derive(Clone, Debug)]
 struct Sink {
     events: Vec<Event>,
     reasoning: ReasoningFormat,
     ids: Ids,
     seed: u64,
-    /// By tool and argument, whether it is a text.
+    /// Types of arguments, by tool and name.
     arguments: BTreeMap<String, BTreeMap<String, ArgumentKind>>,
     calls: usize,
-    /// The arguments of the call that is being told of.
+    /// Arguments of the call in progress.
     text: Option<String>,
 }
 
@@ -320,7 +322,7 @@ impl Sink {
         }
     }
 
-    /// What the model thinks.
+    /// Reports reasoning.
     fn thought(&mut self, text: &str) {
         if self.reasoning != ReasoningFormat::None {
             match self.events.last_mut() {
@@ -332,7 +334,8 @@ impl Sink {
         self.thought_mark(text);
     }
 
-    /// A mark of thoughts, or white space around it, which only those see who want thoughts in the content.
+    /// Reports a mark of reasoning, or white space around it. It is visible only if reasoning stays
+    /// in the content.
     fn thought_mark(&mut self, text: &str) {
         if matches!(
             self.reasoning,
@@ -399,7 +402,7 @@ impl Sink {
         };
         let mut state = self.seed ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let letters = (0..length).map(|_| {
-            // splitmix64
+            // SplitMix64
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let mut mixed = state;
             mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -411,7 +414,7 @@ impl Sink {
     }
 }
 
-/// What a schema says of a value: whether it is a text for sure, or surely none.
+/// Returns what a schema says about a value: certainly a text, certainly not one, or unknown.
 fn argument_kind(schema: &Value) -> ArgumentKind {
     let is_text = |name: &Value| name.as_str() == Some("string");
     match schema.get("type") {

@@ -1,34 +1,35 @@
-//! What a template can show, found by rendering small conversations and looking for words in what comes out.
+//! Detects what a template supports: renders small conversations and looks for probe words in the
+//! output.
 
 use crate::template::{DateTime, Template};
 use serde_json::{Value, json};
 
-/// What a template shows of a conversation.
+/// Parts of a conversation that a template shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Messages of the system.
+    /// True if it shows system messages.
     pub system_role: bool,
-    /// A content that is a text.
+    /// True if it shows content that is a text.
     pub text_content: bool,
-    /// A content that is a list of parts.
+    /// True if it shows content that is a list of parts.
     pub typed_content: bool,
-    /// The tools that there are.
+    /// True if it shows the available tools.
     pub tools: bool,
-    /// The calls of a message.
+    /// True if it shows tool calls of a message.
     pub tool_calls: bool,
-    /// Several calls of one message.
+    /// True if it shows several calls of one message.
     pub parallel_calls: bool,
-    /// Arguments as an object are shown as such.
+    /// True if arguments as an object are shown as JSON.
     pub object_arguments: bool,
-    /// Arguments as a text are shown as they are.
+    /// True if arguments as a text are shown unchanged.
     pub text_arguments: bool,
-    /// Results of calls.
+    /// True if it shows results of calls.
     pub tool_results: bool,
-    /// What the model thought before it called a tool.
+    /// True if it shows the reasoning before a tool call.
     pub reasoning: bool,
 }
 
-/// The words that are looked for.
+/// Probe words.
 const WORDS: [&str; 8] = [
     "probe-system",
     "probe-user",
@@ -110,7 +111,7 @@ impl Capabilities {
             None,
         );
         let is_call = |text: &str| text.contains(first) && text.contains(argument);
-        // As Python shows an object. Some templates show the tools so, and calls as JSON.
+        // Objects printed in Python syntax. Some templates print tools that way, but calls as JSON.
         let is_shown_as_python = with_object.contains(&format!("{{'probe_argument': '{argument}'"));
         let object_arguments = is_call(&with_object) && !is_shown_as_python;
         let text_arguments = is_call(&with_text) && with_text.contains(&as_text);

@@ -1,28 +1,28 @@
-//! What can be wrong with a template, or with what is written by one.
+//! Errors of templates and rendering.
 
-/// Why a template gives no prompt.
+/// The reason why a template renders no prompt.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
-    /// The text of the template is no template.
+    /// The template does not parse.
     #[error("chat template, line {line}: {message}")]
     Syntax {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong there.
+        /// Problem at this line.
         message: String,
     },
-    /// The template itself refuses the conversation, by `raise_exception`.
+    /// The template rejects the conversation with `raise_exception`.
     #[error("the chat template refuses this conversation: {0}")]
     Refused(String),
-    /// It takes too long, nests too deeply or writes too much.
+    /// Rendering takes too long, nests too deeply or writes too much.
     #[error("the chat template costs too much: {0}")]
     Limit(String),
-    /// It fails with this conversation.
+    /// Rendering this conversation fails.
     #[error("chat template, line {line}: cannot be rendered with this conversation: {message}")]
     Render {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong there.
+        /// Problem at this line.
         message: String,
     },
     /// No template has this name.
@@ -30,17 +30,17 @@ pub enum TemplateError {
         "no chat template is named \"{name}\": give one of {known}, a template's text, or --chat-template-file"
     )]
     UnknownName {
-        /// The name.
+        /// Name that was not found.
         name: String,
-        /// Those that there are.
+        /// Known names.
         known: String,
     },
-    /// The conversation itself is not one that a template can be asked for.
+    /// The conversation is invalid for any template.
     #[error("{place}: {message}")]
     Conversation {
-        /// Which part, such as `messages[2].content`.
+        /// Path of the invalid part, such as `messages[2].content`.
         place: String,
-        /// What is wrong with it.
+        /// Problem with it.
         message: String,
     },
 }

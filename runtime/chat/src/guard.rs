@@ -1,41 +1,43 @@
-//! What users write never becomes a control token.
+//! Prevents user input from becoming control tokens.
 //!
-//! A template writes one text, and nothing in it says who wrote which part. So before it is rendered, the texts of special tokens within what users and
-//! tools wrote are put between two marks, characters that Unicode sets aside for such purposes; behind the template, what stands between
-//! marks is taken as plain text. So is a beginning of such a text at the end of what a user wrote, and an end at its beginning: what
-//! comes next to it may be another text of a user.
+//! A template renders one text that does not record who wrote which part. So before rendering, the
+//! guard puts each text of a special token in user and tool input between two marks. The marks are
+//! Unicode noncharacters, which are reserved for internal use. After rendering, text between marks
+//! is tokenized as plain text. The guard also marks a prefix of such a text at the end of an input,
+//! and a suffix at its start, because the adjacent text may be another user's.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use samite_text::{TokenAttributes, Tokenizer};
 use serde_json::Value;
 
-/// Begin and end of what is plain text. Unicode promises that no character will ever have these numbers.
+/// Marks that start and end plain text. Unicode guarantees that these code points will never be
+/// characters.
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
 /// A part of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The text.
+    /// Text of the part.
     pub text: String,
-    /// Whether special tokens are recognized in it.
+    /// True if special tokens are recognized in it.
     pub parse_special: bool,
 }
 
-/// The texts that may not become tokens.
+/// Texts that must not become tokens.
 #[derive(Clone, Debug)]
 pub struct Guard {
-    /// `None` if there are too many for a search: then whole texts are plain.
+    /// Matcher of the texts. `None` if there are too many: then all input is plain text.
     whole: Option<AhoCorasick>,
-    /// Sorted.
+    /// The texts, sorted.
     texts: Vec<String>,
-    /// Read backwards, and sorted.
+    /// The texts reversed, sorted.
     backwards: Vec<String>,
-    /// Characters of the longest.
+    /// Number of characters of the longest text.
     longest: usize,
 }
 
 impl Guard {
-    /// Guards these texts.
+    /// Creates a guard for these texts.
     pub fn new(texts: impl IntoIterator<Item = String>) -> Self {
         let mut texts: Vec<String> = texts.into_iter().filter(|text| text.len() > 1).collect();
         texts.sort_unstable();
@@ -57,7 +59,8 @@ impl Guard {
         }
     }
 
-    /// Guards all control tokens of a vocabulary, and of the tokens that are always recognized those that the template writes itself.
+    /// Creates a guard for all control tokens of a vocabulary. Of the user-defined tokens, which
+    /// are always recognized, it includes those that the template itself writes.
     pub fn for_template(tokenizer: &Tokenizer, template: &str) -> Self {
         let control = TokenAttributes::CONTROL.union(TokenAttributes::UNKNOWN);
         let ids = 0..tokenizer.vocab_size() as u32;
@@ -72,7 +75,7 @@ impl Guard {
         }))
     }
 
-    /// Puts marks into a text. Texts for which `is_free` says so are let through.
+    /// Marks the guarded texts in `text`. Texts for which `is_free` returns true are not marked.
     pub(crate) fn mark(&self, text: &str, is_free: impl Fn(&str) -> bool) -> String {
         let text = &text.replace(MARKS, "\u{fffd}");
         let Some(whole) = &self.whole else {
@@ -99,7 +102,7 @@ impl Guard {
             if end <= done {
                 continue;
             }
-            // One that overlaps the one before goes on with it.
+            // An overlapping match extends the previous one.
             if start < done {
                 result.pop();
             } else {
@@ -114,7 +117,7 @@ impl Guard {
         result
     }
 
-    /// Marks all texts of a value, names included.
+    /// Marks all texts of a value, including names.
     pub(crate) fn mark_all(&self, value: &mut Value) {
         match value {
             Value::String(text) => *text = self.mark(text, |_| false),
@@ -132,14 +135,15 @@ impl Guard {
         }
     }
 
-    /// Bytes of the longest beginning of `text` that a longer one of `sorted` has at its other end: both are read in opposite directions.
+    /// Returns the length in bytes of the longest prefix of `text` that, reversed, is a proper prefix
+    /// of an entry of `sorted`.
     fn longest_start(&self, text: impl Iterator<Item = char>, sorted: &[String]) -> usize {
         let mut turned = String::new();
         let mut found = 0;
         for c in text.take(self.longest) {
             turned.insert(0, c);
             let at = sorted.partition_point(|text| text.as_str() < turned.as_str());
-            // The first of those that begin with it may be no longer than it is.
+            // The first entry that starts with it may be equal to it.
             let mut next = sorted[at..].iter().take(2);
             if next.any(|text| text.len() > turned.len() && text.starts_with(&turned)) {
                 found = turned.len();
@@ -149,7 +153,7 @@ impl Guard {
     }
 }
 
-/// Cuts what a template wrote at the marks.
+/// Splits rendered text at the marks.
 pub(crate) fn pieces(text: &str) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
     let mut parse_special = true;
@@ -171,7 +175,7 @@ pub(crate) fn pieces(text: &str) -> Vec<Piece> {
     pieces
 }
 
-/// A text without marks.
+/// Removes the marks from a text.
 pub(crate) fn unmarked(text: &str) -> String {
     text.replace(MARKS, "")
 }

@@ -1,22 +1,27 @@
-//! Conversations with language models: a conversation becomes the prompt that a model knows, and its answer becomes text, thoughts and calls of tools.
+//! Conversations with language models: turns a conversation into a prompt in the model's format,
+//! and its answer into content, reasoning and tool calls.
 //!
-//! This crate knows text and no models: a loader hands it templates and a tokenizer, and what it gives goes to a session. It has no global state,
-//! prints nothing, asks no clock, and never panics on what comes from outside.
+//! This crate handles text, not models: a loader passes it templates and a tokenizer, and its
+//! output goes to a session. It has no global state, prints nothing, reads no clock, and never
+//! panics on external input.
 //!
 //! # From messages to a prompt
 //!
-//! [`Message`], [`Tool`] and their parts are those of OpenAI's interface, with `serde`. [`ChatTemplate`] takes a model's templates
-//! ([`Sources`]) or one of the [builtin](BUILTIN) ones, probes what they can show ([`Capabilities`]), changes what they cannot, and
-//! makes a [`Prompt`]. A [`Template`] is a program from a file, so it has [`Limits`]; what it writes is what Python's jinja2 writes.
+//! [`Message`], [`Tool`] and their parts follow OpenAI's API and use `serde`. [`ChatTemplate`]
+//! takes a model's templates ([`Sources`]) or one of the [builtin](BUILTIN) ones and probes what
+//! they support ([`Capabilities`]). It rewrites what they do not support and makes a [`Prompt`]. A
+//! [`Template`] is a program from a file, so it has [`Limits`]; its output is the same as that of
+//! Python's jinja2.
 //!
-//! A prompt consists of [`Piece`]s with and without special tokens: what users, tools and the model wrote goes through a [`Guard`], and
-//! never becomes a control token, however texts meet.
+//! A prompt consists of [`Piece`]s with and without special tokens. Text of users, tools and the
+//! model goes through a [`Guard`] and never becomes a control token, even where texts meet.
 //!
 //! # From an answer to a message
 //!
-//! A [`Format`] says as data how a model writes thoughts and calls. An [`AnswerParser`] reads an answer as it comes and tells of it in
-//! [`Event`]s, which stay true; [`Answer`] is the sum of them. However an answer is cut, the sum is the same. What looks like a call and
-//! is none is content.
+//! A [`Format`] describes as data how a model writes reasoning and calls. An [`AnswerParser`]
+//! parses an answer while it is generated and emits [`Event`]s, which it never retracts. An
+//! [`Answer`] is their sum, which does not depend on how the text is split. Text that looks like a
+//! call but is not one is content.
 //!
 //! ```
 //! use samite_chat::*;
@@ -39,13 +44,13 @@
 //!
 //! # Files
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `message.rs` | messages, tools, calls |
-//! | `template.rs` | a compiled template and its limits; `python.rs` has what templates take for granted of Python, `builtin.rs` the formats by name |
-//! | `capabilities.rs`, `prompt.rs` | what a template can show; from messages to a prompt |
-//! | `guard.rs` | what users write stays text |
-//! | `answer.rs` | events and their sum; `format.rs` says what a format is, and `table.rs` has all of them; `machine.rs` and `channels.rs` read answers, `head.rs` the heads of calls; `call_grammar.rs` is what calls keep to (feature `grammar`) |
+//! | `template.rs` | a compiled template and its limits; `python.rs` has Python features that templates rely on, `builtin.rs` the templates by name |
+//! | `capabilities.rs`, `prompt.rs` | what a template supports; from messages to a prompt |
+//! | `guard.rs` | keeps user input from becoming control tokens |
+//! | `answer.rs` | events and their sum; `format.rs` defines formats and `table.rs` lists them; `machine.rs` and `channels.rs` parse answers, `head.rs` the heads of calls; `call_grammar.rs` has grammars of calls (feature `grammar`) |
 #![forbid(unsafe_code)]
 
 mod answer;

@@ -1,29 +1,30 @@
-//! Conversations, as OpenAI's interface has them.
+//! Conversations in the format of OpenAI's API.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// Who speaks.
+/// Author of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Says how the model is to behave.
+    /// Instructions for the model.
     System,
-    /// The same, by another name.
+    /// Instructions for the model, under another name.
     Developer,
-    /// Asks.
+    /// The user.
     User,
     /// The model.
     Assistant,
-    /// The result of a call.
+    /// Result of a tool call.
     Tool,
-    /// Another role, which the template may support: letters, digits, `_`, `-` and `.`.
+    /// Another role, which the template may support. Its name has letters, digits, `_`, `-` and
+    /// `.`.
     Other(Arc<str>),
 }
 
 impl Role {
-    /// The name in JSON.
+    /// Returns the name in JSON.
     pub fn name(&self) -> &str {
         match self {
             Self::System => "system",
@@ -56,7 +57,7 @@ impl<'de> Deserialize<'de> for Role {
         if let Some(role) = known.into_iter().find(|role| role.name() == name) {
             return Ok(role);
         }
-        // Templates write roles between control tokens, so that a role must not be able to be one.
+        // Templates write roles between control tokens, so a role must not be able to form one.
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if name.is_empty() || name.len() > LONGEST || !name.chars().all(is_plain) {
             return Err(D::Error::custom(format_args!(
@@ -68,26 +69,27 @@ impl<'de> Deserialize<'de> for Role {
     }
 }
 
-/// What a message says.
+/// Content of a message.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
-    /// Nothing.
+    /// No content.
     #[default]
     None,
     /// A text.
     Text(String),
-    /// Several texts and pictures.
+    /// Several texts and images.
     Parts(Vec<Part>),
 }
 
 impl Content {
-    /// Whether nothing is said.
+    /// Returns whether there is no content.
     pub fn is_none(&self) -> bool {
         matches!(self, Self::None)
     }
 
-    /// The texts, with a newline between those of parts; `None` if a part is no text.
+    /// Returns the text. The texts of parts are joined by newlines. Returns `None` if a part is not
+    /// a text.
     pub fn text(&self) -> Option<String> {
         match self {
             Self::None => Some(String::new()),
@@ -115,7 +117,7 @@ impl From<String> for Content {
     }
 }
 
-/// A part of what a message says.
+/// A part of a message's content.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Part {
@@ -125,33 +127,33 @@ pub enum Part {
         /// The text.
         text: String,
     },
-    /// A picture.
+    /// An image.
     ImageUrl {
-        /// Where it is: an object with `url`.
+        /// Location of the image: an object with `url`.
         image_url: Value,
     },
-    /// Sound.
+    /// Audio.
     InputAudio {
         /// An object with `data` and `format`.
         input_audio: Value,
     },
 }
 
-/// A call of a tool by the model.
+/// A tool call by the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ToolCall {
-    /// Its name among the calls of a conversation.
+    /// ID of the call in the conversation.
     #[serde(default)]
     pub id: String,
-    /// What is called: always "function".
+    /// Type of the call: always "function".
     #[serde(default = "function", rename = "type")]
     pub kind: String,
-    /// The function and its arguments.
+    /// Function and its arguments.
     pub function: FunctionCall,
 }
 
 impl ToolCall {
-    /// A call of a function.
+    /// Creates a call of a function.
     pub fn new(
         id: impl Into<String>,
         name: impl Into<String>,
@@ -176,14 +178,14 @@ fn function() -> String {
 /// A function and its arguments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FunctionCall {
-    /// The function.
+    /// Name of the function.
     pub name: String,
-    /// JSON as the model wrote it, which may be broken.
+    /// JSON as the model wrote it. It may be invalid.
     #[serde(default, deserialize_with = "text_or_json")]
     pub arguments: String,
 }
 
-/// Some clients send the arguments as an object.
+/// Reads arguments. Some clients send them as an object.
 fn text_or_json<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Ok(match Value::deserialize(deserializer)? {
         Value::String(text) => text,
@@ -192,15 +194,15 @@ fn text_or_json<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D:
     })
 }
 
-/// One message of a conversation.
+/// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks.
+    /// Author of the message.
     pub role: Role,
-    /// What is said.
+    /// Content of the message.
     #[serde(default)]
     pub content: Content,
-    /// What the model thought before.
+    /// Reasoning of the model before the content.
     #[serde(
         default,
         alias = "reasoning",
@@ -208,17 +210,17 @@ pub struct Message {
         skip_serializing_if = "Option::is_none"
     )]
     pub reasoning_content: Option<String>,
-    /// The model's calls.
+    /// Tool calls of the model.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",
         deserialize_with = "null_or_list"
     )]
     pub tool_calls: Vec<ToolCall>,
-    /// The call that this is the result of.
+    /// ID of the call whose result this is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// A name of who speaks, or of the tool.
+    /// Name of the author or the tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
@@ -228,7 +230,7 @@ fn null_or_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ToolCa
 }
 
 impl Message {
-    /// A message that says something.
+    /// Creates a message with content.
     pub fn new(role: Role, content: impl Into<Content>) -> Self {
         Self {
             role,
@@ -240,22 +242,22 @@ impl Message {
         }
     }
 
-    /// How the model is to behave.
+    /// Creates a system message.
     pub fn system(content: impl Into<Content>) -> Self {
         Self::new(Role::System, content)
     }
 
-    /// A question.
+    /// Creates a user message.
     pub fn user(content: impl Into<Content>) -> Self {
         Self::new(Role::User, content)
     }
 
-    /// The model's answer.
+    /// Creates a message of the model.
     pub fn assistant(content: impl Into<Content>) -> Self {
         Self::new(Role::Assistant, content)
     }
 
-    /// The result of a call.
+    /// Creates the result of a call.
     pub fn tool(id: impl Into<String>, content: impl Into<Content>) -> Self {
         Self {
             tool_call_id: Some(id.into()),
@@ -267,25 +269,25 @@ impl Message {
 /// A function that the model may call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tool {
-    /// What it is: always "function".
+    /// Type of the tool: always "function".
     #[serde(default = "function", rename = "type")]
     pub kind: String,
     /// The function.
     pub function: Function,
 }
 
-/// A function's name and its arguments' schema.
+/// A function's name and the schema of its arguments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Function {
-    /// The name.
+    /// Name of the function.
     pub name: String,
-    /// What it does.
+    /// Description for the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// A JSON schema of an object.
+    /// JSON schema of an object.
     #[serde(default = "no_parameters")]
     pub parameters: Value,
-    /// Whether the arguments must keep to the schema.
+    /// True if the arguments must match the schema.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strict: Option<bool>,
 }
@@ -301,7 +303,7 @@ fn no_parameters() -> Value {
 }
 
 impl Tool {
-    /// A function with this schema of its arguments.
+    /// Creates a function whose arguments have this schema.
     pub fn new(name: impl Into<String>, description: impl Into<String>, parameters: Value) -> Self {
         let function = Function {
             name: name.into(),

@@ -1,4 +1,5 @@
-//! From a conversation to a prompt: which template, what it is shown, and what comes of it.
+//! Turns a conversation into a prompt: selects the template, prepares its input, and splits its
+//! output.
 
 use crate::answer::{Calls, Format, HERMES};
 use crate::capabilities::Capabilities;
@@ -9,24 +10,24 @@ use crate::template::{BUILTIN, DateTime, Template};
 use samite_text::{TokenizeError, Tokenizer};
 use serde_json::{Map, Value, json};
 
-/// The templates that a model brings, as its file has them.
+/// Chat templates in a model's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
-    /// `tokenizer.chat_template`.
+    /// Value of `tokenizer.chat_template`.
     pub default: Option<String>,
-    /// `tokenizer.chat_template.NAME`, by name.
+    /// Values of `tokenizer.chat_template.NAME`, by name.
     pub named: Vec<(String, String)>,
-    /// The text of the begin-of-text token.
+    /// Text of the BOS token.
     pub bos: String,
-    /// The text of the end-of-text token.
+    /// Text of the EOS token.
     pub eos: String,
 }
 
-/// How a conversation becomes a prompt.
+/// The chat template of a model.
 #[derive(Debug)]
 pub struct ChatTemplate {
     default: Variant,
-    /// Used instead if there are tools.
+    /// Template for conversations with tools.
     tool_use: Option<Variant>,
     bos: String,
     eos: String,
@@ -50,27 +51,28 @@ impl Variant {
     }
 }
 
-/// What a prompt is made for.
+/// Options of a prompt.
 #[derive(Clone, Debug)]
 pub struct PromptOptions {
-    /// What the model may call.
+    /// Tools that the model may call.
     pub tools: Vec<Tool>,
-    /// Ends the prompt where the model's answer begins.
+    /// True if the prompt ends where the model's answer starts.
     pub add_generation_prompt: bool,
-    /// If the last message is the model's, the answer goes on with it.
+    /// True if the answer continues the last message, if that is the model's.
     pub continue_last: bool,
-    /// Whether the model thinks before it answers; `None` leaves it to the template.
+    /// True if the model must reason before it answers, false if it must not; `None` for the
+    /// template's default.
     pub enable_thinking: Option<bool>,
-    /// How much it thinks: "low", "medium", "high".
+    /// Amount of reasoning: "low", "medium", "high".
     pub reasoning_effort: Option<String>,
-    /// Further names that the template sees.
+    /// Extra variables for the template.
     pub kwargs: Map<String, Value>,
-    /// What time it is.
+    /// Current time.
     pub now: DateTime,
 }
 
 impl PromptOptions {
-    /// The usual ones.
+    /// Returns the default options.
     pub fn new(now: DateTime) -> Self {
         Self {
             tools: Vec::new(),
@@ -87,14 +89,15 @@ impl PromptOptions {
 /// A prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// Its text, in pieces with and without special tokens.
+    /// Text, in pieces with and without special tokens.
     pub pieces: Vec<Piece>,
-    /// What of its end is the beginning of the model's answer: an [`AnswerParser`](crate::AnswerParser) reads it first.
+    /// End of the prompt that belongs to the model's answer. An
+    /// [`AnswerParser`](crate::AnswerParser) reads it first.
     pub generation_prompt: String,
 }
 
 impl Prompt {
-    /// The whole text.
+    /// Returns the whole text.
     pub fn text(&self) -> String {
         self.pieces
             .iter()
@@ -102,17 +105,17 @@ impl Prompt {
             .collect()
     }
 
-    /// The tokens, with a begin-of-text token where the vocabulary asks for one and the text has none.
+    /// Returns the tokens. Adds a BOS token if the vocabulary requires one and the text has none.
     ///
     /// # Errors
-    /// If the text is too long.
+    /// Returns an error if the text is too long.
     pub fn tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizeError> {
         let parts = self
             .pieces
             .iter()
             .map(|piece| (piece.text.as_str(), piece.parse_special));
         let mut tokens = tokenizer.tokenize_parts(parts, tokenizer.adds_bos())?;
-        // The text goes on: nothing ends it.
+        // The text continues, so it has no EOS token.
         if tokenizer.adds_bos() && tokenizer.adds_eos() {
             tokens.pop();
         }
@@ -120,17 +123,18 @@ impl Prompt {
     }
 }
 
-/// How tools are explained to a model whose template does not know them.
+/// Introduction of tools, for models whose template does not support them.
 const TOOLS_EXPLAINED: &str = "You may call these functions:\n";
-/// What follows the functions.
+/// Text after the tools.
 const CALLS_EXPLAINED: &str = "\nTo call one, write nothing but <tool_call>{\"name\": its name, \"arguments\": {its arguments}}</tool_call>, once for each call.";
 
 impl ChatTemplate {
-    /// The template of a model, or another one: `wanted` is the name of one of the model's or of a [builtin one](BUILTIN), or a template's text. A model
-    /// without a template gets "chatml", with a warning.
+    /// Selects the template of a model, or another one. `wanted` is the name of one of the model's
+    /// templates or of a [builtin one](BUILTIN), or a template's text. A model without a template
+    /// gets "chatml", with a warning.
     ///
     /// # Errors
-    /// If there is no such template, or it cannot be compiled.
+    /// Returns an error if no such template exists or it does not compile.
     pub fn choose(sources: &Sources, wanted: Option<&str>) -> Result<Self, TemplateError> {
         let (bos, eos) = (sources.bos.as_str(), sources.eos.as_str());
         let named = |name: &str| {
@@ -144,7 +148,7 @@ impl ChatTemplate {
         };
         let mut warnings = Vec::new();
         let source = match wanted {
-            // No name has a space.
+            // Names contain no spaces.
             Some(text) if text.contains("{{") || text.contains("{%") || text.contains(' ') => text,
             Some("default") if sources.default.is_some() => {
                 sources.default.as_deref().unwrap_or_default()
@@ -189,27 +193,28 @@ impl ChatTemplate {
         })
     }
 
-    /// What a person should know about the choice.
+    /// Returns warnings about the selection, for the user.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// The text of the template for a conversation with or without tools.
+    /// Returns the text of the template for a conversation with or without tools.
     pub fn source(&self, has_tools: bool) -> &str {
         self.variant(has_tools).template.source()
     }
 
-    /// What the template shows of a conversation with or without tools.
+    /// Returns the capabilities of the template for a conversation with or without tools.
     pub fn capabilities(&self, has_tools: bool) -> Capabilities {
         self.variant(has_tools).capabilities
     }
 
-    /// The compiled template for a conversation with or without tools.
+    /// Returns the compiled template for a conversation with or without tools.
     pub fn template(&self, has_tools: bool) -> &Template {
         &self.variant(has_tools).template
     }
 
-    /// How the model answers. Where the template knows no tools, they are explained as those of Hermes.
+    /// Returns the format of the model's answers. If the template does not support tools, the
+    /// prompt explains them in the format of Hermes.
     pub fn format(&self, has_tools: bool) -> &'static Format {
         let variant = self.variant(has_tools);
         match Format::of_template(variant.template.source()) {
@@ -231,10 +236,12 @@ impl ChatTemplate {
             .unwrap_or(&self.default)
     }
 
-    /// The prompt of a conversation. What `guard` guards does not become a token where users, tools and the model wrote it.
+    /// Renders the prompt of a conversation. Texts that `guard` guards do not become tokens in
+    /// parts that users, tools or the model wrote.
     ///
     /// # Errors
-    /// If the template refuses the conversation, fails or costs too much, or a message has what it cannot show.
+    /// Returns an error if the template rejects the conversation, fails or costs too much, or if it
+    /// cannot show a message.
     pub fn prompt(
         &self,
         messages: &[Message],
@@ -274,7 +281,7 @@ impl ChatTemplate {
             context.insert("functions".to_owned(), functions.into());
             context.insert("tools".to_owned(), tools);
         } else {
-            // One template adds it to a text without asking whether it is there.
+            // One template concatenates this variable without a check that it exists.
             context.insert("functions".to_owned(), "[]".into());
         }
         let text = |text: &str| Value::from(text);
@@ -315,7 +322,7 @@ impl ChatTemplate {
             });
         }
         let mut with = render(true)?;
-        // Some templates refuse a conversation that ends with a question.
+        // Some templates reject a conversation that ends with a user message.
         let common = without.map_or(with.len(), |without| {
             let same = with
                 .bytes()
@@ -333,12 +340,13 @@ impl ChatTemplate {
     }
 }
 
-/// Templates look for these in what the model wrote, to leave thoughts out.
+/// Returns whether a text may contain marks of reasoning. Templates look for these in the model's
+/// messages to remove reasoning.
 fn is_thought(text: &str) -> bool {
     text.to_ascii_lowercase().contains("think")
 }
 
-/// Changes what a template cannot show into what it can.
+/// Rewrites the parts of a conversation that the template does not support.
 fn fix_up(
     messages: &[Message],
     options: &PromptOptions,
@@ -346,7 +354,7 @@ fn fix_up(
 ) -> Result<Vec<Message>, TemplateError> {
     let mut result: Vec<Message> = Vec::with_capacity(messages.len());
     let needs_tools_explained = !options.tools.is_empty() && !can.tools;
-    // All that leads is one message of the system.
+    // All leading system messages become one.
     let leading = messages
         .iter()
         .take_while(|message| matches!(message.role, Role::System | Role::Developer))
@@ -389,7 +397,7 @@ fn fix_up(
     if let Some(system) = result.pop_if(|_| !can.system_role) {
         merged = Some(system.content.text().unwrap_or_default());
     }
-    // The ids of the last calls, whose results follow in the same order.
+    // IDs of the last calls. Their results follow in the same order.
     let mut calls: Vec<String> = Vec::new();
     let mut results_from = 0;
     for message in rest {
@@ -466,7 +474,7 @@ fn call_as_text(call: &ToolCall) -> String {
     format!("<tool_call>{{\"name\": {name}, \"arguments\": {arguments}}}</tool_call>")
 }
 
-/// A message as templates see it.
+/// Converts a message to the value that templates see.
 fn show(message: &Message, can: Capabilities, guard: &Guard) -> Result<Value, (String, String)> {
     let mut shown = Map::new();
     shown.insert("role".to_owned(), message.role.name().into());
@@ -500,7 +508,7 @@ fn show(message: &Message, can: Capabilities, guard: &Guard) -> Result<Value, (S
     };
     shown.insert("content".to_owned(), content);
     if let Some(reasoning) = &message.reasoning_content {
-        // Templates know one or the other name.
+        // Templates use one name or the other.
         let reasoning = guard.mark(reasoning, |_| false);
         if !can.reasoning {
             shown.insert("thinking".to_owned(), reasoning.clone().into());
@@ -526,7 +534,8 @@ fn show(message: &Message, can: Capabilities, guard: &Guard) -> Result<Value, (S
     Ok(Value::Object(shown))
 }
 
-/// Arguments as the template wants them. Those that are no object pass as a text.
+/// Converts arguments to the form that the template supports. Arguments that are not an object stay
+/// a text.
 fn arguments(text: &str, can: Capabilities, guard: &Guard) -> Value {
     if can.object_arguments || !can.text_arguments {
         let text = if text.trim().is_empty() { "{}" } else { text };

@@ -1,7 +1,8 @@
-//! Chat templates: how a conversation becomes the text that a model was trained on.
+//! Chat templates: programs that render a conversation in the format of a model's training data.
 //!
-//! A template is a program in Jinja that comes with a model, so it is as trustworthy as any file: it may take so many steps, nest so deeply and write
-//! so much, and nothing else. It sees what Python's `transformers` would show it, and what it writes is the same, to the byte.
+//! A template is a Jinja program that comes with a model, so it is as untrusted as any file. It has
+//! limits on steps, nesting and output, and no side effects. It sees the same variables as in
+//! Python's `transformers`, and its output is the same, byte for byte.
 
 mod builtin;
 mod charged;
@@ -19,19 +20,19 @@ use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use std::io::{self, Write};
 
-/// What rendering may cost.
+/// Limits of rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Longest text of a template, in bytes.
+    /// Maximum size of a template's text, in bytes.
     pub source: usize,
-    /// Most steps of the program. 64 bytes of new text count as one.
+    /// Maximum number of steps of the program. 64 bytes of new text count as one step.
     pub steps: u64,
-    /// Memory of new text and values, in bytes, beside 4096 for each byte that the template sees.
-    /// It is charged as steps, so it limits these too.
+    /// Maximum bytes of new text and values, besides 4096 for each byte that the template sees.
+    /// Memory is charged as steps, so it also limits these.
     pub memory: usize,
-    /// How deeply macros may call each other.
+    /// Maximum depth of macro calls.
     pub recursion: usize,
-    /// Longest text that is written, in bytes.
+    /// Maximum size of the output, in bytes.
     pub output: usize,
 }
 
@@ -47,11 +48,11 @@ impl Default for Limits {
     }
 }
 
-/// Steps for each byte of what a template sees, and for each value in it.
+/// Steps per byte of the input, and per value in it.
 const STEPS_PER_BYTE: u64 = 64;
 
 impl Limits {
-    /// Returns the steps of a template that sees this many bytes.
+    /// Returns the step limit of a template whose input has this many bytes.
     fn steps_for(&self, bytes: usize) -> u64 {
         let own = (self.memory / charged::BYTES_PER_STEP) as u64;
         let more = STEPS_PER_BYTE.saturating_mul(bytes as u64);
@@ -59,7 +60,7 @@ impl Limits {
     }
 }
 
-/// Returns the bytes of the texts of a value, and 16 for each value in it.
+/// Returns the size of a value: the bytes of its texts, plus 16 for each value in it.
 fn size(value: &serde_json::Value) -> usize {
     use serde_json::Value;
     16 + match value {
@@ -78,14 +79,14 @@ pub struct Template {
     limits: Limits,
 }
 
-/// The one template of an environment.
+/// Name of the only template of an environment.
 const NAME: &str = "chat";
 
 impl Template {
-    /// Compiles a template, with the usual limits.
+    /// Compiles a template with the default limits.
     ///
     /// # Errors
-    /// [`TemplateError::Syntax`] and [`TemplateError::Limit`].
+    /// Returns [`TemplateError::Syntax`] or [`TemplateError::Limit`].
     pub fn new(source: &str) -> Result<Self, TemplateError> {
         Self::with_limits(source, Limits::default())
     }
@@ -93,7 +94,7 @@ impl Template {
     /// Compiles a template.
     ///
     /// # Errors
-    /// [`TemplateError::Syntax`] and [`TemplateError::Limit`].
+    /// Returns [`TemplateError::Syntax`] or [`TemplateError::Limit`].
     pub fn with_limits(source: &str, limits: Limits) -> Result<Self, TemplateError> {
         if source.len() > limits.source {
             let message = format!(
@@ -122,15 +123,15 @@ impl Template {
         })
     }
 
-    /// The text of the template.
+    /// Returns the text of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// What the template writes when it sees these names.
+    /// Renders the template with these variables.
     ///
     /// # Errors
-    /// All but [`TemplateError::Syntax`].
+    /// Returns any error but [`TemplateError::Syntax`].
     pub fn render(
         &self,
         context: &serde_json::Value,
@@ -145,7 +146,7 @@ impl Template {
             "strftime_now".to_owned(),
             Value::from_function(
                 move |state: &State, format: &str| -> Result<String, Error> {
-                    // A directive of two bytes may become nine.
+                    // A directive of two bytes may expand to nine.
                     charged::charge(state, format.len().saturating_mul(5))?;
                     Ok(now.format(format))
                 },
@@ -162,7 +163,7 @@ impl Template {
             limit: self.limits.output,
         };
         match guarded(|| template.render_captured_to(context, &mut output)) {
-            // All that is written is text.
+            // The output is always valid UTF-8.
             Ok(_) => Ok(String::from_utf8(output.text).unwrap_or_default()),
             Err(_) if output.text.len() > output.limit => Err(TemplateError::Limit(format!(
                 "it writes more than {} bytes",
@@ -173,7 +174,7 @@ impl Template {
     }
 }
 
-/// Does something that must not panic, whatever the template is, but is not ours.
+/// Runs foreign code that must not panic, whatever the template is. Turns a panic into an error.
 fn guarded<T>(act: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or_else(|_| {
         Err(Error::new(
@@ -183,7 +184,7 @@ fn guarded<T>(act: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     })
 }
 
-/// A text that grows up to a limit.
+/// Output with a size limit.
 struct Output {
     text: Vec<u8>,
     limit: usize,

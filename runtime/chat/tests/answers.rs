@@ -1,6 +1,6 @@
-//! Samples of answers, whole and in pieces.
+//! Sample answers, whole and in pieces.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_chat::{
     Answer, AnswerOptions, AnswerParser, Event, FORMATS, Format, PLAIN, ReasoningFormat, Tool,
@@ -113,7 +113,7 @@ fn samples_give_what_was_written() {
         let are_equal = calls.len() == answer.calls.len()
             && calls.iter().zip(&answer.calls).all(|(expected, call)| {
                 let arguments = serde_json::from_str::<Value>(&call.arguments).ok();
-                // Without arguments: a call that has no end.
+                // A call without arguments is one without an end.
                 let same = if expected[1].is_null() {
                     !call.is_complete
                 } else {
@@ -149,7 +149,7 @@ fn samples_give_what_was_written() {
     );
 }
 
-/// A small generator of numbers, so that a failure is found again.
+/// A small random number generator that makes failures reproducible.
 struct Numbers(u64);
 
 impl Numbers {
@@ -215,7 +215,7 @@ fn every_split_gives_the_same() {
 #[test]
 fn an_answer_that_is_cut_has_nothing_of_its_marks() {
     let options = options();
-    // Of those by hand, many are broken.
+    // Many of the handwritten ones are malformed.
     let sound = cases()
         .into_iter()
         .filter(|case| !case.title.starts_with("by-hand"));
@@ -247,7 +247,7 @@ fn an_answer_that_is_cut_has_nothing_of_its_marks() {
     }
 }
 
-/// Parts of answers, put together anew, with a word in them that no format knows: it must not be lost.
+/// Recombined parts of answers, with a word that no format knows: it must not be lost.
 #[test]
 fn broken_answers_give_no_panic_and_lose_nothing() {
     let cases = cases();
@@ -297,7 +297,7 @@ fn broken_answers_give_no_panic_and_lose_nothing() {
         }
         let at = numbers.below(characters.len() + 1);
         characters.splice(at..at, "Qj7zW".chars());
-        // Some end soon behind it, in what may have become a part of a call.
+        // Some end shortly after it, where it may have become part of a call.
         if numbers.below(4) == 0 {
             characters.truncate(at + 5 + numbers.below(12));
         }
@@ -385,7 +385,7 @@ fn thoughts_go_where_they_are_wanted() {
         parsed(ReasoningFormat::DeepseekLegacy, "", text),
         pair("a", text)
     );
-    // Thoughts that were closed by the prompt, and marks in the middle of a text, are none.
+    // Reasoning that the prompt already closed, and markers in the middle of a text, do not count.
     assert_eq!(
         parsed(
             ReasoningFormat::Auto,
@@ -423,7 +423,7 @@ fn arguments_stream_and_what_was_told_stays() {
             .count();
     }
     assert!(deltas > 60, "{deltas}");
-    // Ids differ by call and seed.
+    // Ids depend on the call and the seed.
     let two = |seed| {
         Answer::parse(
             Format::named("hermes").unwrap(),

@@ -1,6 +1,7 @@
-//! What the grammar of calls lets through is read back as calls, and what models write is let through.
+//! Checks that texts allowed by the call grammar parse as calls, and that it allows typical model
+//! output.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_chat::{Answer, AnswerOptions, AnswerParser, Calls, FORMATS, Format, HERMES, Tool};
 use samite_grammar::{GrammarVocabulary, Lazy};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 const END: u32 = 2;
 const FIRST_BYTE: u32 = 3;
 
-/// A vocabulary of single bytes, and control tokens.
+/// Creates a vocabulary of single bytes and control tokens.
 fn vocabulary(controls: &[&str]) -> GrammarVocabulary {
     let mut texts: Vec<Vec<u8>> = ["<unk>", "<s>", "</s>"]
         .map(|t| t.as_bytes().to_vec())
@@ -37,7 +38,7 @@ fn bytes(text: &str) -> impl Iterator<Item = u32> {
     text.bytes().map(|byte| FIRST_BYTE + u32::from(byte))
 }
 
-/// The tools of the samples.
+/// Returns the tools of the samples.
 fn tools(are_strict: bool) -> Vec<Tool> {
     let tool = |name: &str, properties: Value, required: Value| {
         let limit = json!({"type": "integer", "minimum": 1, "maximum": 9});
@@ -50,12 +51,12 @@ fn tools(are_strict: bool) -> Vec<Tool> {
         Tool::new(name, "", schema)
     };
     let text = || json!({"type": "string"});
-    // What is larger than a float is no number for most programs.
+    // Most programs cannot represent numbers beyond a float's range.
     let rate = match are_strict {
         true => json!({"type": "number", "minimum": -9, "maximum": 9}),
         false => json!({"type": "number"}),
     };
-    // Where arguments stand between marks, a text within JSON could have such a mark.
+    // Where arguments stand between markers, a string within JSON could contain such a marker.
     let nested = match are_strict {
         true => json!({"type": "array", "items": {"type": "integer"}}),
         false => json!({"type": "object"}),
@@ -107,7 +108,7 @@ fn parse(format: &'static Format, text: &str) -> Answer {
     answer
 }
 
-/// The samples of answers that consist of calls which fit the tools.
+/// Returns the sample answers that consist of calls matching the tools.
 fn samples() -> Vec<(&'static Format, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/answers");
     let mut samples = Vec::new();
@@ -138,7 +139,7 @@ fn what_models_write_is_let_through() {
                 .as_object()
                 .is_some_and(|all| all.keys().all(|name| names.contains(&name.as_str())))
         };
-        // What is said behind calls is read, but not allowed.
+        // Text after the calls is parsed, but the grammar does not allow it.
         let is_sound = !answer.content.ends_with("Done.")
             && answer.calls.iter().all(|call| {
                 call.is_complete
@@ -165,7 +166,8 @@ fn what_models_write_is_let_through() {
     assert!(taken > 200, "{taken}");
 }
 
-/// Writes a text at random that a constraint allows: often a mark of the format as a whole, and the more often what ends something the longer it is.
+/// Generates a random text that a constraint allows. It often writes a whole marker of the format,
+/// and prefers closing tokens as the text grows.
 fn write(constraint: &mut dyn Constraint, format: &Format, rng: &mut Rng) -> Option<String> {
     let mut marks: Vec<String> = format.marks().into_iter().map(str::to_owned).collect();
     let ends = ["\"", "}", "]", ",", ":", " ", "0", "a"].map(str::to_owned);

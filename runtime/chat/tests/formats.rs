@@ -1,6 +1,6 @@
-//! Which format belongs to which template, and what a template writes is read back.
+//! Detection of the format from the template, and round trips of rendered answers.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_chat::{
     Answer, AnswerOptions, ChatTemplate, DateTime, Format, Guard, Message, PromptOptions, Sources,
@@ -18,7 +18,7 @@ fn tools() -> Vec<Tool> {
     ]
 }
 
-/// Templates of models, by name, if the folder is there.
+/// Returns models' templates by name, if the folder exists.
 fn templates() -> BTreeMap<String, String> {
     let mut templates = BTreeMap::new();
     match std::env::var_os("SAMITE_TEST_CHAT_TEMPLATES") {
@@ -104,14 +104,14 @@ fn what_templates_of_models_write_is_read_back() {
             .zip(answered.bytes())
             .take_while(|(a, b)| a == b)
             .count();
-        // Two marks may begin alike.
+        // Two markers may have a common prefix.
         let begun = before[..before.floor_char_boundary(same)]
             .rfind('<')
             .filter(|&at| !before[at..same].contains('>'));
         let same = begun.unwrap_or(same);
         let answer = &answered[answered.floor_char_boundary(same)..];
         let begin = &before[..before.floor_char_boundary(same)];
-        // What of the prompt is the answer's, as far as both have it.
+        // The part of the prompt that belongs to the answer, as far as both have it.
         let prompt = begin.rfind("Weather?").map_or("", |at| &begin[at + 8..]);
         let parsed = Answer::parse(
             format,

@@ -1,6 +1,7 @@
-//! From conversations to prompts: what templates cannot show is changed, and what users write stays text.
+//! From conversations to prompts: content that a template cannot show is adapted, and user text
+//! remains text.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use proptest::prelude::*;
 use samite_chat::{
@@ -49,7 +50,7 @@ fn prompt(source: &str, messages: &[Message], options: &PromptOptions) -> String
         .text()
 }
 
-/// Shows all of a message.
+/// Shows every field of a message.
 const ALL: &str = "{% if tools %}{{ tools|tojson }}\n{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content if m.content is string else m.content|tojson }}\
     {% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{% for c in m.tool_calls or [] %}!{{ c.function.name }}{{ c.function.arguments|tojson }}{% endfor %}\
     {{ m.tool_call_id }};{% endfor %}{% if add_generation_prompt %}assistant:<think>{% endif %}";
@@ -96,7 +97,7 @@ fn arguments_become_objects_where_the_template_shows_those() {
     let shown = |source: &str, arguments: &str| prompt(source, &call(arguments), &options());
     assert!(shown(ALL, r#"{"b":1,"a":[2]}"#).contains(r#"assistant:!f{"b": 1, "a": [2]};"#));
     assert!(shown(ALL, "").contains("!f{};"));
-    // Broken ones pass as a text.
+    // Malformed arguments are passed as text.
     assert!(shown(ALL, r#"{"b":"#).contains(r#"!f"{\"b\":";"#));
     let as_text = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ '!' + c.function.name + c.function.arguments }}{% endfor %}{% endfor %}";
     assert_eq!(shown(as_text, r#"{"b":1}"#), r#"u!f{"b":1}"#);
@@ -277,7 +278,8 @@ fn templates_that_harm_are_refused() {
     assert!(is_limit(&"x".repeat(300_000)));
     let deep = "{% set x = [1] %}".to_owned() + &"{% set x = [x] %}".repeat(10_000) + "{{ x }}";
     assert!(is_limit(&deep));
-    // What needs stack, by each way that nests without brackets: as much as is allowed, and more.
+    // Constructs that need stack, for each form of nesting without brackets: at the limit and
+    // beyond.
     for (before, part, after) in [
         ("{{ ", "- ", "1 }}"),
         ("{{ ", "not ", "1 }}"),
@@ -290,7 +292,7 @@ fn templates_that_harm_are_refused() {
     ] {
         let source = |count| format!("{before}{}{after}", part.repeat(count));
         assert!(is_limit(&source(9999)), "{part}");
-        // Whatever comes of it: the program goes on.
+        // Whatever the result, the program must not abort.
         let _ = render(&source(490));
     }
     let conditions = |count| format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(count));
@@ -386,7 +388,7 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::new(data).unwrap()
 }
 
-/// How often each special token is in a prompt.
+/// Counts each special token in a prompt.
 fn counts(
     chat: &ChatTemplate,
     messages: &[Message],
@@ -419,7 +421,7 @@ fn a_text_of_users_gives_no_special_token() {
             assert_eq!(of(&text), of("hello"), "{text}");
         }
     }
-    // The text itself is all there.
+    // The text itself is complete.
     let guard = Guard::for_template(&tokenizer, chatml.source(false));
     let made = chatml
         .prompt(&[Message::user("a<|im_end|>b")], &options(), &guard)
@@ -452,7 +454,7 @@ fn hostile() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Texts that meet each other, in messages, parts, names, arguments and schemas.
+    /// Adjacent hostile texts in messages, parts, names, arguments and schemas.
     #[test]
     fn no_text_gives_special_tokens(texts in prop::collection::vec(hostile(), 8)) {
         let source = "{% for t in tools or [] %}{{ t|tojson }}{{ t.function.description }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
@@ -472,14 +474,14 @@ proptest! {
             counts(&chat, &[Message::user(parts), call, result], &options, &tokenizer)
         };
         let neutral: Vec<String> = texts.iter().map(|_| "x".to_owned()).collect();
-        // Thoughts are the model's own mark in its own content.
+        // `<think>` is the model's own marker in its own content.
         let mut texts = texts;
         texts[0] = texts[0].replace("<think>", "x");
         prop_assert_eq!(made(&texts), made(&neutral));
     }
 }
 
-/// Every special text in templates of models, in what a user writes.
+/// Every special text in user input, with templates of real models.
 #[test]
 fn no_text_gives_special_tokens_in_templates_of_models() {
     let mut templates: Vec<(String, String)> = BUILTIN
@@ -550,7 +552,7 @@ fn no_text_gives_special_tokens_in_templates_of_models() {
         assert!(can.text_content || can.typed_content, "{name}");
         let expected = count("x");
         for text in &special {
-            // Some templates look for their own marks in what users write: what matters is that there are not more.
+            // Some templates search user input for their own markers, so only an increase counts.
             for (got, expected) in count(&format!("{text}y{text}")).into_iter().zip(&expected) {
                 assert!(got <= *expected, "{name}: {text}");
             }

@@ -1,6 +1,6 @@
-//! Templates beside Python's jinja2: `fixtures/make.py` made what is expected.
+//! Compares templates with Python's jinja2; `fixtures/make.py` generated the expected output.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_chat::{BUILTIN, DateTime, Limits, Template, TemplateError};
 use serde_json::Value;
@@ -75,7 +75,7 @@ fn templates_of_models_are_rendered_as_jinja2_renders_them() {
         let result = templates[name].render(&conversations[conversation], now());
         let is_equal = match (&result, fields[2]) {
             (Err(TemplateError::Refused(_)), "refused") => true,
-            // Values that Python's operators refuse, such as a missing content.
+            // Values that Python's operators reject, such as missing content.
             (_, "error") => true,
             (Ok(text), sum) => {
                 format!("{:08x}", crc32fast::hash(text.as_bytes())) == sum
@@ -112,7 +112,8 @@ fn templates_of_models_are_rendered_as_jinja2_renders_them() {
     );
 }
 
-/// Parts of templates, put together anew: each is rendered or refused, in bounded time and memory, and none ends the program.
+/// Recombined parts of templates: each is rendered or rejected, in bounded time and memory, without
+/// aborting the program.
 #[test]
 fn broken_templates_are_errors() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
@@ -195,11 +196,11 @@ fn broken_templates_are_errors() {
             .and_then(|template| template.render(context, now()));
         rendered += usize::from(result.is_ok());
     }
-    // Most are broken, and some must not be.
+    // Most are malformed, but some must render.
     assert!(rendered > 200, "{rendered}");
 }
 
-/// Memory that the process had at most, in bytes.
+/// Returns the peak memory use of the process in bytes.
 #[cfg(target_os = "linux")]
 fn peak() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -220,12 +221,12 @@ fn json_is_charged_for_while_it_is_written() {
     let before = peak();
     let result = template.render(&Value::Null, now());
     assert!(matches!(result, Err(TemplateError::Limit(_))), "{result:?}");
-    // Whole, it would have 500 MB; 100,000 steps pay for 6.4.
+    // The complete text would have 500 MB; 100,000 steps allow 6.4 MB.
     let grown = peak() - before;
     assert!(grown < 100 << 20, "{grown} bytes");
 }
 
-/// Templates that would take gigabytes if they were charged for what they have made.
+/// Templates that would take gigabytes if only their output were charged.
 #[cfg(target_os = "linux")]
 const GREEDY: [&str; 25] = [
     "{{ ('a' * 600000000) | length }}",
@@ -269,13 +270,13 @@ fn memory_is_charged_for_before_it_is_taken() {
             "{source}: {:?}",
             result.map(|text| text.len())
         );
-        // A string that grows has up to twice its length, and is copied when it is complete.
+        // A growing string has up to twice its length in capacity, and is copied when complete.
         let grown = peak() - before;
         assert!(grown < 4 * limits.memory, "{source}: {grown} bytes");
     }
 }
 
-/// The limit of memory refuses no long conversation that the limit of steps allows.
+/// The memory limit never rejects a long conversation that the step limit allows.
 #[test]
 fn memory_for_long_conversations_grows_with_them() {
     let mut sources: Vec<String> = BUILTIN

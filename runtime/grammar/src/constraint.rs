@@ -1,4 +1,4 @@
-//! A grammar at work on a text.
+//! A grammar applied to a text.
 
 use crate::digits::Digits;
 use crate::vocabulary::{GrammarVocabulary, text_of};
@@ -8,19 +8,19 @@ use samite_text::{Constraint, ConstraintError, Tokenizer};
 use std::fmt;
 use std::sync::Arc;
 
-/// How a text goes on by a grammar. Clones go their own ways.
+/// State of a grammar after a text. Clones are independent.
 #[derive(Clone)]
 pub struct GrammarConstraint {
     vocabulary: GrammarVocabulary,
     beginning: Matcher,
     matcher: Matcher,
     mask: SimpleVob,
-    /// Whether `mask` is that of the text so far.
+    /// True if `mask` belongs to the current text.
     is_masked: bool,
     is_finished: bool,
-    /// Whether the text ends where only white space could follow.
+    /// True if the text ends where only white space could follow.
     ends_before_space: bool,
-    /// For text with JSON: the state before each token and after the last one.
+    /// For texts with JSON: the digit state before each token and after the last one.
     digits: Option<Vec<Digits>>,
     accepted: usize,
 }
@@ -54,15 +54,15 @@ impl GrammarConstraint {
         }
     }
 
-    /// How many tokens of the text were accepted.
+    /// Returns the number of accepted tokens.
     pub fn accepted(&self) -> usize {
         self.accepted
     }
 
-    /// Takes the last `count` tokens back.
+    /// Rolls back the last `count` tokens.
     ///
     /// # Errors
-    /// If there were not so many.
+    /// If fewer tokens were accepted.
     pub fn rollback(&mut self, count: usize) -> Result<(), ConstraintError> {
         if count > self.accepted {
             return Err(ConstraintError {
@@ -86,7 +86,7 @@ impl GrammarConstraint {
         self.vocabulary.tokenizer()
     }
 
-    /// Takes note of a part of the text that need not be whole tokens.
+    /// Accepts text that need not consist of whole tokens.
     pub(crate) fn accept_text(&mut self, text: &[u8]) -> Result<(), ConstraintError> {
         let environment = self.vocabulary.shared().factory.tok_env();
         let tokens = environment.tok_trie().greedy_tokenize(text);
@@ -101,7 +101,7 @@ impl GrammarConstraint {
         tokens.iter().try_for_each(|&token| self.accept(token))
     }
 
-    /// Takes note of a token, or of its text where the grammar wants that.
+    /// Accepts a token, or its text where the grammar requires that.
     pub(crate) fn accept_token_or_text(&mut self, token: u32) -> Result<(), ConstraintError> {
         if self.allows(token)? {
             return self.accept(token);
@@ -110,7 +110,8 @@ impl GrammarConstraint {
         self.accept_text(tokenizer.token_to_piece(token, true).unwrap_or_default())
     }
 
-    /// The token that stands for this one in the engine: one with the same text, unless this one is meant by its number.
+    /// Returns the engine's representative of a token: one with the same text, unless the grammar
+    /// names this token by its number.
     fn canonical(&mut self, token: u32) -> Result<u32, ConstraintError> {
         match self.vocabulary.shared().twins.get(&token).copied() {
             Some(twin) if !self.is_valid(token)? => Ok(twin),
@@ -135,7 +136,7 @@ impl GrammarConstraint {
         self.digits.as_ref()?.last().copied()
     }
 
-    /// Removes the tokens that make a number too long from the mask, unless no other is in it.
+    /// Removes tokens that would make a number too long from the mask, unless no others are in it.
     fn end_numbers(&mut self) {
         let Some(last) = self.last_digits().filter(|last| last.may_overflow()) else {
             return;
@@ -152,7 +153,7 @@ impl GrammarConstraint {
         }
     }
 
-    /// Whether all that may come next is white space.
+    /// Returns whether only white space may follow.
     fn only_space_follows(&mut self) -> Result<bool, ConstraintError> {
         let tokenizer = Arc::clone(self.vocabulary.tokenizer());
         let words = self.mask()?;
@@ -193,7 +194,7 @@ impl Constraint for GrammarConstraint {
     fn mask(&mut self) -> Result<&[u32], ConstraintError> {
         if !self.is_masked {
             self.mask = self.matcher.compute_mask_or_eos().map_err(engine_error)?;
-            // The engine knows one end token, and one token for each text.
+            // The engine has a single end token and a single token for each text.
             let is_complete = self.is_complete();
             for &end in self.vocabulary.tokenizer().eog_tokens() {
                 self.mask.set(end as usize, is_complete);

@@ -1,10 +1,10 @@
-//! Bounds the digits of numbers in JSON. The engine has no bound for fractions and exponents.
+//! Limits the digits of numbers in JSON. The engine has no limit for fractions and exponents.
 
 /// Maximum digits in a row outside of strings. An F64 has 17 significant digits; zeros may precede
 /// them.
 const MAX_DIGITS: u32 = 40;
-/// Assumed maximum digits of a token: a run that is shorter by as much needs no check of all tokens.
-/// A longer token may exceed the bound once.
+/// Assumed maximum digits of a token: a run that is shorter by as much needs no check of all
+/// tokens. A longer token may exceed the bound once.
 const MAX_TOKEN_DIGITS: u32 = 16;
 
 /// State of a scanner of JSON that counts digits.

@@ -1,47 +1,48 @@
 //! Errors of grammars.
 
-/// The result of anything here that can fail.
+/// Result of a grammar operation.
 pub type Result<T, E = GrammarError> = std::result::Result<T, E>;
 
-/// A grammar that cannot be read, contradicts itself, or asks for what cannot be enforced.
+/// A grammar that cannot be parsed, contradicts itself, or contains something that cannot be
+/// enforced.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrammarError {
-    /// GBNF that is wrong.
+    /// Invalid GBNF.
     #[error("line {line}, column {column}{}: {message}", in_rule(.rule))]
     Gbnf {
-        /// Counted from 1.
+        /// Line, counted from 1.
         line: usize,
-        /// In characters, counted from 1.
+        /// Column in characters, counted from 1.
         column: usize,
-        /// The rule in which it is, if it has a name yet.
+        /// Enclosing rule, if it already has a name.
         rule: Option<String>,
-        /// What is wrong.
+        /// Description of the problem.
         message: String,
     },
-    /// A part of a JSON schema that is wrong or cannot be enforced.
+    /// A part of a JSON schema that is invalid or cannot be enforced.
     #[error("{pointer}: {message}")]
     Schema {
-        /// Where, as a JSON pointer in a fragment: `#/properties/name`.
+        /// Location, as a JSON pointer in a fragment: `#/properties/name`.
         pointer: String,
-        /// What is wrong.
+        /// Description of the problem.
         message: String,
     },
-    /// A regular expression that is wrong or cannot be enforced.
+    /// A regular expression that is invalid or cannot be enforced.
     #[error("the regular expression: {0}")]
     Regex(String),
-    /// A trigger that is wrong.
+    /// An invalid trigger.
     #[error("trigger '{trigger}': {message}")]
     Trigger {
-        /// Its word or expression.
+        /// Word or expression of the trigger.
         trigger: String,
-        /// What is wrong.
+        /// Description of the problem.
         message: String,
     },
     /// A vocabulary that cannot be used.
     #[error("the vocabulary: {0}")]
     Vocabulary(String),
-    /// A limit was reached.
+    /// A limit was exceeded.
     #[error("{0}")]
     TooLarge(String),
 }

@@ -1,4 +1,4 @@
-//! GBNF, llama.cpp's form of grammars: read, checked, and translated for the engine.
+//! GBNF, llama.cpp's grammar format: parsed, checked, and translated for the engine.
 
 mod charset;
 mod check;
@@ -12,12 +12,12 @@ use charset::CharSet;
 use samite_text::Tokenizer;
 use std::cmp::Ordering;
 
-/// A grammar that is sound.
+/// A validated grammar.
 #[derive(Clone, Debug)]
 pub struct Gbnf {
     rules: Vec<Rule>,
     root: usize,
-    /// Number of nodes: their numbers are below.
+    /// Number of nodes; node ids are smaller.
     nodes: usize,
 }
 
@@ -30,13 +30,13 @@ struct Rule {
 /// A part of a rule.
 #[derive(Clone, Debug)]
 struct Node {
-    /// Of all nodes of the grammar, the only one with this number.
+    /// Unique id in the grammar.
     id: usize,
     place: Place,
     kind: Kind,
 }
 
-/// Numbers and places do not count: equal nodes derive the same texts.
+/// Ignores ids and places: equal nodes derive the same texts.
 impl PartialEq for Node {
     fn eq(&self, other: &Self) -> bool {
         self.kind == other.kind
@@ -57,7 +57,7 @@ impl Ord for Node {
     }
 }
 
-/// Where something stands in the text.
+/// Position in the source text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Place {
     line: usize,
@@ -68,7 +68,7 @@ struct Place {
 enum Kind {
     /// One character of a set.
     Chars(CharSet),
-    /// One after another; nothing if there are none.
+    /// One after another; derives the empty text if empty.
     Sequence(Vec<Node>),
     /// One of these.
     Choice(Vec<Node>),
@@ -92,20 +92,20 @@ enum TokenName {
 }
 
 impl Gbnf {
-    /// Reads and checks a grammar.
+    /// Parses and checks a grammar.
     ///
     /// # Errors
-    /// [`GrammarError::Gbnf`](crate::GrammarError::Gbnf) with the place of what is wrong.
+    /// [`GrammarError::Gbnf`](crate::GrammarError::Gbnf) with the position of the problem.
     pub fn parse(text: &str) -> Result<Self> {
         let grammar = parse::parse(text)?;
         check::check(&grammar)?;
         Ok(grammar)
     }
 
-    /// The grammar in the engine's language.
+    /// Returns the grammar in the engine's language.
     ///
     /// # Errors
-    /// Tokens that the vocabulary does not have.
+    /// If it names tokens that are not in the vocabulary.
     pub(crate) fn to_lark(&self, vocabulary: Option<&Tokenizer>) -> Result<String> {
         lark::print(self, &lexemes::choose(self), vocabulary)
     }

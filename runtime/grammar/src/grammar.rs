@@ -1,4 +1,4 @@
-//! What a text can keep to.
+//! Grammars that a text can be constrained to.
 
 use crate::constraint::GrammarConstraint;
 use crate::error::{GrammarError, Result};
@@ -10,11 +10,11 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory, panic_utils};
 use serde_json::Value;
 
-/// Longest regular expression.
+/// Maximum length of a regular expression in bytes.
 const LONGEST_REGEX: usize = 1 << 16;
 
-/// What a text keeps to. What can be seen without the engine was found sound; the engine sees the rest when it
-/// [begins](Self::constraint), or before ([`check`](Self::check)).
+/// A grammar. Everything that does not need the engine has been validated; the engine validates the
+/// rest in [`constraint`](Self::constraint), or earlier in [`check`](Self::check).
 #[derive(Clone, Debug)]
 pub struct Grammar(Form);
 
@@ -27,15 +27,17 @@ enum Form {
 }
 
 impl Grammar {
-    /// Text in JSON that a schema describes: the members of objects come in its order.
+    /// Creates a grammar for JSON that conforms to a schema. Members of objects come in the
+    /// schema's order.
     ///
     /// # Errors
-    /// [`GrammarError::Schema`] if this is no schema, or has a part that cannot be enforced.
+    /// [`GrammarError::Schema`] if the schema is invalid or has a part that cannot be enforced.
     pub fn json_schema(text: &str) -> Result<Self> {
         schema::prepare(text).map(|schema| Grammar(Form::Schema(schema)))
     }
 
-    /// Text that is matched as a whole by a regular expression: that of the crate `regex`, so without look-around and back-references.
+    /// Creates a grammar for text that a regular expression matches as a whole. The syntax is that
+    /// of the crate `regex`, without look-around and back-references.
     ///
     /// # Errors
     /// [`GrammarError::Regex`].
@@ -48,7 +50,7 @@ impl Grammar {
         if !escapes.is_multiple_of(2) {
             return Err(GrammarError::Regex("nothing follows '\\'".to_owned()));
         }
-        // The whole text is matched in any case.
+        // The whole text is matched in any case, so these anchors are redundant.
         let text = text.strip_prefix('^').unwrap_or(text);
         let is_anchor = |before: &&str| {
             let escapes = before.len() - before.trim_end_matches('\\').len();
@@ -58,15 +60,15 @@ impl Grammar {
         Ok(Grammar(Form::Regex(unanchored.unwrap_or(text).to_owned())))
     }
 
-    /// Text that a grammar in GBNF derives.
+    /// Creates a grammar from GBNF.
     ///
     /// # Errors
-    /// [`GrammarError::Gbnf`] with the place of what is wrong.
+    /// [`GrammarError::Gbnf`] with the position of the problem.
     pub fn gbnf(text: &str) -> Result<Self> {
         Ok(Grammar(Form::Gbnf(Gbnf::parse(text)?)))
     }
 
-    /// Text that is put together from parts.
+    /// Creates a grammar composed of parts.
     pub fn parts(part: Part) -> Self {
         Grammar(Form::Parts(part))
     }
@@ -80,10 +82,10 @@ impl Grammar {
         }
     }
 
-    /// Whether the engine takes it, where no vocabulary is known.
+    /// Checks that the engine accepts the grammar, without a vocabulary.
     ///
     /// # Errors
-    /// What contradicts itself, is too large, or lets no text begin.
+    /// If the grammar contradicts itself, is too large, or allows no first token.
     pub fn check(&self) -> Result<()> {
         let factory = byte_factory().map_err(GrammarError::TooLarge)?;
         let first = self.begin(&factory, None)?.compute_mask_or_eos();
@@ -102,10 +104,11 @@ impl Grammar {
         })
     }
 
-    /// The grammar at the beginning of a text in tokens of this vocabulary.
+    /// Returns the grammar's constraint at the start of a text in tokens of this vocabulary.
     ///
     /// # Errors
-    /// As [`check`](Self::check), or if it names tokens that the vocabulary does not have.
+    /// Fails like [`check`](Self::check); also if it names tokens that the vocabulary does not
+    /// have.
     pub fn constraint(&self, vocabulary: &GrammarVocabulary) -> Result<GrammarConstraint> {
         let matcher = self.begin(&vocabulary.shared().factory, Some(vocabulary))?;
         let is_schema = matches!(self.0, Form::Schema(_));
@@ -129,7 +132,8 @@ impl Grammar {
             Form::Regex(text) => TopLevelGrammar::from_regex(text),
             Form::Gbnf(gbnf) => {
                 let tokenizer = vocabulary.map(|vocabulary| &**vocabulary.tokenizer());
-                // Without it, a text that can go on in one way only is written to its end at once, and a few rules stand for texts of any length.
+                // Otherwise the engine would write out a text that has only one continuation at
+                // once, and a few rules can produce texts of any length.
                 let forces_nothing = "%llguidance {\"no_forcing\": true}\n";
                 TopLevelGrammar::from_lark(forces_nothing.to_owned() + &gbnf.to_lark(tokenizer)?)
             }
@@ -146,7 +150,7 @@ impl Grammar {
     }
 }
 
-/// A parser of a grammar at the beginning of a text.
+/// Creates a parser at the start of a text.
 pub(crate) fn start(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Matcher, String> {
     let parser = std::panic::AssertUnwindSafe(|| factory.create_parser(grammar));
     let parser =
@@ -154,7 +158,8 @@ pub(crate) fn start(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result
     Ok(Matcher::new(Ok(parser)))
 }
 
-/// The first line of what the engine says; of a wrong expression, which is drawn behind it, also what is wrong.
+/// Returns the first line of an engine message. For an invalid expression, which the engine quotes
+/// below, adds the reason.
 fn in_one_line(message: &str) -> String {
     let first = message.lines().next().unwrap_or_default();
     let reason = message

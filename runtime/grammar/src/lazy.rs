@@ -1,4 +1,4 @@
-//! A grammar that begins at a trigger.
+//! Grammars that start at a trigger.
 
 use crate::constraint::GrammarConstraint;
 use crate::error::{GrammarError, Result};
@@ -6,54 +6,56 @@ use fancy_regex::Regex;
 use samite_text::{Constraint, ConstraintError};
 use std::sync::Arc;
 
-/// Longest text in which triggers are looked for: of longer ones, the end.
+/// Maximum length of the text searched for triggers; only the end of a longer text is searched.
 const MOST_BYTES: usize = 1 << 18;
 
-/// What begins the grammar.
+/// Event that starts the grammar.
 #[derive(Clone, Debug)]
 pub enum Trigger {
     /// A token. It is part of the grammar's text.
     Token(u32),
     /// A word anywhere in the text. It is part of the grammar's text.
     Word(String),
-    /// A word anywhere in the text. The grammar's text begins behind it.
+    /// A word anywhere in the text. The grammar's text begins after it.
     After(String),
-    /// An expression that matches anywhere in the text. The grammar's text begins with its first group that is not empty, or else with the match.
+    /// An expression that matches anywhere in the text. The grammar's text begins with its first
+    /// non-empty group, or else with the match.
     Pattern(String),
-    /// The same for the whole text.
+    /// Like `Pattern`, but matches the whole text.
     FullPattern(String),
 }
 
-/// A constraint that allows everything until a trigger comes, and then keeps to a grammar.
+/// A constraint that allows everything until a trigger occurs and then enforces a grammar.
 #[derive(Clone, Debug)]
 pub struct Lazy {
     inner: GrammarConstraint,
     tokens: Vec<u32>,
-    /// Each with whether the grammar begins behind it.
+    /// Trigger words; the flag is set if the grammar begins after the word.
     words: Vec<(String, bool)>,
     patterns: Vec<Regex>,
     all: Vec<u32>,
-    /// A mask without the tokens that break the grammar as they begin it.
+    /// Mask without the tokens that would start the grammar and break it at once.
     some: Vec<u32>,
-    /// Whether there is such a token here.
+    /// True if the current text has such tokens.
     has_refused: bool,
     text: Vec<u8>,
-    /// The tokens of `text`, each with where it ends.
+    /// Tokens of `text`, each with its end.
     ends: Vec<(u32, usize)>,
-    /// Whether the first of them has its beginning no more.
+    /// True if the start of the first token was dropped.
     is_cut: bool,
     is_triggered: bool,
     is_asleep: bool,
-    /// The text that ends the sleep.
+    /// Text that ends the sleep.
     wakes_at: Option<String>,
     is_ended: bool,
 }
 
 impl Lazy {
-    /// Keeps to `inner` from the first of `triggers` on.
+    /// Enforces `inner` from the first of `triggers` on.
     ///
     /// # Errors
-    /// [`GrammarError::Trigger`] for an expression that is wrong, an empty word, or no trigger at all.
+    /// [`GrammarError::Trigger`] for an invalid expression, an empty word, or an empty list of
+    /// triggers.
     pub fn new(inner: GrammarConstraint, triggers: &[Trigger]) -> Result<Self> {
         let wrong = |trigger: &str, message: String| GrammarError::Trigger {
             trigger: trigger.to_owned(),
@@ -106,18 +108,19 @@ impl Lazy {
         })
     }
 
-    /// Whether the grammar has begun.
+    /// Returns whether the grammar has started.
     pub fn is_triggered(&self) -> bool {
         self.is_triggered
     }
 
-    /// While it is asleep, nothing is a trigger: inside of reasoning, for example. What was said before counts no more.
+    /// Suspends or resumes the search for triggers, for example inside of reasoning. Discards the
+    /// text so far.
     pub fn set_asleep(&mut self, is_asleep: bool) {
         self.is_asleep = is_asleep;
         self.forget();
     }
 
-    /// Sleeps until a text comes, such as the end of thoughts that the prompt began.
+    /// Sleeps until a text occurs, such as the end of reasoning that the prompt began.
     pub fn sleep_until(mut self, text: impl Into<String>) -> Self {
         let text = text.into();
         self.is_asleep = !text.is_empty();
@@ -125,7 +128,7 @@ impl Lazy {
         self
     }
 
-    /// Whether the text says that the sleep ends. Of what was said before, nothing is kept.
+    /// Returns whether the text ends the sleep. Discards text that the search no longer needs.
     fn wakes(&mut self) -> bool {
         let Some(end) = &self.wakes_at else {
             return false;
@@ -143,7 +146,7 @@ impl Lazy {
         found.is_some()
     }
 
-    /// Forgets the beginning of the text.
+    /// Drops the start of the text.
     fn drop_first(&mut self, dropped: usize) {
         if dropped == 0 {
             return;
@@ -160,7 +163,7 @@ impl Lazy {
         self.is_cut = false;
     }
 
-    /// Where the grammar's text begins, if a trigger is in the text.
+    /// Returns where the grammar's text begins, if the text contains a trigger.
     fn trigger(&self, new_from: usize) -> Option<usize> {
         let words = self.words.iter().filter_map(|(word, is_before)| {
             let from = new_from.saturating_sub(word.len() - 1);
@@ -170,14 +173,14 @@ impl Lazy {
         });
         let mut places: Vec<usize> = words.collect();
         if !self.patterns.is_empty() {
-            // Of the same length as the bytes, so that places are the same.
+            // Replacements have the same length in bytes, so that positions agree.
             let mut view = String::with_capacity(self.text.len());
             for chunk in self.text.utf8_chunks() {
                 view.push_str(chunk.valid());
                 view.extend(chunk.invalid().iter().map(|_| '\u{1A}'));
             }
             for pattern in &self.patterns {
-                // An expression that takes too long is as one that does not match.
+                // An expression that exceeds its limits counts as not matching.
                 if let Ok(Some(found)) = pattern.captures(&view) {
                     let group = found
                         .iter()
@@ -191,7 +194,7 @@ impl Lazy {
         places.into_iter().min()
     }
 
-    /// Whether a token is a trigger, and what of it belongs to the grammar breaks it.
+    /// Returns whether a token is a trigger whose part in the grammar's text breaks the grammar.
     fn breaks(&mut self, token: u32) -> bool {
         if self.is_asleep || self.tokens.contains(&token) {
             return false;
@@ -205,7 +208,7 @@ impl Lazy {
         is_trigger && self.clone().accept(token).is_err()
     }
 
-    /// Begins the grammar with what of the text stands behind `start`.
+    /// Starts the grammar with the text after `start`.
     fn begin(&mut self, start: usize) -> Result<(), ConstraintError> {
         self.is_triggered = true;
         let text = std::mem::take(&mut self.text);
@@ -238,7 +241,7 @@ impl Constraint for Lazy {
         if self.is_triggered {
             return self.inner.mask();
         }
-        // Most texts need no look at each token.
+        // Most texts do not need a check of each token.
         if !self.has_refused {
             return Ok(&self.all);
         }

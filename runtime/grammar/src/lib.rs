@@ -1,7 +1,8 @@
-//! Text that keeps to a grammar.
+//! Constrains generated text to a grammar.
 //!
-//! A [`Grammar`] is a JSON schema, a regular expression or GBNF, llama.cpp's form of grammars, or made of [`Part`]s. With a [`GrammarVocabulary`] it becomes a
-//! [`GrammarConstraint`], which a [`Sampler`](samite_text::Sampler) asks which tokens may come:
+//! A [`Grammar`] is a JSON schema, a regular expression, GBNF (llama.cpp's grammar format), or
+//! composed of [`Part`]s. With a [`GrammarVocabulary`] it becomes a [`GrammarConstraint`], which
+//! tells a [`Sampler`](samite_text::Sampler) which tokens may follow:
 //!
 //! ```
 //! use samite_grammar::{Grammar, GrammarVocabulary};
@@ -25,18 +26,19 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `grammar.rs` | [`Grammar`]: what there is to keep to |
-//! | `schema.rs` | what of JSON schema is enforced; the rest is refused by name and place |
-//! | `gbnf.rs` | [`Gbnf`]: read (`parse.rs`), checked (`check.rs`), cut into lexemes (`lexemes.rs`), printed for the engine (`lark.rs`) |
-//! | `parts.rs` | [`Part`]: grammars that a program puts together of texts and schemas |
-//! | `vocabulary.rs` | [`GrammarVocabulary`]: the trie of all tokens, made once |
-//! | `constraint.rs` | [`GrammarConstraint`]: a text on its way |
-//! | `digits.rs` | bounds the digits of numbers in JSON |
-//! | `lazy.rs` | [`Lazy`]: a constraint that begins at a trigger |
+//! | `grammar.rs` | [`Grammar`]: the grammars that can be enforced |
+//! | `schema.rs` | the enforced subset of JSON Schema; other keywords are rejected with name and location |
+//! | `gbnf.rs` | [`Gbnf`]: parsed (`parse.rs`), checked (`check.rs`), split into lexemes (`lexemes.rs`), printed for the engine (`lark.rs`) |
+//! | `parts.rs` | [`Part`]: grammars that a program composes of texts and schemas |
+//! | `vocabulary.rs` | [`GrammarVocabulary`]: the trie of all tokens, built once |
+//! | `constraint.rs` | [`GrammarConstraint`]: the state of a text |
+//! | `digits.rs` | limits the digits of numbers in JSON |
+//! | `lazy.rs` | [`Lazy`]: a constraint that starts at a trigger |
 //!
-//! The engine is llguidance. A grammar that comes from outside is limited in size, depth and in the time that it takes; nothing here panics on one.
+//! The engine is llguidance. Untrusted grammars are limited in size, depth and compile time, and
+//! never cause a panic.
 #![forbid(unsafe_code)]
 
 mod constraint;

@@ -1,4 +1,4 @@
-//! Grammars put together from texts and schemas.
+//! Grammars composed of texts and schemas.
 
 use crate::error::{GrammarError, Result};
 use crate::schema::{bound_integers, check_numbers, prepare};
@@ -6,54 +6,54 @@ use samite_text::{TokenAttributes, Tokenizer};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// A part of a grammar that a program puts together.
+/// A part of a composed grammar.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
-    /// This text. Where it has the name of a control token, that token.
+    /// A fixed text. A control token's name in it stands for that token.
     Text(String),
-    /// What a regular expression matches, which cannot be nothing.
+    /// A match of a regular expression, which must not be empty.
     Regex(String),
-    /// JSON that a schema describes. What of the schema cannot be enforced is left out.
+    /// JSON that conforms to a schema. Ignores parts of the schema that cannot be enforced.
     Json(Value),
-    /// Any text up to the first time that this one comes, and this one.
+    /// Any text up to and including the first occurrence of this one.
     Through(String),
     /// One of these.
     OneOf(Vec<Part>),
-    /// All of these, one after another.
+    /// All of these, in order.
     Sequence(Vec<Part>),
-    /// The same part so many times; without `most`, any number from `least`.
+    /// A repeated part.
     Repeat {
-        /// The part.
+        /// Repeated part.
         part: Box<Part>,
-        /// At least so many times.
+        /// Minimum count.
         least: u32,
-        /// At most so many times.
+        /// Maximum count; `None` for no limit.
         most: Option<u32>,
     },
 }
 
 impl Part {
-    /// This text.
+    /// Returns a part for a fixed text.
     pub fn text(text: impl Into<String>) -> Self {
         Part::Text(text.into())
     }
 
-    /// JSON that a schema describes. The whole schema is enforced.
+    /// Returns a part for JSON that conforms to a schema. The whole schema is enforced.
     ///
     /// # Errors
-    /// As [`Grammar::json_schema`](crate::Grammar::json_schema).
+    /// Fails like [`Grammar::json_schema`](crate::Grammar::json_schema).
     pub fn json_schema(text: &str) -> Result<Self> {
         Ok(Part::Json(prepare(text)?))
     }
 
-    /// Returns true if all of the text but literals and expressions is JSON. Free text would confuse
-    /// a scanner of JSON's strings.
+    /// Returns true if all text except literals and expressions is JSON. Free text would confuse
+    /// the scanner of JSON strings.
     pub(crate) fn is_json(&self) -> bool {
         self.any(&|part| matches!(part, Part::Json(_)))
             && !self.any(&|part| matches!(part, Part::Through(_)))
     }
 
-    /// Returns true if this part, or one within it, is such a part.
+    /// Returns true if `is_such` holds for this part or one within it.
     fn any(&self, is_such: &impl Fn(&Part) -> bool) -> bool {
         is_such(self)
             || match self {
@@ -65,7 +65,7 @@ impl Part {
             }
     }
 
-    /// The part, or nothing.
+    /// Makes a part optional.
     pub fn optional(part: Part) -> Self {
         Part::Repeat {
             part: Box::new(part),
@@ -75,10 +75,10 @@ impl Part {
     }
 }
 
-/// Deepest parts in parts: the engine's compiler goes down as deep.
+/// Maximum nesting depth: the engine's compiler recurses as deep.
 const DEEPEST: usize = 100;
 
-/// The grammar in the engine's language, with a vocabulary's [`control_tokens`].
+/// Translates a part into the engine's language, with a vocabulary's [`control_tokens`].
 pub(crate) fn to_lark<'p>(part: &'p Part, controls: &'p [(String, u32)]) -> Result<String> {
     let mut printer = Printer {
         controls,
@@ -97,7 +97,7 @@ pub(crate) fn to_lark<'p>(part: &'p Part, controls: &'p [(String, u32)]) -> Resu
     Ok(grammar)
 }
 
-/// Names and numbers of control tokens, the longest names first.
+/// Returns the names and numbers of control tokens, longest names first.
 pub(crate) fn control_tokens(vocabulary: &Tokenizer) -> Vec<(String, u32)> {
     let name = |id: u32| {
         let attributes = vocabulary.attributes(id).ok()?;
@@ -114,14 +114,14 @@ pub(crate) fn control_tokens(vocabulary: &Tokenizer) -> Vec<(String, u32)> {
 
 struct Printer<'p> {
     controls: &'p [(String, u32)],
-    /// What may come more than once, each with its text.
+    /// Parts that may occur more than once, each with its text.
     rules: Vec<(&'p Part, String)>,
     text: String,
     lexemes: Vec<String>,
 }
 
 impl<'p> Printer<'p> {
-    /// A part that is a rule: where it comes again, only its name does.
+    /// Emits a part as a rule; further occurrences only refer to it.
     fn rule(&mut self, part: &'p Part, depth: usize) -> Result<()> {
         let number = match self.rules.iter().position(|(known, _)| *known == part) {
             Some(number) => number,
@@ -188,7 +188,7 @@ impl<'p> Printer<'p> {
         Ok(())
     }
 
-    /// The text cut at the names of control tokens.
+    /// Emits a text, split at the names of control tokens.
     fn literal(&mut self, text: &str) {
         let mut pieces = Vec::new();
         let mut rest = text;
@@ -197,7 +197,7 @@ impl<'p> Printer<'p> {
                 let at = rest.find(name.as_str())?;
                 Some((at, name.len(), *id))
             });
-            // Of names at one place, the longest comes first.
+            // At the same position, the longest name comes first.
             let (plain, token) = match found.min_by_key(|(at, ..)| *at) {
                 Some((at, length, id)) => {
                     let plain = &rest[..at];
@@ -219,7 +219,7 @@ impl<'p> Printer<'p> {
 
     fn through(&mut self, end: &str) {
         if self.controls.iter().any(|(name, _)| end.starts_with(name)) {
-            // Text never has a control token, so the end is where it comes.
+            // Text never contains a control token, so the first occurrence ends it.
             self.text.push('(');
             self.lexeme("(?s:.)+");
             self.text.push_str("? ");
@@ -244,12 +244,12 @@ impl<'p> Printer<'p> {
     }
 }
 
-/// An expression between slashes.
+/// Escapes an expression for use between slashes.
 fn escaped(expression: &str) -> String {
     expression.replace('/', r"\x{2F}").replace('\n', r"\n")
 }
 
-/// A schema of which the engine leaves out what it cannot enforce.
+/// Marks a schema as lenient: the engine ignores what it cannot enforce.
 fn lenient(schema: &Value) -> Value {
     match schema {
         Value::Object(keywords) => {
@@ -262,7 +262,7 @@ fn lenient(schema: &Value) -> Value {
             bound_integers(&mut schema);
             schema
         }
-        // `true`, or what is no schema: anything.
+        // `true`, or an invalid schema: allow anything.
         _ => json!({}),
     }
 }

@@ -1,7 +1,8 @@
-//! What of JSON schema is enforced.
+//! Enforced subset of JSON Schema.
 //!
-//! The engine's compiler takes the schema; before, everything that it would not enforce is refused with its place, and references are written as it
-//! reads them.
+//! The engine's compiler takes the schema. Before that, this module rejects everything that the
+//! engine would not enforce, with its location, and rewrites references to the form that the engine
+//! reads.
 
 use crate::error::{GrammarError, Result};
 use crate::grammar::start;
@@ -11,9 +12,9 @@ use serde_json::{Map, Number, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 const MOST_BYTES: usize = 1 << 20;
-/// Deepest schema in schemas.
+/// Maximum nesting of schemas.
 const DEEPEST: usize = 64;
-/// Most values that take the place of references.
+/// Maximum number of values that replace references.
 const MOST_INLINED: usize = 100_000;
 /// Limits on the search for the part at fault: trials, and the parts that the engine makes in them.
 const MAX_TRIALS: usize = 100;
@@ -21,13 +22,13 @@ const MAX_TRIED_PARTS: usize = 500_000;
 /// Most parts that the engine makes of a schema, and its message beyond that.
 const MAX_PARTS: usize = 50_000;
 const TOO_LARGE: &str = "schema too large";
-/// Largest whole number of a schema without bounds, with as many digits as a 64-bit integer has.
-/// It is one of F64.
+/// Largest integer of a schema without bounds. It has as many digits as a 64-bit integer, and F64
+/// represents it exactly.
 const MAX_INTEGER: i64 = 9_000_000_000_000_000_000;
-/// White space between two parts of JSON: a space, or line ends with what stands before the next line.
+/// White space between two tokens of JSON: a space, or newlines with indentation.
 pub(crate) const WHITE_SPACE: &str = r"\x20|\n{1,2}[\x20\t]{0,20}";
 
-/// Keywords that say something of values and are not enforced.
+/// Keywords that constrain values and are not enforced.
 const REFUSED: &[&str] = &[
     "not",
     "if",
@@ -48,7 +49,7 @@ const REFUSED: &[&str] = &[
     "contentSchema",
 ];
 
-/// Whether a keyword that is not enforced says nothing here.
+/// Returns whether a keyword that is not enforced has no effect here.
 fn says_nothing(schema: &Map<String, Value>, keyword: &str, value: &Value) -> bool {
     let has = |keyword: &str| schema.contains_key(keyword);
     match keyword {
@@ -62,7 +63,8 @@ fn says_nothing(schema: &Map<String, Value>, keyword: &str, value: &Value) -> bo
     }
 }
 
-/// What stands for a keyword about what other schemas for the same value leave over, where there are no others.
+/// Returns the keyword that replaces an `unevaluated…` keyword if no other schemas apply to the
+/// same value.
 fn instead(schema: &Map<String, Value>, keyword: &str) -> Option<&'static str> {
     const OTHERS: [&str; 7] = [
         "$ref",
@@ -81,13 +83,14 @@ fn instead(schema: &Map<String, Value>, keyword: &str) -> Option<&'static str> {
     }
 }
 
-/// Days that there are: February ends on the 29th in leap years only.
+/// Valid dates: February 29th only in leap years.
 const DATE: &str = "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))\
      |([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
-/// Times of day with a zone, without leap seconds, which only few minutes have.
+/// Times of day with a time zone. Leap seconds, which are possible in few minutes only, are left
+/// out.
 const TIME: &str = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,9})?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
 
-/// Formats that are enforced. Others are annotations, as the standard has it.
+/// Formats that are enforced. Others are annotations, as the standard allows.
 const FORMATS: &[&str] = &[
     "date-time",
     "time",
@@ -101,13 +104,14 @@ const FORMATS: &[&str] = &[
     "uri",
 ];
 
-/// What holds for a format where the engine's expression lets too much through, and whether it says everything.
+/// Returns extra constraints for a format for which the engine's expression is too permissive. The
+/// flag is set if they replace the format.
 fn more_about(format: &str) -> Option<(Value, bool)> {
     Some(match format {
         "date" => (json!({ "pattern": format!("^{DATE}$") }), true),
         "time" => (json!({ "pattern": format!("^{TIME}$") }), true),
         "date-time" => (json!({ "pattern": format!("^{DATE}[tT]{TIME}$") }), true),
-        // How long names and their parts may be.
+        // Maximum length of names and their parts.
         "email" => {
             let parts = "^[^@]{1,64}@[^.]{1,63}([.][^.]{1,63})*$";
             (json!({ "pattern": parts, "maxLength": 254 }), false)
@@ -117,13 +121,13 @@ fn more_about(format: &str) -> Option<(Value, bool)> {
     })
 }
 
-/// Keywords with values, which are no schemas.
+/// Keywords whose values are not schemas.
 const WITH_VALUES: &[&str] = &["const", "enum", "default", "examples"];
 /// Keywords with a schema, with a list of schemas, and with schemas by name.
 const WITH_ONE: &[&str] = &["additionalProperties", "additionalItems", "items"];
 const WITH_LIST: &[&str] = &["anyOf", "oneOf", "allOf", "prefixItems", "items"];
 const WITH_MAP: &[&str] = &["properties", "patternProperties"];
-/// Keywords whose members have names, not keywords.
+/// Keywords whose members are names, not keywords.
 const HAVE_NAMES: &[&str] = &[
     "properties",
     "patternProperties",
@@ -135,13 +139,13 @@ const HAVE_NAMES: &[&str] = &[
 /// Keywords whose values only describe a schema.
 const ANNOTATIONS: &[&str] = &["default", "examples"];
 
-/// Refuses numbers that the engine cannot enforce. It negates bounds, and would recurse until the
-/// stack overflows for numbers without an opposite. It computes in F64, and would round others.
+/// Rejects numbers that the engine cannot enforce. It negates bounds, and would overflow the stack
+/// for numbers that have no negation. It computes in F64, and would round others.
 pub fn check_numbers(schema: &Value, pointer: &str) -> Result<()> {
     check_part(schema, pointer, false)
 }
 
-/// Checks a part of a schema. The members of `schemas_by_name` have any names, not keywords.
+/// Checks a part of a schema. With `schemas_by_name`, the members are names, not keywords.
 fn check_part(schema: &Value, pointer: &str, schemas_by_name: bool) -> Result<()> {
     const LEAST: f64 = i64::MIN as f64;
     match schema {
@@ -169,7 +173,7 @@ fn check_part(schema: &Value, pointer: &str, schemas_by_name: bool) -> Result<()
     }
 }
 
-/// Returns true for a whole number that F64 cannot represent.
+/// Returns whether F64 cannot represent an integer exactly.
 fn is_rounded(number: &Number) -> bool {
     let exact = |number: i128| number as f64 as i128 == number;
     let number = number
@@ -179,7 +183,7 @@ fn is_rounded(number: &Number) -> bool {
     number.is_some_and(|number| !exact(number))
 }
 
-/// Adds bounds to integers that have none, and lowers larger ones: otherwise, a model may write
+/// Bounds integers that have no bounds, and lowers larger bounds: otherwise, a model may generate
 /// digits without end.
 pub fn bound_integers(schema: &mut Value) {
     bound_part(schema, false, 0);
@@ -210,7 +214,7 @@ fn bound_part(value: &mut Value, schemas_by_name: bool, depth: usize) {
     }
 }
 
-/// Returns true if the numbers of a schema are integers, which are not listed.
+/// Returns whether a schema describes integers that are not listed.
 fn is_integer(schema: &Map<String, Value>) -> bool {
     let is_listed = schema.contains_key("const") || schema.contains_key("enum");
     let kinds = match schema.get("type") {
@@ -222,7 +226,7 @@ fn is_integer(schema: &Map<String, Value>) -> bool {
     !is_listed && has("integer") && !has("number")
 }
 
-/// Bounds an integer, unless no number would be left.
+/// Bounds an integer, unless no number would remain.
 fn bound(schema: &mut Map<String, Value>) {
     const MAX: f64 = MAX_INTEGER as f64;
     let number = |schema: &Map<String, Value>, keyword: &str| schema.get(keyword)?.as_f64();
@@ -241,7 +245,8 @@ fn bound(schema: &mut Map<String, Value>) {
     }
 }
 
-/// The schema as the engine takes it; it may still refuse parts that contradict each other.
+/// Returns the schema in the engine's form. The engine may still reject parts that contradict each
+/// other.
 pub fn prepare(text: &str) -> Result<Value> {
     if text.len() > MOST_BYTES {
         let message = format!(
@@ -276,7 +281,7 @@ pub fn prepare(text: &str) -> Result<Value> {
         left: MOST_INLINED,
     };
     inline.options(&mut schema, 0)?;
-    // What is not known to the engine is taken as the newest draft.
+    // The engine treats an unknown `$schema` as the newest draft.
     schema
         .as_object_mut()
         .map(|schema| schema.remove("$schema"));
@@ -284,7 +289,8 @@ pub fn prepare(text: &str) -> Result<Value> {
     Ok(schema)
 }
 
-/// Why the engine refuses a schema, by place; `message` is what it says.
+/// Returns the error for a schema that the engine rejects, with the location. `message` is the
+/// engine's.
 pub fn refusal(factory: &ParserFactory, schema: &Value, message: String) -> GrammarError {
     let mut trials = Trials {
         left: MAX_TRIALS,
@@ -293,7 +299,7 @@ pub fn refusal(factory: &ParserFactory, schema: &Value, message: String) -> Gram
     trials.locate(factory, schema, "#", schema, message)
 }
 
-/// That a part is wrong.
+/// Returns the error for an invalid part.
 pub fn refuse(pointer: &str, message: impl Into<String>) -> GrammarError {
     GrammarError::Schema {
         pointer: pointer.to_owned(),
@@ -301,23 +307,23 @@ pub fn refuse(pointer: &str, message: impl Into<String>) -> GrammarError {
     }
 }
 
-/// A pointer to a part.
+/// Appends a part to a pointer.
 fn join(pointer: &str, part: &str) -> String {
     format!("{pointer}/{}", part.replace('~', "~0").replace('/', "~1"))
 }
 
-/// What a pointer in a fragment refers to.
+/// Returns the value that a pointer in a fragment refers to.
 fn find<'v>(root: &'v Value, pointer: &str) -> Option<&'v Value> {
     root.pointer(pointer.strip_prefix('#')?)
 }
 
-/// Goes through all schemas that count.
+/// Visits all schemas that are used.
 struct Walk<'v> {
     root: &'v Value,
-    /// Pointers by references that the engine would not read.
+    /// Pointers by references that the engine cannot read.
     aliases: BTreeMap<String, String>,
     seen: BTreeSet<String>,
-    /// Pointers to schemas, and how deep in others they are.
+    /// Pointers to schemas, and their nesting depth.
     todo: Vec<(String, usize)>,
 }
 
@@ -347,7 +353,7 @@ impl Walk<'_> {
                 ));
             }
             if keyword == "minProperties" {
-                // The engine counts a name that comes twice as two.
+                // The engine counts a repeated name as two.
                 let required = schema.get("required").and_then(Value::as_array);
                 let most = required.map_or(0, Vec::len) as u64 + 1;
                 if value.as_u64().is_some_and(|least| least > most) {
@@ -407,13 +413,13 @@ impl Walk<'_> {
         if target != reference || target.contains('~') {
             self.aliases.insert(reference.to_owned(), target.clone());
         }
-        // References go around in circles, but not deeper.
+        // References may form cycles, but do not increase the depth.
         self.todo.push((target, depth));
         Ok(())
     }
 }
 
-/// A fragment without percent signs.
+/// Decodes percent escapes in a fragment.
 fn unescaped(fragment: &str) -> Option<String> {
     let mut bytes = Vec::new();
     let mut rest = fragment.bytes();
@@ -429,7 +435,7 @@ fn unescaped(fragment: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The pointer to the schema with this anchor.
+/// Returns the pointer to the schema with this anchor.
 fn find_anchor(value: &Value, anchor: &str, pointer: &str, depth: usize) -> Option<String> {
     if depth > 2 * DEEPEST {
         return None;
@@ -449,7 +455,8 @@ fn find_anchor(value: &Value, anchor: &str, pointer: &str, depth: usize) -> Opti
     }
 }
 
-/// An expression as JSON schema means it, JavaScript's, for the engine: `.` leaves out more line ends, and `\s` is other white space.
+/// Converts a regular expression from JavaScript's dialect, which JSON Schema uses, to the
+/// engine's: `.` excludes more line ends, and `\s` matches other white space.
 fn in_rust(pattern: &str) -> String {
     const SPACE: &str =
         r"\t\n\x0B\x0C\r \u00A0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF";
@@ -479,7 +486,8 @@ fn alias_name(aliases: &BTreeMap<String, String>, reference: &str) -> Option<Str
     Some(format!("samite-{number}"))
 }
 
-/// Writes references and formats as the engine reads them, and leaves out what it would take for its own or what says nothing.
+/// Rewrites references and formats to the engine's form. Removes the engine's own keyword and
+/// keywords without effect.
 fn rewrite(value: &mut Value, aliases: &BTreeMap<String, String>, depth: usize) {
     if depth > 4 * DEEPEST {
         return;
@@ -492,7 +500,7 @@ fn rewrite(value: &mut Value, aliases: &BTreeMap<String, String>, depth: usize) 
             for (keyword, value) in &schema {
                 if let Some(other) = instead(&schema, keyword) {
                     map.remove(keyword);
-                    // Where this is said of all, nothing is left over.
+                    // The other keyword already covers everything, so nothing is unevaluated.
                     map.entry(other).or_insert_with(|| value.clone());
                 }
             }
@@ -526,7 +534,7 @@ fn rewrite(value: &mut Value, aliases: &BTreeMap<String, String>, depth: usize) 
                 };
             }
             for (key, value) in map.iter_mut() {
-                // Values are no schemas.
+                // Values are not schemas.
                 if !WITH_VALUES.contains(&&**key) {
                     rewrite(value, aliases, depth + 1);
                 }
@@ -541,7 +549,7 @@ fn rewrite(value: &mut Value, aliases: &BTreeMap<String, String>, depth: usize) 
     }
 }
 
-/// Puts what rewritten references refer to where they say.
+/// Adds the targets of rewritten references.
 fn add_targets(schema: &mut Value, aliases: &BTreeMap<String, String>) {
     let targets: Vec<(String, Value)> = aliases
         .iter()
@@ -559,10 +567,11 @@ fn add_targets(schema: &mut Value, aliases: &BTreeMap<String, String>) {
     }
 }
 
-/// Puts what alternatives of `oneOf` refer to in their place: the engine does not look through references to see that they exclude each other.
+/// Inlines the references in alternatives of `oneOf`: the engine does not follow references to see
+/// that alternatives exclude each other.
 struct Inline<'v> {
     root: &'v Value,
-    /// How many more values may be put somewhere.
+    /// Number of values that may still be inlined.
     left: usize,
 }
 
@@ -574,7 +583,7 @@ impl Inline<'_> {
         match value {
             Value::Object(map) => {
                 for (key, value) in map.iter_mut() {
-                    // Values are no schemas.
+                    // Values are not schemas.
                     if !WITH_VALUES.contains(&&**key) {
                         self.options(value, depth + 1)?;
                     }
@@ -615,7 +624,8 @@ impl Inline<'_> {
         Ok(())
     }
 
-    /// A copy of what `pointer` points to, in which parts with alternatives of their own are references to themselves: so it has an end.
+    /// Returns a copy of the value at `pointer`. In it, parts that contain `oneOf` become
+    /// references to the original, so the copy is finite.
     fn shallow(&mut self, pointer: &str, target: &Value) -> Result<Value> {
         let Value::Object(map) = target else {
             return Ok(target.clone());
@@ -708,7 +718,7 @@ fn has_one_of(value: &Value) -> bool {
     }
 }
 
-/// How many values there are in one, with itself.
+/// Returns the number of values in a value, including itself.
 fn size(value: &Value) -> usize {
     1 + match value {
         Value::Object(map) => map.values().map(size).sum(),
@@ -765,7 +775,8 @@ struct Trials {
 }
 
 impl Trials {
-    /// The smallest part of a schema that the engine refuses by itself; `message` is what it says about the part at `pointer`.
+    /// Returns the error for the smallest part of a schema that the engine rejects. `message` is
+    /// the engine's about the part at `pointer`.
     fn locate(
         &mut self,
         factory: &ParserFactory,
@@ -825,7 +836,7 @@ impl Trials {
     }
 }
 
-/// What the engine says, in words that tell what to do.
+/// Converts an engine message to one that states the remedy.
 fn in_words(message: &str) -> String {
     if message.contains("coerce_one_of") {
         return "the alternatives of 'oneOf' may overlap: let them differ in their types or in a required property with 'const', or use 'anyOf'"

@@ -1,4 +1,4 @@
-//! The texts of all tokens, as the engine wants them: made once for a vocabulary.
+//! Token texts in the form that the engine requires, computed once for a vocabulary.
 
 use crate::error::{GrammarError, Result};
 use crate::parts::control_tokens;
@@ -12,13 +12,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Longer tokens never come in a constrained text; the engine's trie is not deeper.
+/// Maximum length of a token in a constrained text: the depth of the engine's trie.
 const LONGEST_TOKEN: usize = 1023;
-/// What the engine's trie has room for.
+/// Capacity of the engine's trie.
 const MOST_BYTES: usize = 4_000_000;
 const MOST_TOKENS: usize = 1 << 23;
 
-/// A vocabulary for grammars. Clones share it.
+/// A vocabulary for grammars. Clones share its data.
 #[derive(Clone)]
 pub struct GrammarVocabulary(Arc<Shared>);
 
@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     pub factory: ParserFactory,
     pub tokenizer: Arc<Tokenizer>,
     pub controls: Vec<(String, u32)>,
-    /// Tokens with the same text as an earlier one, and that one.
+    /// Tokens with the same text as an earlier one, mapped to that one.
     pub twins: BTreeMap<u32, u32>,
 }
 
@@ -39,10 +39,10 @@ impl fmt::Debug for GrammarVocabulary {
 }
 
 impl GrammarVocabulary {
-    /// Takes the texts of all tokens. It takes about a tenth of a second for 100,000 of them.
+    /// Collects the texts of all tokens, which takes about a tenth of a second for 100,000 of them.
     ///
     /// # Errors
-    /// [`GrammarError::Vocabulary`] if there are too many tokens, or their texts are too long.
+    /// [`GrammarError::Vocabulary`] if there are too many tokens or their texts are too long.
     pub fn new(tokenizer: &Arc<Tokenizer>) -> Result<Self> {
         let count = tokenizer.vocab_size();
         let mut words = Vec::with_capacity(count);
@@ -83,7 +83,7 @@ impl GrammarVocabulary {
         })))
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.0.tokenizer
     }
@@ -93,7 +93,8 @@ impl GrammarVocabulary {
     }
 }
 
-/// What a token stands for in a constrained text; nothing for one that never comes in it but by name.
+/// Returns a token's text in a constrained text. It is empty for a token that can only occur by
+/// name.
 pub(crate) fn text_of(tokenizer: &Tokenizer, id: u32) -> &[u8] {
     let no_text = TokenAttributes::CONTROL
         .union(TokenAttributes::UNKNOWN)
@@ -103,7 +104,7 @@ pub(crate) fn text_of(tokenizer: &Tokenizer, id: u32) -> &[u8] {
         return &[];
     }
     let text = tokenizer.token_to_piece(id, false).unwrap_or_default();
-    // No text in UTF-8 has this byte, with which the engine marks tokens that are no text.
+    // UTF-8 never contains this byte, with which the engine marks tokens that are not text.
     let is_marked = text.contains(&TokTrie::SPECIAL_TOKEN_MARKER);
     if is_marked || text.len() > LONGEST_TOKEN {
         return &[];
@@ -111,7 +112,7 @@ pub(crate) fn text_of(tokenizer: &Tokenizer, id: u32) -> &[u8] {
     text
 }
 
-/// A maker of parsers that says nothing, and stops where a grammar takes too long.
+/// Creates a silent parser factory that stops if a grammar takes too long.
 fn factory(environment: &TokEnv, slices: &[String]) -> Result<ParserFactory, String> {
     let mut factory = ParserFactory::new(environment, InferenceCapabilities::default(), slices)
         .map_err(|error| error.to_string())?;
@@ -120,7 +121,7 @@ fn factory(environment: &TokEnv, slices: &[String]) -> Result<ParserFactory, Str
     Ok(factory)
 }
 
-/// A maker of parsers over a vocabulary of single bytes, to check grammars where no vocabulary is known yet.
+/// Creates a parser factory over single bytes, to check grammars before a vocabulary is known.
 pub(crate) fn byte_factory() -> Result<ParserFactory, String> {
     factory(&ApproximateTokEnv::single_byte_env(), &[])
 }

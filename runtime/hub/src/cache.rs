@@ -1,7 +1,8 @@
-//! The cache: the folder that other clients of the hub have, too.
+//! Download cache, shared with other Hugging Face clients.
 //!
-//! `models--owner--name` has `blobs`, the contents of files; `refs/main`, a commit; and `snapshots/COMMIT/PATH`, links to blobs. So what another program
-//! has downloaded is found here, and the other way round.
+//! `models--owner--name` contains `blobs`, the contents of files; `refs/main`, a commit; and
+//! `snapshots/COMMIT/PATH`, links to blobs. Files that other programs downloaded are therefore
+//! found here, and vice versa.
 
 use crate::error::{Error, Result};
 use crate::listing::{Listing, RemoteFile};
@@ -21,26 +22,27 @@ pub struct Cache {
 pub struct Cached {
     /// `owner/name`.
     pub repository: String,
-    /// The path in the repository; of a model in parts, of the first.
+    /// Path in the repository; for a split model, of the first part.
     pub file: String,
-    /// Where it is.
+    /// Path in the file system.
     pub path: PathBuf,
-    /// Bytes, of all parts.
+    /// Size in bytes, of all parts.
     pub size: u64,
 }
 
-/// Deepest folder in a repository that is looked into.
+/// Maximum folder depth searched in a repository.
 const DEEPEST: usize = 8;
 
 impl Cache {
-    /// A cache in `folder`, which need not be there.
+    /// Creates a cache in `folder`, which need not exist.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Cache {
             folder: folder.into(),
         }
     }
 
-    /// The cache of this user: `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or in `huggingface` of the folder for caches. `None` if nothing says where that is.
+    /// Returns this user's cache: `HF_HUB_CACHE`, else `hub` in `HF_HOME`, else `huggingface/hub`
+    /// in the user's cache folder. Returns `None` if the environment names none of them.
     pub fn of_user() -> Option<Self> {
         match std::env::var_os("HF_HUB_CACHE").filter(|folder| !folder.is_empty()) {
             Some(folder) => Some(Cache::new(folder)),
@@ -48,7 +50,7 @@ impl Cache {
         }
     }
 
-    /// The folder for everything of the hub.
+    /// Returns the folder for all Hugging Face data.
     pub(crate) fn home() -> Option<PathBuf> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         if let Some(home) = variable("HF_HOME") {
@@ -61,7 +63,7 @@ impl Cache {
         Some(caches?.join("huggingface"))
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -83,7 +85,7 @@ impl Cache {
         self.repository(repository).join("snapshots").join(commit)
     }
 
-    /// Gives a blob the name of its file.
+    /// Links a file name to its blob.
     pub(crate) fn link(&self, listing: &Listing, file: &RemoteFile) -> Result<PathBuf> {
         let snapshot = self.snapshot(&listing.repository, &listing.commit);
         let path = snapshot.join(&file.path);
@@ -112,7 +114,8 @@ impl Cache {
         Ok(path)
     }
 
-    /// What of a repository is there, of the commit that `revision` was when it was downloaded last.
+    /// Returns the cached files of a repository, at the commit that `revision` named when it was
+    /// last downloaded.
     pub fn listing(&self, reference: &Reference, revision: &str) -> Option<Listing> {
         let repository = &reference.repository;
         let named = self.repository(repository).join("refs").join(revision);
@@ -132,7 +135,7 @@ impl Cache {
         })
     }
 
-    /// Where the model is, if all of it is there; of a model in parts, the first.
+    /// Returns the path of a model if all of it is cached; for a split model, of the first part.
     pub fn find(&self, reference: &Reference, revision: &str) -> Option<PathBuf> {
         let listing = self.listing(reference, revision)?;
         let files = listing.choose(reference).ok()?;
@@ -144,10 +147,10 @@ impl Cache {
             .join(&file.path)
     }
 
-    /// All models, by repository and file.
+    /// Returns all models, by repository and file.
     ///
     /// # Errors
-    /// [`Error::Io`] if the folder cannot be read. One that is not there is empty.
+    /// [`Error::Io`] if the folder cannot be read. A missing folder counts as empty.
     pub fn models(&self) -> Result<Vec<Cached>> {
         let entries = match fs::read_dir(&self.folder) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -168,7 +171,7 @@ impl Cache {
                     wanted: Some(first.path.clone()),
                     ..reference.clone()
                 };
-                // Parts are part of the first one, if all are there.
+                // A complete split model is listed once, as its first part.
                 let is_later = listing.is_later_part(&first.path);
                 if let (false, Ok(parts)) = (is_later, listing.choose(&wanted)) {
                     models.push(Cached {
@@ -184,10 +187,11 @@ impl Cache {
         Ok(models)
     }
 
-    /// Deletes a model: the one that is wanted, or all of the repository, with what is left of ended downloads. Returns how many bytes that freed.
+    /// Deletes the requested model, or the whole repository, including incomplete downloads.
+    /// Returns the number of bytes freed.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if it is not there; [`Error::Io`].
+    /// [`Error::NotFound`] if it is not cached; [`Error::Io`].
     pub fn remove(&self, reference: &Reference) -> Result<u64> {
         let folder = self.repository(&reference.repository);
         let missing =
@@ -207,8 +211,8 @@ impl Cache {
             let path = self.path_of(&listing, file);
             let content = path.canonicalize().map_err(Error::io(&path))?;
             fs::remove_file(&path).map_err(Error::io(&path))?;
-            // Another snapshot may have the same content, and a link of the user's own may lead
-            // out of the cache.
+            // Another snapshot may share the content, and a link that the user created may lead out
+            // of the cache.
             let snapshots = folder.join("snapshots");
             let blobs = folder.join("blobs").canonicalize();
             let is_blob = blobs.is_ok_and(|blobs| content.starts_with(blobs));
@@ -237,7 +241,7 @@ fn models_in(root: &Path, folder: &Path, depth: usize, files: &mut Vec<RemoteFil
     };
     for entry in entries.flatten() {
         let path = entry.path();
-        // Follows links: one whose content is gone is no model.
+        // Follows links; a link whose content is gone is not a model.
         let Ok(known) = path.metadata() else { continue };
         if known.is_dir() && depth > 0 {
             models_in(root, &path, depth - 1, files);
@@ -258,7 +262,7 @@ fn models_in(root: &Path, folder: &Path, depth: usize, files: &mut Vec<RemoteFil
     }
 }
 
-/// Bytes of the files in a folder.
+/// Returns the total size in bytes of the files in a folder.
 fn size_of(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let files = entries.filter_map(|entry| entry.metadata().ok());
@@ -268,7 +272,7 @@ fn size_of(folder: &Path) -> u64 {
         .sum()
 }
 
-/// Whether a link below `folder` leads to `content`.
+/// Returns whether a link below `folder` leads to `content`.
 fn is_linked(folder: &Path, content: &Path, depth: usize) -> bool {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries
@@ -279,7 +283,8 @@ fn is_linked(folder: &Path, content: &Path, depth: usize) -> bool {
         })
 }
 
-/// A link with the text `relative` at `path`, or where that cannot be, another name of `blob`.
+/// Creates a symbolic link to `relative` at `path`, or a hard link to `blob` where symbolic links
+/// are unavailable.
 fn make_link(relative: &Path, blob: &Path, path: &Path) -> std::io::Result<()> {
     #[cfg(unix)]
     {

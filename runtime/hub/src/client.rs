@@ -1,4 +1,4 @@
-//! Questions to the hub.
+//! HTTP client of the hub.
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
@@ -12,25 +12,25 @@ use std::time::Duration;
 use ureq::http::{HeaderMap, Response, StatusCode, header};
 use ureq::{Agent, Body};
 
-/// Most bytes of an answer that is no file.
+/// Maximum size in bytes of a response that is not a file.
 const LONGEST_ANSWER: u64 = 32 << 20;
-/// Most pages of a list of files.
+/// Maximum number of pages in a file list.
 const MOST_PAGES: usize = 50;
-/// Most redirects of a request.
+/// Maximum number of redirects of a request.
 const MOST_REDIRECTS: u32 = 8;
 
-/// How a hub is reached.
+/// Options for the connection to a hub.
 #[derive(Clone, Debug)]
 pub struct HubOptions {
-    /// Its address, without a slash at the end.
+    /// Base URL, without a trailing slash.
     pub endpoint: String,
-    /// What it knows its user by.
+    /// Access token of the user.
     pub token: Option<String>,
-    /// How long a connection may be silent.
+    /// Timeout for a silent connection.
     pub patience: Duration,
-    /// How often a request that gets no further is repeated.
+    /// Maximum number of consecutive attempts without progress.
     pub attempts: u32,
-    /// Time, between attempts.
+    /// Clock for delays between attempts.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -47,7 +47,8 @@ impl Default for HubOptions {
 }
 
 impl HubOptions {
-    /// What the variables say that other clients of the hub look at: `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HOME`.
+    /// Returns the options from the environment variables that other clients use: `HF_ENDPOINT`,
+    /// `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HOME`.
     pub fn from_environment() -> Self {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let token_file = || {
@@ -69,7 +70,7 @@ impl HubOptions {
     }
 }
 
-/// A hub of models.
+/// A model hub.
 #[derive(Debug)]
 pub struct Hub {
     pub(crate) options: HubOptions,
@@ -81,7 +82,7 @@ struct Revision {
     sha: String,
 }
 
-/// A failed request, and whether another one may do better.
+/// A failed request, and whether a retry may succeed.
 pub(crate) struct Failed {
     pub error: Error,
     pub again: bool,
@@ -97,7 +98,7 @@ impl From<Error> for Failed {
 }
 
 impl Hub {
-    /// A hub. Nothing is asked yet.
+    /// Creates a hub client without sending a request.
     pub fn new(options: HubOptions) -> Self {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
@@ -114,7 +115,7 @@ impl Hub {
         }
     }
 
-    /// The files of a repository: those that are models.
+    /// Lists the model files of a repository.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Refused`], [`Error::Answer`], [`Error::Connection`].
@@ -153,7 +154,7 @@ impl Hub {
         })
     }
 
-    /// The address of a file.
+    /// Returns the URL of a file.
     pub(crate) fn address(&self, listing: &Listing, path: &str) -> String {
         let Listing {
             repository, commit, ..
@@ -195,7 +196,7 @@ impl Hub {
         self.options.clock.sleep(time.min(longest));
     }
 
-    /// Asks for `url`, from byte `first` on.
+    /// Requests `url`, starting at byte `first`.
     pub(crate) fn get(&self, url: &str, first: Option<u64>) -> Result<Response<Body>, Failed> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.options.token {
@@ -263,7 +264,7 @@ impl Hub {
     }
 }
 
-/// `path` as a part of an address.
+/// Percent-encodes `path` for a URL.
 fn encoded(path: &str) -> String {
     let mut encoded = String::with_capacity(path.len());
     for byte in path.bytes() {
@@ -277,14 +278,14 @@ fn encoded(path: &str) -> String {
     encoded
 }
 
-/// Returns true if a URL is one of the hub's own, which gets the token. `https://hub.co.evil.com` and
-/// `https://hub.co@evil.com` also begin with `https://hub.co`.
+/// Returns true if a URL is one of the hub's own, which gets the token. `https://hub.co.evil.com`
+/// and `https://hub.co@evil.com` also begin with `https://hub.co`.
 fn is_within(endpoint: &str, url: &str) -> bool {
     let rest = url.strip_prefix(endpoint.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// The address of the next page of a list, as the header `Link` says it (RFC 8288).
+/// Returns the URL of a list's next page, from the header `Link` (RFC 8288).
 fn next_page(headers: &HeaderMap) -> Option<String> {
     let links = headers.get(header::LINK)?.to_str().ok()?;
     let next = links

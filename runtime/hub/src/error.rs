@@ -1,73 +1,73 @@
-//! What can go wrong.
+//! Errors of the hub client.
 
 use std::path::{Path, PathBuf};
 
-/// The result of anything here that can fail.
+/// Result of a hub operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a model could not be found or downloaded. The message says what to do.
+/// Reason why a model could not be found or downloaded. The message says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What should name a model does not.
+    /// The reference does not name a model.
     #[error("'{0}' names no model: write owner/name, owner/name:Q8_0 or owner/name:file.gguf")]
     Reference(String),
 
-    /// The hub has no such repository, revision or file, or does not show it.
+    /// The repository, revision or file does not exist or is not visible.
     #[error("{0}")]
     NotFound(String),
 
-    /// The hub wants a token, or another one.
+    /// The hub requires a token, or a different one.
     #[error(
         "{url}: access is refused ({status}): check the name; for a repository that is private or has conditions to accept, give a token of your \
          account (--hf-token, HF_TOKEN)"
     )]
     Refused {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
-        /// The server's status.
+        /// HTTP status.
         status: u16,
     },
 
-    /// The server answered with something else than was asked for.
+    /// The server sent an invalid response.
     #[error("{url}: {problem}")]
     Answer {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
-        /// What is wrong with the answer.
+        /// Description of the problem.
         problem: String,
     },
 
-    /// No connection, or one that broke off or stood still.
+    /// The connection failed, broke or timed out.
     #[error("{url}: {problem}; what is there already is kept: run the command again to go on")]
     Connection {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
-        /// What happened.
+        /// Description of the problem.
         problem: String,
     },
 
-    /// A file that came whole, but is not the one that the hub describes.
+    /// The downloaded file does not match the hub's description.
     #[error(
         "{name}: {problem}; it was deleted: download it again, and if that gives the same, tell the owner of the repository"
     )]
     Damaged {
-        /// The file.
+        /// Name of the file.
         name: String,
-        /// What differs.
+        /// Description of the mismatch.
         problem: String,
     },
 
     /// The cache cannot be read or written.
     #[error("{path}: {error}")]
     Io {
-        /// The file or folder.
+        /// File or folder.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         error: std::io::Error,
     },
 
-    /// Somebody stopped it.
+    /// The download was cancelled.
     #[error("cancelled")]
     Cancelled,
 }
@@ -78,7 +78,8 @@ impl Error {
         move |error| Error::Io { path, error }
     }
 
-    /// Whether there was no usable connection, so that what is in the cache may do.
+    /// Returns whether no usable connection could be made, so that the cache may serve as a
+    /// fallback.
     pub fn is_connection(&self) -> bool {
         matches!(self, Error::Connection { .. })
     }

@@ -12,21 +12,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use ureq::http::{StatusCode, header};
 
-/// What is being done.
+/// Progress of a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// So many bytes of the file are there.
+    /// This many bytes of the file have been received.
     Received(u64),
-    /// So many bytes of the file were compared with its hash.
+    /// This many bytes of the file have been hashed.
     Checked(u64),
 }
 
-/// Bytes that are read at a time.
+/// Read size in bytes.
 const PIECE: usize = 256 << 10;
-/// How often is looked whether another process is done with the same file.
+/// Polling interval while another process downloads the same file.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A file that is not whole yet.
+/// A partially downloaded file.
 struct Unfinished<'a> {
     file: File,
     path: PathBuf,
@@ -35,11 +35,13 @@ struct Unfinished<'a> {
 }
 
 impl Hub {
-    /// Downloads a file into `cache`, unless it is there, and returns where it is. `progress` hears how far it is.
+    /// Downloads a file into `cache`, unless it is cached already, and returns its path. Reports to
+    /// `progress`.
     ///
     /// # Errors
-    /// [`Error::Connection`] after several attempts that got no further; [`Error::Damaged`], [`Error::Answer`], [`Error::Refused`],
-    /// [`Error::NotFound`], [`Error::Io`]; [`Error::Cancelled`].
+    /// [`Error::Connection`] after several attempts without progress; [`Error::Damaged`],
+    /// [`Error::Answer`], [`Error::Refused`], [`Error::NotFound`], [`Error::Io`];
+    /// [`Error::Cancelled`].
     pub fn fetch(
         &self,
         cache: &Cache,
@@ -79,7 +81,7 @@ impl Hub {
         cache.link(listing, wanted)
     }
 
-    /// Brings what is missing.
+    /// Downloads the missing bytes.
     fn complete(
         &self,
         unfinished: &mut Unfinished<'_>,
@@ -112,7 +114,7 @@ impl Hub {
         Ok(())
     }
 
-    /// One request for what is missing.
+    /// Sends one request for the missing bytes.
     fn receive(
         &self,
         url: &str,
@@ -142,7 +144,7 @@ impl Hub {
                 .into());
             }
         } else {
-            // A server that knows no ranges begins anew.
+            // A server without range support starts from the beginning.
             unfinished.restart()?;
             let told = text(header::CONTENT_LENGTH).and_then(|told| told.parse::<u64>().ok());
             if let Some(told) = told.filter(|&told| told != size) {
@@ -223,8 +225,8 @@ impl<'a> Unfinished<'a> {
         Ok(())
     }
 
-    /// Compares the content with the hub's hash, and deletes it if they differ: SHA-256 of large
-    /// files, and git's hash of the others.
+    /// Verifies the content against the hub's hash and deletes the file on a mismatch: SHA-256 for
+    /// large files, git's hash for others.
     fn verify(
         &mut self,
         progress: &mut dyn FnMut(Progress),
@@ -236,7 +238,7 @@ impl<'a> Unfinished<'a> {
         let (kind, expected, mut hash) = match &self.wanted.sha256 {
             Some(expected) => ("SHA-256", expected, Context::new(&SHA256)),
             None => {
-                // Of a blob, git hashes a header as well.
+                // Git's blob hash includes a header.
                 let mut hash = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
                 hash.update(format!("blob {}\0", self.wanted.size).as_bytes());
                 ("git hash", &self.wanted.blob, hash)

@@ -1,14 +1,17 @@
-//! Models by name: downloads from [a hub of models](https://huggingface.co), into the cache that its other clients use.
+//! Models by name: downloads from [a model hub](https://huggingface.co) into the cache that its
+//! other clients use.
 //!
-//! A [`Reference`] names a repository and perhaps a quantization: `owner/name:Q8_0`. [`Hub::list`] asks for its files, [`Listing::choose`] picks those of
-//! one model, and [`Hub::fetch`] downloads them. [`Cache`] knows what is there already, without any network.
+//! A [`Reference`] names a repository and optionally a quantization: `owner/name:Q8_0`.
+//! [`Hub::list`] lists its files, [`Listing::choose`] selects those of one model, and
+//! [`Hub::fetch`] downloads them. [`Cache`] finds downloaded models without network access.
 //!
 //! # Contract
-//! - A file appears in the cache under its name when its size and its SHA-256 are what the hub says, or not at all. A download that ended early goes on
-//!   where it ended, in the same process or another one.
-//! - A server that does not answer, breaks off or lies is an [`Error`] that says which, after some attempts that got no further.
-//! - Names from a server are checked before they become paths.
-//! - The token goes to the hub only, not where it redirects to.
+//! - A file appears in the cache under its name only after its size and SHA-256 match the hub's. An
+//!   interrupted download resumes where it stopped, in the same process or another one.
+//! - A server that does not answer, disconnects or sends wrong data results in an [`Error`] with
+//!   the reason, after some attempts without progress.
+//! - Names from a server are validated before they become paths.
+//! - The token is only sent to the hub, not to hosts that it redirects to.
 #![forbid(unsafe_code)]
 
 mod cache;

@@ -1,4 +1,4 @@
-//! Which files a repository has, and which of them are a model.
+//! Files of a repository, and the selection of a model among them.
 
 use crate::error::{Error, Result};
 use crate::reference::{Reference, is_inner_path};
@@ -7,30 +7,30 @@ use serde::{Deserialize, Serialize};
 /// A file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RemoteFile {
-    /// Its path in the repository.
+    /// Path in the repository.
     pub path: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The name of its content in the cache.
+    /// Name of its content in the cache.
     pub blob: String,
-    /// SHA-256 of its content, in hexadecimal digits, if the hub says it: of large files.
+    /// SHA-256 of its content in hexadecimal, if the hub provides it, as for large files.
     pub sha256: Option<String>,
 }
 
-/// The files of a repository at one commit.
+/// Files of a repository at one commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Listing {
     /// `owner/name`.
     pub repository: String,
-    /// What was asked for: `main`, usually.
+    /// Requested revision, usually `main`.
     pub revision: String,
-    /// The commit.
+    /// Commit hash.
     pub commit: String,
-    /// Models, as files or parts of files, by path.
+    /// Model files and parts of split models, by path.
     pub files: Vec<RemoteFile>,
 }
 
-/// What the hub says of an entry.
+/// An entry as the hub describes it.
 #[derive(Deserialize)]
 pub(crate) struct Entry {
     #[serde(rename = "type")]
@@ -54,7 +54,7 @@ fn is_hex(text: &str, len: usize) -> bool {
 }
 
 impl Entry {
-    /// The file, if it is a model's and can be one in a cache.
+    /// Returns the file, if it is a model file with a path that is valid in a cache.
     pub fn into_file(self) -> Option<RemoteFile> {
         let is_model = self.kind == "file" && self.path.to_ascii_lowercase().ends_with(".gguf");
         if !is_model || !is_inner_path(&self.path) {
@@ -78,10 +78,10 @@ impl Entry {
     }
 }
 
-/// What is taken where nothing is asked for, the first one that there is.
+/// Default quantizations in order of preference.
 const PREFERRED: [&str; 3] = ["Q4_K_M", "Q4_0", "Q8_0"];
 
-/// Number and count of a part's name: `x-00002-of-00005.gguf`.
+/// Splits the name of a part, such as `x-00002-of-00005.gguf`, into its stem, number and count.
 fn part(path: &str) -> Option<(&str, usize, usize)> {
     let stem = path.strip_suffix(".gguf")?;
     let (rest, count) = stem.rsplit_once("-of-")?;
@@ -93,7 +93,7 @@ fn part(path: &str) -> Option<(&str, usize, usize)> {
     Some((name, number.parse().ok()?, count.parse().ok()?))
 }
 
-/// Whether a file's name, or its folder's, says this quantization.
+/// Returns whether the name of a file or its folder contains this quantization.
 fn says(path: &str, quantization: &str) -> bool {
     let (path, wanted) = (path.to_ascii_lowercase(), quantization.to_ascii_lowercase());
     path.match_indices(&wanted).any(|(at, _)| {
@@ -104,7 +104,7 @@ fn says(path: &str, quantization: &str) -> bool {
     })
 }
 
-/// Projectors, importance matrices and drafts are no models of their own.
+/// Returns false for projectors, importance matrices and drafts, which are not models of their own.
 fn is_model(file: &RemoteFile) -> bool {
     let name = file
         .path
@@ -116,17 +116,17 @@ fn is_model(file: &RemoteFile) -> bool {
 }
 
 impl Listing {
-    /// Whether a file is a part of a model, but not the first.
+    /// Returns whether a file is a part of a split model, but not the first.
     pub(crate) fn is_later_part(&self, path: &str) -> bool {
         part(path).is_some_and(|(_, number, _)| number != 1)
     }
 
-    /// The files of the model that is wanted: one, or all parts of one, in their order.
+    /// Returns the files of the requested model: one file, or all parts in order.
     ///
     /// # Errors
-    /// [`Error::NotFound`], which names what there is.
+    /// [`Error::NotFound`], which lists the available models.
     pub fn choose(&self, reference: &Reference) -> Result<Vec<&RemoteFile>> {
-        // Beginnings of models: whole files and first parts.
+        // Whole files, and first parts of split models.
         let models = || {
             let files = self.files.iter().filter(|file| is_model(file));
             files.filter(|file| part(&file.path).is_none_or(|(_, number, _)| number == 1))

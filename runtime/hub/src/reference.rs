@@ -1,19 +1,20 @@
-//! Names of models.
+//! Model references.
 
 use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// A repository, and perhaps which of its models: `owner/name`, `owner/name:Q8_0`, `owner/name:folder/file.gguf`.
+/// A repository and optionally one of its models: `owner/name`, `owner/name:Q8_0`,
+/// `owner/name:folder/file.gguf`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference {
     /// `owner/name`.
     pub repository: String,
-    /// A quantization, or the path of a file.
+    /// A quantization, or a file path.
     pub wanted: Option<String>,
 }
 
-/// Whether `name` can be part of a repository's name.
+/// Returns whether `name` is valid as a part of a repository's name.
 fn is_name(name: &str) -> bool {
     let is_usual = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     (1..=96).contains(&name.len())
@@ -23,7 +24,7 @@ fn is_name(name: &str) -> bool {
         && !name.contains("--")
 }
 
-/// Whether `path` stays below the folder that it is relative to, on every system.
+/// Returns whether `path` stays below the folder that it is relative to, on every system.
 pub(crate) fn is_inner_path(path: &str) -> bool {
     let is_usual =
         |c: char| !c.is_control() && !matches!(c, '\\' | ':' | '*' | '?' | '"' | '<' | '>' | '|');
@@ -41,7 +42,7 @@ impl FromStr for Reference {
             .iter()
             .find_map(|host| rest.strip_prefix(host))
             .unwrap_or(rest);
-        // The address of a file, as a browser shows it.
+        // The URL of a file, as shown in a browser.
         let (repository, wanted) = match rest
             .split_once("/blob/main/")
             .or_else(|| rest.split_once("/resolve/main/"))
@@ -59,7 +60,7 @@ impl FromStr for Reference {
         }
         Ok(Reference {
             repository: repository.to_owned(),
-            // What other programs write for no wish.
+            // Other programs use this tag for no preference.
             wanted: wanted
                 .filter(|&wanted| wanted != "latest")
                 .map(str::to_owned),

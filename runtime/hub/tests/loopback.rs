@@ -1,5 +1,5 @@
-//! Downloads from a hub on the loopback that stalls, breaks off and lies.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+//! Downloads from a loopback hub that stalls, disconnects and sends wrong data.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use ring::digest::{SHA256, digest};
 use samite_core::CancelToken;
@@ -21,7 +21,7 @@ fn content(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
 }
 
-/// A request: its first line, and its headers in lower case.
+/// A request: its path, and its headers in lower case.
 #[derive(Clone, Debug)]
 struct Request {
     path: String,
@@ -34,7 +34,7 @@ impl Request {
         line.and_then(|rest| rest.strip_prefix(": "))
     }
 
-    /// The first byte that is wanted.
+    /// Returns the first byte requested.
     fn first(&self) -> usize {
         let range = self
             .header("range")
@@ -43,7 +43,7 @@ impl Request {
     }
 }
 
-/// What a server does with each request; `false` closes the connection.
+/// Handles a request; returning `false` closes the connection.
 type Answer = dyn Fn(&Request, &mut TcpStream, usize) + Send + Sync;
 
 struct Server {
@@ -52,7 +52,7 @@ struct Server {
 }
 
 impl Server {
-    /// `answer` gets the number of requests before for the same path.
+    /// `answer` receives the number of earlier requests for the same path.
     fn start(answer: impl Fn(&Request, &mut TcpStream, usize) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
@@ -69,11 +69,11 @@ impl Server {
     }
 
     fn hub(&self) -> Hub {
-        // The server is quick, but the machine may be busy.
+        // The server is fast, but the machine may be busy.
         self.hub_with_patience(Duration::from_secs(60))
     }
 
-    /// A client for servers that fall silent.
+    /// Returns a client for servers that stall.
     fn impatient_hub(&self) -> Hub {
         self.hub_with_patience(Duration::from_secs(1))
     }
@@ -124,7 +124,7 @@ fn serve(mut stream: TcpStream, answer: &Answer, known: &Mutex<Vec<Request>>) {
     answer(&request, &mut stream, before);
 }
 
-/// Sends an answer whose body is said to have `length` bytes. The other side may be gone.
+/// Sends a response whose header announces `length` bytes. Ignores a closed connection.
 fn send(stream: &mut TcpStream, status: &str, headers: &str, length: usize, body: &[u8]) {
     let head = format!(
         "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n{headers}\r\n"
@@ -138,12 +138,12 @@ fn ok(stream: &mut TcpStream, body: &[u8]) {
     send(stream, "200 OK", "", body.len(), body);
 }
 
-/// Says nothing until the client closes the connection.
+/// Sends nothing until the client closes the connection.
 fn fall_silent(stream: &mut TcpStream) {
     while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
 }
 
-/// Sends a file from the byte on that is wanted, as a good server does; not more than `most` bytes of it.
+/// Sends a file from the requested byte on, as a correct server does, but at most `most` bytes.
 fn send_file(request: &Request, stream: &mut TcpStream, file: &[u8], most: usize) {
     let first = request.first();
     let rest = &file[first.min(file.len())..];
@@ -161,7 +161,7 @@ fn send_file(request: &Request, stream: &mut TcpStream, file: &[u8], most: usize
     }
 }
 
-/// What the hub says of a repository with these files.
+/// Sends the hub's description of a repository with these files.
 fn describe(request: &Request, stream: &mut TcpStream, files: &[(&str, usize, String)]) -> bool {
     if request.path.contains("/revision/") {
         ok(
@@ -183,7 +183,7 @@ fn describe(request: &Request, stream: &mut TcpStream, files: &[(&str, usize, St
     false
 }
 
-/// A hub with one model of these bytes, which `answer` sends.
+/// Starts a hub with one model of these bytes, which `answer` sends.
 fn one_model(
     bytes: &[u8],
     answer: impl Fn(&Request, &mut TcpStream, usize) + Send + Sync + 'static,
@@ -225,7 +225,7 @@ fn fetch_listed(hub: &Hub, cache: &Cache, listing: &Listing) -> Result<PathBuf, 
     hub.fetch(cache, listing, file, &mut |_| (), &cancel)
 }
 
-/// Nothing under a name, only perhaps something that is not whole yet.
+/// Asserts that no complete file exists; an incomplete download may.
 fn nothing_there(cache: &Cache) {
     assert_eq!(cache.models().unwrap(), []);
     assert_eq!(cache.find(&reference(), "main"), None);
@@ -289,7 +289,7 @@ fn a_model_comes_whole_and_only_once() {
 
 #[test]
 fn a_small_file_is_compared_with_gits_hash() {
-    // What `echo hello | git hash-object --stdin` prints.
+    // Output of `echo hello | git hash-object --stdin`.
     const HASH: &str = "ce013625030ba8dba906f756967f9e9ca394464a";
     for (sent, is_right) in [("hello\n", true), ("jello\n", false)] {
         let server = Server::start(move |request, stream, _| {
@@ -343,7 +343,7 @@ fn a_model_outside_of_the_cache_outlives_its_link() {
 fn a_broken_download_goes_on_where_it_ended() {
     let bytes = content(900_000);
     let file = bytes.clone();
-    // Each answer ends after at most 100,000 bytes; some stand still then.
+    // Each response ends after at most 100,000 bytes; some stall then.
     let server = one_model(&bytes, move |request, stream, before| {
         send_file(request, stream, &file, 100_000);
         if before % 3 == 2 {
@@ -536,7 +536,7 @@ fn redirects_are_followed_without_the_token() {
     let file = bytes.clone();
     let store =
         Server::start(move |request, stream, _| send_file(request, stream, &file, usize::MAX));
-    // Another host by name.
+    // A different host name for the same server.
     let address = store.address.replace("127.0.0.1", "localhost");
     let server = one_model(&bytes, move |_, stream, _| {
         send(
@@ -564,7 +564,7 @@ fn lists_have_pages_and_must_be_lists() {
     let server = Server::start(|request, stream, _| {
         describe(request, stream, &[]);
     });
-    // No files.
+    // A repository without files.
     let listing = server.hub().list(&reference(), "main").unwrap();
     assert_eq!((listing.files.len(), listing.commit.as_str()), (0, COMMIT));
     for revision in ["../x", "/x", ""] {
@@ -612,7 +612,7 @@ fn lists_have_pages_and_must_be_lists() {
             .to_string();
         assert!(error.contains(expected), "{error}");
     }
-    // Nobody there.
+    // No server listens here.
     let hub = Hub::new(HubOptions {
         endpoint: "http://127.0.0.1:9".to_owned(),
         patience: Duration::from_millis(50),

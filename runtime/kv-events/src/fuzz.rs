@@ -1,9 +1,9 @@
-//! Entry for fuzz targets: bytes of a peer without a connection.
+//! Entry point for fuzz targets: a peer's bytes without a connection.
 
 use crate::{publisher, zmtp};
 
-/// Serves a peer that sends a greeting, if `is_greeted`, then these bytes, and leaves. Returns why
-/// the connection ends.
+/// Serves a peer that sends a greeting if `is_greeted`, then these bytes, and disconnects. Returns
+/// why the connection ends.
 pub fn serve(bytes: &[u8], is_replay: bool, is_greeted: bool) -> std::io::Result<()> {
     let mut sent = Vec::new();
     if is_greeted {

@@ -1,16 +1,21 @@
-//! Tells routers over ZeroMQ which blocks of tokens a server has in its cache, as vLLM does.
+//! Publishes KV cache events over ZeroMQ like vLLM: which token blocks a server has in its prefix
+//! cache.
 //!
-//! A router that knows what each of its servers has in the cache sends a prompt to where most of it is known. [`Publisher::start`] opens the sockets, and
-//! [`Publisher::observer`] is what [`Engine::observe_blocks`](samite_requests::Engine::observe_blocks) wants.
+//! A router that knows the cached blocks of its servers sends a prompt to the one with the longest
+//! cached prefix. [`Publisher::start`] opens the sockets, and [`Publisher::observer`] returns the
+//! observer for [`Engine::observe_blocks`](samite_requests::Engine::observe_blocks).
 //!
-//! - **PUB socket**: each message has three parts: the topic, its number (8 bytes, the first one is 0, highest byte first), and a batch of events in MessagePack
-//!   (`message.rs`). A subscriber that does not keep up misses messages, which the numbers show.
-//! - **ROUTER socket** (optional): whoever sends a number gets the messages from there on, as far as they are kept, each with its number, and at the end one with
-//!   the number -1 and nothing in it.
+//! - **PUB socket**: each message has three parts: the topic, its sequence number (8 bytes,
+//!   big-endian, starting at 0), and a batch of events in MessagePack (`message.rs`). A slow
+//!   subscriber misses messages, which it can detect by the numbers.
+//! - **ROUTER socket** (optional): a client sends a sequence number and receives the buffered
+//!   messages from there on, each with its number, followed by an empty message with the number -1.
 //!
-//! There is no encryption and there are no keys: the sockets are for the network of a cluster. What they tell is the tokens of all texts.
+//! The sockets have no encryption or authentication and are intended for a cluster's internal
+//! network. The events contain the tokens of all texts.
 //!
-//! Source: vLLM's documentation of KV cache events; the layout is that of its arrays, which llm-d and NVIDIA Dynamo read.
+//! Source: vLLM's documentation of KV cache events; the layout is that of its arrays, which llm-d
+//! and NVIDIA Dynamo parse.
 #![forbid(unsafe_code)]
 
 #[doc(hidden)]

@@ -1,14 +1,16 @@
-//! Batches of events as MessagePack.
+//! Event batches in MessagePack.
 //!
-//! A batch is `[time, [event, ...], rank]`. Events are `["BlockStored", hashes, parent, tokens, block_size, null, "GPU"]`, where the null stands for the number of an adapter,
-//! `["BlockRemoved", hashes, "GPU"]` and `["AllBlocksCleared"]`. "GPU" is what routers call the cache that prompts are computed in, on whatever device it is.
+//! A batch is `[time, [event, ...], rank]`. Events are `["BlockStored", hashes, parent, tokens,
+//! block_size, null, "GPU"]`, where null is the place of an adapter id, `["BlockRemoved", hashes,
+//! "GPU"]` and `["AllBlocksCleared"]`. Routers use "GPU" for the cache in which prompts are
+//! computed, whatever its device.
 
 use samite_requests::BlockEvent;
 use serde::Serialize;
 
 const MEDIUM: &str = "GPU";
 
-/// An event as it is written: an array, which begins with its name.
+/// A serialized event: an array that starts with its name.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Told<'e> {
@@ -25,7 +27,7 @@ enum Told<'e> {
     Cleared((&'static str,)),
 }
 
-/// The bytes of a batch. `time` is in seconds since 1970; a block has `size` tokens.
+/// Encodes a batch. `time` is in seconds since 1970; a block has `size` tokens.
 pub(crate) fn batch(
     time: f64,
     size: usize,
@@ -49,7 +51,7 @@ mod tests {
 
     #[test]
     fn a_batch_has_the_bytes_that_msgspec_writes() {
-        // Python's msgspec wrote them from structures with vLLM's fields (array_like, tag).
+        // Written by Python's msgspec from structures with vLLM's fields (array_like, tag).
         let expected = "93cb3ff80000000000009497ab426c6f636b53746f72656492cfffffffffffffffff07c09401cd012cce000111700002c0a347505597ab426c6f\
             636b53746f72656491090792050602c0a347505593ac426c6f636b52656d6f7665649107a347505591b0416c6c426c6f636b73436c656172656400";
         let stored = |parent, hashes: &[u64], tokens: &[u32]| BlockEvent::Stored {

@@ -1,4 +1,4 @@
-//! The sockets, and the thread that has them.
+//! The sockets and the thread that serves them.
 
 use crate::message::batch;
 use crate::zmtp::{self, Received};
@@ -17,51 +17,52 @@ use tokio::sync::mpsc::{
 };
 use tokio::time::timeout;
 
-/// Where events are told, and how.
+/// Options of a publisher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublisherOptions {
-    /// Where subscribers connect, such as `tcp://127.0.0.1:5557`. `*` is every address of this machine, and port 0 one that is free.
+    /// Address for subscribers, such as `tcp://127.0.0.1:5557`. `*` means every address of this
+    /// machine, and port 0 a free port.
     pub endpoint: String,
-    /// Where messages that were missed are asked for; `None` for nowhere.
+    /// Address for requests to replay missed messages; `None` to disable replay.
     pub replay: Option<String>,
-    /// The first part of each message. llm-d expects `kv@POD@MODEL`.
+    /// First part of each message. llm-d expects `kv@POD@MODEL`.
     pub topic: String,
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     pub block_size: usize,
-    /// Messages that are kept for those who missed them.
+    /// Number of messages buffered for replay.
     pub kept: usize,
 }
 
-/// Why nothing can be told.
+/// Reason why the publisher cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
-    /// An address cannot be listened at.
+    /// The socket cannot listen on an address.
     #[error("{endpoint}: {error}; an endpoint looks like tcp://127.0.0.1:5557")]
     Endpoint {
-        /// The address.
+        /// Address of the socket.
         endpoint: String,
-        /// What is wrong with it.
+        /// Error of the system.
         error: io::Error,
     },
-    /// The system gives no thread.
+    /// The thread cannot be started.
     #[error("no thread: {0}")]
     Thread(#[from] std::io::Error),
 }
 
-/// Connections of a socket. Others are closed.
+/// Maximum number of connections of a socket. Further ones are closed.
 const MAX_PEERS: usize = 256;
-/// Topics that one peer may ask for.
+/// Maximum number of topics that one peer may subscribe to.
 const MAX_TOPICS: usize = 64;
-/// Messages that wait for a subscriber that does not read; it misses further ones.
+/// Maximum number of messages queued for a slow subscriber; it misses further ones.
 const MAX_WAITING: usize = 1000;
-/// Time limit of a peer for its handshake, and for reading a message.
+/// Timeout for a peer's handshake, and for receiving a message.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time that the last messages have to leave.
+/// Time for the last messages to be sent.
 const LAST_WORDS: Duration = Duration::from_millis(100);
-/// Pause after a connection could not be accepted, for lack of file handles.
+/// Delay after a connection could not be accepted for lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Messages that were sent last, with their numbers.
+/// Most recent messages, with their numbers.
 struct History {
     messages: VecDeque<(i64, Arc<[u8]>)>,
     kept: usize,
@@ -77,7 +78,7 @@ impl History {
         }
     }
 
-    /// The messages that are kept, from this number on.
+    /// Returns the buffered messages from this number on.
     fn since(&self, first: i64) -> Vec<(i64, Arc<[u8]>)> {
         let messages = self.messages.iter();
         let asked = messages.filter(|(number, _)| *number >= first);
@@ -87,13 +88,13 @@ impl History {
 
 /// A connected subscriber.
 struct Subscriber {
-    /// Prefixes of topics that it subscribed to.
+    /// Topic prefixes that it subscribed to.
     topics: Mutex<Vec<Vec<u8>>>,
     messages: Sender<Arc<[u8]>>,
 }
 
 impl Subscriber {
-    /// Handles a message of the peer: a subscription or its end.
+    /// Handles a peer's message: a subscription or its cancellation.
     fn take(&self, message: &[u8]) {
         let mut topics = lock(&self.topics);
         match message.split_first() {
@@ -115,10 +116,11 @@ impl Subscriber {
 
 type Subscribers = Arc<Mutex<Vec<Arc<Subscriber>>>>;
 
-/// Tells what changes in a cache. When it and its observers are dropped, what was told until then is sent, and the sockets are closed.
+/// Publishes cache events. When it and its observers are dropped, pending events are sent and the
+/// sockets are closed.
 #[derive(Debug)]
 pub struct Publisher {
-    /// Gone once it is being dropped.
+    /// `None` while it is being dropped.
     events: Option<UnboundedSender<Vec<BlockEvent>>>,
     thread: Option<JoinHandle<()>>,
     endpoint: String,
@@ -130,7 +132,7 @@ impl Publisher {
     /// Opens the sockets.
     ///
     /// # Errors
-    /// If an address cannot be listened at.
+    /// If a socket cannot listen on its address, or the thread cannot start.
     pub fn start(options: PublisherOptions) -> Result<Self, PublishError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -147,7 +149,7 @@ impl Publisher {
             .name("kv-events".to_owned())
             .spawn(move || {
                 runtime.block_on(publish(publisher, replayer, receiver, &options));
-                // A router that is slow to read does not hold up the end of the program.
+                // A router that is slow to read does not delay shutdown.
                 runtime.shutdown_background();
             })?;
         Ok(Publisher {
@@ -159,27 +161,27 @@ impl Publisher {
         })
     }
 
-    /// Where subscribers connect.
+    /// Returns the address for subscribers.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// Where messages that were missed are asked for.
+    /// Returns the address for replay requests.
     pub fn replay(&self) -> Option<&str> {
         self.replay.as_deref()
     }
 
-    /// Tokens of a block.
+    /// Returns the number of tokens in a block.
     pub fn block_size(&self) -> usize {
         self.block_size
     }
 
-    /// What tells events. It keeps the publisher.
+    /// Returns an observer that publishes events. It keeps the publisher alive.
     pub fn observer(self: &Arc<Self>) -> BlockObserver {
         let publisher = Arc::clone(self);
         Box::new(move |events| {
             if let Some(sender) = &publisher.events {
-                // It fails only if the thread has panicked.
+                // This fails only if the thread has panicked.
                 let _ = sender.send(events);
             }
         })
@@ -195,7 +197,7 @@ impl Drop for Publisher {
     }
 }
 
-/// Opens a socket, and says where it listens.
+/// Opens a socket and returns the address on which it listens.
 async fn bind(endpoint: &str) -> Result<(TcpListener, String), PublishError> {
     let named = |error| PublishError::Endpoint {
         endpoint: endpoint.to_owned(),
@@ -257,12 +259,12 @@ async fn publish(
         number += 1;
         for subscriber in &*lock(&subscribers) {
             if subscriber.wants(topic) {
-                // One that does not keep up misses it.
+                // A slow subscriber misses it.
                 let _ = subscriber.messages.try_send(Arc::clone(&sent));
             }
         }
     }
-    // What was sent last is on its way to subscribers.
+    // Leave time for the last messages to reach subscribers.
     tokio::time::sleep(LAST_WORDS).await;
 }
 
@@ -316,7 +318,7 @@ async fn subscription(
     ended
 }
 
-/// Serves a connection on which a peer sends these bytes and then leaves.
+/// Serves a connection on which a peer sends these bytes and then disconnects.
 pub async fn serve_bytes(bytes: &[u8], is_replay: bool) -> io::Result<()> {
     let stream = tokio::io::join(bytes, tokio::io::sink());
     if is_replay {
@@ -355,7 +357,7 @@ fn lock<T>(of_all: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     of_all.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Answers the questions of one who missed messages, one after the other.
+/// Answers a peer's replay requests, one after another.
 async fn replay(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     history: Arc<Mutex<History>>,
@@ -421,7 +423,7 @@ mod tests {
         stream
     }
 
-    /// A peer whose handshake is done.
+    /// Connects a peer and completes the handshake.
     fn peer(endpoint: &str, socket_type: &str) -> TcpStream {
         let mut stream = connected(endpoint);
         stream.write_all(&zmtp::greeting()).unwrap();
@@ -433,7 +435,7 @@ mod tests {
         stream
     }
 
-    /// The parts of the next message.
+    /// Returns the parts of the next message.
     fn heard(stream: &mut TcpStream) -> io::Result<Vec<Vec<u8>>> {
         let mut parts = Vec::new();
         loop {
@@ -455,11 +457,11 @@ mod tests {
         let mut observer = publisher.observer();
         (0..5).for_each(|hash| observer(stored(hash)));
         let mut asker = peer(publisher.replay().unwrap(), "DEALER");
-        // Nonsense is passed over.
+        // Invalid requests are ignored.
         asker.write_all(&zmtp::message(&[b"x"])).unwrap();
         asker.write_all(&zmtp::message(&[b"", b"x"])).unwrap();
         asker.write_all(&zmtp::message(&[b"x", &[0; 8]])).unwrap();
-        // The thread may not have told all yet.
+        // The thread may not have published everything yet.
         while {
             asker
                 .write_all(&zmtp::message(&[b"", &4i64.to_be_bytes()]))
@@ -481,7 +483,7 @@ mod tests {
             assert_eq!(numbers, expected);
         }
         let mut subscriber = peer(publisher.endpoint(), "SUB");
-        // The last subscription that is left decides.
+        // The last remaining subscription decides.
         for subscription in [&b"\x01other"[..], b"\x01kv@pod", b"\x01kv", b"\0kv"] {
             subscriber
                 .write_all(&zmtp::message(&[subscription]))
@@ -502,7 +504,7 @@ mod tests {
         assert_eq!(parts[0], b"kv@pod@model");
         assert!(number_of(&parts[1]) >= 5);
         assert_eq!(parts[2][0], 0x93);
-        // Its end is seen, and what was told before arrives.
+        // The subscriber sees the end of the stream, after all earlier events.
         drop(observer);
         drop(publisher);
         while heard(&mut subscriber).is_ok() {}
@@ -531,7 +533,7 @@ mod tests {
         assert!(!subscriber.wants(b"x"), "there are too many topics");
     }
 
-    /// Allocating the length that a peer claims would end the process.
+    /// Allocating the length that a peer claims would abort the process.
     #[test]
     fn a_claim_of_a_huge_frame_ends_only_its_connection() {
         let publisher = Publisher::start(options()).unwrap();
@@ -542,7 +544,7 @@ mod tests {
                 hostile.write_all(&[6]).unwrap();
                 hostile.write_all(&length.to_be_bytes()).unwrap();
                 let mut rest = Vec::new();
-                // It may be reset, as what it sent is not read to its end.
+                // The connection may be reset, because the peer's data is not read completely.
                 let _ = hostile.read_to_end(&mut rest);
                 assert!(rest.len() <= 64 + 32, "{}", rest.len());
             }

@@ -1,6 +1,6 @@
-//! ZMTP 3.0, the protocol of ZeroMQ's sockets over TCP, as far as a server needs it.
+//! ZMTP 3.0, ZeroMQ's protocol over TCP, as far as a server needs it.
 //!
-//! A peer's claims of lengths are checked before memory is taken for them.
+//! Lengths from a peer are validated before memory is allocated.
 //!
 //! Source: <https://rfc.zeromq.org/spec/23/>.
 
@@ -13,17 +13,17 @@ const COMMAND: u8 = 4;
 
 /// Length of the greeting.
 const GREETING: usize = 64;
-/// Maximum length of a frame that a peer sends: topics, questions and READY commands are short.
+/// Maximum length of a peer's frame: topics, requests and READY commands are short.
 pub const MAX_FRAME: u64 = 4096;
-/// Maximum frames of a message that a peer sends.
+/// Maximum number of frames in a peer's message.
 const MAX_PARTS: usize = 8;
 
-/// A command or message of a peer.
+/// A command or message from a peer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
     /// A command: its name's length, its name, and data.
     Command(Vec<u8>),
-    /// A message of one frame or several.
+    /// A message of one or several frames.
     Message(Vec<Vec<u8>>),
 }
 
@@ -43,7 +43,7 @@ fn push_frame(out: &mut Vec<u8>, flags: u8, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// The bytes of a message of these parts.
+/// Encodes a message with these parts.
 pub fn message(parts: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::new();
     for (number, part) in parts.iter().enumerate() {
@@ -86,7 +86,7 @@ pub async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> Result<Received> 
 /// Exchanges greetings and READY commands with a peer, as a socket of type `own`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidData`] if the peer wants another protocol, version or mechanism, or its
+/// [`ErrorKind::InvalidData`] if the peer uses another protocol, version or mechanism, or its
 /// socket type is not one of `peers`; errors of the connection.
 pub async fn handshake<S>(stream: &mut S, own: &str, peers: &[&str]) -> Result<()>
 where
@@ -95,7 +95,7 @@ where
     stream.write_all(&greeting()).await?;
     let mut theirs = [0; GREETING];
     stream.read_exact(&mut theirs).await?;
-    // Signature, version 3, the mechanism without encryption.
+    // Signature, version 3, and the mechanism without encryption.
     let mechanism = theirs[12..32].split(|byte| *byte == 0).next();
     if theirs[0] != 0xff || theirs[9] & 1 != 1 || theirs[10] < 3 || mechanism != Some(b"NULL") {
         return Err(wrong("the peer does not speak ZMTP 3 without encryption"));
@@ -112,7 +112,7 @@ where
     Ok(())
 }
 
-/// The greeting of version 3.0 and the NULL mechanism.
+/// Returns the greeting for version 3.0 and the NULL mechanism.
 pub fn greeting() -> [u8; GREETING] {
     let mut bytes = [0; GREETING];
     bytes[0] = 0xff;
@@ -122,7 +122,7 @@ pub fn greeting() -> [u8; GREETING] {
     bytes
 }
 
-/// The READY command of a socket of this type.
+/// Returns the READY command of a socket of this type.
 pub fn ready(socket_type: &str) -> Vec<u8> {
     let mut body = b"\x05READY\x0bSocket-Type".to_vec();
     body.extend((socket_type.len() as u32).to_be_bytes());

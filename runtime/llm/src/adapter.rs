@@ -1,8 +1,10 @@
-//! Adapters: small changes of a model's weights, in files of their own ([Hu et al. 2021](https://arxiv.org/abs/2106.09685)).
+//! Adapters: small changes of a model's weights, in separate files ([Hu et al.
+//! 2021](https://arxiv.org/abs/2106.09685)).
 //!
-//! An adapter has pairs of matrices with few rows in the middle: instead of `W x`, the graph computes `W x + s B (A x)` with
-//! `s = share · alpha / rank`. The files are llama.cpp's: the pair of weight `w` is `w.lora_a` and `w.lora_b`. Control vectors, which change what layers
-//! give instead, are adapters, too.
+//! An adapter consists of pairs of low-rank matrices: instead of `W x`, the graph computes `W x + s
+//! B (A x)` with `s = share · alpha / rank`. The file format is llama.cpp's: the pair of weight `w`
+//! is `w.lora_a` and `w.lora_b`. Control vectors, which change the results of layers instead, are
+//! adapters as well.
 
 mod control;
 
@@ -15,24 +17,24 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The kind of a file: absent or `model` for models.
+/// Key of the kind of file: absent or `model` for models.
 pub const KEY_TYPE: &str = "general.type";
-/// The kind of an adapter.
+/// Key of the kind of adapter.
 pub const KEY_ADAPTER_TYPE: &str = "adapter.type";
-/// What the product of a pair is multiplied with, times its rank; 0 for no factor.
+/// Key of alpha: the factor of a pair's product times its rank; 0 for no factor.
 pub const KEY_ALPHA: &str = "adapter.lora.alpha";
-/// What ends the name of the matrix that is multiplied first.
+/// Suffix of the matrix that is multiplied first.
 pub const SUFFIX_A: &str = ".lora_a";
-/// What ends the name of the matrix that is multiplied second.
+/// Suffix of the matrix that is multiplied second.
 pub const SUFFIX_B: &str = ".lora_b";
 
-/// The pair of this weight is the other way round, so that rows of the first matrix can be looked up.
+/// Weight whose pair is swapped, so that rows of the first matrix can be looked up.
 pub(crate) const EMBEDDING: &str = "token_embd.weight";
 
-/// Tokens that an adapter waits for before it changes anything.
+/// Key of the invocation tokens: the adapter changes nothing before them.
 const KEY_INVOCATION: &str = "adapter.alora.invocation_tokens";
 
-/// An adapter's file whose pairs fit a model's tensors.
+/// An adapter's file, whose pairs match a model's tensors.
 #[derive(Debug)]
 pub(crate) struct AdapterFile {
     pub file: GgufFile,
@@ -40,7 +42,7 @@ pub(crate) struct AdapterFile {
     pub pairs: BTreeMap<String, FilePair>,
 }
 
-/// The matrices of a pair in a file.
+/// Matrices of a pair in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct FilePair {
     pub a: TensorInfo,
@@ -55,7 +57,8 @@ impl FilePair {
 }
 
 impl AdapterFile {
-    /// Opens an adapter of a model of an architecture; `shape_of` says which tensors that has.
+    /// Opens an adapter for a model of an architecture; `shape_of` returns the shape of a tensor of
+    /// the model.
     pub fn open(
         files: &dyn Files,
         path: &Path,
@@ -108,7 +111,7 @@ impl AdapterFile {
         Ok(AdapterFile { file, alpha, pairs })
     }
 
-    /// What a pair's product is multiplied with for share 1.
+    /// Returns the factor of a pair's product with scale 1.
     pub fn factor(&self, rank: usize) -> f32 {
         if self.alpha == 0.0 {
             1.0
@@ -118,7 +121,7 @@ impl AdapterFile {
     }
 }
 
-/// All pairs of a file by the name of their weight.
+/// Returns all pairs of a file by the name of their weight.
 fn pairs(file: &GgufFile, wrong: &dyn Fn(String) -> Error) -> Result<BTreeMap<String, FilePair>> {
     let mut halves: BTreeMap<String, [Option<&TensorInfo>; 2]> = BTreeMap::new();
     for info in file.tensors().iter() {
@@ -126,7 +129,7 @@ fn pairs(file: &GgufFile, wrong: &dyn Fn(String) -> Error) -> Result<BTreeMap<St
         let mut suffixes = [SUFFIX_A, SUFFIX_B].into_iter().enumerate();
         match suffixes.find_map(|(i, suffix)| Some((i, name.strip_suffix(suffix)?))) {
             Some((i, weight)) => halves.entry(weight.to_owned()).or_default()[i] = Some(info),
-            // llama.cpp does without them, too.
+            // llama.cpp ignores them as well.
             None if name.ends_with("_norm.weight") => {
                 tracing::warn!(tensor = name, "changes of norms by adapters are left out");
             }
@@ -158,7 +161,7 @@ fn pairs(file: &GgufFile, wrong: &dyn Fn(String) -> Error) -> Result<BTreeMap<St
 }
 
 impl FilePair {
-    /// Why the pair does not fit a weight of a shape, if it does not.
+    /// Returns the reason why the pair does not match a weight with this shape, if it does not.
     fn misfit(&self, weight: Shape) -> Option<String> {
         let [inputs, outputs, n2, n3] = weight;
         if weight[1..] == [1, 1, 1] {
@@ -194,47 +197,50 @@ impl FilePair {
     }
 }
 
-/// The matrices of a pair in memory.
+/// Matrices of a pair in memory.
 #[derive(Debug)]
 pub(crate) struct Pair {
-    /// `[inputs, rank]`; of an embedding `[rank, vocabulary]`.
+    /// `[inputs, rank]`, or `[rank, vocabulary]` for an embedding.
     pub a: Arc<StoredTensor>,
-    /// `[rank, outputs]`; of an embedding `[rank, width]`.
+    /// `[rank, outputs]`, or `[rank, width]` for an embedding.
     pub b: Arc<StoredTensor>,
     pub is_embedding: bool,
-    /// What the product is multiplied with for share 1.
+    /// Factor of the product with scale 1.
     pub factor: f32,
 }
 
-/// An adapter, or a control vector, in the memory of its model's devices. Contexts share it.
+/// An adapter or a control vector, in the memory of its model's devices. Contexts share it.
 #[derive(Debug)]
 pub struct Adapter {
     path: PathBuf,
     metadata: Metadata,
     model: Arc<Model>,
-    /// Greater than those of adapters of the model that were loaded before. Graphs apply adapters in this order.
+    /// Number that grows with each adapter that is loaded for the model. Graphs apply adapters in
+    /// this order.
     number: u64,
     pairs: BTreeMap<String, Pair>,
-    /// What is added to what layers give, by their numbers: `[width]`.
+    /// Directions that are added to the results of layers, by layer: `[width]`.
     directions: BTreeMap<usize, Arc<StoredTensor>>,
     /// Bytes by name of the memory.
     bytes: BTreeMap<String, usize>,
 }
 
 impl Adapter {
-    /// Loads the adapter of `model` in the file at `path`: each pair to the device of its weight.
+    /// Loads an adapter for `model` from the file at `path`. Each pair goes to the device of its
+    /// weight.
     ///
     /// # Errors
-    /// [`Error::Model`] if the file is no adapter, one of another architecture or model, or its tensors do not belong
-    /// together; if it cannot be read or a device has not enough memory.
+    /// Returns [`Error::Model`] if the file is not an adapter, belongs to another architecture or
+    /// model, or has inconsistent tensors. Also fails if the file cannot be read, or if a device
+    /// does not have enough memory.
     pub fn load(path: impl AsRef<Path>, model: &Arc<Model>) -> Result<Arc<Self>> {
         Self::load_in(&SystemFiles, path, model)
     }
 
-    /// [`load`](Adapter::load) of one among `files`.
+    /// Loads an adapter like [`load`](Adapter::load), from `files`.
     ///
     /// # Errors
-    /// As [`load`](Adapter::load).
+    /// Fails like [`load`](Adapter::load).
     pub fn load_in(
         files: &dyn Files,
         path: impl AsRef<Path>,
@@ -243,7 +249,7 @@ impl Adapter {
         let path = path.as_ref();
         let weights = model.weights();
         let known = AdapterFile::open(files, path, model.architecture().name, |name| {
-            // A name that stands for another tensor's data is not in the file.
+            // A name that is an alias for another tensor's data is not in the file.
             let weight = weights.get(name)?;
             (weights.data_name(name) == Some(name)).then(|| weight.layout().shape())
         })?;
@@ -292,84 +298,84 @@ impl Adapter {
         }))
     }
 
-    /// The pair of the weight whose data is called `name`.
+    /// Returns the pair of the weight whose data is called `name`.
     pub(crate) fn pair(&self, name: &str) -> Option<&Pair> {
         self.pairs.get(name)
     }
 
-    /// All that is added to what layers give, by their numbers.
+    /// Returns all directions by layer.
     pub(crate) fn directions(&self) -> impl Iterator<Item = (usize, &Arc<StoredTensor>)> {
         let directions = self.directions.iter();
         directions.map(|(&layer, direction)| (layer, direction))
     }
 
-    /// What is added to what the layer with this number gives.
+    /// Returns the direction that is added to the result of this layer.
     pub(crate) fn direction(&self, layer: usize) -> Option<&Arc<StoredTensor>> {
         self.directions.get(&layer)
     }
 
-    /// Where it comes among the adapters of its model, see [`number`](Self::number).
+    /// Returns the adapter's place in the order of application, see [`number`](Self::number).
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All keys and values of the file.
+    /// Returns the metadata of the file.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The model that it belongs to.
+    /// Returns the model that the adapter was loaded for.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// The names of the weights that it changes, in their order.
+    /// Returns the names of the weights that the adapter changes, in order.
     pub fn targets(&self) -> impl Iterator<Item = &str> {
         self.pairs.keys().map(String::as_str)
     }
 
-    /// Bytes by name of the memory.
+    /// Returns the bytes by name of the memory.
     pub fn bytes(&self) -> impl Iterator<Item = (&str, usize)> {
         let bytes = self.bytes.iter();
         bytes.map(|(name, &bytes)| (name.as_str(), bytes))
     }
 }
 
-/// All of a tensor's data.
+/// Reads all data of a tensor.
 pub(crate) fn read(file: &GgufFile, info: &TensorInfo) -> Result<Vec<u8>> {
     let mut data = crate::error::try_filled(0, Some(info.size), "an adapter")?;
     file.read_tensor_into(info, &mut data)?;
     Ok(data)
 }
 
-/// An adapter, and how much of it counts.
+/// An adapter with its scale.
 #[derive(Clone, Debug)]
 pub struct ScaledAdapter {
     /// The adapter.
     pub adapter: Arc<Adapter>,
-    /// 1 for what was learnt, 0 for nothing, below 0 for the opposite. Its magnitude is at most
-    /// [`MAX_SHARE`](Self::MAX_SHARE).
+    /// Scale: 1 for the learned change, 0 for no change, negative for the opposite change. Its
+    /// magnitude is at most [`MAX_SHARE`](Self::MAX_SHARE).
     pub share: f32,
 }
 
 impl ScaledAdapter {
-    /// Largest magnitude of a share; useful ones are below 10. With this one, a change of the size
+    /// Largest magnitude of a scale; useful ones are below 10. With this one, a change of the size
     /// of common activations (up to 6) still fits into F16, the type of KV caches, and the largest
-    /// F16 weight is far from overflowing F32. llama.cpp has no bound: there, 1e20 gives NaN.
+    /// F16 weight is far from overflowing F32. llama.cpp has no limit: there, 1e20 results in NaN.
     pub const MAX_SHARE: f32 = 1e4;
 
-    /// Returns true if `share` is a number of at most [`MAX_SHARE`](Self::MAX_SHARE).
+    /// Returns whether `share` is a number of at most [`MAX_SHARE`](Self::MAX_SHARE).
     pub fn is_share(share: f32) -> bool {
         share.abs() <= Self::MAX_SHARE
     }
 }
 
-/// Checks that adapters can be used with `model`.
+/// Checks that the adapters can be used with `model`.
 pub(crate) fn check(model: &Arc<Model>, adapters: &[ScaledAdapter]) -> Result<()> {
     for ScaledAdapter { adapter, share } in adapters {
         let path = adapter.path.display();

@@ -1,8 +1,9 @@
-//! Architectures: which tensors a model has and how they make a graph.
+//! Architectures: which tensors a model has and how they form a graph.
 //!
-//! An [`Architecture`] is a name and a function that makes a [`Spec`] of what a file says: [`Base`] reads what most have in common and
-//! makes parts as in llama, and the function changes what is different. They are in `families`, those that resemble each other in one
-//! file. Everything else comes from the [`Spec`].
+//! An [`Architecture`] is a name and a function that creates a [`Spec`] from the metadata of a
+//! file. [`Base`] reads what most architectures have in common and creates the layers of Llama; the
+//! function changes what differs. The architectures are in `families`, with similar ones in the
+//! same file. Everything else derives from the [`Spec`].
 
 mod base;
 mod families;
@@ -21,12 +22,12 @@ pub use tensors::{TensorSpec, WeightUse};
 use crate::error::{Error, Result};
 use samite_gguf::{KEY_ARCHITECTURE, Metadata};
 
-/// A family of models.
+/// An architecture: a family of models.
 #[derive(Clone, Copy)]
 pub struct Architecture {
-    /// The name in `general.architecture`; also the prefix of the metadata keys.
+    /// Name in `general.architecture`, which is also the prefix of the metadata keys.
     pub name: &'static str,
-    /// Makes the model of what a file says.
+    /// Creates the model's structure from the metadata of a file.
     pub spec: fn(&Keys<'_>) -> Result<Spec>,
 }
 
@@ -36,10 +37,10 @@ impl std::fmt::Debug for Architecture {
     }
 }
 
-/// The architecture called `name`.
+/// Returns the architecture called `name`.
 ///
 /// # Errors
-/// [`Error::Model`] if there is none.
+/// Returns [`Error::Model`] if it is not supported.
 pub fn find(name: &str) -> Result<&'static Architecture> {
     let found = ARCHITECTURES.iter().find(|arch| arch.name == name);
     found.ok_or_else(|| {
@@ -52,11 +53,12 @@ pub fn find(name: &str) -> Result<&'static Architecture> {
 }
 
 impl Spec {
-    /// The model that `metadata` describe, in a file with `n_tensors` tensors, of which `has_tensor` knows the names.
+    /// Returns the structure of the model that `metadata` describe. The file has `n_tensors`
+    /// tensors, and `has_tensor` returns whether it has one of a given name.
     ///
     /// # Errors
-    /// A key that is missing or of another type; a number that is zero, absurd, or contradicts another: by key. An architecture that is
-    /// not supported.
+    /// Returns an error if a key is missing or has another type, if a number is zero, absurd or
+    /// contradicts another, or if the architecture is not supported. The message names the key.
     pub fn from_metadata(
         metadata: &Metadata,
         n_tensors: usize,

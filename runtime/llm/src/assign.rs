@@ -7,14 +7,15 @@ use samite_core::{Graph, Op, StoredTensor};
 use samite_sched::{Assignments, DeviceSet};
 use std::sync::Arc;
 
-/// The layer whose cache `tensor` is.
+/// Returns the layer whose cache contains `tensor`.
 pub(crate) fn layer_of(layers: &[LayerCache], tensor: &Arc<StoredTensor>) -> Option<usize> {
     let mine = |layer: &LayerCache| layer.tensors().any(|own| Arc::ptr_eq(own, tensor));
     layers.iter().position(mine)
 }
 
-/// Operations that must run on a certain device: those on weights that a rule put there, and attention where its
-/// cache is, which is what `kv` says for each layer. What a rule put on the host may still be [taken over](samite_sched::Options::offload).
+/// Assigns operations that must run on a certain device: those on weights that a rule placed there,
+/// and attention on the device of its cache, which `kv` contains for each layer. Operations on
+/// weights that a rule placed on the host may still be [offloaded](samite_sched::Options::offload).
 pub(crate) fn assign(
     graph: &Graph,
     devices: &DeviceSet,
@@ -44,7 +45,7 @@ pub(crate) fn assign(
             .tensor()
             .operands()
             .filter_map(|(_, source)| stored(source));
-        // The device, and whether it has the weights and not the cache.
+        // The device, and whether it has the weight instead of the cache.
         let found = operands.find_map(|tensor| match cached(tensor) {
             Some(choice) => (on_cache || choice.explicit).then_some((choice.device, false)),
             None => Some((weights.assigned(tensor.name())?, true)),

@@ -1,4 +1,4 @@
-//! Tokens to decode, or embeddings in their place, with their positions and sequences.
+//! Tokens to decode, or embeddings instead of tokens, with their positions and sequences.
 
 use crate::error::{Error, Result};
 use crate::kv::Cells;
@@ -6,38 +6,41 @@ use crate::kv::Cells;
 /// One token of a [`Batch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchToken {
-    /// The token; 0 where an embedding stands in its place.
+    /// Token id; 0 if an embedding replaces the token.
     pub id: u32,
-    /// Its position in its sequences.
+    /// Position in its sequences.
     pub position: i32,
-    /// Whether the logits after it are wanted, or its embedding. What embeddings of whole sequences need, is known without.
+    /// True if the logits after the token, or its embedding, are requested. Embeddings of whole
+    /// sequences do not need this.
     pub wants_logits: bool,
-    /// Its place in the batch.
+    /// Index in the batch.
     index: usize,
     first_sequence: usize,
     end_sequence: usize,
 }
 
-/// Tokens to decode together. Reusing one saves allocations.
+/// Tokens that are decoded together. Reusing a batch saves allocations.
 ///
-/// Embeddings can stand in the place of tokens, as those of pictures do: of all or of none.
+/// Embeddings can replace tokens, for example those of images. Either all tokens are replaced or
+/// none.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     tokens: Vec<BatchToken>,
     sequences: Vec<u32>,
-    /// One row for each token that has one.
+    /// One row for each embedding.
     embeddings: Vec<f32>,
-    /// Tokens that have one.
+    /// Number of embeddings.
     n_embedded: usize,
 }
 
 impl Batch {
-    /// No tokens yet.
+    /// Creates an empty batch.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Tokens at consecutive positions of one sequence, from `position` on; logits are wanted after the last.
+    /// Creates a batch of tokens at consecutive positions of one sequence, starting at `position`.
+    /// Logits are requested after the last token.
     pub fn sequence(tokens: &[u32], position: i32, sequence: u32) -> Self {
         let mut batch = Self::new();
         for (i, &id) in tokens.iter().enumerate() {
@@ -47,7 +50,8 @@ impl Batch {
         batch
     }
 
-    /// Appends a token. It is stored once for all `sequences`, and sees the past of the first of them.
+    /// Appends a token. It is stored once for all `sequences`, and sees the past of the first of
+    /// them.
     pub fn add(&mut self, id: u32, position: i32, sequences: &[u32], wants_logits: bool) {
         let first_sequence = self.sequences.len();
         self.sequences.extend_from_slice(sequences);
@@ -61,7 +65,8 @@ impl Batch {
         });
     }
 
-    /// Appends an embedding, as many elements as the model is wide, as [`add`](Self::add) does a token.
+    /// Appends an embedding, with as many elements as the model is wide, like [`add`](Self::add)
+    /// appends a token.
     pub fn add_embedding(
         &mut self,
         embedding: &[f32],
@@ -82,47 +87,48 @@ impl Batch {
         self.n_embedded = 0;
     }
 
-    /// Whether embeddings stand in the place of tokens.
+    /// Returns whether embeddings replace the tokens.
     pub fn is_embedded(&self) -> bool {
         self.n_embedded > 0
     }
 
-    /// The embeddings of `part`, which is some of this batch's tokens in a row.
+    /// Returns the embeddings of `part`, which is a contiguous slice of this batch's tokens.
     pub(crate) fn embeddings_of(&self, part: &[BatchToken], width: usize) -> &[f32] {
         let first = part.first().map_or(0, |token| token.index);
         let rows = first * width..(first + part.len()) * width;
         self.embeddings.get(rows).unwrap_or_default()
     }
 
-    /// The tokens.
+    /// Returns the tokens.
     pub fn tokens(&self) -> &[BatchToken] {
         &self.tokens
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Whether there is no token.
+    /// Returns whether the batch has no tokens.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// The sequences of a token of this batch.
+    /// Returns the sequences of a token of this batch.
     pub fn sequences(&self, token: &BatchToken) -> &[u32] {
         self.sequences
             .get(token.first_sequence..token.end_sequence)
             .unwrap_or_default()
     }
 
-    /// How many of the tokens are wanted.
+    /// Returns the number of tokens whose results are requested.
     pub(crate) fn n_wanted(&self) -> usize {
         let tokens = self.tokens.iter();
         tokens.filter(|token| token.wants_logits).count()
     }
 
-    /// The same tokens, of which those are wanted that `wants` says by number.
+    /// Returns a copy that requests the results of the tokens for whose indices `wants` returns
+    /// true.
     pub(crate) fn wanting(&self, wants: impl Fn(usize) -> bool) -> Self {
         let mut batch = self.clone();
         for (index, token) in batch.tokens.iter_mut().enumerate() {
@@ -131,10 +137,11 @@ impl Batch {
         batch
     }
 
-    /// The sequences in the order in which they begin, each with the numbers of its first and its last token.
+    /// Returns the sequences in the order in which they start, each with the indices of its first
+    /// and last token.
     pub(crate) fn ends(&self) -> Vec<(u32, [usize; 2])> {
         let mut ends: Vec<(u32, [usize; 2])> = Vec::new();
-        // By sequence: its place in the list.
+        // Index in the list by sequence.
         let mut places = std::collections::BTreeMap::new();
         for (index, token) in self.tokens.iter().enumerate() {
             for &sequence in self.sequences(token) {
@@ -148,8 +155,9 @@ impl Batch {
         ends
     }
 
-    /// Checks that the tokens can be decoded: of a vocabulary of `n_vocab`, or embeddings of `width` elements, at most `n_batch` of them, at positions of
-    /// sequences that come next in `cells`.
+    /// Checks that the batch can be decoded: at most `n_batch` tokens from a vocabulary of
+    /// `n_vocab`, or embeddings of `width` elements, at positions that come next in their sequences
+    /// in `cells`.
     pub(crate) fn check(
         &self,
         n_vocab: usize,
@@ -208,8 +216,8 @@ impl Batch {
         Ok(())
     }
 
-    /// The last position of `sequence` among the tokens before number `index`. Batches are usually consecutive, so the
-    /// nearest token is looked at first.
+    /// Returns the last position of `sequence` among the tokens before `index`. Batches are usually
+    /// consecutive, so the search starts at the nearest token.
     fn last_before(&self, index: usize, sequence: u32) -> Option<i32> {
         let before = self.tokens[..index].iter().rev();
         before

@@ -1,4 +1,4 @@
-//! Contexts: a model at work, with its KV cache, its graphs and its memory.
+//! Contexts: a model with its KV cache, graphs and memory, ready to decode.
 
 mod adapters;
 mod compare;
@@ -39,10 +39,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeBounds, RangeInclusive};
 use std::sync::Arc;
 
-/// A model at work on some sequences.
+/// A model that decodes some sequences.
 ///
-/// After creation, all memory that is needed is there (but for moving keys, which takes a little when it happens). Decoding the
-/// same number of tokens again and again builds no graph, makes no plan and allocates nothing.
+/// Creation allocates all memory that decoding needs. Only key shifts allocate a little when they
+/// happen. Repeatedly decoding the same number of tokens builds no graph, makes no plan and
+/// allocates nothing.
 pub struct Context {
     model: Arc<Model>,
     options: ContextOptions,
@@ -50,25 +51,25 @@ pub struct Context {
     cache: KvCache,
     scheduler: Scheduler,
     graphs: GraphCache,
-    /// The graph that the scheduler has loaded.
+    /// Graph that the scheduler has loaded.
     loaded: Option<GraphShape>,
     staging: Staging,
     /// Rows of logits or embeddings.
     values: Vec<f32>,
     /// Elements of such a row.
     width: usize,
-    /// Rows of embeddings beside those of logits.
+    /// Rows of embeddings in addition to logits.
     embeddings: Vec<f32>,
     /// Elements of such a row; 0 if there are none.
     embedding_width: usize,
-    /// By token of the last batch: its row.
+    /// Row of each token of the last batch.
     rows: Vec<Option<usize>>,
-    /// The sequences of the last batch, each with its row, if they have embeddings as a whole.
+    /// Sequences of the last batch with their rows, if embeddings are pooled.
     pooled: Vec<(u32, usize)>,
     watcher: Option<Watcher>,
     likeliest: Likeliest,
     adapters: SequenceAdapters,
-    /// Why nothing can be decoded any more.
+    /// Reason why the context can no longer decode.
     lost: Option<Error>,
 }
 
@@ -82,11 +83,11 @@ impl std::fmt::Debug for Context {
 }
 
 impl Context {
-    /// Creates a context and takes all the memory that it needs.
+    /// Creates a context and allocates all memory that it needs.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for options that make no sense; if a device has not enough memory, or none can run
-    /// an operation.
+    /// Returns [`Error::InvalidArgument`] if the options are invalid. Also fails if a device does
+    /// not have enough memory, or if none supports an operation.
     pub fn new(model: Arc<Model>, options: ContextOptions) -> Result<Self> {
         if !model.weights().have_data() {
             return Err(Error::invalid(format!(
@@ -137,7 +138,7 @@ impl Context {
         Ok(context)
     }
 
-    /// Has rows of the right width, and memory for those of a micro-batch.
+    /// Sets the width of result rows, and allocates those of a micro-batch.
     fn size_results(&mut self) -> Result<()> {
         let spec = self.model.spec();
         (self.width, self.embedding_width) = match self.options.output {
@@ -159,10 +160,12 @@ impl Context {
         try_resize(&mut self.embeddings, 0.0, needed, "results")
     }
 
-    /// Computes something else of tokens from the next batch on, or [more rows](ContextOptions::n_logits) at once. What is in the cache stays as it is.
+    /// Changes the results, or the [number of rows](ContextOptions::n_logits) of one graph, from
+    /// the next batch on. The cache does not change.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the model does not give that; if there is not enough memory. Then the output is that from before.
+    /// Returns [`Error::InvalidArgument`] if the model does not support the output. Also fails if
+    /// there is not enough memory. After an error, the output is unchanged.
     pub fn set_output(&mut self, output: Output, n_logits: Option<usize>) -> Result<()> {
         let before = (self.options.output, self.options.n_logits, self.sizes);
         if (output, n_logits) == (before.0, before.1) {
@@ -189,12 +192,12 @@ impl Context {
             .inspect_err(|_| {
                 (self.options.output, self.options.n_logits, self.sizes) = before;
                 self.staging = before_staging;
-                // What was there needs no more memory.
+                // The previous sizes need no more memory.
                 let _ = self.size_results();
             })
     }
 
-    /// Takes the memory for the largest graph and for single tokens.
+    /// Reserves memory for the largest graph and for single tokens.
     fn reserve_all(&mut self) -> Result<()> {
         self.likeliest = Likeliest::default();
         let mixed = Some(self.adapters.all()).filter(|_| self.adapters.any());
@@ -227,17 +230,18 @@ impl Context {
         )
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// Has other adapters, or the same ones in other shares, change the model from the next token on, for all sequences without
-    /// [adapters of their own](Self::set_sequence_adapters). What is in the cache stays as it is.
+    /// Replaces the adapters, or their scales, from the next token on. This affects all sequences
+    /// without [their own adapters](Self::set_sequence_adapters). The cache does not change.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an adapter of another model or a share that is no number; if there is not enough memory.
-    /// Then the adapters are those from before.
+    /// Returns [`Error::InvalidArgument`] if an adapter belongs to another model or a scale is not
+    /// a number. Also fails if there is not enough memory. After an error, the adapters are
+    /// unchanged.
     pub fn set_adapters(&mut self, adapters: Vec<ScaledAdapter>) -> Result<()> {
         adapter::check(&self.model, &adapters)?;
         if self.adapters.any() {
@@ -251,13 +255,18 @@ impl Context {
         })
     }
 
-    /// Has these adapters change the model for the tokens of `sequence` from the next one on, instead of those of the context; with `None`, those of the
-    /// context do. Sequences with different ones can be in one batch, and none changes another's results. A token of several sequences is computed with
-    /// the adapters of the first. What is in the cache stays as it is; what is copied from a sequence or restored does not bring adapters along.
+    /// Sets the adapters for the tokens of `sequence` from the next one on, instead of those of the
+    /// context. `None` restores those of the context.
+    ///
+    /// Sequences with different adapters can be in one batch, and do not affect each other's
+    /// results. A token of several sequences uses the adapters of the first one. The cache does not
+    /// change. Copies and restored states of a sequence do not inherit its adapters.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an adapter of another model, a share that is no number, a sequence that does not exist, a context for embeddings of
-    /// whole texts, or more than 64 different adapters at a time; if there is not enough memory. Then the adapters are those from before.
+    /// Returns [`Error::InvalidArgument`] if an adapter belongs to another model, a scale is not a
+    /// number, the sequence does not exist, the context computes embeddings of whole texts, or
+    /// there are more than 64 different adapters at a time. Also fails if there is not enough
+    /// memory. After an error, the adapters are unchanged.
     pub fn set_sequence_adapters(
         &mut self,
         sequence: usize,
@@ -275,7 +284,7 @@ impl Context {
             self.graphs.clear();
         }
         if new > 0 {
-            // Reserving unloads what is loaded.
+            // Reserving memory unloads the loaded graph.
             self.loaded = None;
         }
         let before = self.adapters.of(sequence).map(<[_]>::to_vec);
@@ -290,13 +299,13 @@ impl Context {
         Ok(())
     }
 
-    /// The adapters that the tokens of a sequence are computed with.
+    /// Returns the adapters that apply to the tokens of a sequence.
     pub fn adapters_of(&self, sequence: usize) -> &[ScaledAdapter] {
         let own = self.adapters.of(sequence);
         own.unwrap_or(&self.options.adapters)
     }
 
-    /// Checks that each token's adapters are known where a graph needs them.
+    /// Checks that graphs with this output can use different adapters for each token.
     fn check_mixing(&self, output: Output) -> Result<()> {
         match output {
             Output::Logits | Output::Both => Ok(()),
@@ -306,30 +315,32 @@ impl Context {
         }
     }
 
-    /// The options, with `n_ubatch` limited to what can occur.
+    /// Returns the options, with `n_ubatch` limited to what can occur.
     pub fn options(&self) -> &ContextOptions {
         &self.options
     }
 
-    /// Has micro-batches of a single token use other [numbers of threads](ContextOptions::threads) from now on, and those of several tokens,
-    /// [`threads_batch`](ContextOptions::threads_batch). 0 counts as 1.
+    /// Sets the [number of threads](ContextOptions::threads) for micro-batches of a single token,
+    /// and [`threads_batch`](ContextOptions::threads_batch) for those of several tokens. 0 counts
+    /// as 1.
     pub fn set_threads(&mut self, threads: Option<usize>, threads_batch: Option<usize>) {
         self.options.threads = threads;
         self.options.threads_batch = threads_batch;
     }
 
-    /// Cells of the KV cache.
+    /// Returns the number of cells in the KV cache.
     pub fn n_ctx(&self) -> usize {
         self.cache.cells.len()
     }
 
-    /// Which cells hold what.
+    /// Returns the cells of the cache.
     pub fn cells(&self) -> &Cells {
         &self.cache.cells
     }
 
-    /// The positions of `sequence` that all layers still have, as far as they have them one by one; of a model that keeps states, the last one alone. `None`
-    /// for an empty sequence, or none.
+    /// Returns the positions of `sequence` that all layers still have individually. For a model
+    /// with a recurrent state, that is only the last one. Returns `None` for a sequence that is
+    /// empty or does not exist.
     pub fn positions(&self, sequence: usize) -> Option<RangeInclusive<i32>> {
         let last = self.cache.cells.last_position(sequence)?;
         if self.cache.states.is_some() {
@@ -340,32 +351,34 @@ impl Context {
         Some(first?..=last)
     }
 
-    /// The scheduler, for its counters and plans.
+    /// Returns the scheduler, for its counters and plans.
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
-    /// The scheduler, to trace it.
+    /// Returns the scheduler, to trace it.
     pub fn scheduler_mut(&mut self) -> &mut Scheduler {
         &mut self.scheduler
     }
 
-    /// Has `watcher` see results of nodes from the next micro-batch on, or nobody. Returns who saw them before. After a stop by the watcher the cache is
-    /// as it was before the batch.
+    /// Sets the watcher that observes the results of nodes from the next micro-batch on, or removes
+    /// it. Returns the previous one. If the watcher stops a decode, the cache is as it was before
+    /// the batch.
     pub fn watch(&mut self, watcher: Option<Watcher>) -> Option<Watcher> {
         std::mem::replace(&mut self.watcher, watcher)
     }
 
-    /// The plan for a micro-batch of `n_tokens` at the end of a full cache, without running it.
+    /// Returns the plan for a micro-batch of `n_tokens` at the end of a full cache, without running
+    /// it.
     ///
     /// # Errors
-    /// If it cannot be placed.
+    /// Returns an error if the graph cannot be placed.
     pub fn plan(&self, n_tokens: usize) -> Result<Plan> {
         let shape = self.sizes.at_the_end(n_tokens);
         self.source().plan(self.scheduler.options(), shape)
     }
 
-    /// What memory is used for, by kind of memory.
+    /// Returns the memory usage, by kind of memory.
     pub fn memory(&self) -> Vec<MemoryUse> {
         let mut report = MemoryReport::default();
         report.add(self.model.weights().bytes(), MemoryReport::WEIGHTS);
@@ -386,7 +399,7 @@ impl Context {
     /// Removes the positions `range` from `sequence`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such sequence.
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
     pub fn remove(&mut self, sequence: usize, range: impl RangeBounds<i32>) -> Result<()> {
         let leaves_some = self.cache.states.is_some() && !self.is_whole(sequence, &range);
         if leaves_some {
@@ -416,28 +429,30 @@ impl Context {
         Ok(())
     }
 
-    /// Whether `range` is all that a sequence has.
+    /// Returns whether `range` covers the whole sequence.
     fn is_whole(&self, sequence: usize, range: &impl RangeBounds<i32>) -> bool {
         let last = self.cache.cells.last_position(sequence);
         last.is_none_or(|last| range.contains(&0) && range.contains(&last))
     }
 
-    /// Whether the positions of a sequence can be removed one by one, and moved.
+    /// Returns whether positions of a sequence can be removed individually, and shifted.
     pub fn can_forget(&self) -> bool {
         self.model.spec().can_shift()
     }
 
-    /// Whether the last tokens of a sequence can always be removed again: the model has neither states nor windows.
+    /// Returns whether the last tokens of a sequence can always be removed: the model has neither
+    /// recurrent states nor windows.
     pub fn can_take_back(&self) -> bool {
         self.cache.states.is_none() && self.cache.window.is_none()
     }
 
-    /// Whether the model keeps a state of what came, from which nothing can be removed but what follows a [mark](Self::mark).
+    /// Returns whether the model has a recurrent state, from which only tokens after a
+    /// [mark](Self::mark) can be removed.
     pub fn keeps_states(&self) -> bool {
         self.cache.states.is_some()
     }
 
-    /// Whether the end of `sequence` can be removed, from `position` on, and another one follow there.
+    /// Returns whether the end of `sequence`, starting at `position`, can be removed and replaced.
     pub fn can_cut(&self, sequence: usize, position: i32) -> bool {
         let last = self.cache.cells.last_position(sequence);
         let is_whole = position <= 0 || last.is_none_or(|last| position > last);
@@ -445,11 +460,12 @@ impl Context {
         is_whole || is_free && self.cache.can_go_on(sequence, position)
     }
 
-    /// Marks the end of `sequence`, instead of an earlier place: what follows can be removed, also where the model keeps a state. That costs nothing; where
-    /// no state is kept, it does nothing.
+    /// Marks the end of `sequence`, replacing an earlier mark. What follows the mark can be removed
+    /// even if the model has a recurrent state. A mark costs nothing. Without a recurrent state, it
+    /// does nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such sequence.
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
     pub fn mark(&mut self, sequence: usize) -> Result<()> {
         self.cache.cells.check(sequence)?;
         let next = self
@@ -463,15 +479,16 @@ impl Context {
         Ok(())
     }
 
-    /// The position that follows the [mark](Self::mark) of `sequence`.
+    /// Returns the position after the [mark](Self::mark) of `sequence`.
     pub fn marked(&self, sequence: usize) -> Option<i32> {
         self.cache.states.as_ref()?.mark(sequence)
     }
 
-    /// Removes the positions `range` from `sequence`, and moves what follows to where it began.
+    /// Removes the positions `range` from `sequence`, and shifts what follows to where the range
+    /// started.
     ///
     /// # Errors
-    /// As [`shift`](Self::shift). Nothing is changed then.
+    /// Fails like [`shift`](Self::shift). After an error, nothing is changed.
     pub fn cut_out(&mut self, sequence: usize, range: Range<i32>) -> Result<()> {
         self.check_shift()?;
         let length = range.end.saturating_sub(range.start);
@@ -481,10 +498,11 @@ impl Context {
         })
     }
 
-    /// Lets sequence `to` share the positions `range` of `from`, instead of whatever it has there.
+    /// Makes sequence `to` share the positions `range` of `from`, and replaces the previous
+    /// contents of `to` there.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such sequence.
+    /// Returns [`Error::InvalidArgument`] if a sequence does not exist.
     pub fn copy(&mut self, from: usize, to: usize, range: impl RangeBounds<i32>) -> Result<()> {
         if self.cache.states.is_none() {
             let range = (range.start_bound().cloned(), range.end_bound().cloned());
@@ -508,7 +526,7 @@ impl Context {
     /// Removes every sequence but this one.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such sequence.
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
     pub fn keep(&mut self, sequence: usize) -> Result<()> {
         for cells in self.cache.both() {
             cells.keep(sequence)?;
@@ -520,10 +538,10 @@ impl Context {
         Ok(())
     }
 
-    /// Moves the positions `range` of `sequence` by `delta`; see [`Cells::shift`].
+    /// Shifts the positions `range` of `sequence` by `delta`; see [`Cells::shift`].
     ///
     /// # Errors
-    /// As [`Cells::shift`].
+    /// Fails like [`Cells::shift`].
     pub fn shift(
         &mut self,
         sequence: usize,
@@ -550,25 +568,27 @@ impl Context {
         }
     }
 
-    /// Forgets all sequences.
+    /// Removes all sequences.
     ///
     /// # Errors
-    /// If a device fails.
+    /// Returns an error if a device fails.
     pub fn clear(&mut self) -> Result<()> {
         self.scheduler.synchronize()?;
         self.forget_results();
         self.cache.clear()
     }
 
-    /// Decodes a batch: stores its tokens in the cache and computes the logits that are wanted.
+    /// Decodes a batch: stores its tokens in the cache and computes the requested logits.
     ///
     /// # Errors
-    /// [`Error::ContextFull`]; [`Error::InvalidArgument`] for a batch that is empty, too long, or has tokens, sequences or
-    /// positions that cannot be; when cancelled, or stopped by a watcher; or what a device says. The cache is then as it was before, unless cached keys
-    /// were being [moved](Context::shift): it is empty then.
+    /// Returns [`Error::ContextFull`] if the cache has no room. Returns [`Error::InvalidArgument`]
+    /// for a batch that is empty or too long, or has invalid tokens, sequences or positions. Also
+    /// fails if decoding is cancelled or stopped by a watcher, or if a device fails. After an
+    /// error, the cache is as it was before, unless cached keys were being
+    /// [shifted](Context::shift): then it is empty.
     pub fn decode(&mut self, batch: &Batch) -> Result<()> {
         self.begin(batch)?;
-        // What failed later would be taken for a failure of the next batch, when this one counts as decoded.
+        // A later failure would be reported by the next batch although this one counts as decoded.
         let result = self
             .decode_all(batch)
             .and_then(|()| Ok(self.scheduler.synchronize()?));
@@ -616,14 +636,15 @@ impl Context {
         Ok(())
     }
 
-    /// Takes note of what a batch came to.
+    /// Commits or rolls back a batch.
     fn end(&mut self, result: Result<()>) -> Result<()> {
         match &result {
             Ok(()) => {
                 self.cache.commit();
             }
             Err(_) => {
-                // Other devices may still be at work, and fail as well: one failure is told.
+                // Other devices may still be running, and fail as well; only one failure is
+                // reported.
                 if let Err(error) = self.scheduler.synchronize() {
                     tracing::debug!(%error, "after a failed batch");
                 }
@@ -634,7 +655,8 @@ impl Context {
         result
     }
 
-    /// The logits after token number `index` of the last batch, if they were wanted, and not only the [likeliest tokens](Self::set_likeliest) were read.
+    /// Returns the logits after the token at `index` of the last batch. Returns `None` if they were
+    /// not requested, or if only the [top-k](Self::set_likeliest) were read.
     pub fn logits(&self, index: usize) -> Option<&[f32]> {
         match self.options.output {
             _ if self.likeliest.are_found() => None,
@@ -643,7 +665,8 @@ impl Context {
         }
     }
 
-    /// The embedding of token number `index` of the last batch, if it was wanted and there is one of each token.
+    /// Returns the embedding of the token at `index` of the last batch, if it was requested and
+    /// embeddings are not pooled.
     pub fn embedding(&self, index: usize) -> Option<&[f32]> {
         match self.options.output {
             Output::Embeddings(Pooling::None) => self.value((*self.rows.get(index)?)?),
@@ -655,13 +678,15 @@ impl Context {
         }
     }
 
-    /// The embedding of what the last batch had of `sequence`, or its scores, if there are such of whole sequences.
+    /// Returns the embedding, or the scores, of the tokens of `sequence` in the last batch, if
+    /// embeddings are pooled.
     pub fn pooled(&self, sequence: u32) -> Option<&[f32]> {
         let mut pooled = self.pooled.iter();
         pooled.find_map(|&(known, row)| (known == sequence).then(|| self.value(row))?)
     }
 
-    /// Whether it computes means over all tokens of a sequence, which must be in one micro-batch.
+    /// Returns whether the context computes means over all tokens of a sequence, which must be in
+    /// one micro-batch.
     pub fn takes_means(&self) -> bool {
         self.sizes.means
     }
@@ -673,7 +698,7 @@ impl Context {
     fn decode_all(&mut self, batch: &Batch) -> Result<()> {
         let batch = &*self.prepared(batch)?;
         if self.sizes.sees_later && batch.n_wanted() == 0 {
-            // Nothing is kept of tokens.
+            // Nothing is cached.
             self.rows.resize(batch.len(), None);
             return Ok(());
         }
@@ -694,7 +719,7 @@ impl Context {
         Ok(())
     }
 
-    /// Whether there are embeddings of whole sequences.
+    /// Returns whether embeddings are pooled.
     fn is_pooled(&self) -> bool {
         !matches!(
             self.options.output,
@@ -702,7 +727,7 @@ impl Context {
         )
     }
 
-    /// The sequences of a batch, each with the token whose embedding becomes its own.
+    /// Returns the sequences of a batch, each with the token that provides its embedding.
     fn picks(&self, batch: &Batch) -> Vec<(u32, usize)> {
         let is_last = match self.options.output {
             Output::Embeddings(Pooling::Rank) => !self.sizes.sees_later,
@@ -713,7 +738,8 @@ impl Context {
             .collect()
     }
 
-    /// A batch whose tokens are wanted as far as the embeddings of whole sequences need them, once it is known that it can be computed.
+    /// Returns the batch with the requests that pooling needs, after checking that it can be
+    /// computed.
     fn prepared<'a>(&self, batch: &'a Batch) -> Result<Cow<'a, Batch>> {
         if self.sizes.means || self.sizes.sees_later && self.sizes.by_sequence {
             self.check_sequences(batch)?;
@@ -749,7 +775,7 @@ impl Context {
         Ok(())
     }
 
-    /// Checks that a batch of tokens that look at later ones can be computed at once.
+    /// Checks that a batch for bidirectional attention can be computed at once.
     fn check_whole(&self, batch: &Batch) -> Result<()> {
         let Sizes {
             n_ubatch, n_logits, ..
@@ -784,7 +810,7 @@ impl Context {
         Ok(())
     }
 
-    /// As [`decode_parts`](Self::decode_parts), with a row for each sequence.
+    /// Decodes like [`decode_parts`](Self::decode_parts), but with a row for each sequence.
     fn decode_means(&mut self, batch: &Batch) -> Result<()> {
         let sequences = batch.ends();
         self.size_rows(sequences.len())?;
@@ -795,7 +821,7 @@ impl Context {
                 let mut part = part.iter();
                 part.any(|token| batch.sequences(token).contains(&sequence))
             };
-            // Sequences begin in the order of micro-batches, and each is in one of them.
+            // Sequences start in the order of micro-batches, and each is in one of them.
             let end = (first..sequences.len()).find(|&at| !is_here(sequences[at].0));
             let end = end.unwrap_or(sequences.len());
             self.run_part(batch, part, first..end, room)?;
@@ -816,7 +842,7 @@ impl Context {
         }
     }
 
-    /// Makes a micro-batch ready to run, and returns its shape.
+    /// Prepares a micro-batch for running, and returns its shape.
     fn load_part(
         &mut self,
         batch: &Batch,
@@ -876,7 +902,7 @@ impl Context {
             let scheduler = &mut self.scheduler;
             return self.likeliest.read(scheduler, tensors, rows.len());
         }
-        // Reading waits for the run, so nothing is read that nobody wants.
+        // Reading waits for the run, so results that are not requested are not read.
         if let Some(result) = inputs.result.filter(|_| !rows.is_empty()) {
             let out = &mut self.values[rows.start * self.width..rows.end * self.width];
             self.scheduler
@@ -891,7 +917,7 @@ impl Context {
         Ok(())
     }
 
-    /// Makes the graph of this shape the one that runs.
+    /// Loads the graph of this shape for the next run.
     fn load(&mut self, shape: GraphShape) -> Result<Arc<GraphInputs>> {
         if self.graphs.get(shape).is_none() {
             let built = self.source().build(shape)?;
@@ -919,13 +945,13 @@ impl Context {
         &mut self.cache
     }
 
-    /// Waits until what is kept is what cells say.
+    /// Waits until the memory of the cache matches its cells.
     pub(crate) fn settle(&mut self) -> Result<()> {
         self.apply_shifts()?;
         Ok(self.scheduler.synchronize()?)
     }
 
-    /// Rotates the keys of cells whose positions moved.
+    /// Rotates the keys of cells whose positions changed.
     fn apply_shifts(&mut self) -> Result<()> {
         if !self.cache.both().any(|cells| cells.has_shifts()) {
             return Ok(());

@@ -1,22 +1,24 @@
-//! Converts weights from one file to another, with several threads: read, decode, change, encode, write.
+//! Converts weights from one file to another on several threads: read, decode, change, encode,
+//! write.
 
 use samite_core::{CancelToken, DType};
 use samite_gguf::{Error, ErrorKind, GgufFile, LoadOptions, TensorInfo, TensorSlot};
 use samite_quant::{can_decode, decode_row, quantize_row};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// About so much one thread converts at a time: enough to be worth a read and a write, and little enough for its cache.
+/// Approximate number of elements that one thread converts at a time: enough to be worth a read and
+/// a write, and few enough for its cache.
 const ELEMENTS_PER_JOB: usize = 1 << 17;
 
-/// Buffers of one thread: a decoded row, and the rows of a job as they are written.
+/// Buffers of one thread: a decoded row, and the encoded rows of a job.
 #[derive(Default)]
 struct Spare {
     values: Vec<f32>,
     output: Vec<u8>,
 }
 
-/// Converts tensors piece by piece: each thread reads some rows, converts them and writes them where they belong, all while
-/// they are in its cache.
+/// Converts tensors piece by piece: each thread reads some rows, converts them and writes them
+/// while they are in its cache.
 pub(crate) struct Converter<'a> {
     source: &'a GgufFile,
     threads: usize,
@@ -24,13 +26,13 @@ pub(crate) struct Converter<'a> {
     spare: Mutex<Vec<Spare>>,
 }
 
-/// What else is done with rows.
+/// Change of the rows during conversion.
 #[derive(Clone, Copy)]
 pub(crate) enum Change<'a> {
     Nothing,
-    /// Their decoded values are changed. Told the number of the row.
+    /// Changes their decoded values. The function gets the index of the row.
     Values(&'a (dyn Fn(usize, &mut [f32]) + Sync)),
-    /// Each column is kept as well as it matters: so much, by matrix of the tensor.
+    /// Weights each column's quantization error by its importance, for each matrix of the tensor.
     Weigh(&'a [f32]),
 }
 
@@ -74,7 +76,7 @@ impl<'a> Converter<'a> {
                 let first = offset / row_in;
                 let at = first * row_out;
                 let copied = tensor.dtype == to && !matches!(change, Change::Values(_));
-                // Integers are always numbers.
+                // Integers are always finite.
                 if copied && (tensor.dtype.is_integer() || !can_decode(tensor.dtype)) {
                     return slot.write_at(at, bytes);
                 }
@@ -87,7 +89,7 @@ impl<'a> Converter<'a> {
                     .zip(output.chunks_exact_mut(row_out));
                 for (row, (from, into)) in (first..).zip(rows) {
                     decode_row(tensor.dtype, from, values).map_err(|e| wrap(tensor, &e))?;
-                    // All at once first: a search that stops early is slow.
+                    // Check everything first: a search that stops early is slow.
                     if !values
                         .iter()
                         .fold(true, |all, value| all & value.is_finite())
@@ -128,7 +130,7 @@ impl<'a> Converter<'a> {
     }
 }
 
-/// Makes room for `count` elements.
+/// Resizes the buffer to `count` elements.
 fn resize<T: Default + Clone>(buffer: &mut Vec<T>, count: usize) -> Result<(), Error> {
     let more = count.saturating_sub(buffer.len());
     buffer.try_reserve(more).map_err(|_| {

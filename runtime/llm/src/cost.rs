@@ -1,17 +1,17 @@
-//! The least work that one token takes: what measured speeds are compared with.
+//! Minimum work for one token, which serves as a reference for measured speeds.
 
 use samite_gguf::Tensors;
 
-/// Work that every token needs, whatever the device does. Attention and the cache come on top.
+/// Work that every token needs on any device. Attention and the cache come on top.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TokenCost {
-    /// Bytes of weights that are read to generate one token: all but an embedding that is only looked up; of
-    /// experts, those that a token uses.
+    /// Bytes of weights that are read to decode one token: all except an embedding table that is
+    /// only looked up. Of the experts, only those that a token uses count.
     pub read_bytes: f64,
-    /// Elements of quantized matrices that each token of a prompt is multiplied with: all but the embedding and the
-    /// output, which only the last token needs.
+    /// Elements of quantized matrices that each token of a prompt is multiplied by: all except the
+    /// embedding and output matrices, which only the last token needs.
     pub quantized_products: f64,
-    /// The same of matrices of floats.
+    /// Elements of float matrices that each token of a prompt is multiplied by.
     pub float_products: f64,
 }
 
@@ -22,7 +22,7 @@ impl TokenCost {
         for info in tensors {
             let is_embedding = &*info.name == "token_embd.weight";
             let is_output = info.name.starts_with("output");
-            // Only experts have matrices one behind the other.
+            // Only experts have stacked matrices.
             let used = match experts {
                 Some([count, used]) if info.shape[2] > 1 => used as f64 / count as f64,
                 _ => 1.0,

@@ -1,22 +1,24 @@
-//! What does not lie where it was wanted, because the device there refuses it.
+//! Weights and caches that are not on the device where they should be, because that device rejects
+//! them.
 
 use crate::error::{Error, Result};
 use samite_sched::Fallback;
 
-/// A weight or a cache on another device than rules, or the order of devices, say.
+/// A weight or a cache that is not on the device that rules or the order of devices require.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Displaced {
-    /// What: `tensor 'output.weight' of type q8_0`.
+    /// Description, such as `tensor 'output.weight' of type q8_0`.
     pub what: String,
-    /// The device that refuses it.
+    /// Device that rejects it.
     pub wanted: String,
-    /// Its reason.
+    /// Reason of the device.
     pub reason: String,
-    /// Where it lies.
+    /// Actual device.
     pub device: String,
 }
 
-/// Says what was displaced: a warning for each device and reason, or the first of them as an error.
+/// Reports displaced weights and caches: one warning for each device and reason, or the first one
+/// as an error.
 pub(crate) fn report(displaced: &[Displaced], fallback: Fallback) -> Result<()> {
     if fallback == Fallback::Allow {
         return Ok(());

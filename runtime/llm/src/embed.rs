@@ -1,4 +1,4 @@
-//! Embeddings of texts: many in a batch, scaled, and shortened.
+//! Embeddings of texts: batched, normalized and truncated.
 
 use crate::arch::Output;
 use crate::arch::spec::{Pooling, Spec};
@@ -6,19 +6,19 @@ use crate::batch::Batch;
 use crate::context::{Context, ContextOptions, takes_means};
 use crate::error::{Error, Result};
 
-/// How an embedding is scaled; numbered as llama.cpp's `--embd-normalize`.
+/// Normalization of an embedding; numbered like llama.cpp's `--embd-normalize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Normalization {
-    /// -1: not at all.
+    /// -1: none.
     None,
-    /// 0: the largest element becomes 32760, so that all fit into 16 bits.
+    /// 0: the largest element becomes 32760, so that all elements fit into 16 bits.
     Largest,
     /// 2, or another number: the norm of this power becomes 1.
     Norm(u32),
 }
 
 impl Normalization {
-    /// The one with this number: at least -1.
+    /// Returns the normalization with this number, which is at least -1.
     pub fn from_number(number: i32) -> Option<Self> {
         match number {
             -1 => Some(Normalization::None),
@@ -27,7 +27,7 @@ impl Normalization {
         }
     }
 
-    /// Scales an embedding; zeros stay zeros.
+    /// Normalizes an embedding; zeros stay zeros.
     pub fn apply(self, embedding: &mut [f32]) {
         let absolute = |x: &f32| f64::from(x.abs());
         let norm = match self {
@@ -50,7 +50,7 @@ impl Normalization {
     }
 }
 
-/// The cosine of the angle between two embeddings; 0 if one of them is zero, 1 if both are.
+/// Returns the cosine similarity of two embeddings; 0 if one of them is zero, 1 if both are.
 pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let product = |a: &[f32], b: &[f32]| {
         let products = a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b));
@@ -63,10 +63,11 @@ pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     product(a, b) / (aa.sqrt() * bb.sqrt())
 }
 
-/// Most texts of one batch that [`fit_to`] makes room for.
+/// Maximum number of texts in one batch that [`fit_to`] makes room for.
 const MOST_TEXTS: usize = 64;
 
-/// Has `options` make room for texts with so many tokens each: for the longest of them, or several shorter ones at once.
+/// Sizes `options` for texts with these numbers of tokens: for the longest one, or for several
+/// shorter ones at once.
 pub fn fit_to(options: &mut ContextOptions, spec: &Spec, pooling: Pooling, lengths: &[usize]) {
     let longest = lengths.iter().copied().max().unwrap_or(1);
     let total = lengths.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
@@ -74,7 +75,7 @@ pub fn fit_to(options: &mut ContextOptions, spec: &Spec, pooling: Pooling, lengt
     options.output = Output::Embeddings(pooling);
     options.n_batch = room;
     options.n_ctx = Some(options.n_ctx.unwrap_or(room).min(room));
-    // A mean is over all tokens at once; others may come in pieces.
+    // A mean needs all tokens at once; other kinds of pooling can be computed in pieces.
     if takes_means(options.output, spec) {
         options.n_ubatch = room;
     }
@@ -84,11 +85,13 @@ pub fn fit_to(options: &mut ContextOptions, spec: &Spec, pooling: Pooling, lengt
     };
 }
 
-/// The embeddings of texts, as many in one batch as there is room for. `each` gets the number of a text and its embedding, text by text; of each
-/// token, if that is what the context computes. Sequences of the context are forgotten.
+/// Computes the embeddings of texts, with as many texts in one batch as fit. Calls `each` with the
+/// index of a text and its embedding, text by text. If the context computes embeddings of tokens,
+/// it calls `each` for each token. Removes all sequences of the context.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for a text without tokens, or one that does not fit; as [`Context::decode`]; what `each` says.
+/// Returns [`Error::InvalidArgument`] for a text that has no tokens or does not fit. Also fails
+/// like [`Context::decode`], and with the errors of `each`.
 pub fn embed<E: From<Error>>(
     context: &mut Context,
     texts: &[Vec<u32>],
@@ -130,7 +133,7 @@ pub fn embed<E: From<Error>>(
             }
             end += 1;
         }
-        // The batch before may have had more texts than this one.
+        // The previous batch may have had more texts than this one.
         context.clear()?;
         context.decode(&batch)?;
         let missing = || Error::invalid("an embedding is not there");

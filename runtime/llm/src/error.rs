@@ -1,21 +1,22 @@
 //! Errors of models, contexts and sessions.
 
-/// The result of anything here that can fail.
+/// Result of fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of loading or running a model. The message names file, key, tensor, rule or limit, and what to do.
+/// An error of loading or running a model. The message names the file, key, tensor, rule or limit,
+/// and the remedy.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A graph, device or scheduler refused; also [`samite_core::Error::Cancelled`].
+    /// Error of a graph, device or scheduler, including [`samite_core::Error::Cancelled`].
     #[error(transparent)]
     Core(#[from] samite_core::Error),
 
-    /// The file is not readable GGUF, or a key is missing or of another type.
+    /// The file is not readable GGUF, or a key is missing or has another type.
     #[error(transparent)]
     Gguf(samite_gguf::Error),
 
-    /// The file is readable, but what it says about the model contradicts itself or is not supported.
+    /// The file is readable, but its description of the model is contradictory or not supported.
     #[error("{0}")]
     Model(Box<str>),
 
@@ -23,29 +24,29 @@ pub enum Error {
     #[error(transparent)]
     Vocab(#[from] samite_text::VocabError),
 
-    /// A text or token that the tokenizer refuses.
+    /// The tokenizer rejects a text or token.
     #[error(transparent)]
     Tokenize(#[from] samite_text::TokenizeError),
 
-    /// Sampler parameters out of range, or logits without a usable token.
+    /// Sampler parameters are out of range, or logits have no usable token.
     #[error(transparent)]
     Sampler(#[from] samite_text::SamplerError),
 
-    /// A placement rule that cannot be read, names no device, or matches nothing.
+    /// A placement rule cannot be parsed, names no device, or matches nothing.
     #[error("{0}")]
     Rule(Box<str>),
 
-    /// A batch or call that a context cannot take as it is.
+    /// A batch or call is not valid for the context.
     #[error("{0}")]
     InvalidArgument(Box<str>),
 
-    /// Logits that a batch wants are NaN or infinite.
+    /// Requested logits are NaN or infinite.
     #[error(
         "the logits after token {token} of the batch are not finite; \
          use smaller scales of adapters and control vectors, or check the model's file"
     )]
     NotFinite {
-        /// Number of the token in the batch.
+        /// Index of the token in the batch.
         token: usize,
     },
 
@@ -54,11 +55,11 @@ pub enum Error {
         "{tokens} tokens do not fit: the context of {size} has {free} free; use a larger context, a shorter prompt, or remove old tokens"
     )]
     ContextFull {
-        /// Tokens that need room.
+        /// Number of tokens that need room.
         tokens: usize,
-        /// Cells of the cache.
+        /// Number of cells in the cache.
         size: usize,
-        /// Cells without a token.
+        /// Number of free cells.
         free: usize,
     },
 }
@@ -76,17 +77,17 @@ impl Error {
         Error::InvalidArgument(message.into().into())
     }
 
-    /// Whether the work was stopped by its [`CancelToken`](samite_core::CancelToken).
+    /// Returns whether a [`CancelToken`](samite_core::CancelToken) stopped the work.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Error::Core(samite_core::Error::Cancelled))
     }
 
-    /// Whether a device is gone, with all that lived on it.
+    /// Returns whether a device is lost, with all data on it.
     pub fn is_lost(&self) -> bool {
         matches!(self, Error::Core(samite_core::Error::DeviceLost { .. }))
     }
 
-    /// Whether the work was stopped by a [`Watcher`](crate::Watcher).
+    /// Returns whether a [`Watcher`](crate::Watcher) stopped the work.
     pub fn is_stopped(&self) -> bool {
         matches!(self, Error::Core(samite_core::Error::Stopped))
     }
@@ -101,14 +102,15 @@ impl From<samite_gguf::Error> for Error {
     }
 }
 
-/// `count` times `value`, in memory that is asked for and may be refused.
+/// Returns `count` copies of `value`, in fallibly allocated memory.
 pub(crate) fn try_filled<T: Clone>(value: T, count: Option<usize>, what: &str) -> Result<Vec<T>> {
     let mut filled = Vec::new();
     try_resize(&mut filled, value, count, what)?;
     Ok(filled)
 }
 
-/// Lengthens `vec` to `count` elements, if it is shorter, in memory that may be refused. `None` is a count that overflowed.
+/// Extends `vec` to `count` elements, if it is shorter, in fallibly allocated memory. A count of
+/// `None` has overflowed.
 pub(crate) fn try_resize<T: Clone>(
     vec: &mut Vec<T>,
     value: T,
@@ -125,7 +127,7 @@ pub(crate) fn try_resize<T: Clone>(
     Ok(())
 }
 
-/// Reserves memory for `more` elements, which may be refused.
+/// Reserves memory for `more` elements, fallibly.
 pub(crate) fn try_reserve<T>(vec: &mut Vec<T>, more: usize, what: &str) -> Result<()> {
     let asked = vec.len().saturating_add(more);
     let refused = |_| samite_core::Error::OutOfMemory {

@@ -1,9 +1,9 @@
-//! Finds numbers that are not finite in what a cache holds.
+//! Finds numbers in caches that are not finite.
 
 use crate::error::{Result, try_filled};
 use samite_core::DType;
 
-/// Returns true if all elements of rows of `width` elements are finite: neither NaN nor infinite.
+/// Returns whether all elements of rows of `width` elements are finite: neither NaN nor infinite.
 pub(crate) fn are_finite(dtype: DType, width: usize, bytes: &[u8]) -> Result<bool> {
     // Floats are ordered like their bits without the sign. Compilers vectorize a maximum, but not a
     // search.
@@ -52,7 +52,7 @@ mod tests {
             let mut bytes = vec![0; 3 * row_bytes];
             samite_quant::encode_row(dtype, &numbers, &mut bytes).unwrap();
             assert!(are_finite(dtype, width, &bytes).unwrap(), "{dtype}");
-            // All bits of a block, so its scale is NaN if it has one.
+            // Sets all bits of a block, so its scale is NaN if it has one.
             bytes[row_bytes..][..dtype.block_bytes()].fill(0xff);
             let mut row = vec![0.0_f32; width];
             samite_quant::decode_row(dtype, &bytes[row_bytes..2 * row_bytes], &mut row).unwrap();

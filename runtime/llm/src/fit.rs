@@ -1,8 +1,10 @@
 //! Fits layers to the free memory of several devices before anything is loaded.
 //!
-//! What a placement needs is not estimated: weights, caches and intermediate results are planned exactly as they will be allocated, on
-//! [buffers without memory](samite_core::unallocated). As many layers as possible go to the devices before the last one, divided in proportion to
-//! their free memory and then moved, layer by layer, from devices on which they do not fit to those with the most room.
+//! The needs of a placement are not estimated: weights, caches and intermediate results are planned
+//! exactly as they will be allocated, with [buffers without memory](samite_core::unallocated). As
+//! many layers as possible go to the devices before the last one. They are first divided in
+//! proportion to free memory, and then moved, one at a time, from devices on which they do not fit
+//! to the device with the most room.
 
 use crate::arch::{Architecture, Spec};
 use crate::context::{ContextOptions, compute_by_device, compute_bytes};
@@ -14,21 +16,21 @@ use crate::weights::WeightPlan;
 use samite_gguf::GgufFile;
 use samite_sched::DeviceSet;
 
-/// What the layers of a model are fitted for.
+/// Options for fitting the layers of a model.
 #[derive(Clone, Debug, Default)]
 pub struct FitOptions {
-    /// The context that must fit, too.
+    /// Context that must fit as well.
     pub context: ContextOptions,
     /// Bytes of each device that stay free.
     pub margin: usize,
 }
 
-/// What one device has and needs.
+/// Free memory and needs of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceNeed {
-    /// The device's name.
+    /// Name of the device.
     pub device: String,
-    /// Bytes that were free, where the device knows.
+    /// Bytes that were free, if the device reports them.
     pub free: Option<usize>,
     /// Bytes of weights.
     pub weights: usize,
@@ -36,19 +38,19 @@ pub struct DeviceNeed {
     pub kv: usize,
     /// Bytes of intermediate results.
     pub compute: usize,
-    /// How many layers it has, the output counting as one more.
+    /// Number of layers, with the output as one more.
     pub layers: usize,
 }
 
 impl DeviceNeed {
-    /// Bytes of everything.
+    /// Returns the total number of bytes.
     pub fn bytes(&self) -> usize {
         self.weights
             .saturating_add(self.kv)
             .saturating_add(self.compute)
     }
 
-    /// Bytes that would be left, with a margin; `None` if it does not fit.
+    /// Returns the bytes that would remain besides a margin, or `None` if the needs do not fit.
     fn room(&self, margin: usize) -> Option<usize> {
         let Some(free) = self.free else {
             return Some(usize::MAX);
@@ -57,16 +59,16 @@ impl DeviceNeed {
     }
 }
 
-/// Where the layers went, and why that fits.
+/// Placement of the layers, and the needs that it results in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fit {
-    /// By layer, and last for the output: the number of the device.
+    /// Device index of each layer, and of the output as the last element.
     pub layers: Vec<usize>,
-    /// By device.
+    /// Needs by device.
     pub needs: Vec<DeviceNeed>,
 }
 
-/// A model of which placements are tried.
+/// Model that placements are tried for.
 pub(crate) struct Fitter<'a> {
     pub file: &'a GgufFile,
     pub architecture: &'static Architecture,
@@ -78,7 +80,8 @@ pub(crate) struct Fitter<'a> {
 }
 
 impl Fitter<'_> {
-    /// The best placement of layers, unless the user has said where they go, or there is nothing to choose.
+    /// Returns the best placement of layers. Returns `None` if rules already place layers, or if
+    /// there is no choice.
     pub fn fit(&self) -> Result<Option<Fit>> {
         let fast = fast_devices(self.devices);
         let free: Vec<Option<usize>> = self.devices.iter().map(|d| d.memory().free).collect();
@@ -90,7 +93,7 @@ impl Fitter<'_> {
         if let Some(fit) = self.divide(all, &fast, &free)? {
             return Ok(Some(fit));
         }
-        // The most layers that fit: `most` do, `too_many` do not.
+        // Search for the largest number of layers: `most` fit, `too_many` do not.
         let (mut most, mut too_many) = (0, all);
         let mut best = self.needs(vec![self.devices.last(); all], &free)?;
         while too_many - most > 1 {
@@ -103,7 +106,8 @@ impl Fitter<'_> {
         Ok(Some(best))
     }
 
-    /// Divides the last `count` layers over the fast devices so that they fit; `None` if they do not.
+    /// Divides the last `count` layers over the fast devices so that they fit. Returns `None` if
+    /// they do not.
     fn divide(&self, count: usize, fast: &[usize], free: &[Option<usize>]) -> Result<Option<Fit>> {
         let all = self.spec.n_layer() + 1;
         let mut shares = proportional(count, fast, free);
@@ -119,7 +123,8 @@ impl Fitter<'_> {
                 let fits = (0..fast.len()).all(|at| shares[at] == 0 || room(at).is_some());
                 return Ok(fits.then_some(fit));
             };
-            // One layer goes to the device with the most room, if that is more than the layer needs.
+            // Move one layer to the device with the most room, if that is more than the layer
+            // needs.
             let size = fit.needs[fast[full]].bytes() / shares[full];
             let other = (0..fast.len())
                 .filter_map(|at| Some((room(at)?, at)))
@@ -134,7 +139,7 @@ impl Fitter<'_> {
         Ok(None)
     }
 
-    /// What a placement of layers needs.
+    /// Computes the needs of a placement.
     fn needs(&self, layers: Vec<usize>, free: &[Option<usize>]) -> Result<Fit> {
         let (spec, devices) = (self.spec, self.devices);
         let context = &ContextOptions {
@@ -191,7 +196,8 @@ impl Fitter<'_> {
     }
 }
 
-/// Divides `count` layers in proportion to free memory; a device that does not know what it has counts like the largest.
+/// Divides `count` layers in proportion to free memory. A device that does not report its memory
+/// counts like the largest one.
 fn proportional(count: usize, fast: &[usize], free: &[Option<usize>]) -> Vec<usize> {
     let known = fast.iter().filter_map(|&device| free[device]);
     let largest = known.max().unwrap_or(1).max(1);
@@ -206,7 +212,7 @@ fn proportional(count: usize, fast: &[usize], free: &[Option<usize>]) -> Vec<usi
         .into_iter()
         .map(|weight| {
             sum += weight;
-            // Never more than `count`, which is a usize.
+            // At most `count`, which is a usize.
             let end = usize::try_from(sum * count as u128 / total).unwrap_or(count);
             let share = end - done;
             done = end;

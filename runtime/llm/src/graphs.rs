@@ -1,4 +1,4 @@
-//! Builds the graphs of a model, and keeps those whose shapes come back.
+//! Builds the graphs of a model, and caches those whose shapes recur.
 
 use crate::adapter::{Adapter, ScaledAdapter};
 use crate::arch::graph::{self, Parts};
@@ -12,28 +12,28 @@ use samite_sched::{Assignments, DeviceSet, Options, Plan};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What graphs are made of. Neither weights nor caches need memory for it.
+/// Context of a model's graphs. Neither weights nor caches need memory.
 #[derive(Clone, Copy)]
 pub(crate) struct GraphSource<'a> {
     pub spec: &'a Spec,
     pub devices: &'a DeviceSet,
     pub weights: &'a Weights,
-    /// What each layer keeps.
+    /// Cache of each layer.
     pub layers: &'a [LayerCache],
-    /// The device of each layer's cache.
+    /// Device of each layer's cache.
     pub kv: &'a [Choice],
     pub adapters: &'a [ScaledAdapter],
-    /// Those that sequences have for themselves.
+    /// Adapters that belong to sequences.
     pub mixed: &'a [Arc<Adapter>],
     pub flash: bool,
-    /// Tokens that the context has room for.
+    /// Capacity of the context, in tokens.
     pub n_ctx: usize,
-    /// What graphs give.
+    /// Requested results.
     pub output: Output,
 }
 
 impl GraphSource<'_> {
-    /// The graph for a shape.
+    /// Builds the graph for a shape.
     pub fn build(&self, shape: GraphShape) -> Result<Built> {
         let parts = Parts {
             spec: self.spec,
@@ -55,8 +55,9 @@ impl GraphSource<'_> {
         })
     }
 
-    /// The layers whose cache cannot be where `kv` says, because the device there refuses an operation on it, with device and reason. The
-    /// host is not asked: there is nowhere else to go.
+    /// Returns the layers whose cache cannot be on its device in `kv`, because the device does not
+    /// support an operation on it. Each comes with the device and the reason. Does not query the
+    /// host, because there is no other device to fall back to.
     pub fn refused_caches(&self, shape: GraphShape) -> Result<BTreeMap<usize, (usize, String)>> {
         let host = self.devices.last();
         let mut refused: BTreeMap<usize, (usize, String)> = BTreeMap::new();
@@ -89,7 +90,7 @@ impl GraphSource<'_> {
         Ok(refused)
     }
 
-    /// The plan of the graph for a shape.
+    /// Plans the graph for a shape.
     pub fn plan(&self, options: &Options, shape: GraphShape) -> Result<Plan> {
         let built = self.build(shape)?;
         let plan = Plan::new(&built.graph, self.devices, &built.assignments, options)?;
@@ -97,7 +98,7 @@ impl GraphSource<'_> {
     }
 }
 
-/// A graph with what is needed to run it again.
+/// A graph with everything that is needed to run it again.
 #[derive(Debug)]
 pub(crate) struct Built {
     pub shape: GraphShape,
@@ -106,25 +107,25 @@ pub(crate) struct Built {
     pub assignments: Assignments,
 }
 
-/// Graphs of steps and graphs of prompts, the least recently used of each first. A prompt of many shapes does not throw out the graphs of
-/// steps, which come back after it.
+/// Cache of decode graphs and prefill graphs, each from least to most recently used. A prefill with
+/// many shapes does not evict the decode graphs, which recur after it.
 #[derive(Debug)]
 pub(crate) struct GraphCache {
-    /// Most tokens of a step: one for each sequence.
+    /// Maximum number of tokens in a decode step: one for each sequence.
     step: usize,
     steps: Vec<Built>,
     prompts: Vec<Built>,
 }
 
 impl GraphCache {
-    /// How many graphs of steps are kept.
+    /// Maximum number of cached decode graphs.
     const STEPS: usize = 8;
-    /// How many graphs of prompts are kept.
+    /// Maximum number of cached prefill graphs.
     const PROMPTS: usize = 4;
-    /// How many graphs are kept in all.
+    /// Maximum number of cached graphs.
     pub const SIZE: usize = Self::STEPS + Self::PROMPTS;
 
-    /// An empty cache. Graphs of up to `step` tokens are steps.
+    /// Creates an empty cache. Graphs with up to `step` tokens are decode graphs.
     pub fn new(step: usize) -> Self {
         GraphCache {
             step,
@@ -140,7 +141,7 @@ impl GraphCache {
         }
     }
 
-    /// The graph of this shape, which is the most recently used one now.
+    /// Returns the graph of this shape, and makes it the most recently used one.
     pub fn get(&mut self, shape: GraphShape) -> Option<&Built> {
         let (graphs, _) = self.class(shape);
         let at = graphs.iter().position(|built| built.shape == shape)?;
@@ -148,7 +149,7 @@ impl GraphCache {
         graphs.last()
     }
 
-    /// Keeps a graph; returns the one that had to go for it.
+    /// Caches a graph. Returns the one that it evicts.
     pub fn insert(&mut self, built: Built) -> Option<Built> {
         let (graphs, most) = self.class(built.shape);
         let gone = (graphs.len() >= most).then(|| graphs.remove(0));
@@ -156,7 +157,7 @@ impl GraphCache {
         gone
     }
 
-    /// Forgets all graphs.
+    /// Removes all graphs.
     pub fn clear(&mut self) {
         self.steps.clear();
         self.prompts.clear();
@@ -196,7 +197,7 @@ mod tests {
         }
         assert_eq!(cache.get(step).map(|built| built.shape), Some(step));
         assert!(cache.get(built(512, 256 * 15).shape).is_none());
-        // The oldest prompt is used, so that the next one goes.
+        // The oldest prefill graph is used, so the next one is evicted.
         assert!(cache.get(built(512, 256 * 16).shape).is_some());
         let gone = cache.insert(built(512, 256 * 20)).unwrap();
         assert_eq!(gone.shape.n_kv, 256 * 17);

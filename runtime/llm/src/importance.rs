@@ -1,9 +1,12 @@
-//! Importance matrices: how much each column of a model's matrices matters, so that quantization keeps best what matters most.
+//! Importance matrices: the importance of each column of a model's matrices, so that quantization
+//! preserves the most important ones best.
 //!
-//! A column matters as much as what is multiplied with it is large: the matrix holds, for each weight, the mean square of its input in each column
-//! while the model reads sample texts. Weights that are matrices of experts have such a row for each expert.
+//! The importance of a column is the magnitude of its input. For each weight, the matrix contains
+//! the mean square of the input of each column while the model processes sample texts. Weights that
+//! are matrices of experts have such a row for each expert.
 //!
-//! Files are those of `llama-imatrix`: GGUF with sums and counts, and the older `.dat`, which is only read.
+//! Files are those of `llama-imatrix`: GGUF with sums and counts, and the older `.dat`, which can
+//! only be read.
 
 mod collect;
 mod file;
@@ -13,17 +16,17 @@ pub use collect::collect;
 use samite_gguf::{Error, ErrorKind, Metadata};
 use std::collections::BTreeMap;
 
-/// What was seen of one weight's input.
+/// Statistics of one weight's input.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Entry {
-    /// Sums of squares by column; those of all columns for one matrix after the other, where there are several.
+    /// Sums of squares by column. The sums of several matrices follow each other.
     sums: Vec<f64>,
-    /// Rows that were summed, by matrix, or one number for all.
+    /// Number of summed rows by matrix, or one number for all matrices.
     counts: Vec<u64>,
 }
 
 impl Entry {
-    /// Makes it an entry of so many numbers, if nothing was seen yet, or checks that it is one.
+    /// Allocates an empty entry with these sizes, or checks the sizes of an existing one.
     fn of_size(&mut self, weight: &str, sums: usize, counts: usize) -> Result<(), String> {
         if self.counts.is_empty() {
             (self.sums, self.counts) = (vec![0.0; sums], vec![0; counts]);
@@ -42,7 +45,7 @@ impl Entry {
         Ok(())
     }
 
-    /// Experts without any row, and all.
+    /// Returns the number of experts without rows, and of all experts.
     fn unseen(&self) -> (usize, usize) {
         (
             self.counts.iter().filter(|&&count| count == 0).count(),
@@ -50,11 +53,11 @@ impl Entry {
         )
     }
 
-    /// How much the columns matter: 1 for all of an expert that never had a row.
+    /// Returns the importance of the columns: 1 for all columns of an expert without rows.
     fn importance(&self) -> Vec<f32> {
         let columns = self.sums.len() / self.counts.len().max(1);
         let of_part = |(sums, &count): (&[f64], &u64)| -> Vec<f32> {
-            // In single precision as llama.cpp does it, so that files become the same.
+            // In single precision like llama.cpp, so that files are identical.
             let mean = |sum: &f64| {
                 if count == 0 {
                     1.0
@@ -69,20 +72,20 @@ impl Entry {
     }
 }
 
-/// How much the columns of a model's weights matter.
+/// Importance of the columns of a model's weights.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImportanceMatrix {
     entries: BTreeMap<String, Entry>,
     datasets: Vec<String>,
     chunks: u64,
-    /// Tokens of a chunk. Unknown in files of the older format, which count chunks where others count rows.
+    /// Tokens of a chunk. Unknown in files of the older format, which count chunks instead of rows.
     chunk_size: Option<u32>,
-    /// The file that it was read from.
+    /// File that the matrix was read from.
     file: Option<String>,
 }
 
 impl ImportanceMatrix {
-    /// A matrix that has seen nothing yet, for texts in chunks of so many tokens.
+    /// Creates an empty matrix, for texts in chunks of `chunk_size` tokens.
     pub fn new(chunk_size: u32) -> Self {
         ImportanceMatrix {
             chunk_size: Some(chunk_size),
@@ -112,7 +115,7 @@ impl ImportanceMatrix {
         Ok(self)
     }
 
-    /// One that says how much columns matter, as [`importance`](Self::importance) does.
+    /// Creates a matrix from importances, in the format of [`importance`](Self::importance).
     pub fn of_importance(
         weights: impl IntoIterator<Item = (String, Vec<f32>)>,
     ) -> Result<Self, Error> {
@@ -133,7 +136,7 @@ impl ImportanceMatrix {
         matrix.checked()
     }
 
-    /// Notes in a model's file what it was quantized with, under llama.cpp's keys.
+    /// Records in a model's metadata which matrix it was quantized with, under llama.cpp's keys.
     pub(crate) fn describe(&self, metadata: &mut Metadata) -> Result<(), Error> {
         let Some(file) = &self.file else {
             return Ok(());
@@ -153,10 +156,10 @@ impl ImportanceMatrix {
         Ok(())
     }
 
-    /// Adds what another matrix of the same model has seen.
+    /// Adds the statistics of another matrix of the same model.
     ///
     /// # Errors
-    /// If its weights have other sizes.
+    /// Returns an error if the weights have other sizes.
     pub fn merge(&mut self, other: &Self) -> Result<(), Error> {
         let scale = match (other.chunk_size, self.chunk_size) {
             // The older format has means of rows, times the number of chunks.
@@ -165,7 +168,7 @@ impl ImportanceMatrix {
         };
         for (weight, seen) in &other.entries {
             let entry = self.entries.entry(weight.clone()).or_default();
-            // One count for all experts, or one for each of them.
+            // One count for all experts, or one for each expert.
             let counts = seen.counts.len().max(entry.counts.len());
             let mut seen = seen.clone();
             let size = seen.sums.len();
@@ -185,37 +188,38 @@ impl ImportanceMatrix {
         Ok(())
     }
 
-    /// Notes the name of a text that is read.
+    /// Records the name of a text.
     pub fn add_dataset(&mut self, name: impl Into<String>) {
         self.datasets.push(name.into());
     }
 
-    /// Names of the texts.
+    /// Returns the names of the texts.
     pub fn datasets(&self) -> &[String] {
         &self.datasets
     }
 
-    /// Tokens of a chunk; unknown in files of the older format.
+    /// Returns the number of tokens in a chunk, which is unknown in files of the older format.
     pub fn chunk_size(&self) -> Option<u32> {
         self.chunk_size
     }
 
-    /// Chunks of text that were read.
+    /// Returns the number of chunks that were processed.
     pub fn chunks(&self) -> u64 {
         self.chunks
     }
 
-    /// Names of the weights.
+    /// Returns the names of the weights.
     pub fn weights(&self) -> impl ExactSizeIterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// Keeps only the weights that `keeps` says.
+    /// Keeps only the weights for which `keeps` returns true.
     pub fn retain(&mut self, mut keeps: impl FnMut(&str) -> bool) {
         self.entries.retain(|weight, _| keeps(weight));
     }
 
-    /// Weights of which some experts never had a row: name, so many experts, of so many.
+    /// Returns the weights with experts that never had a row: name, number of these experts, and
+    /// number of all experts.
     pub fn unseen_experts(&self) -> impl Iterator<Item = (&str, usize, usize)> {
         let unseen = self
             .entries
@@ -226,14 +230,15 @@ impl ImportanceMatrix {
             .map(|(weight, (none, all))| (weight, none, all))
     }
 
-    /// How much the columns of a weight matter: of one matrix after the other. `None` if nothing is known.
+    /// Returns the importance of a weight's columns, one matrix after the other, or `None` if it is
+    /// unknown.
     pub fn importance(&self, weight: &str) -> Option<Vec<f32>> {
         self.entries.get(weight).map(Entry::importance)
     }
 }
 
 fn field(weight: &str) -> String {
-    // Names in GGUF files have 64 bytes at most, and those of the older format no more.
+    // Names in GGUF files have at most 64 bytes, and those of the older format are no longer.
     format!("importance of \"{}\"", weight.escape_debug())
 }
 

@@ -1,4 +1,5 @@
-//! What a context keeps: which cell holds which token, which row the state of which sequence, their memory, and the rotation of moved keys.
+//! The cache of a context: the tokens in cells, the states of sequences in rows, their memory, and
+//! the rotation of shifted keys.
 
 mod cache;
 mod cells;

@@ -1,33 +1,46 @@
 //! Language models: from a GGUF file to the next token.
 //!
-//! # How a token goes through
-//! 1. [`Model::load`] opens the file, and has the [architecture](arch) make a
-//!    [`Spec`](arch::Spec) of what it says: layers, their parts, and the tensors that there must be. Each gets a device, by default or by a [`PlacementRule`], and memory of that device; with `--mmap`, where
-//!    the device can read the mapped file itself, nothing is copied. All of this is decided in a [`ModelPlan`], before a byte
-//!    is loaded. A [`ContextPlan`] does the same for step 2. Plans need neither data nor memory for it.
-//! 2. [`Context::new`] allocates all other memory: the KV cache, each layer's part on its layer's device, and what the
-//!    scheduler needs for the largest graph. If it does not fit, the error comes here and not while tokens are decoded.
-//! 3. [`Context::decode`] takes a [`Batch`]: tokens with positions and sequences. It is cut into micro-batches. Each token
-//!    gets a free [cell](Cells) of the cache, wherever one is, and a row of the mask that says which cells it sees:
-//!    those of its sequence at positions up to its own.
-//! 4. A walk over the spec has built a graph from embeddings to logits. Cells, positions and mask are its inputs. So it depends on three numbers only:
-//!    tokens, tokens whose logits are wanted, and cells that attention looks at, which grow in steps. So the graph of
-//!    the last token serves the next one: **a steady decode step builds no graph, makes no plan and allocates nothing.**
-//! 5. Only tokens whose logits are wanted go through the output matrix. [`Context::logits`] returns their rows; a
-//!    [`samite_text::Sampler`] picks a token, and [`Session`] does this until the text ends.
+//! # The path of a token
+//! 1. [`Model::load`] opens the file, and its [architecture](arch) creates a [`Spec`](arch::Spec)
+//!    from the metadata: layers, their sub-layers, and the required tensors. Each tensor gets a
+//!    device, by default or by a [`PlacementRule`], and memory on that device. With `--mmap`, a
+//!    device that can read the mapped file itself needs no copy. A [`ModelPlan`] decides all of
+//!    this before any data is loaded. A [`ContextPlan`] does the same for step 2. Plans need
+//!    neither weights nor memory for them.
+//! 2. [`Context::new`] allocates all other memory: the KV cache of each layer on the layer's
+//!    device, and what the scheduler needs for the largest graph. If it does not fit, this step
+//!    returns the error, not a later decode.
+//! 3. [`Context::decode`] takes a [`Batch`]: tokens with positions and sequences. It splits the
+//!    batch into micro-batches. Each token gets any free [cell](Cells) of the cache and a row of
+//!    the attention mask. The row selects the cells that the token sees: those of its sequence at
+//!    positions up to its own.
+//! 4. A walk over the spec has built a graph from embeddings to logits. Cells, positions and the
+//!    mask are inputs of the graph. It therefore depends on only three numbers: tokens, tokens
+//!    whose logits are requested, and cells that attention reads, which grow in steps. The graph of
+//!    the last token serves the next one: **a steady decode step builds no graph, makes no plan and
+//!    allocates nothing.**
+//! 5. Only tokens whose logits are requested go through the output matrix. [`Context::logits`]
+//!    returns their rows. A [`samite_text::Sampler`] samples a token, and [`Session`] repeats this
+//!    until the text ends.
 //!
-//! What is computed of tokens is a matter of [`ContextOptions::output`]: logits, or [embeddings](arch::spec::Pooling) of tokens or of whole sequences;
-//! [`embed`] computes those of many texts. In models [whose tokens look at later ones](arch::Spec::sees_later), all tokens of a sequence come in one batch,
-//! which is one micro-batch, and no cell of the cache is taken.
+//! [`ContextOptions::output`] selects the results: logits, or [embeddings](arch::spec::Pooling) of
+//! tokens or of whole sequences. [`embed`] computes the embeddings of many texts. Models with
+//! [bidirectional attention](arch::Spec::sees_later) need all tokens of a sequence in one batch,
+//! which is one micro-batch, and use no cells of the cache.
 //!
-//! A [`Watcher`] sees results of nodes while they are computed; [`Context::compare`] lets two contexts decode in step. An [`Adapter`] changes a model's products while they are computed; [`merge`] writes the changed model to a file.
+//! A [`Watcher`] observes the results of nodes while they are computed. [`Context::compare`]
+//! decodes in two contexts in lockstep. An [`Adapter`] changes a model's products while they are
+//! computed; [`merge`] writes the changed model to a file.
 //!
 //! # Contract
-//! - What comes from a file or a caller is checked where it comes in; [`Error`] names key, tensor, rule or limit.
-//! - A decode that fails or is cancelled leaves the cache as it was: the cells that it took are free again.
-//! - Sequences can [share](Context::copy) their past, [forget](Context::remove) parts of it and [move](Context::shift) it. Keys
-//!   whose positions moved are rotated before they are used next.
-//! - The crate knows devices only as [`samite_core::Device`]. Models do not know which they run on.
+//! - Data from files and callers is checked where it enters the crate. [`Error`] names the key,
+//!   tensor, rule or limit.
+//! - A decode that fails or is cancelled leaves the cache unchanged: the cells that it allocated
+//!   are free again.
+//! - Sequences can [share](Context::copy) their past, [remove](Context::remove) parts of it and
+//!   [shift](Context::shift) it. Keys whose positions changed are rotated before their next use.
+//! - The crate knows devices only as [`samite_core::Device`]. Models do not know which devices they
+//!   run on.
 //!
 //! ```no_run
 //! use samite_llm::{Context, ContextOptions, GenerateOptions, Model, ModelOptions, Session};

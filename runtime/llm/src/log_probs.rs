@@ -37,7 +37,7 @@ const HEADER_BYTES: u64 = 20;
 const SCALE_BYTES: u64 = 8;
 /// Code of the most likely token of a row.
 const MAX_CODE: u16 = u16::MAX;
-/// Difference between the largest log-probability of a row and its minimum, at most.
+/// Maximum difference between the largest log-probability of a row and its minimum.
 pub(crate) const MAX_RANGE: f32 = 16.0;
 
 const WRITE_AGAIN: &str = "write the file again";
@@ -55,7 +55,7 @@ impl Extents {
         self.n_ctx.saturating_sub(1 + self.n_ctx / 2)
     }
 
-    /// Codes of a row, padding included.
+    /// Returns the number of codes in a row, including padding.
     fn codes_per_row(&self) -> usize {
         self.n_vocab.next_multiple_of(2)
     }
@@ -68,7 +68,7 @@ impl Extents {
         self.rows_per_chunk().checked_mul(self.n_chunk)
     }
 
-    /// Bytes of the whole file.
+    /// Returns the size of the whole file in bytes.
     fn file_bytes(&self) -> Option<u64> {
         let tokens = u64::try_from(self.tokens()?).ok()?.checked_mul(4)?;
         let codes = u64::try_from(self.codes_per_row()).ok()?.checked_mul(2)?;
@@ -131,8 +131,8 @@ impl<W: Write> LogProbsWriter<W> {
     /// Writes the header and the tokens of all chunks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `tokens` are not one or more chunks of `n_ctx` tokens, or the
-    /// numbers do not fit into the format; [`Error::Gguf`] if the output refuses.
+    /// Returns [`Error::InvalidArgument`] if `tokens` are not one or more chunks of `n_ctx` tokens,
+    /// or if the numbers do not fit into the format. Returns [`Error::Gguf`] if writing fails.
     pub fn new(mut output: W, n_ctx: usize, n_vocab: usize, tokens: &[u32]) -> Result<Self> {
         let n_chunk = tokens.len() / n_ctx.max(1);
         let extents = Extents {
@@ -183,12 +183,12 @@ impl<W: Write> LogProbsWriter<W> {
 
     /// Writes the row of the next position.
     ///
-    /// `max` is the largest logit, and `log_sum_exp` the logarithm of the sum of
-    /// `exp(logit - max)`.
+    /// `max` is the largest logit, and `log_sum_exp` the logarithm of the sum of `exp(logit -
+    /// max)`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `logits` are not those of the vocabulary, or all rows are
-    /// written; [`Error::Gguf`] if the output refuses.
+    /// Returns [`Error::InvalidArgument`] if `logits` do not match the vocabulary, or if all rows
+    /// are written. Returns [`Error::Gguf`] if writing fails.
     pub fn write_row(&mut self, logits: &[f32], max: f32, log_sum_exp: f64) -> Result<()> {
         if logits.len() != self.n_vocab || self.rows_left == 0 {
             return Err(Error::invalid(format!(
@@ -212,10 +212,10 @@ impl<W: Write> LogProbsWriter<W> {
         put(bytemuck::cast_slice(&self.codes))
     }
 
-    /// Returns the output of a file that is complete.
+    /// Returns the output of a complete file.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if rows are missing.
+    /// Returns [`Error::InvalidArgument`] if rows are missing.
     pub fn finish(self) -> Result<W> {
         match self.rows_left {
             0 => Ok(self.output),
@@ -237,14 +237,14 @@ pub struct LogProbsReader<R> {
 }
 
 impl<R: Read> LogProbsReader<R> {
-    /// Reads header and tokens of a file of `length` bytes.
+    /// Reads the header and the tokens of a file of `length` bytes.
     ///
-    /// Nothing is allocated before the header agrees with `length`. The rest of `input` is read in
-    /// small pieces and should be buffered.
+    /// Allocates nothing before the header is consistent with `length`. The rest of `input` is read
+    /// in small pieces and should be buffered.
     ///
     /// # Errors
-    /// [`Error::Gguf`] if the file has another format, is truncated, or contradicts itself;
-    /// [`Error::Core`] if there is no memory for its tokens.
+    /// Returns [`Error::Gguf`] if the file has another format, is truncated, or is contradictory.
+    /// Returns [`Error::Core`] if there is no memory for its tokens.
     pub fn new(mut input: R, length: u64) -> Result<Self> {
         let mut magic = [0; MAGIC.len()];
         if length < MAGIC.len() as u64 {
@@ -344,10 +344,11 @@ impl<R: Read> LogProbsReader<R> {
         std::mem::take(&mut self.tokens)
     }
 
-    /// Refuses a file of another vocabulary than the model's.
+    /// Checks that the file's vocabulary has the size of the model's.
     ///
     /// # Errors
-    /// [`Error::Gguf`] if the model's vocabulary does not have [`n_vocab`](Self::n_vocab) tokens.
+    /// Returns [`Error::Gguf`] if the model's vocabulary does not have [`n_vocab`](Self::n_vocab)
+    /// tokens.
     pub fn check_vocab(&self, model_vocab: usize) -> Result<()> {
         let n_vocab = self.n_vocab();
         if n_vocab == model_vocab {
@@ -365,7 +366,8 @@ impl<R: Read> LogProbsReader<R> {
     /// Reads the row of the next position.
     ///
     /// # Errors
-    /// [`Error::Gguf`] if the input ends or fails, or the row's numbers are out of range.
+    /// Returns [`Error::Gguf`] if the input ends or fails, or if the row's numbers are out of
+    /// range.
     pub fn next_row(&mut self) -> Result<LogProbsRow<'_>> {
         let field = self.next_field();
         if Some(self.rows_read) == self.extents.rows() {
@@ -401,7 +403,7 @@ impl<R: Read> LogProbsReader<R> {
         })
     }
 
-    /// Reports a row whose probabilities do not sum to 1: the last one that was read.
+    /// Creates an error about the last row that was read: its probabilities do not sum to 1.
     pub(crate) fn not_normalized(&self, sum: f64) -> Error {
         corrupt(
             self.field(self.rows_read.saturating_sub(1)),
@@ -476,7 +478,7 @@ mod tests {
 
     const N_CTX: usize = 6;
     const N_VOCAB: usize = 5;
-    /// The last chunk has tokens of its own, so that an offset by a chunk would show.
+    /// The last chunk has different tokens, so that an offset by a chunk would show.
     const TOKENS: [u32; 12] = [0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0, 4];
 
     /// Logits of a row, the last one far below the others.
@@ -500,7 +502,7 @@ mod tests {
         LogProbsReader::new(bytes, bytes.len() as u64)
     }
 
-    /// Reads a whole file and returns the message if it is refused.
+    /// Reads a whole file and returns the message if it is rejected.
     fn refused(bytes: &[u8]) -> Option<String> {
         let read = || {
             let mut reader = reader(bytes)?;
@@ -525,7 +527,7 @@ mod tests {
             let max = logits.iter().copied().fold(f32::MIN, f32::max);
             for (token, (&code, &logit)) in read.codes.iter().zip(&logits).enumerate() {
                 let nats = Scored::new(&logits, 0, token as u32).nats;
-                // What is further below the top is raised.
+                // Values further below the top are raised.
                 let expected = -nats + f64::from((max - MAX_RANGE - logit).max(0.0));
                 let half = f64::from(read.scale) / 2.0;
                 let error = (read.log_prob(code) - expected).abs();

@@ -10,24 +10,25 @@ use samite_gguf::{GgufFile, KEY_ARCHITECTURE, TensorInfo, TensorSpec, Writer};
 use samite_quant::{can_decode, can_quantize, decode_row, needs_importance};
 use std::path::{Path, PathBuf};
 
-/// How to merge.
+/// Options of a merge.
 pub struct MergeOptions<'a> {
-    /// The adapters, each with its [share](crate::ScaledAdapter::share).
+    /// Adapters with their [scales](crate::ScaledAdapter::share).
     pub adapters: &'a [(PathBuf, f32)],
-    /// The type of the matrices that change; `None` for the one that they have.
+    /// Type of the matrices that change; `None` keeps their type.
     pub dtype: Option<DType>,
-    /// Threads that convert.
+    /// Number of threads.
     pub threads: usize,
-    /// Told the number of elements done and in all.
+    /// Called with the number of elements that are done, and of all elements.
     pub progress: &'a (dyn Fn(u64, u64) + Sync),
-    /// Stops the work.
+    /// Token that stops the work.
     pub cancel: &'a CancelToken,
 }
 
-/// What adapters change about one tensor: the sum of rows of `right`, each times an element of a row of `left`.
+/// Change of one tensor by adapters: the sum of rows of `right`, each times an element of a row of
+/// `left`.
 struct Delta {
     rank: usize,
-    /// `[rank]` for each row of the tensor, with the factor in it.
+    /// `[rank]` for each row of the tensor, including the factor.
     left: Vec<f32>,
     /// `[columns, rank]` for each matrix of the tensor.
     right: Vec<f32>,
@@ -47,7 +48,7 @@ impl Delta {
         Ok(Delta { rank, left, right })
     }
 
-    /// Adds what is to be added to row `row` of a tensor whose matrices have `rows` rows.
+    /// Adds the change of row `row` of a tensor whose matrices have `rows` rows.
     fn add(&self, row: usize, rows: usize, values: &mut [f32]) {
         let columns = values.len();
         let weights = self.left.chunks_exact(self.rank).nth(row);
@@ -64,7 +65,7 @@ impl Delta {
     }
 }
 
-/// Rows of `len` elements as columns.
+/// Transposes rows of `len` elements.
 fn turned(values: &[f32], len: usize) -> Vec<f32> {
     let column = |i: usize| values.iter().skip(i).step_by(len).copied();
     (0..len).flat_map(column).collect()
@@ -81,12 +82,14 @@ fn decoded(file: &GgufFile, info: &TensorInfo) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-/// Writes the model in `source` with adapters merged into its weights to `target`. The file appears complete or not at all.
-/// Returns how many tensors changed.
+/// Merges adapters into the weights of the model in `source` and writes it to `target`. The file
+/// appears complete or not at all. Returns the number of changed tensors.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] without adapters, or for a share that is no number; [`Error::Model`] for adapters that are none, or
-/// of another model, and for types that cannot be converted; if reading, writing or memory fails; when cancelled.
+/// Returns [`Error::InvalidArgument`] if there are no adapters, or if a scale is not a number.
+/// Returns [`Error::Model`] if an adapter is invalid or belongs to another model, or if a type
+/// cannot be converted. Also fails if reading, writing or allocating memory fails, or if the merge
+/// is cancelled.
 pub fn merge(source: &GgufFile, target: &Path, options: &MergeOptions<'_>) -> Result<usize> {
     if options.adapters.is_empty() {
         return Err(Error::invalid("there is no adapter to merge: name one"));

@@ -23,39 +23,42 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Is told the bytes that are loaded and the bytes in all; from any thread, by one at a time.
+/// Progress callback, called with the loaded bytes and all bytes. Any thread may call it, but only
+/// one at a time.
 pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
-/// How to load a model.
+/// Options for loading a model.
 #[derive(Clone)]
 pub struct ModelOptions {
     /// Devices in order of preference; the last one is the host.
     pub devices: Vec<Arc<dyn Device>>,
-    /// Which device holds what; see [`PlacementRule`].
+    /// Rules for the placement of tensors; see [`PlacementRule`].
     pub rules: Vec<PlacementRule>,
-    /// Fits layers to the free memory of the devices before the last one, unless a rule says where they go.
+    /// Fits layers to the free memory of the devices before the last one, unless a rule places
+    /// layers.
     pub fit: Option<FitOptions>,
-    /// How data comes into memory.
+    /// Method for loading data into memory.
     pub load_mode: LoadMode,
-    /// Locks the weights that are computed with in host memory, so that they are never paged out. If the system refuses, there is a warning that says which
-    /// limit to raise, and [`Weights::lock_refused`] keeps it.
+    /// True to lock weights that are used in host memory, so that they are never paged out. If the
+    /// system refuses, a warning names the limit to raise, and [`Weights::lock_refused`] returns
+    /// it.
     pub lock: bool,
-    /// About weights that their device refuses, which go elsewhere.
+    /// Policy for weights that their device rejects and that go to another one.
     pub fallback: Fallback,
-    /// Whether devices may hold weights in layouts of their own, which are faster to compute with.
+    /// True if devices may repack weights into their own layouts, which are faster.
     pub repack: bool,
-    /// Threads that read the file; `None` for a few.
+    /// Number of threads that read the file; `None` uses a few.
     pub threads: Option<usize>,
-    /// Told about the progress.
+    /// Progress callback.
     pub progress: Option<Progress>,
-    /// Stops the loading.
+    /// Token that stops loading.
     pub cancel: CancelToken,
-    /// Where files, threads and time come from.
+    /// Source of files, threads and time.
     pub environment: Environment,
 }
 
 impl ModelOptions {
-    /// The defaults on these devices: no rules, files are read.
+    /// Returns the default options for these devices: no rules, and files are read.
     pub fn new(devices: Vec<Arc<dyn Device>>) -> Self {
         ModelOptions {
             devices,
@@ -88,7 +91,7 @@ impl std::fmt::Debug for ModelOptions {
     }
 }
 
-/// A model that was checked, with a place for every tensor, but without its data.
+/// A model that was checked, with a device for every tensor, but without its data.
 #[derive(Debug)]
 pub struct ModelPlan {
     architecture: &'static Architecture,
@@ -100,10 +103,12 @@ pub struct ModelPlan {
 }
 
 impl ModelPlan {
-    /// Checks everything in `file` but the values of its weights, and decides where they go. Allocates no tensor.
+    /// Checks everything in `file` except the values of its weights, and places the weights.
+    /// Allocates no tensor.
     ///
     /// # Errors
-    /// Whatever makes the model unusable, by key or tensor; [`Error::Rule`].
+    /// Returns an error that names the key or tensor that makes the model unusable, or
+    /// [`Error::Rule`].
     pub fn new(file: &GgufFile, options: &ModelOptions) -> Result<Self> {
         let metadata = file.metadata();
         let architecture = arch::find(metadata.require::<&str>(KEY_ARCHITECTURE)?)?;
@@ -144,30 +149,30 @@ impl ModelPlan {
         })
     }
 
-    /// Where layers were fitted, if they were.
+    /// Returns the result of fitting layers, if they were fitted.
     pub fn fit(&self) -> Option<&Fit> {
         self.fit.as_ref()
     }
 
-    /// What the model is made of.
+    /// Returns the structure of the model.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Where each tensor goes.
+    /// Returns the placement of each tensor.
     pub fn tensors(&self) -> &[PlannedTensor] {
         &self.weights.tensors
     }
 
-    /// The tensors that do not lie where they were wanted, because the device there refuses them.
+    /// Returns the tensors that are on another device because theirs rejects them.
     pub fn displaced(&self) -> &[Displaced] {
         &self.weights.displaced
     }
 
-    /// Bytes of weights by kind of memory: `(name, bytes)`.
+    /// Returns the bytes of weights by kind of memory: `(name, bytes)`.
     ///
     /// # Errors
-    /// If a tensor cannot lie in its memory.
+    /// Returns an error if a tensor cannot be in its memory.
     pub fn memory(&self) -> Result<Vec<(String, usize)>> {
         Ok(self.weights.bytes()?.into_iter().collect())
     }
@@ -191,16 +196,16 @@ pub struct Model {
     load_time: Duration,
     /// Bytes that loading the weights would allocate, by device; empty once they are loaded.
     unloaded: Vec<usize>,
-    /// Adapters that were loaded for it.
+    /// Number of adapters that were loaded for the model.
     n_adapters: AtomicU64,
 }
 
 impl Model {
-    /// Loads the model in the file at `path`; of a split model, any part may be named.
+    /// Loads the model from the file at `path`. For a split model, `path` can be any of its parts.
     ///
     /// # Errors
-    /// If the file cannot be read, the model is not supported or contradicts itself, a rule does not apply, or a device
-    /// has not enough memory; when cancelled.
+    /// Returns an error if the file cannot be read, the model is not supported or contradictory, a
+    /// rule does not apply, a device does not have enough memory, or loading is cancelled.
     pub fn load(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Arc<Self>> {
         let start = options.environment.clock.now();
         options.cancel.check()?;
@@ -208,19 +213,20 @@ impl Model {
         Self::from_file(&file, options, start)
     }
 
-    /// Loads the model in an open file.
+    /// Loads the model from an open file.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// Fails like [`load`](Self::load).
     pub fn from_gguf(file: &GgufFile, options: &ModelOptions) -> Result<Arc<Self>> {
         Self::from_file(file, options, options.environment.clock.now())
     }
 
-    /// The model in a file of which only the header is needed ([`GgufFile::open_header`]), as [`from_gguf`](Self::from_gguf) would
-    /// make it, but with weights that have no data and take no memory: for a [`ContextPlan`](crate::ContextPlan).
+    /// Creates the model like [`from_gguf`](Self::from_gguf), but with weights that have no data
+    /// and need no memory: for a [`ContextPlan`](crate::ContextPlan). Only the header of the file
+    /// is needed ([`GgufFile::open_header`]).
     ///
     /// # Errors
-    /// As [`load`](Self::load), but for memory.
+    /// Fails like [`load`](Self::load), except for lack of memory.
     pub fn without_weights(file: &GgufFile, options: &ModelOptions) -> Result<Arc<Self>> {
         let plan = ModelPlan::new(file, options)?;
         let weights = plan.weights.unallocated()?;
@@ -230,7 +236,7 @@ impl Model {
         Ok(Arc::new(model))
     }
 
-    /// `start` is when loading began.
+    /// Loads the model; `start` is when loading started.
     fn from_file(file: &GgufFile, options: &ModelOptions, start: Instant) -> Result<Arc<Self>> {
         let plan = ModelPlan::new(file, options)?;
         let silent: Progress = Arc::new(|_, _| {});
@@ -274,7 +280,7 @@ impl Model {
         }
     }
 
-    /// What is known of the model, without its weights and devices but the last one.
+    /// Returns a copy of the model without its weights, with only the last device.
     pub(crate) fn without_data(&self) -> Result<Arc<Self>> {
         let host = self.devices.iter().last();
         Ok(Arc::new(Model {
@@ -292,46 +298,47 @@ impl Model {
         }))
     }
 
-    /// A number for a further adapter, greater than those before.
+    /// Returns a number for another adapter, greater than those before.
     pub(crate) fn next_adapter(&self) -> u64 {
         self.n_adapters.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the file calls the model, or its architecture.
+    /// Returns the model's name in the file, or its architecture.
     pub fn name(&self) -> &str {
         let name = self.metadata.get::<&str>("general.name").ok().flatten();
         name.unwrap_or(self.architecture.name)
     }
 
-    /// The chat templates of the file, and the texts of the tokens that begin and end a text, which templates write.
+    /// Returns the chat templates of the file, and the texts of the BOS and EOS tokens, which
+    /// templates use.
     pub fn chat_sources(&self) -> Sources {
         chat_sources(&self.metadata, self.tokenizer.as_deref())
     }
 
-    /// All keys and values of the file.
+    /// Returns the metadata of the file.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The architecture.
+    /// Returns the architecture.
     pub fn architecture(&self) -> &'static Architecture {
         self.architecture
     }
 
-    /// What the model is made of.
+    /// Returns the structure of the model.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     ///
     /// # Errors
-    /// [`Error::Model`] if the file has no vocabulary.
+    /// Returns [`Error::Model`] if the file has no vocabulary.
     pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>> {
         self.tokenizer.as_ref().ok_or_else(|| {
             Error::model(format!(
@@ -341,33 +348,33 @@ impl Model {
         })
     }
 
-    /// The devices, in order of preference.
+    /// Returns the devices in order of preference.
     pub fn devices(&self) -> &DeviceSet {
         &self.devices
     }
 
-    /// The weights by name.
+    /// Returns the weights by name.
     pub fn weights(&self) -> &Weights {
         &self.weights
     }
 
-    /// Where layers were fitted to free memory, if they were.
+    /// Returns the result of fitting layers to free memory, if they were fitted.
     pub fn fit(&self) -> Option<&Fit> {
         self.fit.as_ref()
     }
 
-    /// Returns the devices that cached keys and values of each layer are for.
+    /// Returns the device of each layer's KV cache.
     pub(crate) fn kv_choices(&self) -> &[Choice] {
         &self.kv
     }
 
-    /// Returns the bytes that loading the weights would allocate, by device; nothing once they are
+    /// Returns the bytes that loading the weights would allocate, by device. Empty once they are
     /// loaded.
     pub(crate) fn unloaded(&self) -> &[usize] {
         &self.unloaded
     }
 
-    /// Plans the KV cache of a context. Reports layers whose caches do not lie where they belong.
+    /// Plans the KV cache of a context. Reports layers whose caches are on another device.
     pub(crate) fn plan_kv(&self, sizes: &Sizes, options: &ContextOptions) -> Result<KvPlan> {
         let source = self.graph_source(&[], &self.kv, options, &[], sizes);
         let plan = KvPlan::willing(&source, sizes, options.kv_types)?;
@@ -375,7 +382,8 @@ impl Model {
         Ok(plan)
     }
 
-    /// What its graphs are made of, with caches and options of a context, and the adapters that sequences have for themselves.
+    /// Returns the source of the model's graphs with the caches and options of a context, and the
+    /// adapters that belong to sequences.
     pub(crate) fn graph_source<'a>(
         &'a self,
         layers: &'a [LayerCache],
@@ -398,22 +406,22 @@ impl Model {
         }
     }
 
-    /// Number of parameters.
+    /// Returns the number of parameters.
     pub fn n_params(&self) -> u64 {
         self.elements
     }
 
-    /// The least that one token costs.
+    /// Returns the minimum cost of one token.
     pub fn token_cost(&self) -> TokenCost {
         self.token_cost
     }
 
-    /// Size of the file, or of all parts.
+    /// Returns the size of the file, or of all parts.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// How long loading took.
+    /// Returns the duration of loading.
     pub fn load_time(&self) -> Duration {
         self.load_time
     }

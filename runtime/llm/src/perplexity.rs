@@ -1,4 +1,4 @@
-//! Perplexity: how surprised a model is by a text.
+//! Perplexity: how well a model predicts a text.
 
 mod divergence;
 
@@ -10,15 +10,16 @@ use crate::error::{Error, Result};
 use crate::log_probs::LogProbsWriter;
 use std::io::Write;
 
-/// Tokens of a chunk, at least: half of them are context, and the last one predicts nothing.
+/// Minimum number of tokens in a chunk: half of them are context, and the last one predicts
+/// nothing.
 pub(crate) const MIN_CHUNK: usize = 4;
 
-/// How surprised a model was.
+/// Result of a perplexity measurement.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Perplexity {
     /// Mean negative log likelihood of each chunk's scored tokens, in nats.
     pub chunks: Vec<f64>,
-    /// Tokens that were scored.
+    /// Number of scored tokens.
     pub tokens: usize,
     /// `exp` of the mean negative log likelihood.
     pub value: f64,
@@ -82,13 +83,15 @@ impl<F: FnMut(&Perplexity) -> Result<()>> Observer for F {
     }
 }
 
-/// Measures `tokens` in chunks of `chunk`, each on its own in sequence 0: the first half of a chunk is context, the second
-/// is scored. If the model begins texts with a token of its own, that replaces the first of each chunk. This is what
-/// llama.cpp's perplexity tool does by default. `on_chunk` is told the result so far.
+/// Measures `tokens` in chunks of `chunk` tokens, each separately in sequence 0. The first half of
+/// a chunk is context, and the second half is scored. If the model adds a BOS token, that replaces
+/// the first token of each chunk. llama.cpp's perplexity tool does the same by default. Calls
+/// `on_chunk` with the result so far.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if `tokens` are fewer than a chunk, or a chunk does not fit into the context;
-/// [`Error::Model`] if the model's results are not finite; as [`Context::decode`].
+/// Returns [`Error::InvalidArgument`] if `tokens` are fewer than a chunk, or if a chunk does not
+/// fit into the context. Returns [`Error::Model`] if the model's results are not finite. Also fails
+/// like [`Context::decode`].
 pub fn perplexity(
     context: &mut Context,
     tokens: &[u32],
@@ -124,13 +127,13 @@ impl<W: Write, F: FnMut(&Perplexity)> Observer for Recorder<W, F> {
     }
 }
 
-/// Measures `tokens` as [`perplexity`] does, and writes the log-probabilities of all scored tokens
-/// to `output` in the format of [`log_probs`](crate::log_probs), for [`kl_divergence`].
+/// Measures `tokens` like [`perplexity`], and writes the log-probabilities of all scored tokens to
+/// `output` in the format of [`log_probs`](crate::log_probs), for [`kl_divergence`].
 ///
-/// Tokens behind the last whole chunk are left out.
+/// Tokens after the last whole chunk are ignored.
 ///
 /// # Errors
-/// Those of [`perplexity`] and [`LogProbsWriter`]. The output is not complete then.
+/// Returns the errors of [`perplexity`] and [`LogProbsWriter`]. The output is incomplete then.
 pub fn record_log_probs(
     context: &mut Context,
     tokens: &[u32],
@@ -149,7 +152,7 @@ pub fn record_log_probs(
     Ok(result)
 }
 
-/// Measures `tokens` as [`perplexity`] does, and reports to `observer`.
+/// Measures `tokens` like [`perplexity`], and reports to `observer`.
 ///
 /// If `whole`, every token passes through the output matrix, although only half are scored.
 pub(crate) fn measure(

@@ -1,7 +1,7 @@
 //! Converts the weights of a model file to other types.
 //!
-//! A [`Mixture`] names a quantization the way llama.cpp does: mostly one type, with more bits where they matter. Which
-//! tensors get which type follows llama.cpp's rules for models of the llama family.
+//! A [`Mixture`] is a quantization with llama.cpp's name: mostly one type, with more bits for
+//! important tensors. The choice of types follows llama.cpp's rules for models of the llama family.
 
 use crate::convert::{Change, Converter, cancelled};
 use crate::importance::ImportanceMatrix;
@@ -11,7 +11,8 @@ use samite_quant::{can_decode, can_quantize};
 use std::path::Path;
 use std::str::FromStr;
 
-/// A named choice of types: name, llama.cpp's number for `general.file_type`, the type of most tensors.
+/// A named choice of types: name, llama.cpp's number for `general.file_type`, and the type of most
+/// tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mixture {
     name: &'static str,
@@ -65,35 +66,35 @@ const MIXTURES: &[Mixture] = &[
     mixture("Q2_0", 41, DType::Q2_0),
 ];
 
-/// Short names that llama.cpp accepts, too.
+/// Short names, which llama.cpp accepts as well.
 const ALIASES: &[(&str, &str)] = &[("Q3_K", "Q3_K_M"), ("Q4_K", "Q4_K_M"), ("Q5_K", "Q5_K_M")];
 
 impl Mixture {
-    /// All mixtures.
+    /// Returns all mixtures.
     pub fn all() -> impl Iterator<Item = Mixture> {
         MIXTURES.iter().copied()
     }
 
-    /// llama.cpp's name, such as `Q4_K_M`.
+    /// Returns llama.cpp's name, such as `Q4_K_M`.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The type of most tensors.
+    /// Returns the type of most tensors.
     pub fn base(&self) -> DType {
         self.base
     }
 
-    /// The one with llama.cpp's number.
+    /// Returns the mixture with llama.cpp's number.
     pub fn of_file_type(number: u32) -> Option<Self> {
         Mixture::all().find(|mixture| mixture.file_type == number)
     }
 
-    /// llama.cpp's number for a file whose matrices have this type.
+    /// Returns llama.cpp's number for a file whose matrices have this type.
     pub(crate) fn file_type_of(dtype: DType) -> Option<u32> {
         match dtype {
             DType::NVFP4 => return Some(39),
-            // The mixtures of that name have others for most tensors.
+            // The mixtures with these names use other types for most tensors.
             DType::IQ2_S => return Some(28),
             DType::IQ3_S => return Some(26),
             _ => {}
@@ -102,7 +103,7 @@ impl Mixture {
         MIXTURES.iter().find(pure).map(|mixture| mixture.file_type)
     }
 
-    /// The type that `tensor` gets.
+    /// Returns the type for `tensor`.
     fn choose(&self, tensor: &TensorInfo, place: Place, model: &Traits) -> DType {
         use DType::*;
         let part = Part::of(&tensor.name);
@@ -119,7 +120,8 @@ impl Mixture {
                 "Q8_0" => Q8_0,
                 _ => Q6_K,
             },
-            // Of models of the third generation of Bailing, attention has matrices with three extents, too.
+            // In models of Bailing's third generation, attention also has matrices with three
+            // extents.
             _ if name == "MXFP4_MOE" => match part {
                 Part::Up | Part::Gate | Part::Down if tensor.shape[2] > 1 => MXFP4,
                 _ if tensor.shape[2] > 1 && !model.is_bailing => MXFP4,
@@ -157,7 +159,7 @@ impl Mixture {
         }
     }
 
-    /// The rules of the mixtures of one and two bits.
+    /// Applies the rules of the mixtures with one and two bits.
     fn choose_of_two_bits(&self, part: Part, place: Place, model: &Traits) -> DType {
         use DType::*;
         let is_larger = matches!(self.name, "IQ2_S" | "IQ2_M");
@@ -193,7 +195,7 @@ impl Mixture {
         };
         match chosen {
             _ if model.experts == 8 => Q8_0,
-            // Eight heads share these values, so that they are small.
+            // Eight heads share these values, so they are small.
             Q3_K | Q4_K if model.is_llama_70b => Q5_K,
             chosen => chosen,
         }
@@ -218,7 +220,7 @@ impl Mixture {
             "Q4_K_M" | "Q5_K_M" if is_important => Q6_K,
             "IQ4_NL" | "IQ4_XS" if place.is_early() && !model.has_importance => Q5_K,
             "Q4_K_S" if place.is_early() && !model.is_falcon => Q5_K,
-            // With an importance matrix, these types go astray in the first layers.
+            // With an importance matrix, these types work badly in the first layers.
             "Q4_0" if place.is_early() && model.has_importance => Q4_1,
             "Q5_0" if place.is_early() && model.has_importance => Q5_1,
             _ => self.base,
@@ -245,7 +247,7 @@ impl Mixture {
         }
     }
 
-    /// Whether `to` makes nonsense of this tensor without an importance matrix.
+    /// Returns whether `to` makes this tensor unusable without an importance matrix.
     fn demands_importance(&self, name: &str, to: DType) -> bool {
         use DType::*;
         match to {
@@ -258,12 +260,12 @@ impl Mixture {
     }
 }
 
-/// What a tensor is for, as far as the rules tell it apart.
+/// Part of the model that a tensor belongs to, as far as the rules distinguish it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Output,
     Embedding,
-    /// Values of attention, alone or with what is computed together with them.
+    /// Values of attention, alone or fused with other products.
     Value,
     Key,
     Query,
@@ -294,14 +296,15 @@ impl Part {
     }
 }
 
-/// Where a tensor stands among those of its part.
+/// Position of a tensor among those of its part.
 #[derive(Clone, Copy)]
 struct Place {
-    /// How many come before it.
+    /// Number of such tensors before it.
     nth: usize,
-    /// Its layer: by its name in models with experts, of which not all layers have as many; otherwise the same as `nth`.
+    /// Layer of the tensor. In models with experts, where layers have different numbers of such
+    /// tensors, it comes from the name. Otherwise it equals `nth`.
     layer: usize,
-    /// Layers of the model.
+    /// Number of layers in the model.
     layers: usize,
 }
 
@@ -311,7 +314,7 @@ impl Place {
     }
 }
 
-/// The first and last layers, and every third of the others.
+/// Returns whether the layer is one of the first or last layers, or every third of the others.
 fn is_important(layer: usize, layers: usize) -> bool {
     let early = layers / 8;
     layer < early || layer >= 7 * layers / 8 || (layer - early) % 3 == 2
@@ -338,16 +341,16 @@ impl FromStr for Mixture {
     }
 }
 
-/// What the rules of mixtures ask about a model.
+/// Properties of a model that the rules of mixtures depend on.
 struct Traits {
     layers: usize,
-    /// Tensors with values of attention.
+    /// Number of tensors with values of attention.
     values: usize,
-    /// Query heads that share keys and values.
+    /// Number of query heads that share keys and values.
     shared: usize,
-    /// Experts of each layer; 0 for none.
+    /// Number of experts in each layer; 0 for none.
     experts: usize,
-    /// Whether there is an output matrix beside the embedding.
+    /// True if the model has a separate output matrix.
     has_output: bool,
     has_importance: bool,
     is_falcon: bool,
@@ -359,7 +362,7 @@ impl Traits {
     fn of(source: &GgufFile, has_importance: bool) -> Result<Self, Error> {
         let metadata = source.metadata();
         let arch: String = metadata.get_or("general.architecture", String::new())?;
-        // Some models have a number for each layer; the rules are about the first.
+        // Some models have a number for each layer; the rules use the first.
         let first = |key: &str| -> Option<u32> {
             let key = format!("{arch}.{key}");
             match metadata.get::<Vec<u32>>(&key) {
@@ -385,7 +388,8 @@ impl Traits {
         })
     }
 
-    /// The place of each tensor that is converted, in the order of layers: files may have any order.
+    /// Returns the place of each tensor that is converted, in the order of layers: files may have
+    /// any order.
     fn places(&self, tensors: &[TensorInfo]) -> Vec<Option<Place>> {
         let mut order: Vec<_> = tensors
             .iter()
@@ -411,7 +415,7 @@ impl Traits {
     }
 }
 
-/// Whether a tensor gets the type that a mixture says, and does not keep its own.
+/// Returns whether a tensor gets a type from the mixture instead of keeping its own.
 fn is_converted(tensor: &TensorInfo) -> bool {
     let is_matrix = tensor.n_dims >= 2 && tensor.name.ends_with("weight");
     let is_kept = KEPT.iter().any(|part| tensor.name.contains(part));
@@ -422,8 +426,9 @@ fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
-/// Parts of the names of matrices that keep their type, as in llama.cpp: norms; routers, which are small and decide much; what is added to every
-/// token; convolutions; and other small ones.
+/// Substrings in the names of matrices that keep their type, as in llama.cpp: norms, routers (small
+/// and influential), embeddings that are added to every token, convolutions, and other small
+/// matrices.
 const KEPT: &[&str] = &[
     "_norm",
     "ffn_gate_inp",
@@ -454,7 +459,8 @@ const KEPT: &[&str] = &[
     "attn_rel_b",
 ];
 
-/// The next smaller demand on the row length, for rows that are not whole blocks of `dtype`.
+/// Returns a type with a smaller block length if rows of `columns` elements are not whole blocks of
+/// `dtype`.
 pub(crate) fn for_rows_of(mut dtype: DType, columns: usize) -> DType {
     use DType::*;
     if !columns.is_multiple_of(dtype.block_len()) {
@@ -474,7 +480,7 @@ pub(crate) fn for_rows_of(mut dtype: DType, columns: usize) -> DType {
     }
 }
 
-/// What is done with one tensor.
+/// Conversion of one tensor.
 #[derive(Clone, Debug)]
 pub struct Conversion {
     /// Name of the tensor.
@@ -487,26 +493,27 @@ pub struct Conversion {
     pub bytes_before: usize,
     /// Bytes in the result.
     pub bytes_after: usize,
-    /// Whether its type was chosen, and is not one that it keeps.
+    /// True if the type was chosen, not kept.
     pub is_chosen: bool,
-    /// Whether the importance matrix says what matters in it.
+    /// True if the importance matrix covers the tensor.
     pub is_weighed: bool,
 }
 
-/// Types that are given to tensors, whatever the mixture says.
+/// Types that override the mixture.
 #[derive(Clone, Debug, Default)]
 pub struct TypeChoices {
-    /// The type of the output matrix.
+    /// Type of the output matrix.
     pub output: Option<DType>,
-    /// The output matrix keeps its type.
+    /// True if the output matrix keeps its type.
     pub keep_output: bool,
-    /// The type of the token embeddings.
+    /// Type of the token embeddings.
     pub embedding: Option<DType>,
-    /// Types of tensors whose names have a match; the first that matches counts. For mixtures of quantized types.
+    /// Types of tensors whose names match; the first match applies. Only for mixtures of quantized
+    /// types.
     pub of_tensors: Vec<(TensorPattern, DType)>,
 }
 
-/// A regular expression that is looked for in names of tensors.
+/// A regular expression that is searched for in tensor names.
 #[derive(Clone, Debug)]
 pub struct TensorPattern(fancy_regex::Regex);
 
@@ -514,7 +521,7 @@ impl FromStr for TensorPattern {
     type Err = String;
 
     fn from_str(pattern: &str) -> Result<Self, String> {
-        // Enough for any name, and soon over where a pattern goes back again and again.
+        // Sufficient for any name, and it soon stops a pattern that backtracks excessively.
         let mut regex = fancy_regex::RegexBuilder::new(pattern);
         let regex = regex.backtrack_limit(10_000).build();
         regex
@@ -525,13 +532,13 @@ impl FromStr for TensorPattern {
 
 impl TensorPattern {
     fn is_match(&self, name: &str) -> bool {
-        // What takes too many steps is no match.
+        // A pattern that takes too many steps does not match.
         self.0.is_match(name).unwrap_or(false)
     }
 }
 
 impl TypeChoices {
-    /// The patterns that no converted tensor's name matches.
+    /// Returns the patterns that match no converted tensor.
     pub fn unused(&self, conversions: &[Conversion]) -> impl Iterator<Item = &str> {
         let is_used = |pattern: &TensorPattern| {
             let mut named = conversions.iter().filter(|c| pattern.is_match(&c.name));
@@ -550,28 +557,28 @@ impl TypeChoices {
     }
 }
 
-/// How to quantize.
+/// Options of a quantization.
 pub struct QuantizeOptions<'a> {
-    /// Which types.
+    /// Types of the tensors.
     pub mixture: Mixture,
-    /// Exceptions.
+    /// Exceptions to the mixture.
     pub types: TypeChoices,
-    /// How much the columns of matrices matter.
+    /// Importance of the columns of matrices.
     pub importance: Option<&'a ImportanceMatrix>,
-    /// Threads that convert.
+    /// Number of threads.
     pub threads: usize,
-    /// Allows sources that are quantized already, at a loss of quality.
+    /// Allows sources that are already quantized, at a loss of quality.
     pub allow_requantize: bool,
-    /// Everything that the mixture would give more bits gets its base type, too.
+    /// True if tensors that would get more bits in the mixture get its base type instead.
     pub pure: bool,
-    /// Told the number of elements done and in all.
+    /// Called with the number of elements that are done, and of all elements.
     pub progress: &'a (dyn Fn(u64, u64) + Sync),
-    /// Stops the work.
+    /// Token that stops the work.
     pub cancel: &'a CancelToken,
 }
 
 impl QuantizeOptions<'_> {
-    /// The type that a tensor gets. `place` is there if it is [converted](is_converted).
+    /// Returns the type for a tensor. `place` is set if the tensor is [converted](is_converted).
     fn choose(&self, tensor: &TensorInfo, place: Option<Place>, model: &Traits) -> DType {
         let part = Part::of(&tensor.name);
         let Some(place) = place.filter(|_| !(part == Part::Output && self.types.keep_output))
@@ -581,7 +588,7 @@ impl QuantizeOptions<'_> {
         let named = self.types.of(&tensor.name);
         let given = match part {
             Part::Output => self.types.output,
-            // Per-layer embeddings are large: who names them means them.
+            // Per-layer embeddings are large: an explicit pattern takes precedence for them.
             Part::Embedding if tensor.name.starts_with("per_layer") && named.is_some() => None,
             Part::Embedding => self.types.embedding,
             _ => None,
@@ -594,7 +601,7 @@ impl QuantizeOptions<'_> {
             _ if !base.is_quantized() => base,
             Some(dtype) => dtype,
             None if self.pure => base,
-            // The embedding is the output matrix, too.
+            // The embedding is also the output matrix.
             None if part == Part::Embedding && !model.has_output && self.types.output.is_some() => {
                 self.types.output.unwrap_or(base)
             }
@@ -603,7 +610,7 @@ impl QuantizeOptions<'_> {
         for_rows_of(wanted, tensor.shape[0])
     }
 
-    /// How much the columns of a tensor matter, by matrix, where that is known.
+    /// Returns the importance of a tensor's columns, by matrix, if it is known.
     fn importance_of(&self, tensor: &TensorInfo) -> Result<Option<Vec<f32>>, Error> {
         let importance = self
             .importance
@@ -611,7 +618,7 @@ impl QuantizeOptions<'_> {
         let wanted = tensor.shape[0] * tensor.shape[2];
         match importance {
             Some(importance) if importance.len() != wanted => {
-                // Of some models, llama.cpp writes something else for these.
+                // For some models, llama.cpp writes other data for these tensors.
                 if Part::of(&tensor.name) == Part::Embedding {
                     return Ok(None);
                 }
@@ -634,10 +641,11 @@ fn field(tensor: &TensorInfo) -> String {
     format!("tensor '{}'", tensor.name.escape_debug())
 }
 
-/// Which type each tensor of `source` gets.
+/// Plans the type of each tensor of `source`.
 ///
 /// # Errors
-/// If a tensor is quantized already and that is not allowed, its type cannot be decoded, or its type to be needs an importance matrix.
+/// Returns an error if a tensor is already quantized and that is not allowed, if its type cannot be
+/// decoded, or if its new type needs an importance matrix.
 pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conversion>, Error> {
     let model = Traits::of(source, options.importance.is_some())?;
     let places = model.places(source.tensors());
@@ -686,7 +694,7 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conv
     source.tensors().iter().zip(places).map(convert).collect()
 }
 
-/// Removes what says that a file is one of several parts.
+/// Removes the metadata that marks a file as one of several parts.
 pub(crate) fn unsplit(metadata: &mut Metadata) {
     for key in [
         samite_gguf::KEY_SPLIT_COUNT,
@@ -700,7 +708,8 @@ pub(crate) fn unsplit(metadata: &mut Metadata) {
 /// Writes `source` with converted weights to `target`. The file appears complete or not at all.
 ///
 /// # Errors
-/// As [`plan`]; if reading, writing or memory fails; [`ErrorKind::Cancelled`].
+/// Fails like [`plan`]. Also fails if reading, writing or allocating memory fails, or with
+/// [`ErrorKind::Cancelled`].
 pub fn quantize(
     source: &GgufFile,
     target: &Path,

@@ -1,4 +1,4 @@
-//! Placement rules: what the user says about which device holds what.
+//! Placement rules, with which users place tensors on devices.
 
 use crate::error::{Error, Result};
 use fancy_regex::Regex;
@@ -7,9 +7,9 @@ use samite_sched::DeviceSet;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// One thing that a user says about placement. Later rules win over earlier ones.
+/// One placement rule. Later rules take precedence over earlier ones.
 ///
-/// As text, a rule is `selector:device`, and several are separated by `;`:
+/// As text, a rule is `selector:device`. A `;` separates several rules:
 ///
 /// | selector | means |
 /// |---|---|
@@ -20,25 +20,25 @@ use std::str::FromStr;
 /// | anything else | tensors by name; `*` stands for any characters, `?` for one |
 #[derive(Clone, Debug)]
 pub enum PlacementRule {
-    /// What the selector names goes to the device of this name.
+    /// Places the selected tensors and caches on the device with this name.
     Place {
-        /// What.
+        /// Selected tensors and caches.
         selector: Selector,
-        /// The device's name.
+        /// Name of the device.
         device: String,
     },
-    /// Only the last so many layers, the output counting as one more, go to devices other than the last one
-    /// (llama.cpp's `-ngl`). Weaker than every `Place`.
+    /// Only the last layers, where the output counts as one more, go to devices other than the last
+    /// one (llama.cpp's `-ngl`). Every `Place` takes precedence.
     LastLayers(usize),
-    /// Layers are divided over the devices before the last one in these proportions (llama.cpp's `-ts`). Weaker than
-    /// every `Place`.
+    /// Layers are divided over the devices before the last one in these proportions (llama.cpp's
+    /// `-ts`). Every `Place` takes precedence.
     Split(Vec<f32>),
 }
 
-/// What a [`PlacementRule`] is about.
+/// Tensors or caches that a [`PlacementRule`] selects.
 #[derive(Clone, Debug)]
 pub enum Selector {
-    /// Layers with everything in them.
+    /// Layers with all of their tensors and caches.
     Layers(RangeInclusive<usize>),
     /// The token embedding.
     Embedding,
@@ -46,17 +46,17 @@ pub enum Selector {
     Output,
     /// The KV cache of some layers.
     Kv(RangeInclusive<usize>),
-    /// Tensors in whose name the expression is found.
+    /// Tensors with a match of the expression in their names.
     Names {
-        /// What the user wrote: the expression itself, or a pattern with `*` and `?`.
+        /// Text from the user: the expression itself, or a pattern with `*` and `?`.
         text: String,
-        /// The expression.
+        /// Compiled expression.
         regex: Box<Regex>,
     },
 }
 
 impl PlacementRule {
-    /// Whether it says where whole layers go.
+    /// Returns whether the rule places whole layers.
     pub(crate) fn is_about_layers(&self) -> bool {
         match self {
             PlacementRule::LastLayers(_) | PlacementRule::Split(_) => true,
@@ -64,10 +64,10 @@ impl PlacementRule {
         }
     }
 
-    /// Reads rules separated by `;`.
+    /// Parses rules that are separated by `;`.
     ///
     /// # Errors
-    /// [`Error::Rule`] with the part that cannot be read.
+    /// Returns [`Error::Rule`] with the part that cannot be parsed.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
         let parts = text.split(';').map(str::trim);
         parts
@@ -76,10 +76,10 @@ impl PlacementRule {
             .collect()
     }
 
-    /// Reads llama.cpp's `-ot`: `regular expression=device`, several separated by commas.
+    /// Parses llama.cpp's `-ot`: `regular expression=device`, with commas between several.
     ///
     /// # Errors
-    /// [`Error::Rule`] with the part that cannot be read.
+    /// Returns [`Error::Rule`] with the part that cannot be parsed.
     pub fn parse_overrides(text: &str) -> Result<Vec<Self>> {
         let parse = |part: &str| {
             let (pattern, device) = part.rsplit_once('=').ok_or_else(|| {
@@ -91,10 +91,10 @@ impl PlacementRule {
         parts.filter(|part| !part.is_empty()).map(parse).collect()
     }
 
-    /// The tensors in whose names an expression is found go to a device.
+    /// Creates a rule that places tensors whose names match an expression.
     ///
     /// # Errors
-    /// [`Error::Rule`] for an expression that cannot be read.
+    /// Returns [`Error::Rule`] if the expression cannot be parsed.
     pub fn of_names(expression: &str, device: &str) -> Result<Self> {
         let regex = Regex::new(expression)
             .map_err(|error| Error::rule(format!("override '{expression}={device}': {error}")))?;
@@ -107,10 +107,10 @@ impl PlacementRule {
         })
     }
 
-    /// Reads llama.cpp's `-ts`: proportions separated by commas or slashes.
+    /// Parses llama.cpp's `-ts`: proportions that are separated by commas or slashes.
     ///
     /// # Errors
-    /// [`Error::Rule`] if a part is not a number, is negative, or all are 0.
+    /// Returns [`Error::Rule`] if a part is not a number or is negative, or if all are 0.
     pub fn parse_split(text: &str) -> Result<Self> {
         let wrong = |why: &str| Error::rule(format!("tensor split '{text}': {why}"));
         let parts = text.split([',', '/']).map(|part| part.trim().parse());
@@ -177,7 +177,7 @@ fn parse_range(text: &str) -> Option<RangeInclusive<usize>> {
     (first <= last).then_some(first..=last)
 }
 
-/// The expression for names that `pattern` describes whole, with `*` for any characters and `?` for one.
+/// Compiles a pattern for whole names, in which `*` matches any characters and `?` matches one.
 pub(crate) fn glob(pattern: &str) -> Result<Regex> {
     let mut expression = String::from(r"(?s)\A");
     for c in pattern.chars() {
@@ -191,38 +191,39 @@ pub(crate) fn glob(pattern: &str) -> Result<Regex> {
     Regex::new(&expression).map_err(|error| Error::rule(format!("pattern '{pattern}': {error}")))
 }
 
-/// Where in a model a tensor belongs.
+/// Part of the model that a tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The token embedding.
     Embedding,
     /// The last norm and the output matrix.
     Output,
-    /// A layer, by number.
+    /// Layer with this index.
     Layer(usize),
 }
 
-/// The device of one tensor, by number.
+/// Device of one tensor, by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub device: usize,
-    /// Whether a rule named this tensor, so that operations on it must run there too.
+    /// True if a rule selected this tensor, so that operations on it must run there as well.
     pub explicit: bool,
 }
 
 /// Devices for all tensors and the KV cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Placement {
-    /// In the order of the tensors.
+    /// Choices in the order of the tensors.
     pub tensors: Vec<Choice>,
-    /// By layer.
+    /// Choices by layer.
     pub kv: Vec<Choice>,
 }
 
-/// Applies `rules` to the tensors of a model, given with their names and roles.
+/// Applies `rules` to the tensors of a model, given by name and role.
 ///
-/// Without rules, everything goes to the first device that is no accelerator, but the embedding to the last one; or layers and, last, the output
-/// go where `base` says.
+/// Without rules, everything goes to the first device that is not an accelerator, except the
+/// embedding, which goes to the last device. If `base` is set, it contains the devices of the
+/// layers and, as its last element, of the output.
 pub(crate) fn resolve(
     rules: &[PlacementRule],
     base: Option<&[usize]>,
@@ -289,7 +290,7 @@ pub(crate) fn resolve(
             )));
         }
     }
-    // Accelerators own no memory of their own: caches are written by the host.
+    // Accelerators have no memory of their own: the host writes caches.
     for kv in &mut placement.kv {
         if devices.get(kv.device).kind() == DeviceKind::Accelerator {
             *kv = chosen(host);
@@ -298,14 +299,16 @@ pub(crate) fn resolve(
     Ok(placement)
 }
 
-/// The devices that layers are divided over, by number: all but the host and accelerators.
+/// Returns the devices that layers are divided over, by index: all except the host and
+/// accelerators.
 pub(crate) fn fast_devices(devices: &DeviceSet) -> Vec<usize> {
     (0..devices.last())
         .filter(|&d| devices.get(d).kind() != DeviceKind::Accelerator)
         .collect()
 }
 
-/// The device of each layer and, last, of the output, before any [`PlacementRule::Place`].
+/// Returns the device of each layer and, as the last element, of the output, before any
+/// [`PlacementRule::Place`].
 fn base_placement(
     rules: &[PlacementRule],
     devices: &DeviceSet,
@@ -350,7 +353,7 @@ fn base_placement(
 }
 
 impl Selector {
-    /// Whether a tensor is meant. [`Selector::Kv`] means no tensor of the file.
+    /// Returns whether a tensor is selected. [`Selector::Kv`] selects no tensor of the file.
     fn matches(&self, name: &str, role: Role) -> Result<bool> {
         Ok(match self {
             Selector::Layers(range) => matches!(role, Role::Layer(il) if range.contains(&il)),
@@ -425,7 +428,7 @@ mod tests {
             parsed("layers=0-1:gpu1;kv=1-:cpu").unwrap(),
             (vec![3, 2, 2, 1, 1], vec![2, 3, 3])
         );
-        // What would be the cache of an accelerator is the host's.
+        // The cache of an accelerator goes to the host.
         assert_eq!(
             parsed("layers=0:blas").unwrap(),
             (vec![3, 0, 1, 1, 1], vec![3, 1, 1])
@@ -493,7 +496,7 @@ mod tests {
             assert!(names.iter().all(matches), "{pattern}");
             assert!(!others.iter().any(matches), "{pattern}");
         }
-        // Time does not explode.
+        // Matching time does not explode.
         let stars = glob(&("a*".repeat(50) + "c")).unwrap();
         assert!(!stars.is_match(&"a".repeat(5000)).unwrap());
     }

@@ -1,13 +1,13 @@
-//! How a model wants its tokens to be chosen: `general.sampling.*`.
+//! The sampling parameters of a model: `general.sampling.*`.
 
 use crate::error::{Error, Result};
 use samite_gguf::{FromValue, Metadata};
 use samite_text::{SamplerParams, Stage};
 
-/// llama.cpp's defaults, but what the file says instead.
+/// Returns llama.cpp's defaults, overridden by the file.
 ///
 /// # Errors
-/// A key of another type or with a value that is out of range, by name.
+/// Returns an error that names the key if a value has another type or is out of range.
 pub fn sampler_params(metadata: &Metadata) -> Result<SamplerParams> {
     let mut params = SamplerParams::default();
     let key = |name: &str| format!("general.sampling.{name}");
@@ -30,7 +30,7 @@ pub fn sampler_params(metadata: &Metadata) -> Result<SamplerParams> {
     set(metadata, "mirostat", &mut params.mirostat)?;
     set(metadata, "mirostat_tau", &mut params.mirostat_tau)?;
     set(metadata, "mirostat_eta", &mut params.mirostat_eta)?;
-    // Negative ones mean all tokens.
+    // Negative values stand for all tokens.
     let count = |name, all: usize| -> Result<Option<usize>> {
         let count = metadata.get::<i64>(&key(name))?;
         Ok(count.map(|count| usize::try_from(count).unwrap_or(all)))

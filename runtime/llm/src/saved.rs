@@ -1,7 +1,8 @@
-//! What a context keeps of a sequence, saved: in memory, or in a GGUF file.
+//! Saved sequences: the cache of a sequence, in memory or in a GGUF file.
 //!
-//! The file's architecture is `samite-sequence`. Metadata say which model it belongs to, positions and tokens, and a CRC-32 of everything; its tensors
-//! are the rows of each layer, in the order of positions.
+//! The file's architecture is `samite-sequence`. Its metadata contain the identity of the model,
+//! positions and tokens, and a CRC-32 of everything. Its tensors are the rows of each layer, in the
+//! order of positions.
 
 use crate::adapter::ScaledAdapter;
 use crate::context::Context;
@@ -29,32 +30,32 @@ const DRAW: &str = "samite.sequence.draw";
 const APPLICATION: &str = "samite.sequence.application";
 const CHECKSUM: &str = "samite.sequence.checksum";
 
-/// A saved sequence: what all layers keep of its tokens.
+/// A saved sequence: the cached rows of all layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedSequence {
-    /// The name of the model.
+    /// Name of the model.
     pub model: String,
-    /// The tokens, if they were known to whoever saved it.
+    /// Tokens, if the caller that saved the sequence knew them.
     pub tokens: Vec<u32>,
-    /// Whatever the application keeps beside it.
+    /// Text of the application.
     pub application: String,
-    /// Where a generation stopped.
+    /// State of the generation when it stopped.
     pub(crate) stopped: Option<Stopped>,
     fingerprint: u64,
     adapters: u64,
     positions: Vec<i32>,
-    /// What layers with a window still have.
+    /// Positions that layers with a window still have.
     window: Vec<i32>,
     tensors: Vec<Rows>,
 }
 
-/// Where a generation stopped.
+/// State of a generation when it stopped.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stopped {
     pub sampler: SamplerState,
-    /// The token that was chosen last, if it is not in the cache.
+    /// Token that was sampled last, if it is not in the cache.
     pub last: Option<u32>,
-    /// How many tokens came behind the prompt, with that one.
+    /// Number of tokens after the prompt, including that one.
     pub generated: usize,
 }
 
@@ -68,7 +69,7 @@ struct Rows {
     bytes: Vec<u8>,
 }
 
-/// FNV-1a.
+/// FNV-1a hash.
 pub(crate) struct Fingerprint(u64);
 
 impl Fingerprint {
@@ -82,7 +83,7 @@ impl Fingerprint {
         }
     }
 
-    /// Name, type, shape and first bytes of a tensor.
+    /// Adds the name, type, shape and first bytes of a tensor.
     pub fn add_tensor(&mut self, name: &str, tensor: &StoredTensor) -> Result<()> {
         const FIRST: usize = 1024;
         let layout = tensor.layout();
@@ -117,7 +118,8 @@ fn fingerprint_of_adapters(adapters: &[ScaledAdapter]) -> Result<u64> {
     Ok(fingerprint.finish())
 }
 
-/// The tensors of a cache, each with the rows of it that a sequence has: those of all its tokens, those of layers with a window, or its state.
+/// Returns the tensors of a cache with their rows for a sequence: those of all its tokens, those of
+/// layers with a window, or its state.
 pub(crate) fn places<'a>(
     cache: &'a KvCache,
     [all, window, state]: [&'a [usize]; 3],
@@ -131,7 +133,7 @@ pub(crate) fn places<'a>(
     })
 }
 
-/// Runs of rows next to each other, each with the number of its first one in `rows`.
+/// Splits rows into runs of adjacent ones, each with the index of its first row in `rows`.
 pub(crate) fn runs(rows: &[usize]) -> impl Iterator<Item = (usize, &[usize])> {
     let mut before = 0;
     rows.chunk_by(|a, b| a + 1 == *b).map(move |run| {
@@ -159,7 +161,7 @@ impl Rows {
         })
     }
 
-    /// Writes the last ones, as many as there are in `rows`.
+    /// Writes the last rows, as many as `rows` contains.
     fn write(&self, tensor: &StoredTensor, rows: &[usize]) -> Result<()> {
         let row = tensor.layout().row_bytes();
         let skipped = self.count - rows.len();
@@ -170,7 +172,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Fails if these cannot be rows of `tensor`.
+    /// Returns an error if the rows do not match `tensor`.
     fn check(&self, tensor: &StoredTensor) -> Result<()> {
         let layout = tensor.layout();
         if (self.dtype, self.width) == (layout.dtype(), layout.shape()[0]) {
@@ -187,20 +189,21 @@ impl Rows {
     }
 }
 
-/// What a file of a saved sequence says of itself, without its rows.
+/// Header of a saved sequence's file, without the rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedHeader {
-    /// What it was computed with: see [`Context::saved_identity`].
+    /// Identity of model and adapters: see [`Context::saved_identity`].
     pub identity: [u64; 2],
-    /// The tokens, if they were known to whoever saved it.
+    /// Tokens, if the caller that saved the sequence knew them.
     pub tokens: Vec<u32>,
 }
 
 impl SavedHeader {
-    /// Reads it. Whether the file is whole is not known then.
+    /// Reads the header. This does not check that the file is complete.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the file is something else; if it cannot be read.
+    /// Returns [`Error::InvalidArgument`] if the file is not a saved sequence. Also fails if it
+    /// cannot be read.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = GgufFile::open_header(path, LoadMode::Read)?;
@@ -217,34 +220,34 @@ impl SavedHeader {
 }
 
 impl SavedSequence {
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         self.positions.len()
     }
 
-    /// Whether there are no tokens.
+    /// Returns whether the sequence has no tokens.
     pub fn is_empty(&self) -> bool {
         self.positions.is_empty()
     }
 
-    /// Whether positions go from 0 up, one by one.
+    /// Returns whether the positions are consecutive and start at 0.
     pub fn has_no_gaps(&self) -> bool {
         (0..)
             .zip(&self.positions)
             .all(|(i, &position)| i == position)
     }
 
-    /// What it was computed with, as [`Context::identity_with`] says.
+    /// Returns the identity of model and adapters, like [`Context::identity_with`].
     pub fn identity(&self) -> [u64; 2] {
         [self.fingerprint, self.adapters]
     }
 
-    /// Bytes of what layers keep.
+    /// Returns the bytes of the cached rows.
     pub fn bytes(&self) -> usize {
         self.tensors.iter().map(|rows| rows.bytes.len()).sum()
     }
 
-    /// What is written: a tensor without rows is not.
+    /// Returns the rows that are written; tensors without rows are omitted.
     fn kept(&self) -> impl Iterator<Item = &Rows> {
         self.tensors.iter().filter(|rows| rows.count > 0)
     }
@@ -288,7 +291,7 @@ impl SavedSequence {
         Ok(None)
     }
 
-    /// Fails if something is not finite: a text that continues from it would be NaN.
+    /// Returns an error if a number is not finite: a text that continues from it would be NaN.
     fn check_finite(&self) -> Result<()> {
         match self.not_finite()? {
             None => Ok(()),
@@ -299,12 +302,12 @@ impl SavedSequence {
         }
     }
 
-    /// Writes it to a file, complete, or not at all. Only its owner may read it: it has texts of
-    /// users.
+    /// Writes the sequence to a file, which appears complete or not at all. Only its owner may read
+    /// it, because it contains texts of users.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if something is not finite; if the file cannot be written. Then
-    /// the one before is still there.
+    /// Returns [`Error::InvalidArgument`] if a number is not finite. Also fails if the file cannot
+    /// be written. After an error, the previous file still exists.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         self.check_finite()?;
         let (metadata, specs) = self.header()?;
@@ -313,14 +316,15 @@ impl SavedSequence {
         Ok(writer.commit()?)
     }
 
-    /// The bytes of such a file.
+    /// Returns the bytes of such a file.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if something is not finite; if there is not enough memory.
+    /// Returns [`Error::InvalidArgument`] if a number is not finite. Also fails if there is not
+    /// enough memory.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         self.check_finite()?;
         let (metadata, specs) = self.header()?;
-        // What is not rows: tokens, positions, names.
+        // Everything except the rows: tokens, positions, names.
         let besides = 4096 + 512 * specs.len() + 16 * (self.positions.len() + self.tokens.len());
         let mut bytes = try_filled(0, self.bytes().checked_add(besides), "a saved sequence")?;
         bytes.clear();
@@ -329,7 +333,7 @@ impl SavedSequence {
         Ok(writer.finish()?)
     }
 
-    /// What stands before the rows.
+    /// Returns the metadata and the tensors of the file.
     fn header(&self) -> Result<(Metadata, Vec<TensorSpec>)> {
         let mut metadata = Metadata::new();
         metadata.set(KEY_ARCHITECTURE, ARCHITECTURE)?;
@@ -363,19 +367,19 @@ impl SavedSequence {
             .try_for_each(|rows| writer.append(&rows.bytes))?)
     }
 
-    /// Reads it from a file, and checks that it is whole.
+    /// Reads a sequence from a file, and checks that it is complete.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the file is something else, damaged, or has numbers that are
-    /// not finite; if it cannot be read.
+    /// Returns [`Error::InvalidArgument`] if the file is not a saved sequence, is damaged, or has
+    /// numbers that are not finite. Also fails if it cannot be read.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         Self::from_file(&GgufFile::open(path, LoadMode::Read)?)
     }
 
-    /// Reads it from the bytes of such a file.
+    /// Reads a sequence from the bytes of such a file.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Fails like [`read`](Self::read).
     pub fn from_bytes(bytes: Arc<[u8]>) -> Result<Self> {
         Self::from_file(&GgufFile::from_bytes("a saved sequence", bytes)?)
     }
@@ -445,10 +449,11 @@ impl SavedSequence {
 }
 
 impl Model {
-    /// A number that differs for different models: of names, types, shapes, and the first bytes of each weight.
+    /// Returns a hash that differs between models. It covers names, types, shapes, and the first
+    /// bytes of each weight.
     ///
     /// # Errors
-    /// If a device cannot be read.
+    /// Returns an error if a device cannot be read.
     pub fn fingerprint(&self) -> Result<u64> {
         let mut fingerprint = Fingerprint::new();
         for spec in self.spec().tensors() {
@@ -461,27 +466,29 @@ impl Model {
 }
 
 impl Context {
-    /// What sequences are computed with: a number for the model, and one for the adapters. Saved ones of another identity cannot be restored.
+    /// Returns the identity of sequences: a hash of the model and one of the adapters. A saved
+    /// sequence with another identity cannot be restored.
     ///
     /// # Errors
-    /// If a device cannot be read.
+    /// Returns an error if a device cannot be read.
     pub fn saved_identity(&self) -> Result<[u64; 2]> {
         self.identity_with(&self.options().adapters)
     }
 
-    /// The same of sequences that are computed with these adapters.
+    /// Returns the identity of sequences that use these adapters.
     ///
     /// # Errors
-    /// If a device cannot be read.
+    /// Returns an error if a device cannot be read.
     pub fn identity_with(&self, adapters: &[ScaledAdapter]) -> Result<[u64; 2]> {
         let adapters = fingerprint_of_adapters(adapters)?;
         Ok([self.model().fingerprint()?, adapters])
     }
 
-    /// Saves what is kept of `sequence`. Its tokens are not known here.
+    /// Saves the cache of `sequence`. The context does not know its tokens.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such sequence; if there is not enough memory, or a device fails.
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist. Also fails if there is
+    /// not enough memory, or if a device fails.
     pub fn save(&mut self, sequence: usize) -> Result<SavedSequence> {
         self.settle()?;
         let cache = self.cache();
@@ -511,11 +518,12 @@ impl Context {
         })
     }
 
-    /// Makes `sequence` what was saved, instead of whatever it has. All is checked before anything changes.
+    /// Replaces `sequence` by a saved sequence. Checks everything before it changes anything.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if it is of another model, other adapters or another type of cache, or contradicts itself;
-    /// [`Error::ContextFull`]. Nothing is changed then. If a device fails, the sequence is empty.
+    /// Returns [`Error::InvalidArgument`] if the saved sequence has another model, other adapters
+    /// or another type of cache, or is contradictory. Returns [`Error::ContextFull`] if the cache
+    /// has no room. Nothing is changed then. If a device fails, the sequence is empty.
     pub fn restore(&mut self, sequence: usize, saved: &SavedSequence) -> Result<()> {
         self.settle()?;
         self.check_saved(sequence, saved)?;
@@ -586,7 +594,7 @@ impl Context {
         rows.try_for_each(|(tensor, rows)| count(tensor, rows))
     }
 
-    /// How many of the last tokens layers with a window need.
+    /// Returns the number of last tokens that layers with a window need.
     fn needed(&self, saved: &SavedSequence) -> usize {
         let window = self.cache().window.as_ref();
         match (window, saved.positions.last()) {
@@ -598,7 +606,7 @@ impl Context {
         }
     }
 
-    /// Takes cells and rows for what was saved, and writes it there.
+    /// Allocates cells and rows for the saved sequence, and writes it to them.
     fn put(&mut self, sequence: usize, saved: &SavedSequence) -> Result<()> {
         let needed = self.needed(saved);
         let sequences = [u32::try_from(sequence).unwrap_or(u32::MAX)];
@@ -685,7 +693,7 @@ mod tests {
                 assert!(error.contains("'cache_k_l0' has numbers"), "{error}");
             }
             assert!(!path.exists());
-            // A file of an earlier version may have such numbers.
+            // A file of an earlier version may contain such numbers.
             let (metadata, specs) = saved.header().unwrap();
             let mut writer = Writer::new(Vec::new(), &metadata, specs).unwrap();
             saved.append_to(&mut writer).unwrap();

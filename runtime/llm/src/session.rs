@@ -1,4 +1,4 @@
-//! Sessions: one text that grows, with its tokens in a context.
+//! Sessions: one growing text, with its tokens in a context.
 
 use crate::batch::Batch;
 use crate::context::Context;
@@ -11,66 +11,70 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How to generate.
+/// Options of a generation.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateOptions {
-    /// Most tokens; `None` for as many as fit.
+    /// Maximum number of tokens; `None` for as many as fit.
     pub max_tokens: Option<usize>,
     /// Strings that end the generation. They are not part of the text.
     pub stop: Vec<String>,
-    /// Control tokens whose names are part of the text, as those are that a parser of answers looks for.
+    /// Control tokens whose names are part of the text, for example those that an output parser
+    /// needs.
     pub shown: Vec<u32>,
-    /// Goes on after tokens that end a text.
+    /// True to continue after end-of-generation tokens.
     pub ignore_end: bool,
-    /// When the context is full, forgets half of what comes after so many first tokens and goes on. `None` ends the
-    /// generation there.
+    /// Number of first tokens to keep when the context is full. Half of the tokens after them are
+    /// removed then, and the generation continues. `None` ends the generation instead.
     pub keep_when_full: Option<usize>,
-    /// Finds how likely the model thought each token, and this many of the likeliest beside it.
+    /// Number of top tokens whose log-probabilities are returned in addition to that of each
+    /// generated token.
     pub log_probabilities: Option<usize>,
 }
 
-/// So many tokens before the end of a prompt, states are marked: what a template writes to have the model answer is shorter.
+/// Number of tokens before the end of a prompt where recurrent states are marked. A template's
+/// generation prompt is shorter.
 const BEFORE_THE_END: usize = 24;
 
-/// Why a generation ended.
+/// Reason why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
     /// The model ended the text with this token.
     EndToken(u32),
-    /// The stop string of this number came.
+    /// The stop string with this index occurred.
     StopString(usize),
-    /// Nothing can follow by the sampler's [`Constraint`](samite_text::Constraint).
+    /// The sampler's [`Constraint`](samite_text::Constraint) allows no continuation.
     Constraint,
-    /// As many tokens as wanted.
+    /// The maximum number of tokens was reached.
     MaxTokens,
     /// The context is full.
     ContextFull,
-    /// The callback said so.
+    /// The callback stopped the generation.
     Callback,
 }
 
-/// How long things took.
+/// Numbers of tokens and durations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
-    /// Tokens of the prompt that were found in the context already.
+    /// Prompt tokens that were reused from the context.
     pub reused_tokens: usize,
-    /// Tokens of the prompt that were decoded.
+    /// Prompt tokens that were decoded.
     pub prompt_tokens: usize,
-    /// Time for these.
+    /// Duration of prefill.
     pub prompt: Duration,
-    /// Tokens decoded one by one after the prompt. The first token of a generation comes from the prompt's logits.
+    /// Tokens that were decoded one by one after the prompt. The first token of a generation comes
+    /// from the prompt's logits.
     pub generated_tokens: usize,
-    /// Time for these, with sampling.
+    /// Duration of decoding these tokens, including sampling.
     pub generation: Duration,
 }
 
 impl Timings {
-    /// Tokens of the prompt per second.
+    /// Returns the prompt tokens per second.
     pub fn prompt_per_second(&self) -> f64 {
         per_second(self.prompt_tokens, self.prompt)
     }
 
-    /// Generated tokens per second.
+    /// Returns the generated tokens per second.
     pub fn generation_per_second(&self) -> f64 {
         per_second(self.generated_tokens, self.generation)
     }
@@ -84,20 +88,20 @@ fn per_second(count: usize, time: Duration) -> f64 {
     }
 }
 
-/// What a generation gave.
+/// Result of a generation.
 #[derive(Clone, Debug)]
 pub struct Generation {
-    /// The tokens, with one that ended the text.
+    /// Tokens, including an end-of-generation token.
     pub tokens: Vec<u32>,
-    /// For each token, if [asked for](GenerateOptions::log_probabilities).
+    /// Log-probabilities of each token, if [requested](GenerateOptions::log_probabilities).
     pub log_probabilities: Vec<LogProbabilities>,
-    /// Why it ended.
+    /// Reason for the end.
     pub finish: Finish,
-    /// How long it took.
+    /// Numbers of tokens and durations.
     pub timings: Timings,
 }
 
-/// Says which token is taken, given the one that was sampled.
+/// Callback that returns the token to use, given the sampled token.
 struct Settle(Box<dyn FnMut(u32) -> Result<u32> + Send>);
 
 impl fmt::Debug for Settle {
@@ -106,7 +110,7 @@ impl fmt::Debug for Settle {
     }
 }
 
-/// Makes another context when a device is lost.
+/// Callback that creates another context after a device is lost.
 struct Renew(Box<MakeAnew>);
 
 type MakeAnew = dyn FnMut(&Error) -> Result<Context> + Send;
@@ -117,7 +121,7 @@ impl fmt::Debug for Renew {
     }
 }
 
-/// Hears how many tokens of a prompt are decoded.
+/// Callback that gets the progress of prefill.
 struct PrefillProgress(Box<dyn FnMut(usize, usize) + Send>);
 
 impl fmt::Debug for PrefillProgress {
@@ -126,23 +130,24 @@ impl fmt::Debug for PrefillProgress {
     }
 }
 
-/// How often in a row a context is made anew before a token is decoded.
+/// Maximum number of times in a row that the context is recreated before a token is decoded.
 const MOST_RENEWALS: usize = 3;
 
-/// One text in sequence 0 of a context. What two prompts begin with in common is decoded once.
+/// One text in sequence 0 of a context. A common prefix of two prompts is decoded only once.
 #[derive(Debug)]
 pub struct Session {
     context: Context,
     tokenizer: Arc<Tokenizer>,
-    /// The tokens in the cache, in order.
+    /// Tokens in the cache, in order.
     tokens: Vec<u32>,
-    /// How many of them came with each batch, so that they can be decoded again with the same rounding.
+    /// Number of tokens in each batch, so that they can be decoded again with the same rounding.
     batches: Vec<usize>,
-    /// [`Cells::changes`](crate::Cells::changes) after the session's own last change of its sequence.
+    /// [`Cells::changes`](crate::Cells::changes) after the session's own last change of its
+    /// sequence.
     own_changes: u64,
-    /// Whether somebody else changed the sequence through the context.
+    /// True if other code changed the sequence through the context.
     is_foreign: bool,
-    /// Where the last generation stopped, if it can go on.
+    /// State of the last generation, if it can be resumed.
     stopped: Option<Stopped>,
     batch: Batch,
     settle: Option<Settle>,
@@ -151,10 +156,10 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session in `context`, whose sequences are forgotten.
+    /// Creates a session in `context`, and removes all its sequences.
     ///
     /// # Errors
-    /// If the model has no vocabulary, or a device fails.
+    /// Returns an error if the model has no vocabulary, or if a device fails.
     pub fn new(mut context: Context) -> Result<Self> {
         if context.model().spec().sees_later() {
             return Err(Error::invalid(
@@ -178,57 +183,65 @@ impl Session {
         })
     }
 
-    /// From now on, `settle` says which token is taken, given the one that was sampled: where several processes write one text, that of the first one.
+    /// Sets a callback that returns the token to use, given the sampled token. If several processes
+    /// generate the same text, it returns the token of the first process.
     pub fn settle_choices(&mut self, settle: impl FnMut(u32) -> Result<u32> + Send + 'static) {
         self.settle = Some(Settle(Box::new(settle)));
     }
 
-    /// From now on, `renew` makes another context of the same model when a device is [lost](Error::is_lost), of which it is told; the tokens of the text are decoded again
-    /// in it, in the same batches, and generation goes on where it was. By then, the session has given up what the lost context had; but what else holds the model should have let it go.
-    /// Who watched or traced the lost context does not see the new one. A text that forgot its beginning is decoded as if it had begun so.
+    /// Sets a callback that creates another context of the same model after a device is
+    /// [lost](Error::is_lost). It gets the error.
     ///
-    /// If `renew` fails, so does what the session is doing. It is tried again when there is something to decode.
+    /// The session decodes the tokens of the text again in the new context, in the same batches,
+    /// and continues the generation. Before the call, the session releases the resources of the
+    /// lost context; other owners of the model should have released it as well. Watchers and traces
+    /// of the lost context do not apply to the new one. A text whose start was removed is decoded
+    /// as if it had started after that.
+    ///
+    /// If `renew` fails, the session's current operation fails. The next decode tries again.
     pub fn on_loss(&mut self, renew: impl FnMut(&Error) -> Result<Context> + Send + 'static) {
         self.renew = Some(Renew(Box::new(renew)));
     }
 
-    /// Calls `progress` during prefill: with the tokens of the prompt that are decoded, and with
-    /// all that have to be. The last call has both equal, also if prefill fails. Prompts of one
-    /// micro-batch have no progress.
+    /// Sets a callback for progress during prefill. It gets the number of prompt tokens that are
+    /// decoded, and of all that have to be. They are equal in the last call, even if prefill fails.
+    /// Prompts of one micro-batch have no progress.
     pub fn on_prefill(&mut self, progress: impl FnMut(usize, usize) + Send + 'static) {
         self.progress = Some(PrefillProgress(Box::new(progress)));
     }
 
-    /// The context.
+    /// Returns the context.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// The context, to trace it. Its sequence 0 is the session's own: if it is changed, nothing of it is reused.
+    /// Returns the context, to trace it. Sequence 0 belongs to the session: if the caller changes
+    /// it, the session reuses nothing of it.
     pub fn context_mut(&mut self) -> &mut Context {
         &mut self.context
     }
 
-    /// The tokenizer of the model.
+    /// Returns the tokenizer of the model.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// The tokens in the cache.
+    /// Returns the tokens in the cache.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// The text so far: the tokens in the cache, and the one that was chosen last, if it is not there yet.
+    /// Returns the text so far: the tokens in the cache, and the last sampled token if it is not in
+    /// the cache yet.
     pub fn text(&self) -> Vec<u32> {
         let last = self.stopped.as_ref().and_then(|stopped| stopped.last);
         self.tokens.iter().copied().chain(last).collect()
     }
 
-    /// Forgets the text.
+    /// Removes the text.
     ///
     /// # Errors
-    /// If a device fails.
+    /// Returns an error if a device fails.
     pub fn clear(&mut self) -> Result<()> {
         self.tokens.clear();
         self.batches.clear();
@@ -236,16 +249,18 @@ impl Session {
         self.change(Context::clear)
     }
 
-    /// What the sampler of the last generation knew, if [`resume`](Self::resume) can go on from there.
+    /// Returns the sampler's state after the last generation, if [`resume`](Self::resume) can
+    /// continue from there.
     pub fn sampler_state(&self) -> Option<&SamplerState> {
         self.stopped.as_ref().map(|stopped| &stopped.sampler)
     }
 
-    /// Saves the text, with what the context keeps of it, where its generation stopped, and whatever the application keeps beside it, to a file: complete,
-    /// or not at all.
+    /// Saves the text with its cache, the state of its generation, and a text of the application to
+    /// a file, which appears complete or not at all.
     ///
     /// # Errors
-    /// If somebody else changed the sequence; if the file cannot be written, or a device fails.
+    /// Returns an error if other code changed the sequence, if the file cannot be written, or if a
+    /// device fails.
     pub fn save(&mut self, path: impl AsRef<Path>, application: &str) -> Result<()> {
         if !self.is_whole() {
             return Err(Error::invalid(
@@ -259,18 +274,21 @@ impl Session {
         saved.write(path)
     }
 
-    /// Goes on from the text saved in a file, and gives what the application kept beside it. All is checked before anything changes.
+    /// Restores the text from a file, and returns the text of the application. Checks everything
+    /// before it changes anything.
     ///
     /// # Errors
-    /// As [`restore_if`](Self::restore_if).
+    /// Fails like [`restore_if`](Self::restore_if).
     pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<String> {
         self.restore_if(path, |application| Ok(application.to_owned()))
     }
 
-    /// As [`restore`](Self::restore), if `read` can make something of what the application kept. Its error is one of the file.
+    /// Restores the text like [`restore`](Self::restore), but only if `read` can parse the text of
+    /// the application.
     ///
     /// # Errors
-    /// As [`SavedSequence::read`] and [`Context::restore`], of which the error names the file; if `read` fails.
+    /// Fails like [`SavedSequence::read`] and [`Context::restore`], or if `read` fails. The error
+    /// names the file.
     pub fn restore_if<T>(
         &mut self,
         path: impl AsRef<Path>,
@@ -309,7 +327,7 @@ impl Session {
         Ok(application)
     }
 
-    /// Whether the sequence is what the session made it.
+    /// Returns whether only the session changed the sequence.
     fn is_whole(&self) -> bool {
         let cells = self.context.cells();
         !self.is_foreign
@@ -317,7 +335,7 @@ impl Session {
             && cells.sequence_len(0) == self.tokens.len()
     }
 
-    /// Changes the sequence, and takes note of changes that are not the session's own.
+    /// Changes the sequence, and records changes that are not the session's own.
     fn change<T>(&mut self, act: impl FnOnce(&mut Context) -> Result<T>) -> Result<T> {
         self.is_foreign |= self.context.cells().changes(0) != self.own_changes;
         let result = act(&mut self.context);
@@ -346,7 +364,7 @@ impl Session {
         result
     }
 
-    /// Takes another context in the place of a lost one.
+    /// Replaces a lost context by another one.
     fn renew(&mut self, lost: &Error) -> Result<()> {
         let Some(Renew(renew)) = &mut self.renew else {
             return Err(lost.clone());
@@ -367,7 +385,7 @@ impl Session {
         self.set_likeliest(likeliest)
     }
 
-    /// Decodes the text so far in a context that has nothing of it.
+    /// Decodes the text so far in an empty context.
     fn decode_again(&mut self) -> Result<()> {
         let mut batch = Batch::new();
         let n_batch = self.context.options().n_batch;
@@ -388,12 +406,14 @@ impl Session {
         Ok(())
     }
 
-    /// Continues `prompt`: the whole text so far, of which what is in the cache already is not decoded again. `on_text`
-    /// gets the text in pieces as it comes, without the prompt.
+    /// Continues `prompt`, which is the whole text so far. Tokens that are already in the cache are
+    /// not decoded again. `on_text` gets pieces of the text as they are generated, without the
+    /// prompt.
     ///
     /// # Errors
-    /// [`Error::ContextFull`] if the prompt does not fit; as [`Context::decode`]; [`Error::Sampler`], also if the model ends a text that the sampler's
-    /// constraint does not let end. The session can be used on.
+    /// Returns [`Error::ContextFull`] if the prompt does not fit. Returns [`Error::Sampler`] if
+    /// sampling fails, or if the model ends a text that the sampler's constraint does not let end.
+    /// Also fails like [`Context::decode`]. The session remains usable.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -404,10 +424,11 @@ impl Session {
         self.generate_with(prompt, sampler, options, |_, piece| on_text(piece))
     }
 
-    /// As [`generate`](Self::generate), and `on_text` gets the context, too: to take what was traced so far, for example.
+    /// Generates like [`generate`](Self::generate), but `on_text` also gets the context, for
+    /// example to read traces.
     ///
     /// # Errors
-    /// As [`generate`](Self::generate).
+    /// Fails like [`generate`](Self::generate).
     pub fn generate_with(
         &mut self,
         prompt: &[u32],
@@ -418,13 +439,16 @@ impl Session {
         self.generate_from(prompt, None, sampler, options, on_text)
     }
 
-    /// Goes on where the last generation stopped, before the text was saved perhaps, as if it had not: with the random numbers that come next, and what the
-    /// sampler's constraint allows there. The sampler should have the parameters that it had. A text that the model ended stays ended, unless
-    /// [`GenerateOptions::ignore_end`].
+    /// Resumes the last generation, possibly from a saved text, as if it had not stopped. It
+    /// continues with the next random numbers and the state of the sampler's constraint. The
+    /// sampler should have the same parameters as before. A text that the model ended stays ended,
+    /// unless [`GenerateOptions::ignore_end`] is set.
     ///
     /// # Errors
-    /// If there is no such generation: none came since the text was cleared, it failed or began to forget, or somebody else changed the sequence; if the
-    /// sampler's constraint does not allow what was generated; as [`generate`](Self::generate).
+    /// Returns an error if there is nothing to resume: no generation ran since the text was
+    /// cleared, it failed or removed older tokens, or other code changed the sequence. Also fails
+    /// if the sampler's constraint does not allow the generated text, and like
+    /// [`generate`](Self::generate).
     pub fn resume(
         &mut self,
         sampler: &mut Sampler,
@@ -453,7 +477,7 @@ impl Session {
         let enough = enough.filter(|_| options.log_probabilities.is_none());
         self.set_likeliest(enough)?;
         let result = self.write_text(prompt, stopped, sampler, options, on_text);
-        // Others read logits.
+        // Other users of the context read logits.
         self.set_likeliest(None)?;
         result
     }
@@ -463,7 +487,8 @@ impl Session {
         self.unless_lost(set)
     }
 
-    /// Leaves out that a device is lost, if another context can be made: what is decoded next finds that out, too, and knows what to do.
+    /// Ignores the loss of a device if another context can be created: the next decode detects the
+    /// loss as well and handles it.
     fn unless_lost(&self, result: Result<()>) -> Result<()> {
         match result {
             Err(error) if error.is_lost() && self.renew.is_some() => Ok(()),
@@ -551,7 +576,7 @@ impl Session {
             }
             if sampler.needs_preparation() {
                 std::thread::scope(|scope| {
-                    // Without another thread, the sampler does it later.
+                    // Without another thread, the sampler prepares later.
                     let _ = samite_core::thread_builder()
                         .and_then(|thread| thread.spawn_scoped(scope, || sampler.prepare()));
                     self.decode_one(token)
@@ -565,13 +590,14 @@ impl Session {
         if !matches!(finish, Finish::Callback) {
             let rest = text.push(stop.finish()).into_owned() + text.flush();
             if !rest.is_empty() {
-                // Nothing is left to stop.
+                // The generation has already ended, so there is nothing to stop.
                 let _ = on_text(&mut self.context, &rest);
             }
         }
         timings.generation = clock.now().saturating_duration_since(start);
         if !has_forgotten {
-            // The token that was chosen last is not decoded yet; without one, all are.
+            // The token that was sampled last is not decoded yet. Without one, all tokens are
+            // decoded.
             self.stopped = Some(Stopped {
                 sampler: sampler.state(),
                 last: tokens.last().copied(),
@@ -586,7 +612,7 @@ impl Session {
         })
     }
 
-    /// A token to follow the one of row `row` of the last batch.
+    /// Samples the token after the one at `row` of the last batch.
     fn sample(&mut self, sampler: &mut Sampler, row: usize) -> Result<u32> {
         if let Some(likeliest) = self.context.likeliest(row) {
             let n_vocab = self.context.model().spec().n_vocab;
@@ -611,7 +637,8 @@ impl Session {
         Ok(())
     }
 
-    /// Decodes what of `prompt` is not in the cache. Afterwards, the last batch has the logits of its last token.
+    /// Decodes the tokens of `prompt` that are not in the cache. Afterwards, the last batch has the
+    /// logits of its last token.
     fn decode_prompt(&mut self, prompt: &[u32], timings: &mut Timings) -> Result<()> {
         if prompt.is_empty() {
             return Err(Error::invalid(
@@ -633,8 +660,9 @@ impl Session {
             .count();
         // The last token is decoded again, because its logits are needed.
         let common = common.min(prompt.len() - 1);
-        // Nothing is reused if somebody else changed the sequence, or it was lost when a device failed. Not everything can be
-        // taken back: states only to where they were marked, and windows only so far.
+        // Nothing is reused if other code changed the sequence, or if it was lost when a device
+        // failed. Some caches can be rolled back only in part: recurrent states to their mark, and
+        // windows by a limited number of tokens.
         let places = [
             Some(common),
             self.context.marked(0).map(|mark| mark as usize),
@@ -651,11 +679,12 @@ impl Session {
         }
         self.batches.retain(|&count| count > 0);
         self.change(|context| context.remove(0, common as i32..))?;
-        // What is left is a beginning that nobody else touched.
+        // The remaining prefix was changed only by the session.
         self.is_foreign = false;
         timings.reused_tokens = common;
         timings.prompt_tokens = prompt.len() - common;
-        // The next prompt may differ from here on: an answer is written in another way when it is part of the conversation.
+        // The next prompt may differ from here on: templates can format an answer differently once
+        // it is part of the conversation.
         let marked = prompt.len().saturating_sub(BEFORE_THE_END);
         let wanted = common..prompt.len();
         if self.context.keeps_states() && marked >= common + BEFORE_THE_END {
@@ -666,13 +695,13 @@ impl Session {
         self.decode_part(prompt, prompt.len(), &wanted)
     }
 
-    /// Decodes `prompt` up to `end`, from where the text so far ends. `wanted` is the range of
-    /// prompt tokens that were not cached.
+    /// Decodes `prompt` up to `end`, starting at the end of the text so far. `wanted` is the range
+    /// of prompt tokens that were not cached.
     fn decode_part(&mut self, prompt: &[u32], end: usize, wanted: &Range<usize>) -> Result<()> {
         let options = self.context.options();
         let mut size = options.n_batch;
         let is_long = wanted.len() > options.n_ubatch;
-        // Copies overlap the micro-batches of one decode only.
+        // Pipeline copies overlap only the micro-batches of one decode.
         if self.progress.is_some() && is_long && options.copies == 1 {
             size = size.min(options.n_ubatch);
         }
@@ -704,8 +733,8 @@ impl Session {
         }
     }
 
-    /// Removes the older half of what comes after the first `keep` tokens, and moves the rest there. Says whether
-    /// that made room.
+    /// Removes the older half of the tokens after the first `keep` tokens, and shifts the rest
+    /// there. Returns whether that made room.
     fn forget_half(&mut self, keep: usize) -> Result<bool> {
         let length = self.tokens.len();
         let forget = length.saturating_sub(keep) / 2;

@@ -1,4 +1,5 @@
-//! Models with random weights, and adapters of them, for tests and measurements: of any architecture, size and type.
+//! Models with random weights, and adapters for them, of any architecture, size and type, for tests
+//! and benchmarks.
 
 use crate::adapter::{EMBEDDING, KEY_ADAPTER_TYPE, KEY_ALPHA, KEY_TYPE, SUFFIX_A, SUFFIX_B};
 use crate::arch::{Spec, TensorSpec, WeightUse};
@@ -13,10 +14,10 @@ use samite_quant::{can_decode, can_encode, encode_row, random_row};
 use samite_text::Rng;
 use std::path::Path;
 
-/// The smallest vocabulary: three special tokens and all bytes.
+/// Smallest vocabulary: three special tokens and all bytes.
 pub const SMALLEST_VOCABULARY: usize = 3 + 256;
 
-/// Architectures that know nothing but mixtures of experts.
+/// Architectures that always have mixtures of experts.
 const MIXTURES: [&str; 36] = [
     "qwen3moe",
     "qwen2moe",
@@ -56,7 +57,7 @@ const MIXTURES: [&str; 36] = [
     "nomic-bert-moe",
 ];
 
-/// Architectures with norms behind the sums, and kinds of tokens.
+/// Architectures with norms after the residual additions, and with token types.
 const BERTS: [&str; 5] = [
     "bert",
     "nomic-bert",
@@ -65,7 +66,7 @@ const BERTS: [&str; 5] = [
     "jina-bert-v3",
 ];
 
-/// Tensors of theirs that a file need not have.
+/// Tensors of [`BERTS`] that are optional in files.
 const BERT_TENSORS: [&str; 4] = [
     "token_types.weight",
     "token_embd_norm.bias",
@@ -73,49 +74,53 @@ const BERT_TENSORS: [&str; 4] = [
     "layer_output_norm.bias",
 ];
 
-/// So many rows of a matrix are random; further ones repeat them, so that large models are written quickly.
+/// Number of distinct random rows of a matrix. Further rows repeat them, so that large models are
+/// written quickly.
 const DISTINCT_ROWS: usize = 1024;
 
-/// A model to write. The weights make activations stay of order 1 through all layers.
+/// A synthetic model. The weights keep activations of order 1 through all layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SyntheticModel {
     /// Name of the architecture.
     pub architecture: &'static str,
-    /// Layers.
+    /// Number of layers.
     pub n_layer: usize,
-    /// Width.
+    /// Width of the residual stream.
     pub n_embd: usize,
-    /// Heads of queries.
+    /// Number of query heads.
     pub n_head: usize,
-    /// Heads of keys and values.
+    /// Number of key and value heads.
     pub n_head_kv: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Width of the feed-forward part.
+    /// Width of the feed-forward network.
     pub n_ff: usize,
-    /// Experts of each layer, each `n_ff` wide, and how many of them a token uses.
+    /// Number of experts in each layer, each of width `n_ff`, and number of experts that a token
+    /// uses.
     pub experts: Option<[usize; 2]>,
-    /// Tokens, at least [`SMALLEST_VOCABULARY`].
+    /// Size of the vocabulary, at least [`SMALLEST_VOCABULARY`].
     pub n_vocab: usize,
-    /// Training context.
+    /// Context length of the training.
     pub n_ctx_train: usize,
-    /// Type of all matrices, but for those whose rows are not whole blocks of it: quantization chooses theirs. Vectors are F32.
+    /// Type of all matrices, except those whose rows are not whole blocks of it; these get a type
+    /// from quantization. Vectors are F32.
     pub dtype: DType,
-    /// Whether the embedding is the output matrix too.
+    /// True if the embedding table is also the output matrix.
     pub tied: bool,
-    /// Optional tensors that the file has: `output.bias`; `attn_q.bias` for that of every layer.
+    /// Optional tensors in the file, such as `output.bias`, or `attn_q.bias` for all layers.
     pub optional: Vec<&'static str>,
-    /// Metadata under the architecture's prefix, such as `rope.freq_base`: further keys, or other values.
+    /// Metadata under the architecture's prefix, such as `rope.freq_base`: more keys, or other
+    /// values.
     pub extra: Vec<(&'static str, Value)>,
-    /// Start of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
 impl SyntheticModel {
-    /// A tiny model with what its architecture demands. All heads together are wider than the model, but for qwen2, which
-    /// does not allow that.
+    /// Creates a tiny model with everything that its architecture requires. All heads together are
+    /// wider than the model, except for architectures that do not allow that, such as qwen2.
     pub fn tiny(architecture: &'static str) -> Self {
-        // Most demand heads that share the width evenly.
+        // Most architectures require heads that share the width evenly.
         let wide = ["llama", "qwen3", "qwen3moe"].contains(&architecture);
         let head_dim = if wide { 32 } else { 16 };
         SyntheticModel {
@@ -123,7 +128,8 @@ impl SyntheticModel {
             n_layer: 3,
             n_embd: 64,
             n_head: 4,
-            // Encoders have as many of all three, and some have one matrix for them.
+            // Encoders have equally many heads of all three kinds, and some have one matrix for
+            // them.
             n_head_kv: match architecture {
                 "modern-bert" | "neo-bert" => 4,
                 name if BERTS.contains(&name) => 4,
@@ -136,7 +142,7 @@ impl SyntheticModel {
             n_ctx_train: 256,
             dtype: DType::F32,
             tied: false,
-            // Not demanded by samite, but by llama.cpp.
+            // Optional in samite, but required by llama.cpp.
             optional: match architecture {
                 "gemma4" => vec!["rope_freqs.weight"],
                 "afmoe" | "laguna" | "lfm2moe" => vec!["exp_probs_b.bias"],
@@ -156,10 +162,10 @@ impl SyntheticModel {
         }
     }
 
-    /// Everything that the file says beside its tensors.
+    /// Returns the metadata of the file.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a vocabulary that is too small.
+    /// Returns [`Error::InvalidArgument`] if the vocabulary is too small.
     pub fn metadata(&self) -> Result<Metadata> {
         if self.n_vocab < SMALLEST_VOCABULARY {
             return Err(Error::invalid(format!(
@@ -210,7 +216,7 @@ impl SyntheticModel {
         Ok(metadata)
     }
 
-    /// What architectures demand beside the usual keys.
+    /// Returns the keys that architectures require in addition to the usual ones.
     fn demanded(&self) -> Vec<(&'static str, Value)> {
         const USUAL: [&str; 4] = ["llama", "qwen2", "qwen3", "qwen3moe"];
         if USUAL.contains(&self.architecture) {
@@ -244,26 +250,26 @@ impl SyntheticModel {
             ]);
         }
         if self.architecture.starts_with("qwen3") {
-            // Pairs of each axis of a position, for programs that turn them by several.
+            // Pairs of each axis of a position, for programs that rotate them by several axes.
             let each = u32::try_from((size / 2).div_ceil(3)).unwrap_or(0);
             let sections = vec![each, each, each, 0];
             keys.push(("rope.dimension_sections", sections.into()));
         }
-        // llama.cpp takes no other width.
+        // llama.cpp supports no other width.
         if ["mamba", "mamba2", "jamba", "granitehybrid"].contains(&self.architecture) {
             keys.push(("ssm.inner_size", extent(2 * self.n_embd)));
         }
         match self.architecture {
-            // llama.cpp knows it from this alone.
+            // llama.cpp detects it by this key alone.
             "llama-embed" => keys.push(("attention.causal", false.into())),
-            // The last layer looks at all tokens.
+            // The last layer attends to all tokens.
             "gemma-embedding" => keys.extend([
                 ("attention.sliding_window_pattern", extent(self.n_layer)),
                 ("dense_2_feat_out", extent(2 * self.n_embd)),
                 ("dense_3_feat_in", extent(2 * self.n_embd)),
                 ("dense_3_feat_out", extent(self.n_embd)),
             ]),
-            // A state space, attention, and a feed-forward part in turn.
+            // A state space, attention, and a feed-forward network in turn.
             "nemotron_h" | "nemotron_h_moe" => {
                 let of_layers = |value: usize, turn: usize| {
                     let values = (0..self.n_layer).map(|il| if il % 3 == turn { value } else { 0 });
@@ -276,7 +282,7 @@ impl SyntheticModel {
                     ("expert_shared_feed_forward_length", extent(self.n_ff)),
                 ]);
             }
-            // Every other layer has a short convolution, or a state space.
+            // Every other layer has a short convolution or a state space.
             "lfm2" | "lfm2moe" | "granitehybrid" | "jamba" => {
                 let heads = (0..self.n_layer).map(|il| {
                     let heads = if il % 2 == 0 { 0 } else { self.n_head_kv };
@@ -284,7 +290,7 @@ impl SyntheticModel {
                 });
                 keys.push(("attention.head_count_kv", heads.collect::<Vec<_>>().into()));
             }
-            // Rotated elements behind others, and rows shorter than all heads together.
+            // Rotated elements after others, and rows shorter than all heads together.
             "deepseek2" | "mistral4" | "minicpm3" | "plm" => keys.extend([
                 ("rope.dimension_count", extent(size / 2)),
                 ("attention.kv_lora_rank", extent(size)),
@@ -293,7 +299,8 @@ impl SyntheticModel {
             _ => {}
         }
         if matches!(self.architecture, "gemma3n" | "gemma4") {
-            // Layers with a window and without in turn; the last one looks at keys and values of an earlier one.
+            // Layers with and without a window alternate; the last one uses the keys and values of
+            // an earlier one.
             let windowed = (0..self.n_layer).map(|il| u32::from(il % 2 == 0));
             keys.extend([
                 ("embedding_length_per_layer_input", extent(size)),
@@ -317,7 +324,7 @@ impl SyntheticModel {
         keys
     }
 
-    /// A SentencePiece-style vocabulary: special tokens, bytes, then made-up words.
+    /// Sets a SentencePiece-style vocabulary: special tokens, bytes, then made-up words.
     fn set_vocabulary(&self, metadata: &mut Metadata) -> Result<()> {
         const NORMAL: i32 = 1;
         let special =
@@ -340,9 +347,10 @@ impl SyntheticModel {
         Ok(())
     }
 
-    /// The tensors that the file will have: those that the architecture demands, and the optional ones chosen.
+    /// Returns the tensors of the file: those that the architecture requires, and the chosen
+    /// optional ones.
     fn tensors(&self, metadata: &Metadata) -> Result<Vec<TensorSpec>> {
-        // What is chosen may decide which form the others have.
+        // A chosen tensor may decide the form of the others.
         let is_chosen = |name: &str| self.optional.contains(&within_layer(name));
         let spec = Spec::from_metadata(metadata, usize::MAX, &is_chosen)?;
         let wanted = |spec: &TensorSpec| {
@@ -353,10 +361,10 @@ impl SyntheticModel {
         Ok(spec.tensors().into_iter().filter(wanted).collect())
     }
 
-    /// Writes what a file of the model begins with, without any weights: enough for plans.
+    /// Writes the header of the model's file without weights, which is enough for plans.
     ///
     /// # Errors
-    /// As [`write`](SyntheticModel::write).
+    /// Fails like [`write`](SyntheticModel::write).
     pub fn write_header(&self, path: impl AsRef<Path>) -> Result<()> {
         let (metadata, _, files) = self.header()?;
         let mut file = AtomicFile::create(path)?;
@@ -365,7 +373,7 @@ impl SyntheticModel {
     }
 
     fn header(&self) -> Result<(Metadata, Vec<TensorSpec>, Vec<FileTensor>)> {
-        // Types that are only decoded get blocks of chance.
+        // Types that can only be decoded get random blocks.
         if !(can_encode(self.dtype) || self.dtype.is_quantized() && can_decode(self.dtype)) {
             return Err(Error::invalid(format!(
                 "matrices of type {} cannot be written",
@@ -388,7 +396,7 @@ impl SyntheticModel {
 
     fn type_of(&self, spec: &TensorSpec) -> DType {
         match spec.usage {
-            // Routers are small, and what they say matters.
+            // Routers are small and influential.
             WeightUse::Product if spec.name.ends_with("ffn_gate_inp.weight") => DType::F32,
             WeightUse::Rows | WeightUse::Product | WeightUse::Experts => {
                 for_rows_of(self.dtype, spec.shape[0])
@@ -405,14 +413,14 @@ impl SyntheticModel {
     /// Writes the model to `path`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the numbers do not fit together or matrices of this type cannot be written; if the file
-    /// cannot be.
+    /// Returns [`Error::InvalidArgument`] if the numbers are inconsistent, or if matrices of this
+    /// type cannot be written. Also fails if the file cannot be written.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let (metadata, specs, files) = self.header()?;
         let types = |spec: &TensorSpec| self.type_of(spec);
         let mut writer = Writer::create(path, &metadata, files)?;
         for spec in &specs {
-            // By name: what a tensor holds does not depend on which others there are.
+            // Seeded by name: the contents of a tensor do not depend on the other tensors.
             let mut rng = Rng::new(self.seed ^ hash(&spec.name));
             let dtype = types(spec);
             let [width, rows, matrices, _] = spec.shape;
@@ -450,21 +458,21 @@ impl SyntheticModel {
     }
 }
 
-/// An adapter to write.
+/// A synthetic adapter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SyntheticAdapter {
-    /// Rows between the two matrices of a pair.
+    /// Rank of the pairs.
     pub rank: usize,
-    /// What their product is multiplied with, times the rank; 0 for no factor.
+    /// Factor of the product of a pair, times the rank; 0 for no factor.
     pub alpha: f32,
 }
 
 impl SyntheticAdapter {
-    /// Writes an adapter of the model in the file `model` to `path`: a pair for each matrix that `changes` names, in the model's order, out of the
-    /// numbers that `next` gives.
+    /// Writes an adapter for the model in the file `model` to `path`. It has a pair for each matrix
+    /// for whose name `changes` returns true, in the model's order, with numbers from `next`.
     ///
     /// # Errors
-    /// If the model cannot be read, or the file not be written.
+    /// Returns an error if the model cannot be read, or if the file cannot be written.
     pub fn write(
         &self,
         model: impl AsRef<Path>,
@@ -504,20 +512,20 @@ impl SyntheticAdapter {
     }
 }
 
-/// The name of a tensor without `blk.N.`.
+/// Returns the name of a tensor without `blk.N.`.
 fn within_layer(name: &str) -> &str {
     let rest = name.strip_prefix("blk.").and_then(|s| s.split_once('.'));
     rest.map_or(name, |(_, rest)| rest)
 }
 
-/// FNV-1a.
+/// Returns the FNV-1a hash of a name.
 fn hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 
-/// The made-up word number `i`: letters first, then longer ones that begin a word.
+/// Returns the made-up word `i`: single letters first, then longer words.
 fn word(mut i: usize) -> String {
     const LETTERS: &[u8; 26] = b"abcdefghijklmnopqrstuvwxyz";
     if i < LETTERS.len() {
@@ -535,11 +543,11 @@ fn word(mut i: usize) -> String {
     }
 }
 
-/// About normally distributed with deviation 1: the sum of four uniform numbers.
+/// Returns an approximately normal random number with deviation 1: the sum of four uniform numbers.
 fn normal(rng: &mut Rng) -> f32 {
     let bits = rng.next_u64();
     let sum: f32 = (0..4).map(|i| f32::from((bits >> (16 * i)) as u16)).sum();
-    // Each has variance 2^32 / 12.
+    // Each of them has variance 2^32 / 12.
     (sum - 4.0 * 32767.5) / (65536.0 * (4.0f32 / 12.0).sqrt())
 }
 

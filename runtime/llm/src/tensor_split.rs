@@ -1,8 +1,11 @@
-//! How the tensors of a model may be divided among devices that compute one graph together.
+//! Tensor parallelism: how to divide the tensors of a model among devices that compute one graph
+//! together.
 //!
-//! What belongs together has as many units: the heads of queries, keys, values, their cache and the product that joins them; the elements between the
-//! products of the feed-forward part. The first products are cut by rows, the last ones by columns, so that each device goes through a block with what
-//! it has, and results are added once at its end. Everything else is needed by all.
+//! Tensors that belong together have the same number of units: the heads of queries, keys, values,
+//! their cache and the output matrix, or the elements between the matrices of a feed-forward
+//! network. The first matrices are cut by rows and the last ones by columns. Each device then
+//! computes a sub-layer with its own parts, and the results are added once at the end. All devices
+//! need the remaining tensors as a whole.
 
 use crate::arch::spec::{Attention, Gate, Layer, Linear, Mixer, Mlp, Projection};
 use crate::arch::{Spec, TensorSpec};
@@ -10,14 +13,14 @@ use crate::weights::Weights;
 use samite_core::{Cut, DType};
 use std::collections::BTreeMap;
 
-/// Units along what is between the products of a feed-forward part, the preferred ones first: the activations of whole groups of 256 get the same
-/// scale wherever they are computed.
+/// Sizes of units between the matrices of a feed-forward network, in order of preference. The
+/// activations of a group of 256 get the same scale on any device if the group is not divided.
 const UNITS: [usize; 9] = [256, 128, 64, 32, 16, 8, 4, 2, 1];
 
-/// So many units are enough to give devices different shares.
+/// Number of units that suffices to give devices different shares.
 const ENOUGH: usize = 8;
 
-/// The unit of an extent whose parts must be whole blocks of `block` elements.
+/// Returns the unit of an extent whose parts must be whole blocks of `block` elements.
 fn unit(extent: usize, block: usize) -> usize {
     let fits = |unit: &&usize| extent.is_multiple_of(**unit) && unit.is_multiple_of(block);
     let enough = UNITS
@@ -28,8 +31,9 @@ fn unit(extent: usize, block: usize) -> usize {
     enough.or(smallest).copied().unwrap_or(extent)
 }
 
-/// The least number of kv heads whose queries' results are whole blocks of `block` elements; of quantized matrices, whole groups of 256, if enough
-/// units remain: activations of such a group get the same scale wherever they are computed.
+/// Returns the smallest number of KV heads whose results are whole blocks of `block` elements. For
+/// quantized matrices, it prefers whole groups of 256 if enough units remain: activations of such a
+/// group get the same scale on any device.
 fn heads(attention: &Attention, block: usize) -> usize {
     let all = attention.n_head_kv;
     let row = attention.n_head / all.max(1) * attention.head_v;
@@ -45,7 +49,8 @@ fn heads(attention: &Attention, block: usize) -> usize {
     groups.or(least(block)).unwrap_or(all)
 }
 
-/// How each of a model's tensors may be divided, in their order. Tensors are given with their types in the file.
+/// Returns how each of a model's tensors may be divided, in order. Tensors come with their types in
+/// the file.
 pub(crate) fn cuts(spec: &Spec, tensors: &[(&TensorSpec, DType)]) -> Vec<Option<Cut>> {
     let types = tensors
         .iter()
@@ -71,7 +76,7 @@ pub(crate) fn cuts(spec: &Spec, tensors: &[(&TensorSpec, DType)]) -> Vec<Option<
                     cuts.mlp(&mixture.experts);
                     mixture.shared.iter().for_each(|(mlp, _)| cuts.mlp(mlp));
                 }
-                // Needed by all.
+                // All devices need these as a whole.
                 Mixer::Nothing
                 | Mixer::DeltaNet(_)
                 | Mixer::ShortConv(_)
@@ -86,7 +91,8 @@ pub(crate) fn cuts(spec: &Spec, tensors: &[(&TensorSpec, DType)]) -> Vec<Option<
     tensors.iter().map(cut_of).collect()
 }
 
-/// How the keys and the values of a token that `layer` keeps may be divided: like the rows of the matrices that make them.
+/// Returns how the cached keys and values of `layer` may be divided: like the rows of their
+/// matrices.
 pub(crate) fn cuts_of_cache(layer: &Layer, weights: &Weights) -> [Option<Cut>; 2] {
     let Some(Projection::Separate {
         kv: Some((k, v)), ..
@@ -105,11 +111,11 @@ pub(crate) fn cuts_of_cache(layer: &Layer, weights: &Weights) -> [Option<Cut>; 2
 
 /// Collects how tensors may be divided.
 struct Cuts<'a> {
-    /// By name: types in the file.
+    /// Types in the file by name.
     types: BTreeMap<&'a str, DType>,
-    /// What names begin with.
+    /// Prefix of the names.
     prefix: String,
-    /// What belongs together has the same number.
+    /// Number that tensors of the same group share.
     turn: usize,
     by_name: BTreeMap<String, Cut>,
 }
@@ -122,7 +128,7 @@ impl Cuts<'_> {
         self.by_name.entry(name).or_insert(cut);
     }
 
-    /// Rows of a product are elements of its bias.
+    /// Cuts a product by rows, and its bias accordingly.
     fn rows(&mut self, linear: &Linear, unit: usize) {
         self.add(linear, ".weight", 1, unit);
         self.add(linear, ".bias", 0, unit);
@@ -132,14 +138,14 @@ impl Cuts<'_> {
         self.add(linear, ".weight", 0, unit);
     }
 
-    /// Elements of a block of the matrix.
+    /// Returns the number of elements in a block of the matrix.
     fn block_of(&self, linear: &Linear) -> usize {
         let name = format!("{}{}.weight", self.prefix, linear.name);
         let dtype = self.types.get(name.as_str());
         dtype.map_or(1, |dtype| dtype.block_len())
     }
 
-    /// By heads, where queries, keys and values have matrices of their own.
+    /// Divides attention by heads, if queries, keys and values have separate matrices.
     fn attention(&mut self, attention: &Attention) {
         let (n_head, n_head_kv) = (attention.n_head, attention.n_head_kv);
         let Projection::Separate { q, kv } = &attention.projection else {
@@ -148,7 +154,7 @@ impl Cuts<'_> {
         if n_head_kv == 0 || attention.output.from != n_head * attention.head_v {
             return;
         }
-        // Queries must be where the keys are that they look at.
+        // Queries must be on the same device as the keys that they use.
         self.turn = attention.keys_of.unwrap_or(self.turn);
         let kv_heads = heads(attention, self.block_of(&attention.output));
         let q_heads = kv_heads * (n_head / n_head_kv);
@@ -164,7 +170,8 @@ impl Cuts<'_> {
         self.columns(&attention.output, q_heads * attention.head_v);
     }
 
-    /// By the elements before the last matrix, where gates and values have matrices of their own.
+    /// Divides a feed-forward network by the elements before the last matrix, if gates and values
+    /// have separate matrices.
     fn mlp(&mut self, mlp: &Mlp) {
         let between = mlp.down.from;
         if mlp.up.to != between {

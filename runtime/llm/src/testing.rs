@@ -1,4 +1,4 @@
-//! A device for tests of placement: it has a name, a kind and memory, and computes nothing.
+//! A fake device for tests of placement: it has a name, a kind and memory, but computes nothing.
 
 use samite_core::{
     BufferType, Device, DeviceKind, Error, Node, Result, Stream, Support, host_buffer_type,
@@ -11,7 +11,7 @@ pub(crate) struct FakeDevice {
     name: &'static str,
     kind: DeviceKind,
     pub(crate) extra: Vec<Arc<dyn BufferType>>,
-    /// Whether it says yes to nodes.
+    /// True if it supports nodes.
     pub(crate) willing: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The vocabulary in a file's metadata, as the text layer wants it.
+//! Reads the vocabulary from a file's metadata into the format of the tokenizer.
 
 use crate::error::Result;
 use samite_chat::Sources;
@@ -8,21 +8,23 @@ use samite_text::{Tokenizer, TokenizerModel, VocabData};
 
 const MODEL: &str = "tokenizer.ggml.model";
 
-/// Reads the vocabulary; `None` if the file has none (`tokenizer.ggml.model` is missing or `no_vocab`).
+/// Reads the vocabulary. Returns `None` if the file has none (`tokenizer.ggml.model` is missing or
+/// `no_vocab`).
 ///
-/// Only the form is checked here; [`samite_text::Tokenizer::new`] checks the content.
+/// This checks only the format; [`samite_text::Tokenizer::new`] checks the contents.
 ///
 /// # Errors
-/// A key of another type, or a kind of tokenizer that is not supported: by key. Memory that is too little for the vocabulary and its tokenizer.
+/// Returns an error that names the key if a value has another type, or if the kind of tokenizer is
+/// not supported. Also fails if there is not enough memory for the vocabulary and its tokenizer.
 pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
     let model = match metadata.get::<&str>(MODEL)? {
-        // "test" is what llama.cpp's own test models say.
+        // llama.cpp's own test models use "test".
         None | Some("no_vocab" | "none" | "test") => return Ok(None),
         Some(name) => TokenizerModel::from_name(name)?,
     };
     let bytes = |strings: &StringArray| strings.iter().map(<[u8]>::to_vec).collect::<Vec<_>>();
     let id = |name: &str| metadata.get::<u32>(&format!("tokenizer.ggml.{name}_token_id"));
-    // Old files have other names for three.
+    // Old files use other names for three of these tokens.
     let fim = |name: &str, old: &str| {
         id(name).and_then(|found| found.map_or_else(|| id(old), |id| Ok(Some(id))))
     };
@@ -35,7 +37,7 @@ pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
     ask_for_memory(needed, "the vocabulary and its tokenizer")?;
     Ok(Some(VocabData {
         pre: metadata.get("tokenizer.ggml.pre")?,
-        // Only known names matter, so one that is no text is as good as none.
+        // Only known names matter, so an invalid one is treated like a missing one.
         model_name: metadata.get("general.name").unwrap_or_default(),
         architecture: metadata.get("general.architecture").unwrap_or_default(),
         scores: scores(metadata)?,
@@ -46,7 +48,7 @@ pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
         eot_id: id("eot")?,
         eom_id: id("eom")?,
         unk_id: id("unknown")?,
-        // Spelled so in the format.
+        // The format has this spelling.
         sep_id: id("seperator")?,
         pad_id: id("padding")?,
         mask_id: id("mask")?,
@@ -71,7 +73,7 @@ pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
     }))
 }
 
-/// The chat templates of a file, and the texts of the tokens that begin and end a text.
+/// Returns the chat templates of a file, and the texts of the BOS and EOS tokens.
 pub(crate) fn chat_sources(metadata: &Metadata, tokenizer: Option<&Tokenizer>) -> Sources {
     const TEMPLATE: &str = "tokenizer.chat_template";
     let named = metadata.iter().filter_map(|(key, _)| {
@@ -91,7 +93,7 @@ pub(crate) fn chat_sources(metadata: &Metadata, tokenizer: Option<&Tokenizer>) -
     }
 }
 
-/// Bytes, which some converters write with signs.
+/// Reads bytes, which some converters store as signed numbers.
 fn charsmap(metadata: &Metadata) -> Result<Option<Vec<u8>>> {
     const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
     Ok(match metadata.value(CHARSMAP) {
@@ -102,7 +104,7 @@ fn charsmap(metadata: &Metadata) -> Result<Option<Vec<u8>>> {
     })
 }
 
-/// Scores are floats, but some converters write integers.
+/// Reads scores, which are floats but which some converters store as integers.
 fn scores(metadata: &Metadata) -> Result<Option<Vec<f32>>> {
     const SCORES: &str = "tokenizer.ggml.scores";
     Ok(match metadata.value(SCORES) {
@@ -128,7 +130,7 @@ mod tests {
         for (key, id) in [
             ("seperator_token_id", 3u32),
             ("fim_pre_token_id", 1),
-            // Of both names, the new one counts; where it is missing, the old one.
+            // The new name takes precedence; the old one applies if the new one is missing.
             ("prefix_token_id", 0),
             ("suffix_token_id", 2),
         ] {

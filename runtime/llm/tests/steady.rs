@@ -33,7 +33,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// One test only: others would allocate in between.
+// Only one test, because others would allocate in between.
 #[test]
 fn a_decode_step_allocates_nothing() {
     let before = ALLOCATIONS.load(Ordering::SeqCst);
@@ -49,8 +49,8 @@ fn a_decode_step_allocates_nothing() {
     }
 }
 
-/// Decodes token by token. Attention looks at the cache in steps of 32 cells: at each, a graph of another shape is planned and bound. All other
-/// tokens do nothing new at all.
+/// Decodes token by token. Attention reads the cache in steps of 32 cells: at each step, a graph
+/// with another shape is planned and bound. Other tokens do no additional work.
 fn counts_nothing(architecture: &'static str, threads: usize) {
     let file = TestModel::tiny(architecture);
     let backend = CpuBackend::new(CpuOptions::default().with_threads(threads));
@@ -86,7 +86,7 @@ fn counts_nothing(architecture: &'static str, threads: usize) {
             assert_eq!(new, 1, "{architecture}: position {position}");
             continue;
         }
-        // The first steps fill buffers of the context that are used again.
+        // The first steps fill reused buffers of the context.
         if position < 14 {
             continue;
         }

@@ -1,44 +1,46 @@
-//! Which blocks of tokens are in the cache, for routers that send a prompt to where most of it is known.
+//! Block events: report which blocks of tokens are in the cache, for routers that send a prompt to
+//! the server with the longest cached prefix.
 
 use crate::kept::common;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A change of what is in the cache. A block is so many tokens and all that come before them; its number is a hash of these.
+/// A change of the cache. A block is a fixed number of tokens together with all tokens before them;
+/// its hash covers them all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockEvent {
-    /// Blocks that follow each other are there now.
+    /// Consecutive blocks were added.
     Stored {
-        /// The block before the first one; `None` at the beginning of a text.
+        /// Block before the first one; `None` at the start of a text.
         parent: Option<u64>,
-        /// Their numbers.
+        /// Hashes of the blocks.
         hashes: Vec<u64>,
-        /// The tokens of all of them.
+        /// Tokens of all these blocks.
         tokens: Vec<u32>,
     },
-    /// Blocks are gone.
+    /// Blocks were removed.
     Removed {
-        /// Their numbers.
+        /// Hashes of the blocks.
         hashes: Vec<u64>,
     },
-    /// All blocks are gone.
+    /// All blocks were removed.
     Cleared,
 }
 
-/// Who is told. It must not block: it is called between two steps.
+/// Callback for events. It must not block, because it is called between two steps.
 pub type BlockObserver = Box<dyn FnMut(Vec<BlockEvent>) + Send>;
 
-/// What was told of one sequence.
+/// Reported blocks of one sequence.
 #[derive(Debug, Default)]
 struct Told {
     tokens: Vec<u32>,
     hashes: Vec<u64>,
 }
 
-/// What was told of all of them.
+/// Reported blocks of all sequences.
 pub(crate) struct Blocks {
     size: usize,
     by_sequence: BTreeMap<usize, Told>,
-    /// By block: how many sequences have it.
+    /// Number of sequences that have each block.
     holders: BTreeMap<u64, usize>,
     observer: BlockObserver,
 }
@@ -58,7 +60,8 @@ impl Drop for Blocks {
     }
 }
 
-/// The number of a block behind another one: the first 8 bytes of BLAKE3 of that one's number and the tokens.
+/// Returns the hash of a block after another one: the first 8 bytes of BLAKE3 over the parent's
+/// hash and the tokens.
 fn hash(parent: Option<u64>, tokens: &[u32]) -> u64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&parent.unwrap_or(0).to_le_bytes());
@@ -70,7 +73,7 @@ fn hash(parent: Option<u64>, tokens: &[u32]) -> u64 {
 }
 
 impl Blocks {
-    /// Blocks of `size` tokens, at least one.
+    /// Reports blocks of `size` tokens, at least one.
     pub fn new(size: usize, observer: BlockObserver) -> Self {
         Blocks {
             size: size.max(1),
@@ -80,10 +83,10 @@ impl Blocks {
         }
     }
 
-    /// Tells what has changed: `texts` are the sequences that have something in the cache, and their tokens there.
+    /// Reports changes: `texts` are the sequences in the cache with their cached tokens.
     pub fn update<'a>(&mut self, texts: impl Iterator<Item = (usize, &'a [u32])>) {
         let texts: BTreeMap<usize, &[u32]> = texts.collect();
-        // How many had a block before, of those that changed.
+        // Previous number of holders of the blocks that changed.
         let mut before: BTreeMap<u64, usize> = BTreeMap::new();
         let mut added: Vec<(Option<u64>, u64, &[u32])> = Vec::new();
         let mut gone: Vec<u64> = Vec::new();
@@ -158,7 +161,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, channel};
 
-    /// What somebody knows who hears the events: by number, the whole text to the end of a block.
+    /// Knowledge of an observer of the events: the whole text up to the end of each block, by hash.
     #[derive(Default)]
     struct Known(BTreeMap<u64, Vec<u32>>);
 
@@ -210,7 +213,7 @@ mod tests {
             let sequence = chance(5) as usize;
             match chance(6) {
                 0 => drop(texts.remove(&sequence)),
-                // Another one goes on from a beginning of it.
+                // Another text continues a prefix of it.
                 1 => {
                     let mut text = texts.get(&sequence).cloned().unwrap_or_default();
                     text.truncate(chance(12) as usize);
@@ -226,7 +229,7 @@ mod tests {
                     text.truncate(40);
                 }
             }
-            // Changes of several steps may come at once.
+            // Changes of several steps may be reported at once.
             if chance(3) == 0 {
                 continue;
             }
@@ -252,7 +255,7 @@ mod tests {
         blocks.update([(0, &text[..])].into_iter());
         assert_eq!(receiver.try_iter().count(), 1);
         blocks.update([(0, &text[..])].into_iter());
-        // It moves to another sequence, and an incomplete block comes.
+        // The text moves to another sequence, and gets an incomplete block.
         blocks.update([(7, &text[..4])].into_iter());
         blocks.update([(7, &text[..])].into_iter());
         assert_eq!(receiver.try_iter().count(), 0);

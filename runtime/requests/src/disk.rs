@@ -1,7 +1,9 @@
-//! Texts on disk: a second level behind those that are kept in the context. They survive the end of the program.
+//! Disk cache: a second level below the prefix cache in the context. It survives the end of the
+//! process.
 //!
-//! Each text is a file of its own, a [`SavedSequence`], which is read whole and checked before anything of it is used. Files of other models, other adapters
-//! or older versions are left alone until room is needed.
+//! Each text is a separate file, a [`SavedSequence`], which is read completely and checked before
+//! any of it is used. Files of other models, other adapters or older versions stay until their
+//! space is needed.
 
 use crate::event::{CacheMiss, MissCause};
 use crate::kept::common;
@@ -10,36 +12,37 @@ use std::path::{Path, PathBuf};
 
 const EXTENSION: &str = "samite-text";
 
-/// A file.
+/// A file of the cache.
 #[derive(Debug)]
 struct Entry {
     path: PathBuf,
-    /// The adapters that it was computed with.
+    /// Identity of the adapters that it was computed with.
     adapters: u64,
-    /// Its tokens; none for a file that is of no use here.
+    /// Tokens of the text; empty for a file that cannot be used here.
     tokens: Vec<u32>,
     bytes: u64,
 }
 
-/// A folder of texts.
+/// A folder with cached texts.
 #[derive(Debug)]
 pub(crate) struct DiskTexts {
     folder: PathBuf,
-    /// The model.
+    /// Identity of the model.
     model: u64,
     most_bytes: u64,
-    /// Those used last come last.
+    /// Files from least to most recently used.
     entries: Vec<Entry>,
 }
 
 impl DiskTexts {
-    /// Fewer tokens are not worth a file.
+    /// Minimum number of tokens for which a file is worthwhile.
     pub const LEAST: usize = 64;
 
-    /// The texts in `folder`, which is made if it is not there. Those of this model can be used. Files beyond `most_bytes` are deleted, the oldest first.
+    /// Opens the cache in `folder`, which is created if necessary. Only texts of this model can be
+    /// used. Deletes files beyond `most_bytes`, the oldest first.
     ///
     /// # Errors
-    /// If the folder cannot be made or read.
+    /// Returns an error if the folder cannot be created or read.
     pub fn open(folder: &Path, model: u64, most_bytes: u64) -> std::io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let mut found = Vec::new();
@@ -79,8 +82,9 @@ impl DiskTexts {
         Ok(texts)
     }
 
-    /// The text with these adapters that begins most like `prompt`, as far as it can be gone on from: its number, and how many tokens of it. Where texts
-    /// cannot be cut, that is the longest one that `prompt` goes on with.
+    /// Returns the text with these adapters that has the longest usable common prefix with
+    /// `prompt`: its index and the length of the prefix. If texts cannot be cut, a text is usable
+    /// only if `prompt` continues all of it.
     pub fn longest(&self, prompt: &[u32], adapters: u64, can_cut: bool) -> Option<(usize, usize)> {
         let entries = self.entries.iter().enumerate();
         let entries = entries.filter(|(_, entry)| entry.adapters == adapters);
@@ -94,8 +98,8 @@ impl DiskTexts {
             .max_by_key(|(_, same)| *same)
     }
 
-    /// The longest beginning of `prompt` that a text with these adapters has, whether it can be gone on from or not, and what ends it; `cannot` says why a
-    /// text cannot be cut.
+    /// Returns the end of the longest prefix of `prompt` in a text with these adapters, usable or
+    /// not, and the cause of the end. `cannot` is the reason why texts cannot be cut.
     pub fn miss(&self, prompt: &[u32], adapters: u64, cannot: Option<MissCause>) -> CacheMiss {
         let entries = self.entries.iter();
         let alike = entries
@@ -115,7 +119,7 @@ impl DiskTexts {
         CacheMiss { at_token, cause }
     }
 
-    /// Reads a text. One that is damaged is deleted.
+    /// Reads a text. Deletes it if it is damaged.
     pub fn read(&mut self, number: usize) -> Option<SavedSequence> {
         let entry = self.entries.remove(number);
         match SavedSequence::read(&entry.path) {
@@ -136,7 +140,7 @@ impl DiskTexts {
         }
     }
 
-    /// A text that could be read and is not of this context after all: it is not used again.
+    /// Excludes a text from further use: it could be read, but does not match this context.
     pub fn forget(&mut self, tokens: &[u32]) {
         for entry in self
             .entries
@@ -147,14 +151,14 @@ impl DiskTexts {
         }
     }
 
-    /// Whether a text is worth a file: much of it is in none that can be gone on from.
+    /// Returns whether a text is worth a file: much of it is not a usable prefix in another file.
     pub fn wants(&self, tokens: &[u32], adapters: u64, can_cut: bool) -> bool {
         let known = self.longest(tokens, adapters, can_cut);
         let known = known.map_or(0, |(_, same)| same);
         tokens.len() >= known + Self::LEAST
     }
 
-    /// Writes a text. Files that are a beginning of it, and that it can stand for, are deleted.
+    /// Writes a text. Deletes files with prefixes of the text, if it can replace them.
     pub fn write(&mut self, saved: &SavedSequence, can_cut: bool) {
         let bytes = saved.bytes() as u64;
         if bytes > self.most_bytes {
@@ -192,7 +196,7 @@ impl DiskTexts {
         });
     }
 
-    /// Deletes the oldest files until so many bytes have room.
+    /// Deletes the oldest files until there is room for `bytes` bytes.
     fn make_room(&mut self, bytes: u64) {
         let used = |entries: &[Entry]| entries.iter().map(|entry| entry.bytes).sum::<u64>();
         while !self.entries.is_empty()
@@ -203,7 +207,7 @@ impl DiskTexts {
         }
     }
 
-    /// A name that follows from the model and the tokens, by FNV-1a.
+    /// Returns a file name that derives from the model and the tokens by FNV-1a.
     fn name(&self, tokens: &[u32], adapters: u64) -> String {
         let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());
         let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

@@ -1,19 +1,21 @@
-//! Drafts: tokens that a text may go on with, guessed from what it had before, and how many of them are worth a try.
+//! Speculative decoding: guesses the next tokens of a text from the text itself, and decides how
+//! many are worth trying.
 //!
-//! A draft is computed in the same batch as the token before it. The request's own sampler chooses as it would without, and a drafted token stands as
-//! long as it is the one that the sampler chooses. So a draft changes the time that a text takes, and never the text.
+//! A draft is computed in the same batch as the token before it. The request's own sampler chooses
+//! as it would without the draft, and accepts drafted tokens as long as they equal its choices. A
+//! draft therefore changes the time of a generation, but never the text.
 
 use std::time::Duration;
 
-/// Lengths of drafts that are tried.
+/// Draft lengths that are tried.
 const LENGTHS: [usize; 6] = [0, 1, 2, 4, 8, 16];
-/// The end of the text that is looked for: the longer one first.
+/// Lengths of the end of the text that is searched for, the longer ones first.
 const LONGEST_KEY: usize = 4;
 const SHORTEST_KEY: usize = 2;
-/// So far back it is looked for.
+/// Number of tokens that the search looks back.
 const LOOKS_BACK: usize = 4096;
 
-/// What followed the last time that the text had the tokens that it ends with: at most `most` tokens.
+/// Returns at most `most` tokens that followed the last earlier occurrence of the text's end.
 pub(crate) fn guess(tokens: &[u32], most: usize) -> &[u32] {
     let looked_at = &tokens[tokens.len().saturating_sub(LOOKS_BACK)..];
     for length in (SHORTEST_KEY..=LONGEST_KEY).rev() {
@@ -31,7 +33,7 @@ pub(crate) fn guess(tokens: &[u32], most: usize) -> &[u32] {
     &[]
 }
 
-/// How many drafted tokens of a request stand: the share, as lately.
+/// Recent acceptance rate of a request's drafted tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Luck(f64);
 
@@ -42,7 +44,7 @@ impl Default for Luck {
 }
 
 impl Luck {
-    /// Takes note of a draft of `drafted` tokens of which the first `accepted` stand.
+    /// Updates the rate with a draft of `drafted` tokens, whose first `accepted` were accepted.
     pub fn learn(&mut self, drafted: usize, accepted: usize) {
         const WEIGHT: f64 = 0.1;
         for number in 0..drafted.min(accepted + 1) {
@@ -51,26 +53,27 @@ impl Luck {
         }
     }
 
-    /// A draft was there and not tried: the text may be another one by now.
+    /// Moves the rate slowly back to its initial value. Called when a draft was available but not
+    /// tried, because the text may have changed since.
     pub fn hope(&mut self) {
         self.0 += 0.002 * (0.6 - self.0);
     }
 
-    /// Tokens of a draft of this length that will stand.
+    /// Returns the expected number of accepted tokens of a draft with this length.
     pub fn expected(&self, length: usize) -> f64 {
         (1..=length).map(|count| self.0.powi(count as i32)).sum()
     }
 }
 
-/// What a step costs by the number of its tokens, as measured lately. Only steps that compute no prompt count.
+/// Recently measured cost of a step by its number of tokens. Only steps without prefill count.
 #[derive(Clone, Debug)]
 pub(crate) struct Costs {
-    /// Seconds, by the number of tokens; those of 0 were not seen.
+    /// Seconds by number of tokens; 0 if not measured.
     seconds: Vec<f64>,
 }
 
 impl Costs {
-    /// Steps with more tokens are not told apart.
+    /// Steps with more tokens are not distinguished.
     const MOST: usize = 512;
 
     pub fn new() -> Self {
@@ -79,22 +82,23 @@ impl Costs {
         }
     }
 
-    /// Takes note of a step.
+    /// Records the time of a step.
     pub fn learn(&mut self, tokens: usize, time: Duration) {
         let Some(known) = self.seconds.get_mut(tokens) else {
             return;
         };
         let seconds = time.as_secs_f64();
-        // One step that was held up by another program counts little.
+        // Limit the influence of a single step that another program delayed.
         *known = match *known {
             0.0 => seconds,
             old => old + 0.2 * (seconds.min(4.0 * old) - old),
         };
     }
 
-    /// Seconds of a step with so many tokens, by those that were seen; `None` where nothing was.
+    /// Returns the seconds of a step with this number of tokens, interpolated between measurements,
+    /// or `None` if there are none.
     pub fn of(&self, tokens: usize) -> Option<f64> {
-        /// A further token costs so much of the first one, where nothing is known. It is soon.
+        /// Cost of a further token relative to the first, until it is measured.
         const FURTHER: f64 = 0.15;
         let seen = |tokens: &usize| self.seconds[*tokens] > 0.0;
         let tokens = tokens.min(Self::MOST);
@@ -116,61 +120,66 @@ impl Costs {
         }
     }
 
-    /// Whether a step with just so many tokens was seen.
+    /// Returns whether a step with exactly this number of tokens was measured.
     pub fn has(&self, tokens: usize) -> bool {
         self.seconds.get(tokens).is_some_and(|&known| known > 0.0)
     }
 
-    /// Tokens that are written in a second with a draft of this length; the rest as for [`best_length`](Self::best_length).
+    /// Returns the tokens per second with a draft of this length. The other parameters are those of
+    /// [`best_length`](Self::best_length).
     pub fn rate(&self, luck: &Luck, beside: Beside, length: usize, each: f64) -> f64 {
         let time = self.of(beside.tokens + 1 + length).unwrap_or(1.0);
         let time = time + beside.seconds + each * length as f64;
         (beside.expected + 1.0 + luck.expected(length)) / time.max(f64::MIN_POSITIVE)
     }
 
-    /// Whether a step takes no request longer than `plain` seconds for each token, but for a small share: one with so many tokens, `seconds` for drafts, and
-    /// at least `expected` drafted tokens that stand of each request. One whose time is not known yet may be tried once.
+    /// Returns whether a step slows no request down, within a small tolerance: no request takes
+    /// longer than `plain` seconds per token. The step has `tokens` tokens and takes `seconds` for
+    /// drafts, and at least `expected` drafted tokens of each request are accepted. A step whose
+    /// time is unknown may be tried once.
     pub fn slows_nobody(&self, tokens: usize, seconds: f64, expected: f64, plain: f64) -> bool {
         const LONGER: f64 = 1.02;
         let time = self.of(tokens).unwrap_or(0.0) + seconds;
         !self.has(tokens) || time <= plain * (1.0 + expected) * LONGER
     }
 
-    /// How long a draft is worth a try, of at most `most` tokens, in a step that has other tokens beside it. `each` is what it takes to draft a token.
+    /// Returns the best length of a draft, at most `most` tokens, in a step with other tokens in
+    /// `beside`. `each` is the time to draft a token.
     pub fn best_length(&self, luck: &Luck, beside: Beside, most: usize, each: f64) -> usize {
         let rate = |length: usize| self.rate(luck, beside, length, each);
         let least = rate(0) * LEAST_GAIN;
         let lengths = LENGTHS.iter().copied();
         let lengths = lengths.filter(|&length| length <= most && rate(length) > least);
-        // Of equal ones, the shortest.
+        // The shortest of equally good lengths.
         let best = lengths.max_by(|&a, &b| rate(a).total_cmp(&rate(b)).then(b.cmp(&a)));
         best.unwrap_or(0)
     }
 }
 
-/// The next shorter length of a draft that is tried.
+/// Returns the next shorter draft length that is tried.
 pub(crate) fn shorter(length: usize) -> usize {
     let lengths = LENGTHS.iter().rev();
     lengths.copied().find(|&one| one < length).unwrap_or(0)
 }
 
-/// A draft has to promise so many times as many tokens in the same time.
+/// Minimum improvement of the token rate for which a draft is worthwhile.
 const LEAST_GAIN: f64 = 1.03;
 
-/// What a step has beside a draft and the token before it.
+/// The rest of a step, besides a draft and the token before it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Beside {
     pub tokens: usize,
-    /// Tokens that will be written.
+    /// Expected number of generated tokens.
     pub expected: f64,
     /// Seconds for other drafts.
     pub seconds: f64,
 }
 
-/// Whether drafts paid, in seconds: what they cost is never more than a small share of all time, whatever was expected of them.
+/// Draft budget in seconds. It limits the losses from drafts to a small fraction of the total time,
+/// whatever was expected of them.
 ///
-/// Steps without drafts earn a little, which steps with drafts may lose. A step with drafts wins or loses the difference to what its tokens would have taken
-/// without.
+/// Steps without drafts earn a little, which steps with drafts may lose. A step with drafts wins or
+/// loses the difference to the time that its tokens would have taken without drafts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Account {
     seconds: f64,
@@ -185,19 +194,20 @@ impl Default for Account {
 }
 
 impl Account {
-    /// What may be lost before anything was earned.
+    /// Initial budget.
     const AT_FIRST: f64 = 0.1;
-    /// The share of all time that may be lost.
+    /// Fraction of the total time that may be lost.
     const SHARE: f64 = 0.005;
-    /// More is not saved up for worse times.
+    /// Maximum budget, so that good times do not pay for long bad ones.
     const MOST: f64 = 0.5;
 
-    /// A step without drafts.
+    /// Records a step without drafts.
     pub fn earn(&mut self, time: Duration) {
         self.add(Self::SHARE * time.as_secs_f64());
     }
 
-    /// A step with drafts, that took `time` for what would have taken `without`.
+    /// Records a step with drafts that took `time`; without drafts, its tokens would have taken
+    /// `without`.
     pub fn settle(&mut self, time: Duration, without: f64) {
         self.add(without - time.as_secs_f64() * (1.0 - Self::SHARE));
     }
@@ -206,12 +216,12 @@ impl Account {
         self.seconds = (self.seconds + seconds).min(Self::MOST);
     }
 
-    /// Whether drafts may be tried.
+    /// Returns whether drafts may be tried.
     pub fn allows(&self) -> bool {
         self.seconds > 0.0
     }
 
-    /// Whether so much may be spent.
+    /// Returns whether the budget covers this many seconds.
     pub fn affords(&self, seconds: f64) -> bool {
         self.seconds > seconds
     }
@@ -225,7 +235,7 @@ mod tests {
     fn guesses_are_what_followed_last_time() {
         assert_eq!(guess(&[1, 2, 3, 9, 1, 2], 8), [3, 9, 1, 2]);
         assert_eq!(guess(&[1, 2, 3, 9, 1, 2], 1), [3]);
-        // The longer key wins, and of equal ones the last place.
+        // The longer key takes precedence, then the last occurrence.
         assert_eq!(guess(&[5, 1, 2, 3, 7, 1, 2, 4, 5, 1, 2], 1), [3]);
         assert_eq!(guess(&[1, 2, 3, 1, 2, 4, 1, 2], 1), [4]);
         assert_eq!(guess(&[1, 1, 1], 4), [1]);
@@ -245,14 +255,14 @@ mod tests {
         assert_eq!(costs.best_length(&luck, Beside::default(), 5, 0.0), 4);
         (0..100).for_each(|_| luck.learn(8, 0));
         assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.0), 0);
-        // Hope comes back where drafts are there and not tried.
+        // The rate recovers if drafts are available but not tried.
         (0..2000).for_each(|_| luck.hope());
         assert!(costs.best_length(&luck, Beside::default(), 16, 0.0) > 0);
-        // One that takes long to draft is not worth it.
+        // A draft that takes long to compute is not worthwhile.
         (0..100).for_each(|_| luck.learn(8, 8));
         assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.02), 0);
         assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.0005), 16);
-        // Where each token costs as much as the first, nothing is won.
+        // If each token costs as much as the first, a draft gains nothing.
         let mut costs = Costs::new();
         for count in 1..=32 {
             costs.learn(count, time(10 * count as u64));
@@ -267,14 +277,14 @@ mod tests {
         costs.learn(4, time(100));
         costs.learn(5, time(101));
         costs.learn(8, time(150));
-        // Of four requests, one has a draft: the others would wait.
+        // One of four requests has a draft: the others would wait.
         assert!(!costs.slows_nobody(8, 0.0, 0.0, 0.1));
         assert!(costs.slows_nobody(5, 0.0, 0.0, 0.1));
         assert!(!costs.slows_nobody(5, 0.01, 0.0, 0.1));
-        // All have one.
+        // All requests have a draft.
         assert!(costs.slows_nobody(8, 0.0, 0.6, 0.1));
         assert!(!costs.slows_nobody(8, 0.0, 0.4, 0.1));
-        // Not known yet.
+        // The time is unknown.
         assert!(costs.slows_nobody(7, 0.0, 0.0, 0.1));
         let shorter: Vec<usize> = [16, 5, 4, 1, 0].into_iter().map(shorter).collect();
         assert_eq!(shorter, [8, 4, 2, 0, 0]);
@@ -294,7 +304,7 @@ mod tests {
             );
         }
         assert!(costs.of(12).unwrap() > 0.03);
-        // A step that was held up is not the rule.
+        // A delayed step has little influence.
         costs.learn(2, Duration::from_secs(60));
         assert!(costs.of(2).unwrap() < 0.02);
     }
@@ -306,7 +316,7 @@ mod tests {
         let (mut plain, mut lost) = (0.0, 0.0);
         for _ in 0..10_000 {
             if account.allows() {
-                // Nothing stands, and the step takes half as long again.
+                // Nothing is accepted, and the step takes half as long again.
                 account.settle(step * 3 / 2, step.as_secs_f64());
                 lost += 0.005;
             } else {
@@ -315,7 +325,7 @@ mod tests {
             plain += 0.010;
         }
         assert!(lost > 0.15 && lost < 0.008 * plain, "{lost} of {plain}");
-        // After a long time of good luck, bad luck ends as soon.
+        // After a long time of accepted drafts, the losses end equally soon.
         (0..10_000).for_each(|_| account.settle(step, 2.0 * step.as_secs_f64()));
         let mut tries = 0;
         while account.allows() {

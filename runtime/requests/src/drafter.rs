@@ -1,8 +1,9 @@
-//! A smaller model that says what texts go on with.
+//! A smaller draft model that predicts the next tokens of texts.
 //!
-//! It has a context of its own, in which a sequence has the same number as in the engine's. What it has of a text may be any beginning of it, and tokens
-//! that did not come true: whatever it has wrong is removed when it is asked, and what it lacks is computed. So nothing has to be told to it but that
-//! sequences end, and what is copied.
+//! It has its own context, in which sequences have the same numbers as in the engine's. Its cache
+//! of a text may be any prefix of it, followed by drafted tokens that were not accepted. Each draft
+//! first removes wrong tokens and computes missing ones. The engine therefore only has to report
+//! that sequences end or are copied.
 
 use crate::draft::Costs;
 use crate::kept::common;
@@ -14,18 +15,18 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Drafter {
     context: Context,
-    /// By sequence: the tokens in the cache.
+    /// Tokens in the cache, by sequence.
     texts: Vec<Vec<u32>>,
     batch: Batch,
     costs: Costs,
     clock: Arc<dyn Clock>,
-    /// Tokens of it with a smaller probability end a draft.
+    /// Minimum probability: a less probable token ends a draft.
     least: f32,
-    /// Tokens that it drafted.
+    /// Number of drafted tokens.
     drafted: u64,
 }
 
-/// A draft that is wanted: of a sequence with these tokens, so many.
+/// A requested draft: `count` tokens after the `tokens` of a sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     pub sequence: usize,
@@ -34,14 +35,17 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Drafter {
-    /// How many tokens the vocabularies of two models may differ by at the end: both are filled up there to a round number.
+    /// Maximum difference between the sizes of the two vocabularies. Vocabularies are padded to
+    /// round numbers.
     const MOST_MORE: usize = 128;
 
-    /// A drafter in `context`, whose sequences are forgotten, for a `model`. It needs as many sequences as the engine's context has, a row of logits for each
-    /// of them, and as many cells. Tokens that it finds less probable than `least` end a draft.
+    /// Creates a drafter for `model` in `context`, and removes all sequences of the context. The
+    /// context needs as many sequences as the engine's context, a row of logits for each of them,
+    /// and as many cells. A token with a probability below `least` ends a draft.
     ///
     /// # Errors
-    /// If its vocabulary is not that of `model`, or tokens cannot be removed from its texts one by one.
+    /// Returns an error if the vocabulary does not match that of `model`, or if tokens of its texts
+    /// cannot be removed individually.
     pub fn new(mut context: Context, model: &Model, least: f32) -> Result<Self> {
         check_vocabularies(context.model(), model)?;
         if context.model().spec().sees_later() || !context.can_take_back() {
@@ -64,7 +68,7 @@ impl Drafter {
         Ok(drafter)
     }
 
-    /// Finds out what a token takes. The first step is not the rule.
+    /// Measures the time of a token. The first step is not representative.
     fn measure(&mut self) -> Result<()> {
         for tokens in [[0; 1].as_slice(), &[0; 2], &[0; 3], &[0; 4]] {
             self.batch.clear();
@@ -79,23 +83,23 @@ impl Drafter {
         Ok(())
     }
 
-    /// The context.
+    /// Returns the context.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// How many tokens it has drafted.
+    /// Returns the number of drafted tokens.
     pub fn drafted(&self) -> u64 {
         self.drafted
     }
 
-    /// Most tokens that it reads at once.
+    /// Returns the maximum number of tokens that it prefills at once.
     fn at_once(&self) -> usize {
         let options = self.context.options();
         options.n_ubatch.min(options.n_batch)
     }
 
-    /// How many tokens of a text it would have to read first, beside the last one.
+    /// Returns the number of tokens that it would have to prefill first, besides the last one.
     pub(crate) fn behind(&self, sequence: usize, tokens: &[u32]) -> usize {
         let known = self
             .texts
@@ -104,18 +108,18 @@ impl Drafter {
         tokens.len().saturating_sub(known + 1)
     }
 
-    /// Whether it knows all tokens of a text.
+    /// Returns whether all tokens of a text are in its vocabulary.
     pub(crate) fn knows(&self, tokens: &[u32]) -> bool {
         let count = self.context.model().spec().n_vocab;
         tokens.iter().all(|&token| (token as usize) < count)
     }
 
-    /// Seconds that a step of it with so many tokens takes, as far as it was measured.
+    /// Returns the seconds of a step with this number of tokens, if they were measured.
     pub(crate) fn seconds(&self, tokens: usize) -> Option<f64> {
         self.costs.of(tokens)
     }
 
-    /// A sequence ends.
+    /// Removes a sequence.
     pub(crate) fn forget(&mut self, sequence: usize) {
         let Some(text) = self.texts.get_mut(sequence).filter(|text| !text.is_empty()) else {
             return;
@@ -126,7 +130,7 @@ impl Drafter {
         }
     }
 
-    /// A sequence begins with the first `count` tokens of another one.
+    /// Copies the first `count` tokens of a sequence to another one.
     pub(crate) fn copy(&mut self, from: usize, to: usize, count: usize) {
         self.forget(to);
         let Some(text) = self.texts.get(from) else {
@@ -142,7 +146,8 @@ impl Drafter {
         }
     }
 
-    /// Removes what does not come true of a sequence, and what comes after so many tokens.
+    /// Removes tokens of a sequence that differ from `tokens`, and tokens after the first `most`.
+    /// Returns the number of remaining tokens.
     fn cut(&mut self, sequence: usize, tokens: &[u32], most: usize) -> Result<usize> {
         let known = common(&self.texts[sequence], tokens).min(most);
         if known < self.texts[sequence].len() {
@@ -171,11 +176,11 @@ impl Drafter {
         self.texts[sequence].extend_from_slice(tokens);
     }
 
-    /// Forgets everything after a failure: the cache and the texts may not agree any more.
+    /// Removes everything after a failure: the cache and the texts may be inconsistent.
     fn give_up(&mut self) {
         self.texts.iter_mut().for_each(Vec::clear);
         if let Err(error) = self.context.clear() {
-            // A device is lost, say: what is there is at least not counted any more.
+            // If a device is lost, for example, at least the cells no longer count as used.
             tracing::warn!(%error, "the draft model's context cannot be cleared");
             for sequence in 0..self.texts.len() {
                 if let Err(error) = self.context.remove(sequence, ..) {
@@ -185,10 +190,12 @@ impl Drafter {
         }
     }
 
-    /// Reads a part of what it lacks of a text, but its last token: at most `most` tokens, and as many as it reads at once.
+    /// Prefills a part of a text that it lacks, except its last token: at most `most` tokens, and
+    /// as many as it computes at once.
     ///
     /// # Errors
-    /// If its context is full, or a device fails. It has forgotten everything then.
+    /// Returns an error if its context is full, or if a device fails. All its texts are removed
+    /// then.
     pub(crate) fn read(&mut self, sequence: usize, tokens: &[u32], most: usize) -> Result<()> {
         let read = |drafter: &mut Self| {
             let end = tokens.len().saturating_sub(1);
@@ -209,10 +216,11 @@ impl Drafter {
         result
     }
 
-    /// What texts go on with: for each that is wanted so many tokens, or fewer. The texts must lack few tokens only.
+    /// Drafts the next tokens of texts: the requested number for each, or fewer. The cache must
+    /// lack only a few tokens of the texts.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Fails like [`read`](Self::read).
     pub(crate) fn draft(&mut self, wanted: &[Wanted<'_>]) -> Result<Vec<Vec<u32>>> {
         let result = self.try_draft(wanted);
         if result.is_err() {
@@ -262,7 +270,7 @@ impl Drafter {
     }
 }
 
-/// The likeliest token, if its probability is at least `least`.
+/// Returns the most probable token, if its probability is at least `least`.
 fn likely(logits: &[f32], least: f32) -> Option<u32> {
     let numbered = logits.iter().copied().enumerate();
     let (token, top) = numbered.max_by(|a, b| a.1.total_cmp(&b.1))?;
@@ -299,7 +307,8 @@ fn check_vocabularies(draft: &Model, model: &Model) -> Result<()> {
             ));
         }
     }
-    // The last of the shorter vocabulary may be there to fill it up, and mean something in the longer one.
+    // The last tokens of the shorter vocabulary may be padding, and have a meaning in the longer
+    // one.
     let count = ours.vocab_size().min(theirs.vocab_size());
     for id in 0..u32::try_from(count).unwrap_or(u32::MAX) {
         let pieces = [ours, theirs].map(|tokenizer| tokenizer.token_to_piece(id, true).ok());

@@ -1,4 +1,4 @@
-//! A thread that drives an engine, and how others reach it.
+//! A thread that drives an engine, and the handle through which other threads reach it.
 
 use crate::engine::{Engine, Step};
 use crate::event::FailureKind;
@@ -21,20 +21,22 @@ enum Command {
 #[derive(Default)]
 struct Inbox {
     commands: Vec<Command>,
-    /// By owner: requests among the commands, and those that wait in the engine.
+    /// Number of waiting requests by owner: those among the commands, and those in the engine's
+    /// queue.
     waiting: BTreeMap<u64, usize>,
-    /// A reader made room or is gone.
+    /// A reader made room or was dropped.
     is_rung: bool,
     is_closing: bool,
     must_end: bool,
-    /// The thread is gone.
+    /// The thread has ended.
     is_over: bool,
-    /// It is because a device is lost.
+    /// The thread ended because a device is lost.
     is_lost: bool,
 }
 
 impl Inbox {
-    /// Counts the requests that wait: those in the engine, and those that it has not seen yet.
+    /// Counts the waiting requests: those in the engine's queue, and those that it has not seen
+    /// yet.
     fn count_waiting(&mut self, queued: BTreeMap<u64, usize>) {
         self.waiting = queued;
         for command in &self.commands {
@@ -68,7 +70,7 @@ impl Shared {
     }
 }
 
-/// Reaches an engine that a thread drives. Clones reach the same one.
+/// Handle to an engine that a thread drives. Clones refer to the same engine.
 #[derive(Clone)]
 pub struct Handle(Arc<Shared>);
 
@@ -80,19 +82,20 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-/// Starts a thread that drives `engine` until it is told to [end](Handle::end) or [drained](Handle::close), and everything is answered.
+/// Starts a thread that drives `engine`. It ends after [`end`](Handle::end) or
+/// [`close`](Handle::close), once every request is answered.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// Returns an error if the system cannot create a thread.
 pub fn drive(engine: Engine) -> std::io::Result<(Handle, JoinHandle<()>)> {
     start(engine, None)
 }
 
-/// As [`drive`]; but after `quiet` without a request, the engine and its context are dropped, and their memory is free. The next command has `make` make
-/// another one.
+/// Drives an engine like [`drive`], but drops the engine and its context after `quiet` without a
+/// request, which frees their memory. The next command calls `make` to create another engine.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// Returns an error if the system cannot create a thread.
 pub fn drive_sleeping(
     engine: Engine,
     quiet: Duration,
@@ -101,7 +104,7 @@ pub fn drive_sleeping(
     start(engine, Some((quiet, Box::new(make))))
 }
 
-/// How long nothing may happen, and how an engine is made then.
+/// Idle time after which the engine is dropped, and the function that recreates it.
 type Sleep = Option<(Duration, Box<dyn FnMut() -> Result<Engine> + Send>)>;
 
 fn start(engine: Engine, sleep: Sleep) -> std::io::Result<(Handle, JoinHandle<()>)> {
@@ -122,7 +125,8 @@ fn start(engine: Engine, sleep: Sleep) -> std::io::Result<(Handle, JoinHandle<()
     Ok((handle, thread))
 }
 
-/// Tells those who wait that nobody will answer, whatever ends the thread.
+/// Guard that marks the thread as ended, however it ends, so that waiting callers get no answer
+/// instead of waiting forever.
 struct Over(Arc<Shared>);
 
 impl Drop for Over {
@@ -159,7 +163,7 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
             }
         }
         let Some(engine) = &mut awake else {
-            // Whoever waits for a command hears that nobody does it.
+            // Dropping the commands tells their waiting callers that they are not executed.
             drop(commands);
             if is_closing || must_end {
                 return;
@@ -177,7 +181,7 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
             match command {
                 Command::Submit(submitted) => {
                     let (prepared, outbox) = *submitted;
-                    // Whether it is taken was found out before.
+                    // Submission already checked whether it can be accepted.
                     if let Err(refusal) = engine.enqueue(prepared, outbox) {
                         tracing::debug!(%refusal, "a request came too late");
                     }
@@ -224,7 +228,8 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
     }
 }
 
-/// Waits until there is something to do. What the thread knows of the end (`is_closing`, `must_end`) may be out of date already.
+/// Waits until there is something to do. `known` are the values of `is_closing` and `must_end` that
+/// the thread saw last, which may be outdated.
 fn wait(shared: &Shared, known: (bool, bool), until: Option<Instant>, clock: &dyn Clock) {
     let mut inbox = shared.lock();
     while inbox.commands.is_empty() && !inbox.is_rung && (inbox.is_closing, inbox.must_end) == known
@@ -244,7 +249,7 @@ fn wait(shared: &Shared, known: (bool, bool), until: Option<Instant>, clock: &dy
 }
 
 impl Handle {
-    /// What no request may pass.
+    /// Returns the limits of a request.
     pub fn limits(&self) -> Limits {
         self.0.limits
     }
@@ -259,10 +264,10 @@ impl Handle {
         })
     }
 
-    /// Checks a request and hands it over. Everything that is wrong with it is said now.
+    /// Checks a request and submits it. All problems of the request are reported here.
     ///
     /// # Errors
-    /// Why it is refused.
+    /// Returns the reason why it is rejected.
     pub fn submit(&self, request: Request) -> Result<Reader, Refusal> {
         let prepared = Prepared::new(request, &self.0.limits, &self.0.tokenizer)?;
         let (outbox, reader) = outbox(prepared.request.outbox, self.bell());
@@ -283,7 +288,8 @@ impl Handle {
         Ok(reader)
     }
 
-    /// Has the engine's thread do something between two steps. It is dropped, and not called, if the thread is gone.
+    /// Calls a function on the engine's thread between two steps. The function is dropped without a
+    /// call if the thread has ended.
     pub fn call(&self, call: impl FnOnce(&mut Engine) + Send + 'static) {
         let mut inbox = self.0.lock();
         if !inbox.is_over {
@@ -293,12 +299,12 @@ impl Handle {
         self.0.changed.notify_all();
     }
 
-    /// The engine as it was after its last step.
+    /// Returns the state of the engine after its last step.
     pub fn view(&self) -> Arc<View> {
         self.0.view()
     }
 
-    /// Has an engine that [sleeps](drive_sleeping) be made again.
+    /// Recreates a [sleeping](drive_sleeping) engine.
     pub fn wake(&self) {
         let view = self.view();
         if view.is_sleeping {
@@ -310,17 +316,17 @@ impl Handle {
         }
     }
 
-    /// Whether the thread is gone.
+    /// Returns whether the thread has ended.
     pub fn is_over(&self) -> bool {
         self.0.lock().is_over
     }
 
-    /// Whether a device is lost, and the thread gone because of that.
+    /// Returns whether the thread has ended because a device is lost.
     pub fn is_lost(&self) -> bool {
         self.0.lock().is_lost
     }
 
-    /// Takes no more requests, and ends when those that are there are answered.
+    /// Stops accepting requests, and ends the thread when the existing ones are answered.
     pub fn close(&self) {
         self.0.lock().is_closing = true;
         self.0.changed.notify_all();

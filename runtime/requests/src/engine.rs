@@ -24,27 +24,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How an engine works.
+/// Options of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Requests that are computed at the same time.
+    /// Number of requests that are computed at the same time.
     pub slots: usize,
-    /// Tokens of one text, with its prompt; `None` for the whole context.
+    /// Maximum number of tokens in one text, including its prompt; `None` for the whole context.
     pub context: Option<usize>,
-    /// Texts of earlier requests that are kept.
+    /// Number of cached prefixes.
     pub kept: usize,
-    /// Requests of one owner that wait for a slot.
+    /// Maximum number of waiting requests per owner.
     pub queue: usize,
-    /// Most tokens of one step: of those that are written first, then of prompts in fair turns. It becomes what one graph computes, if that is less.
+    /// Maximum number of tokens in one step: first those to decode, then prompts in fair turns.
+    /// Limited to the tokens of one graph.
     pub budget: usize,
-    /// Bytes of host memory for what makes room for others. Beyond, it is computed again.
+    /// Bytes of host memory for preempted requests. Beyond this, preempted requests are computed
+    /// again.
     pub swap_bytes: usize,
-    /// Most tokens of a text that are guessed, from what it had before or by a [draft model](Engine::set_drafter), and computed together; what is
-    /// measured decides how many are. 0 for none. The text is the same. Models with states or windows have none.
+    /// Maximum number of drafted tokens, from the text itself or from a [draft
+    /// model](Engine::set_drafter). 0 disables drafts. Measurements decide the actual number.
+    /// Drafts do not change the text. Models with recurrent states or windows do not support them.
     pub draft: usize,
-    /// A request's numbers depend on nothing but the request, bit by bit, if the device gives the same twice: one request is computed at a time, in
-    /// an empty cache, in parts that only its own length decides. So there is one slot, nothing is reused or guessed, and what makes room is computed
-    /// again. Texts of which a part was forgotten as they were full are no exception, as long as their readers keep up.
+    /// True for deterministic results: a request's numbers depend only on the request, bit by bit,
+    /// if the device itself is deterministic. The engine then computes one request at a time, in an
+    /// empty cache, in parts that only depend on the request's length. There is one slot, nothing
+    /// is reused or drafted, and a preempted request is computed again. This includes texts that
+    /// were shifted because they were full, as long as their readers keep up.
     pub deterministic: bool,
 }
 
@@ -64,35 +69,37 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// [`ContextOptions::n_seq`](samite_llm::ContextOptions::n_seq) of the engine's context.
+    /// Returns the number of sequences that the engine's context needs, see
+    /// [`ContextOptions::n_seq`](samite_llm::ContextOptions::n_seq).
     pub fn n_seq(&self) -> usize {
         self.slots.saturating_add(self.kept.max(1))
     }
 }
 
-/// What a step did.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// There is more to do.
+    /// There may be more to do.
     Worked,
-    /// Nothing can be done until a request comes, a reader makes room, or until this time.
+    /// There is nothing to do until a request arrives, a reader makes room, or this time is
+    /// reached.
     Idle(Option<Instant>),
 }
 
-/// A request at work.
+/// An active request, which has a slot.
 #[derive(Debug)]
 struct Active {
     running: Running,
     slot: usize,
     sequence: usize,
-    /// How many of its tokens are in the cache.
+    /// Number of its tokens in the cache.
     decoded: usize,
-    /// Since when its reader is so far behind that it waits.
+    /// Time when it was paused because its reader is too far behind.
     paused: Option<Instant>,
 }
 
 impl Active {
-    /// Tokens that are there and not in the cache.
+    /// Returns the number of tokens that are not in the cache yet.
     fn pending(&self) -> usize {
         self.running.tokens.len() - self.decoded
     }
@@ -101,7 +108,8 @@ impl Active {
         self.running.counts.written > 0 && self.pending() == 1
     }
 
-    /// Whether a part of its prompt is to be computed, or what it lost when it made room.
+    /// Returns whether a part of the prompt has to be computed, or tokens that were lost in a
+    /// preemption.
     fn is_reading(&self) -> bool {
         !self.is_writing() && self.pending() > 0
     }
@@ -115,52 +123,55 @@ pub struct Engine {
     clock: Arc<dyn Clock>,
     options: EngineOptions,
     limits: Limits,
-    /// In the order in which they will get a slot.
+    /// Waiting requests, in the order in which they get a slot.
     queue: Vec<Running>,
     active: Vec<Active>,
     kept: KeptTexts,
     disk: Option<DiskTexts>,
     blocks: Option<Blocks>,
     free_sequences: Vec<usize>,
-    /// All sets of adapters that were asked for; the first one is the one that the context came with.
+    /// All sets of adapters that were requested. The first one consists of the context's initial
+    /// adapters.
     adapters: Vec<Vec<ScaledAdapter>>,
-    /// By set: the number that stands for it in what is saved, once it was asked for.
+    /// Identity of each set in saved sequences, once it was needed.
     fingerprints: Vec<Option<u64>>,
-    /// The set of requests that name none.
+    /// Set of requests that specify no adapters.
     default_adapters: usize,
     batch: Batch,
-    /// Free runs of cells that it takes, as far as it is planned.
+    /// Number of free blocks of cells that the planned part of the batch needs.
     runs_for_batch: usize,
-    /// What steps cost.
+    /// Costs of steps.
     costs: Costs,
-    /// What those without drafts cost, by the number of requests that write.
+    /// Costs of steps without drafts, by the number of decoding requests.
     plain: Costs,
-    /// Whether drafts pay.
+    /// Draft budget.
     account: Account,
     drafter: Option<Drafter>,
-    /// How often tokens of the draft model stand, over all requests.
+    /// Acceptance rate of the draft model, over all requests.
     model_luck: Luck,
     /// Time that the draft model took for this step.
     draft_time: Option<Duration>,
-    /// Which request's turn with its prompt comes first.
+    /// Index of the request whose prefill comes first.
     turn: usize,
     next_id: u64,
     is_closing: bool,
-    /// A device is gone, with all that lived on it.
+    /// A device is lost, with all data on it.
     is_lost: bool,
     swapped_bytes: usize,
-    /// By owner: when it got a slot last, as a count.
+    /// By owner: the time when it last got a slot, as a count.
     served: BTreeMap<u64, u64>,
-    /// By slot: the owner and the tag of the last request.
+    /// Owner and tag of the last request, by slot.
     last: Vec<(u64, u64)>,
     totals: Totals,
 }
 
 impl Engine {
-    /// An engine in `context`, whose sequences are forgotten. It must have [`EngineOptions::n_seq`] sequences.
+    /// Creates an engine in `context`, and removes all its sequences. The context must have
+    /// [`EngineOptions::n_seq`] sequences.
     ///
     /// # Errors
-    /// If the context is too small, the model writes no text token by token, or a device fails.
+    /// Returns an error if the context is too small, if the model does not generate text token by
+    /// token, or if a device fails.
     pub fn new(mut context: Context, mut options: EngineOptions) -> Result<Self> {
         options.slots = options.slots.max(1);
         options.kept = options.kept.max(1);
@@ -178,7 +189,8 @@ impl Engine {
                 "the context has fewer sequences (n_seq) than the engine needs",
             ));
         }
-        // More than one graph computes at once would only keep those waiting who write, unless graphs overlap.
+        // More tokens than one graph computes at once would only delay decoding requests, unless
+        // graphs overlap.
         let at_once = match context.options().copies {
             0 | 1 => context.options().n_ubatch,
             _ => context.options().n_batch,
@@ -228,11 +240,12 @@ impl Engine {
         })
     }
 
-    /// Keeps texts in files of this folder, too, up to so many bytes: they are found again by a later engine of the same model, for requests
-    /// with the same adapters. Those of requests with a salt are not written.
+    /// Also caches texts in files in this folder, up to `most_bytes`. A later engine with the same
+    /// model can use them, for requests with the same adapters. Texts of requests with a salt are
+    /// not written.
     ///
     /// # Errors
-    /// If the folder cannot be made or read, or a device fails.
+    /// Returns an error if the folder cannot be created or read, or if a device fails.
     pub fn keep_on_disk(&mut self, folder: &Path, most_bytes: u64) -> Result<()> {
         let [model, _] = self.context.saved_identity()?;
         let texts = DiskTexts::open(folder, model, most_bytes).map_err(|error| {
@@ -242,8 +255,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells after each step which blocks of so many tokens have come into the cache, and which are gone; and when the engine is dropped, that all are.
-    /// Texts of requests with a salt or adapters of their own are not told, nor those of which a part was forgotten: nobody else can go on from them.
+    /// Reports after each step which blocks of `size` tokens were added to the cache and which were
+    /// removed. Dropping the engine reports that all are removed. Texts of requests with a salt or
+    /// their own adapters are not reported, because other requests cannot reuse them. The same
+    /// applies to shifted texts.
     pub fn observe_blocks(&mut self, size: usize, observer: BlockObserver) {
         self.blocks = Some(Blocks::new(size, observer));
     }
@@ -267,7 +282,7 @@ impl Engine {
         blocks.update(active.chain(kept.map(|text| (text.sequence, &text.tokens[..]))));
     }
 
-    /// Writes what is in the cache of a sequence to disk, if that is worth a file.
+    /// Writes the cache of a sequence to disk, if it is worth a file.
     fn write_to_disk(&mut self, sequence: usize, tokens: &[u32], key: Key) {
         let (set, salt) = key;
         if self.disk.is_none() || salt != 0 {
@@ -297,39 +312,39 @@ impl Engine {
         }
     }
 
-    /// What no request may pass.
+    /// Returns the limits of a request.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// The context.
+    /// Returns the context.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// The tokenizer of the model.
+    /// Returns the tokenizer of the model.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// Whether nobody is served or waits.
+    /// Returns whether there are neither active nor waiting requests.
     pub fn is_quiet(&self) -> bool {
         self.queue.is_empty() && self.active.is_empty()
     }
 
-    /// Takes a request. `bell` is rung when its reader made room, or is gone.
+    /// Submits a request. `bell` is called when its reader makes room or is dropped.
     ///
     /// # Errors
-    /// Why it is refused.
+    /// Returns the reason why it is rejected.
     pub fn submit(&mut self, request: Request, bell: Bell) -> Result<(u64, Reader), Refusal> {
         let prepared = Prepared::new(request, &self.limits, &self.tokenizer)?;
         self.submit_prepared(prepared, bell)
     }
 
-    /// As [`submit`](Self::submit), for a request that was checked before.
+    /// Submits a request that was checked before, like [`submit`](Self::submit).
     ///
     /// # Errors
-    /// If too many wait, or the engine is closing.
+    /// Returns an error if too many requests wait, or if the engine is closing.
     pub fn submit_prepared(
         &mut self,
         prepared: Prepared,
@@ -366,7 +381,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// Puts a request where its priority and its age say.
+    /// Inserts a request into the queue by priority and age.
     fn enqueue_running(&mut self, running: Running) {
         let rank = |one: &Running| (std::cmp::Reverse(one.request.priority), one.id);
         let at = self
@@ -375,7 +390,7 @@ impl Engine {
         self.queue.insert(at, running);
     }
 
-    /// Has a request end, if it has not ended.
+    /// Cancels a request, if it has not ended.
     pub fn cancel(&mut self, id: u64) {
         let queued = self.queue.iter_mut();
         let active = self.active.iter_mut().map(|active| &mut active.running);
@@ -384,12 +399,12 @@ impl Engine {
         }
     }
 
-    /// Takes no more requests. Those that are there are answered.
+    /// Stops accepting requests. The existing ones are answered.
     pub fn close(&mut self) {
         self.is_closing = true;
     }
 
-    /// Whether a device is lost: nothing can be computed any more.
+    /// Returns whether a device is lost, so that nothing can be computed any more.
     pub fn is_lost(&self) -> bool {
         self.is_lost
     }
@@ -399,7 +414,7 @@ impl Engine {
         self.fail_all(FailureKind::Closing, "the server ends");
     }
 
-    /// Ends all requests, for this reason.
+    /// Fails all requests for this reason.
     pub(crate) fn fail_all(&mut self, kind: FailureKind, why: &str) {
         self.is_closing = true;
         let now = self.clock.now();
@@ -413,7 +428,7 @@ impl Engine {
         }
     }
 
-    /// The number of a set of adapters.
+    /// Returns the number of a set of adapters.
     fn adapter_set(&mut self, wanted: &[ScaledAdapter]) -> usize {
         let is_same = |known: &Vec<ScaledAdapter>| {
             known.len() == wanted.len()
@@ -434,7 +449,7 @@ impl Engine {
         used.extend([0, self.default_adapters]);
         let unused = (0..self.adapters.len()).find(|number| !used.contains(number));
         match unused.filter(|_| self.adapters.len() >= Self::MOST_SETS) {
-            // What was computed with the set that had the number is of no use any more.
+            // Prefixes that were computed with the previous set of this number are useless now.
             Some(number) => {
                 let gone = self.kept.forget_adapters(number);
                 gone.into_iter().for_each(|sequence| self.free(sequence));
@@ -450,7 +465,7 @@ impl Engine {
         }
     }
 
-    /// What stands for a set of adapters in what is saved.
+    /// Returns the identity of a set of adapters in saved sequences.
     fn fingerprint(&mut self, set: usize) -> Result<u64> {
         if let Some(known) = self.fingerprints[set] {
             return Ok(known);
@@ -460,10 +475,10 @@ impl Engine {
         Ok(adapters)
     }
 
-    /// The set of adapters that something saved was computed with, if requests have asked for it.
+    /// Returns the set of adapters that a sequence was saved with, if requests have used it.
     fn set_of(&mut self, saved: &SavedSequence) -> Result<Option<usize>> {
         let [_, adapters] = saved.identity();
-        // That of requests that name none comes first.
+        // The set of requests that specify no adapters comes first.
         let sets = std::iter::once(self.default_adapters).chain(0..self.adapters.len());
         for set in sets {
             if self.fingerprint(set)? == adapters {
@@ -473,26 +488,26 @@ impl Engine {
         Ok(None)
     }
 
-    /// Has a sequence be computed with a set of adapters.
+    /// Sets the adapters of a sequence to a set.
     fn adapt(&mut self, sequence: usize, set: usize) -> Result<()> {
         let own = (set > 0).then(|| self.adapters[set].clone());
         self.context.set_sequence_adapters(sequence, own)
     }
 
-    /// How many sets of adapters are told apart.
+    /// Returns the number of known adapter sets.
     pub fn n_adapter_sets(&self) -> usize {
         self.adapters.len()
     }
 
-    /// Sets of adapters that are told apart, beside those that are in use.
+    /// Maximum number of known adapter sets, in addition to those in use.
     const MOST_SETS: usize = 32;
 
-    /// Has requests that name no adapters use these from now on.
+    /// Sets the adapters of requests that specify none.
     pub fn set_default_adapters(&mut self, adapters: &[ScaledAdapter]) {
         self.default_adapters = self.adapter_set(adapters);
     }
 
-    /// Does what there is to do, for the time of one batch.
+    /// Does the available work, for the time of one batch.
     pub fn step(&mut self) -> Step {
         let step = self.work();
         self.tell_blocks();
@@ -515,7 +530,7 @@ impl Engine {
         Step::Worked
     }
 
-    /// Ends requests that nobody wants any more, and those whose time is over.
+    /// Ends requests that were cancelled, whose reader was dropped, or whose deadline has passed.
     fn end_unwanted(&mut self, now: Instant) {
         let is_over = |running: &Running| running.deadline().is_some_and(|end| end <= now);
         let mut at = 0;
@@ -559,7 +574,8 @@ impl Engine {
         }
     }
 
-    /// When a request's time is over, or one that waits for its reader leaves its slot to another.
+    /// Returns the next time when a request's deadline passes, or when a paused request yields its
+    /// slot.
     fn next_deadline(&self) -> Option<Instant> {
         let queued = self.queue.iter().filter_map(Running::deadline);
         let active = self.active.iter();
@@ -570,10 +586,11 @@ impl Engine {
         queued.chain(active).chain(pauses).min()
     }
 
-    /// A request whose reader is behind for so long leaves its slot to one that waits.
+    /// Time after which a paused request yields its slot to a waiting one.
     const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-    /// A request leaves: what is in the cache of it is kept, or forgotten. This is the only way out of a slot.
+    /// Removes an active request. Its cached tokens are kept or removed. This is the only way out
+    /// of a slot.
     fn leave(&mut self, active: Active, is_kept: bool) {
         let Active {
             running,
@@ -604,7 +621,7 @@ impl Engine {
         }
     }
 
-    /// Forgets a sequence.
+    /// Removes a sequence.
     fn free(&mut self, sequence: usize) {
         if let Err(error) = self.context.remove(sequence, ..) {
             tracing::error!(%error, sequence, "a sequence cannot be forgotten");
@@ -618,7 +635,7 @@ impl Engine {
         self.free_sequences.push(sequence);
     }
 
-    /// Forgets a sequence, and writes zeros to the cells that no other sequence shares.
+    /// Removes a sequence, and writes zeros to the cells that no other sequence shares.
     fn scrub(&mut self, sequence: usize) {
         if let Err(error) = self.context.scrub(sequence) {
             tracing::warn!(%error, sequence, "what a failed request left cannot be overwritten");
@@ -626,7 +643,7 @@ impl Engine {
         self.free(sequence);
     }
 
-    /// Gives up the text that was not used for the longest time.
+    /// Evicts the least recently used prefix.
     fn evict(&mut self, spared: Option<usize>) -> bool {
         let Some(sequence) = self.kept.evict(spared) else {
             return false;
@@ -642,7 +659,7 @@ impl Engine {
         }
     }
 
-    /// What can be seen from outside.
+    /// Returns the externally visible state.
     pub fn view(&self) -> View {
         let mut slots = vec![SlotView::default(); self.options.slots];
         for (slot, &(owner, tag)) in slots.iter_mut().zip(&self.last) {
@@ -684,7 +701,7 @@ impl Engine {
         }
     }
 
-    /// The files of adapters of some sets, each once.
+    /// Returns the adapter files of some sets, each once.
     fn files_of_sets(&self, sets: impl Iterator<Item = usize>) -> Vec<PathBuf> {
         let sets: BTreeSet<usize> = sets.collect();
         let adapters = sets.iter().flat_map(|&set| &self.adapters[set]);
@@ -692,34 +709,34 @@ impl Engine {
         files.into_iter().map(Path::to_path_buf).collect()
     }
 
-    /// Goes on with the sums of another engine.
+    /// Continues with the totals of another engine.
     pub fn set_totals(&mut self, totals: Totals) {
         self.totals = totals;
     }
 
-    /// Forgets all texts that are kept.
+    /// Removes all cached prefixes.
     pub fn forget_kept(&mut self) {
         let all = self.kept.remove_if(|_| true);
         all.into_iter().for_each(|sequence| self.free(sequence));
     }
 
-    /// Returns the text with this salt that a slot has left and that was used last.
+    /// Returns the most recently used text with this salt that a request left in the slot.
     fn left_by(&self, slot: usize, salt: u64) -> Option<&Kept> {
         let is_left = |text: &&Kept| text.slot == slot && text.key.1 == salt;
         let texts = self.kept.iter().filter(is_left);
         texts.max_by_key(|text| text.used)
     }
 
-    /// Whether a slot has a request.
+    /// Returns whether a slot has a request.
     pub fn is_busy(&self, slot: usize) -> bool {
         self.active.iter().any(|active| active.slot == slot)
     }
 
-    /// Returns the text that a request with this [salt](crate::CacheWish::salt) has left in a slot,
-    /// for a file; `None` if there is none.
+    /// Returns the text that a request with this [salt](crate::CacheWish::salt) left in a slot, for
+    /// a file, or `None` if there is none.
     ///
     /// # Errors
-    /// If a device fails.
+    /// Returns an error if a device fails.
     pub fn save_slot(&mut self, slot: usize, salt: u64) -> Result<Option<SavedSequence>> {
         let left = self.left_by(slot, salt);
         let Some((sequence, tokens)) = left.map(|text| (text.sequence, text.tokens.clone())) else {
@@ -730,10 +747,12 @@ impl Engine {
         Ok(Some(saved))
     }
 
-    /// Keeps a text that was saved, as if a request with this salt had left it in the slot.
+    /// Adds a saved text to the prefix cache, as if a request with this salt had left it in the
+    /// slot.
     ///
     /// # Errors
-    /// If it is of another model, of adapters that no request asked for, contradicts itself, or does not fit. Nothing is lost then, but texts that made room.
+    /// Returns an error if the text has another model or adapters that no request uses, is
+    /// contradictory, or does not fit. Nothing is lost then except evicted prefixes.
     pub fn restore_slot(&mut self, slot: usize, salt: u64, saved: &SavedSequence) -> Result<usize> {
         let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
         if !is_text
@@ -768,7 +787,7 @@ impl Engine {
         Ok(saved.len())
     }
 
-    /// Forgets the texts that requests with this salt have left in a slot, and returns the number of
+    /// Removes the texts that requests with this salt left in a slot, and returns the number of
     /// tokens of the last one.
     pub fn erase_slot(&mut self, slot: usize, salt: u64) -> usize {
         let count = self.left_by(slot, salt).map_or(0, |text| text.tokens.len());

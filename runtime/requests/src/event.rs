@@ -1,70 +1,71 @@
-//! What a request is told.
+//! The events of a request.
 
 use std::time::Duration;
 
-/// What happens with a request, in this order: at most one [`Started`], then progress and tokens, then one end.
+/// Event of a request, in this order: at most one [`Started`], then progress and tokens, then one
+/// end.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// It has a slot.
+    /// The request got a slot.
     Started(Started),
     /// A part of the prompt was computed.
     Progress(PromptProgress),
-    /// A token was written.
+    /// A token was generated.
     Token(Token),
-    /// The text ends.
+    /// The text ended.
     Finished(Finished),
-    /// It could not be answered, or not to the end.
+    /// The request could not be answered, or not completely.
     Failed(Failed),
 }
 
 impl Event {
-    /// Whether nothing follows.
+    /// Returns whether this is the last event.
     pub fn is_end(&self) -> bool {
         matches!(self, Event::Finished(_) | Event::Failed(_))
     }
 }
 
-/// What was found for a request.
+/// Start of a request, with the result of the search in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Started {
-    /// The slot.
+    /// Slot of the request.
     pub slot: usize,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt: usize,
-    /// Those of them that need not be computed.
+    /// Number of prompt tokens that are cached.
     pub cached: usize,
-    /// Where what was known ends, and why, unless all of it was known.
+    /// End of the cached prefix and its cause, unless all of the prompt was cached.
     pub miss: Option<CacheMiss>,
 }
 
-/// Why a part of a prompt is computed again.
+/// Cache miss: the position from which a prompt is computed again, and its cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheMiss {
-    /// The first token that nothing was found for.
+    /// First token that was not found.
     pub at_token: usize,
-    /// Why.
+    /// Cause of the miss.
     pub cause: MissCause,
 }
 
-/// Why nothing is known of a token.
+/// Cause of a cache miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissCause {
-    /// The request does not want what is kept.
+    /// The request does not use the cache.
     Off,
-    /// No text that is kept begins so: another token comes here.
+    /// No cached text has this prefix: another token follows here.
     Differs,
-    /// The text that is kept ends here.
+    /// The cached text ends here.
     Ends,
-    /// It was known, and given up for others.
+    /// The prefix was cached, but evicted.
     Evicted,
-    /// The model keeps a state of what came, and there is none of this place.
+    /// The model has a recurrent state, and none is cached for this position.
     NoState,
-    /// Layers that look through a window have forgotten what comes before this place.
+    /// Layers with a window no longer have the tokens before this position.
     Window,
 }
 
 impl MissCause {
-    /// In words, as answers have it.
+    /// Returns the text that answers contain.
     pub fn name(self) -> &'static str {
         match self {
             MissCause::Off => "off",
@@ -77,111 +78,111 @@ impl MissCause {
     }
 }
 
-/// How far a prompt is.
+/// Progress of prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptProgress {
-    /// Its tokens.
+    /// Number of prompt tokens.
     pub total: usize,
-    /// Those that were known.
+    /// Number of cached tokens.
     pub cached: usize,
-    /// Those that are there now, with the ones that were known.
+    /// Number of tokens that are computed or cached.
     pub processed: usize,
-    /// Time since it has a slot.
+    /// Time since the request got a slot.
     pub time: Duration,
 }
 
-/// A token of the text.
+/// A generated token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// The token.
     pub id: u32,
-    /// What can be shown now: characters that are complete and part of no stop string.
+    /// Text that can be shown now: complete characters that are not part of a stop string.
     pub text: String,
-    /// If they are wanted.
+    /// Probabilities, if they were requested.
     pub probabilities: Option<Probabilities>,
 }
 
-/// Probabilities of a token and of others in its place.
+/// Probabilities of a token and its alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probabilities {
-    /// That of the token: a logarithm, unless they are those that it was drawn by.
+    /// Log-probability of the token, or its probability if sampling probabilities were requested.
     pub token: f32,
-    /// The likeliest ones, the likeliest first.
+    /// Top tokens, the most probable first.
     pub top: Vec<(u32, f32)>,
 }
 
-/// How a text ended.
+/// End of a text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
-    /// Why.
+    /// Reason for the end.
     pub reason: Reason,
-    /// The rest of the text, which was held back as long as it could be part of a stop string.
+    /// Rest of the text, which was held back while it could be part of a stop string.
     pub rest: String,
-    /// Tokens and times.
+    /// Token counts and times.
     pub counts: Counts,
 }
 
-/// Why a text ended.
+/// Reason why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The model ended it with this token.
     EndToken(u32),
-    /// The stop string of this number came.
+    /// The stop string with this index occurred.
     Stop(usize),
-    /// Nothing can follow by what the text keeps to.
+    /// The constraint allows no continuation.
     Constraint,
-    /// As many tokens as wanted.
+    /// The maximum number of tokens was reached.
     MaxTokens,
     /// The context of the request is full.
     ContextFull,
-    /// Its time is over.
+    /// The deadline passed.
     Deadline,
 }
 
-/// Tokens and times of a request.
+/// Token counts and times of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub prompt: usize,
-    /// Those of them that were known.
+    /// Prompt tokens from the cache.
     pub cached: usize,
-    /// Tokens that were written, with one that ended the text.
+    /// Generated tokens, including an end-of-generation token.
     pub written: usize,
-    /// Tokens that were [drafted](crate::EngineOptions::draft).
+    /// [Drafted](crate::EngineOptions::draft) tokens.
     pub drafted: usize,
-    /// Those of them that stood.
+    /// Accepted tokens.
     pub accepted: usize,
-    /// Whether a part of the text was forgotten to make room.
+    /// True if a part of the text was removed to make room.
     pub truncated: bool,
-    /// How often it made room for others.
+    /// Number of preemptions.
     pub preempted: usize,
-    /// Time that it waited for a slot.
+    /// Time of waiting for a slot.
     pub waiting: Duration,
-    /// Time from then to the first token.
+    /// Time from then to the first token (prefill).
     pub reading: Duration,
-    /// Time from the first token to the last one.
+    /// Time from the first token to the last one (decode).
     pub writing: Duration,
 }
 
-/// Why a request has no answer, or only a part of one.
+/// Failure of a request, which has no answer or a partial one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failed {
-    /// What kind of failure.
+    /// Kind of failure.
     pub kind: FailureKind,
-    /// What happened, in words.
+    /// Description of the failure.
     pub message: String,
-    /// Tokens and times until then.
+    /// Token counts and times until then.
     pub counts: Counts,
 }
 
 /// Kinds of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
-    /// Somebody cancelled it.
+    /// The request was cancelled.
     Cancelled,
-    /// The server ends.
+    /// The server is shutting down.
     Closing,
-    /// No token could be chosen.
+    /// No token could be sampled.
     Sampling,
     /// A device failed.
     Device,

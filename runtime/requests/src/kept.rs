@@ -1,39 +1,41 @@
-//! Texts that earlier requests have left in the context, and which of them a prompt can go on from.
+//! The prefix cache: texts that earlier requests left in the context, and the search for usable
+//! prefixes of a prompt.
 
 use crate::event::{CacheMiss, MissCause};
 use samite_llm::Context;
 use std::collections::VecDeque;
 
-/// What must be equal for two requests to share anything: the number of the set of adapters, and the salt.
+/// Key that must be equal for two requests to share anything: the number of the set of adapters,
+/// and the salt.
 pub(crate) type Key = (usize, u64);
 
-/// A text in a sequence of the context.
+/// A cached text in a sequence of the context.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub sequence: usize,
     pub tokens: Vec<u32>,
     pub key: Key,
-    /// The slot that computed it last.
+    /// Slot that computed it last.
     pub slot: usize,
-    /// Greater for what was used later.
+    /// Time of the last use, as a count.
     pub used: u64,
 }
 
-/// All of them.
+/// All cached texts.
 #[derive(Debug, Default)]
 pub(crate) struct KeptTexts {
     texts: Vec<Kept>,
-    /// Texts that were given up, to say so.
+    /// Recently evicted texts, to report evictions.
     evicted: VecDeque<(Key, Vec<u32>)>,
     clock: u64,
 }
 
-/// A beginning of a prompt that is there.
+/// A prefix of a prompt in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Where: the number of a kept text, or a sequence that is at work.
+    /// Location: the index of a cached text, or an active sequence.
     pub place: Place,
-    /// So many tokens.
+    /// Number of tokens.
     pub common: usize,
 }
 
@@ -43,12 +45,13 @@ pub(crate) enum Place {
     Running(usize),
 }
 
-/// How many tokens two texts begin with in common.
+/// Returns the length of the common prefix of two texts.
 pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// How many of the first `most` tokens of a sequence of `length` can be gone on from, at most, and what forbids more.
+/// Returns how many of the first `most` tokens of a sequence of `length` tokens are usable, and the
+/// reason why not more are.
 fn usable(
     context: &Context,
     sequence: usize,
@@ -87,8 +90,8 @@ impl KeptTexts {
         self.texts.get(number)
     }
 
-    /// Adds a text that a slot has left. Another one of this slot that is a beginning of it is not needed any more where the whole one can be cut: its
-    /// sequence is given back.
+    /// Adds a text that a request left in a slot. If texts can be cut, it replaces another text of
+    /// this slot that is a prefix of it, whose sequence is returned.
     pub fn add(
         &mut self,
         sequence: usize,
@@ -119,7 +122,7 @@ impl KeptTexts {
         freed
     }
 
-    /// Takes note that a text was used.
+    /// Records the use of a text.
     pub fn touch(&mut self, number: usize) {
         self.clock += 1;
         if let Some(text) = self.texts.get_mut(number) {
@@ -127,12 +130,12 @@ impl KeptTexts {
         }
     }
 
-    /// Takes a text away.
+    /// Removes a text.
     pub fn take(&mut self, number: usize) -> Option<Kept> {
         (number < self.texts.len()).then(|| self.texts.swap_remove(number))
     }
 
-    /// Takes away the text that was not used for the longest time, but `spared`.
+    /// Removes the least recently used text, except `spared`, and returns its sequence.
     pub fn evict(&mut self, spared: Option<usize>) -> Option<usize> {
         let texts = self.texts.iter().enumerate();
         let others = texts.filter(|(number, _)| Some(*number) != spared);
@@ -145,7 +148,7 @@ impl KeptTexts {
         Some(text.sequence)
     }
 
-    /// Takes away what `is_lost` says, and gives the sequences.
+    /// Removes the texts for which `is_lost` returns true, and returns their sequences.
     pub fn remove_if(&mut self, is_lost: impl Fn(&Kept) -> bool) -> Vec<usize> {
         let mut lost = Vec::new();
         self.texts.retain(|text| {
@@ -158,14 +161,16 @@ impl KeptTexts {
         lost
     }
 
-    /// Takes away all that was computed with a set of adapters, and gives the sequences.
+    /// Removes all texts that were computed with a set of adapters, and returns their sequences.
     pub fn forget_adapters(&mut self, set: usize) -> Vec<usize> {
         self.evicted.retain(|((other, _), _)| *other != set);
         self.remove_if(|text| text.key.0 == set)
     }
 
-    /// The longest beginning of `prompt` that can be gone on from, among what is kept and `running` texts (sequence, tokens in the cache), and
-    /// the longest one that is there at all, with what ends it. The last token of a prompt is always computed. With a `slot`, only what this slot has left counts.
+    /// Finds the longest usable prefix of `prompt` among cached and `running` texts (sequence,
+    /// tokens in the cache). Also returns the end of the longest prefix, usable or not, and its
+    /// cause. The last token of a prompt is always computed. With a `slot`, only texts that were
+    /// left in this slot count.
     pub fn find<'a>(
         &self,
         context: &Context,

@@ -1,40 +1,51 @@
-//! Many requests for text in one context, at the same time.
+//! Continuous batching: many concurrent generation requests in one context.
 //!
-//! A [`Request`] goes in, [`Event`]s come out. An [`Engine`] is a state machine without threads or asynchronous code: each [`step`](Engine::step) computes
-//! one batch, in which all requests have a part. [`drive`] gives it a thread, and a [`Handle`] that others submit requests with.
+//! A [`Request`] goes in, and [`Event`]s come out. An [`Engine`] is a state machine without threads
+//! or asynchronous code: each [`step`](Engine::step) computes one batch that includes tokens of all
+//! requests. [`drive`] runs it on a thread, and returns a [`Handle`] for submitting requests.
 //!
 //! # A step
-//! 1. Requests that were cancelled, whose reader is gone, or whose time is over, end. There is one way out of a slot, and it frees everything.
-//! 2. Those that wait get free slots, by priority and age. What a prompt begins with is looked for among texts that earlier requests left in the context, and
-//!    among those that are being computed; it is shared, to the token. [`Started`] says how much was found, and why not more.
-//! 3. A batch is planned within a budget of tokens: one for each request that is writing, then parts of prompts in fair turns. So a long prompt
-//!    holds up nobody.
-//! 4. The batch is computed, and each sampler chooses a token; more, where [drafted](EngineOptions::draft) tokens stand. Events go to the request's own bounded queue.
+//! 1. Requests end if they were cancelled, their reader was dropped, or their deadline passed.
+//!    There is only one way out of a slot, and it frees everything.
+//! 2. Waiting requests get free slots, by priority and age. The engine searches for prefixes of the
+//!    prompt among the texts that earlier requests left in the context, and among active ones.
+//!    Prefixes are shared at the granularity of tokens. [`Started`] reports how much was found, and
+//!    why not more.
+//! 3. A batch is planned within a token budget: one token for each decoding request, then parts of
+//!    prompts in fair turns. A long prompt therefore does not block other requests.
+//! 4. The batch is computed, and each sampler chooses a token, or more if
+//!    [drafted](EngineOptions::draft) tokens are accepted. Events go to the request's own bounded
+//!    queue.
 //!
 //! # Contract
-//! - What can never be answered is refused at the submission ([`Refusal`]), before anything is told to a client.
-//! - A request whose reader does not read is paused, and no other one. If others wait for its slot, it leaves it and goes on later.
-//! - Under pressure, texts that are kept go first, those not used for the longest time before others; then the youngest request makes room: it is moved to host memory,
-//!   or computed again. None fails for want of memory.
-//! - A request gets the tokens that it would get alone, as far as the devices compute the same for a row in any batch.
-//! - Models that keep a state of what came, from which nothing can be cut, have states kept shortly before the end of each prompt, and in regular distances.
+//! - Requests that can never be answered are rejected at submission ([`Refusal`]), before a client
+//!   gets any event.
+//! - A request is paused if its reader does not read; other requests are not affected. If others
+//!   wait for its slot, it yields the slot and continues later.
+//! - Under memory pressure, cached prefixes are evicted first, the least recently used ones before
+//!   others. Then the most recent request is preempted: its cache moves to host memory, or it is
+//!   computed again. No request fails for lack of memory.
+//! - Batching does not change a request's output, provided the device computes each row
+//!   independently of its batch.
+//! - For models with a recurrent state, which cannot be cut, states are cached shortly before the
+//!   end of each prompt and at regular intervals.
 //!
 //! # Files
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `request.rs` | [`Request`], its limits, and why one is refused |
-//! | `event.rs` | [`Event`]: what a request is told |
+//! | `request.rs` | [`Request`], its limits, and reasons for rejection |
+//! | `event.rs` | [`Event`]: the events of a request |
 //! | `outbox.rs` | the queue between the engine and a [`Reader`] |
-//! | `engine.rs` | [`Engine`]: `admission.rs` gives slots, `batch.rs` plans and computes, `drafts.rs` drafts, `room.rs` makes room |
-//! | `running.rs` | one request on its way |
-//! | `blocks.rs` | which blocks of tokens are in the cache, for routers |
-//! | `disk.rs` | texts that are kept on disk, too |
-//! | `draft.rs` | tokens that a text may go on with, and how many of them are worth a try |
-//! | `drafter.rs` | [`Drafter`]: a smaller model that says what they are |
-//! | `kept.rs` | texts that are kept, and which of them a prompt can go on from |
+//! | `engine.rs` | [`Engine`], with slots in `admission.rs`, `batch.rs`, `drafts.rs`, `room.rs` |
+//! | `running.rs` | one request from submission to end |
+//! | `blocks.rs` | events about blocks of tokens in the cache, for routers |
+//! | `disk.rs` | the disk cache |
+//! | `draft.rs` | guesses of the next tokens, and how many are worth trying |
+//! | `drafter.rs` | [`Drafter`]: a smaller draft model |
+//! | `kept.rs` | the prefix cache |
 //! | `driver.rs` | the thread |
-//! | `view.rs` | [`View`]: what can be seen from outside |
+//! | `view.rs` | [`View`]: the externally visible state |
 #![forbid(unsafe_code)]
 
 mod blocks;

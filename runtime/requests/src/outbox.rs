@@ -1,20 +1,21 @@
-//! Between the engine and whoever reads an answer: a queue that says when it is full, and that its reader is gone.
+//! The queue between the engine and the reader of an answer. It reports when it is full, and when
+//! its reader is dropped.
 
 use crate::event::Event;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// Called when the engine should look again: a reader made room, or is gone.
+/// Callback that wakes up the engine: a reader made room or was dropped.
 pub type Bell = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Debug, Default)]
 struct State {
     events: VecDeque<Event>,
     waker: Option<Waker>,
-    /// The reader is gone.
+    /// The reader was dropped.
     is_closed: bool,
-    /// The engine will send nothing more.
+    /// The engine sends nothing more.
     is_ended: bool,
 }
 
@@ -39,15 +40,15 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// The engine's end.
+/// The engine's side.
 #[derive(Debug)]
 pub(crate) struct Outbox(Arc<Shared>);
 
-/// The reader's end. A request whose reader is dropped is cancelled.
+/// The reader's side. A request whose reader is dropped is cancelled.
 #[derive(Debug)]
 pub struct Reader(Arc<Shared>);
 
-/// A queue for `capacity` events.
+/// Creates a queue for `capacity` events.
 pub(crate) fn outbox(capacity: usize, bell: Bell) -> (Outbox, Reader) {
     let shared = Arc::new(Shared {
         state: Mutex::default(),
@@ -67,7 +68,7 @@ impl Outbox {
         self.0.lock().is_closed
     }
 
-    /// Sends an event; there is always room for the end.
+    /// Sends an event; there is always room for the last one.
     pub fn send(&self, event: Event) {
         let mut state = self.0.lock();
         if !state.is_closed {
@@ -106,13 +107,13 @@ impl Reader {
         Some(event)
     }
 
-    /// The next event, if there is one already.
+    /// Returns the next event, if there is one.
     pub fn try_next(&mut self) -> Option<Event> {
         let mut state = self.0.lock();
         self.taken(&mut state)
     }
 
-    /// Waits for the next event; `None` after the end.
+    /// Waits for the next event. Returns `None` after the last one.
     pub fn wait(&mut self) -> Option<Event> {
         let mut state = self.0.lock();
         loop {
@@ -127,7 +128,7 @@ impl Reader {
         }
     }
 
-    /// The next event, for a task of an asynchronous runtime; `None` after the end.
+    /// Polls for the next event in an asynchronous task. Returns `None` after the last one.
     pub fn poll_next(&mut self, task: &mut Context<'_>) -> Poll<Option<Event>> {
         let mut state = self.0.lock();
         if let Some(event) = self.taken(&mut state) {

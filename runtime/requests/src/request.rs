@@ -1,4 +1,4 @@
-//! What is asked of the engine, and what is checked before it is taken.
+//! Requests to the engine, and the checks before they are accepted.
 
 use samite_llm::ScaledAdapter;
 use samite_text::{Constraint, Sampler, SamplerParams, StopSequences, Tokenizer};
@@ -8,64 +8,67 @@ use std::time::Duration;
 /// A request for one text.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The tokens that the text goes on from; at least one.
+    /// Prompt, which has at least one token.
     pub prompt: Vec<u32>,
-    /// Most tokens that are written; `None` for as many as fit. With 0, the prompt is computed and nothing is written.
+    /// Maximum number of generated tokens; `None` for as many as fit. With 0, the prompt is
+    /// computed and nothing is generated.
     pub max_tokens: Option<usize>,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: SamplerParams,
-    /// What the text keeps to.
+    /// Constraint on the text.
     pub constraint: Option<Box<dyn Constraint>>,
     /// Strings that end the text. They are not part of it.
     pub stop: Vec<String>,
     /// Control tokens whose names are part of the text.
     pub shown: Vec<u32>,
-    /// Goes on after tokens that end a text.
+    /// True to continue after end-of-generation tokens.
     pub ignore_end: bool,
-    /// Which probabilities are told of with each token.
+    /// Probabilities to return with each token.
     pub probabilities: Option<Wanted>,
-    /// Adapters of the model, each with the share in which it counts; `None` for those that the engine began with.
+    /// Adapters with their scales; `None` uses the engine's default adapters.
     pub adapters: Option<Vec<ScaledAdapter>>,
-    /// What is reused and kept of its tokens.
+    /// Use of the prefix cache.
     pub cache: CacheWish,
-    /// What happens when the text is as long as the context of a request. `None` ends it.
+    /// Context shift when the text fills the context of the request. `None` ends the text instead.
     pub when_full: Option<Shift>,
-    /// Time from the submission to the end.
+    /// Maximum time from the submission to the end.
     pub deadline: Option<Duration>,
-    /// Time from the first token to the end.
+    /// Maximum time from the first token to the end.
     pub writing_time: Option<Duration>,
-    /// Greater ones come first; equal ones in the order in which they came.
+    /// Priority: requests with larger values come first, then those submitted earlier.
     pub priority: i32,
-    /// The only slot that it may take. It goes on from what this slot has left, and from nothing else.
+    /// The only slot that the request may use. It can only continue texts that were left in this
+    /// slot.
     pub slot: Option<usize>,
-    /// Whether it is told how far the prompt is.
+    /// True to send progress events during prefill.
     pub tells_progress: bool,
-    /// Events that may wait for their reader. A request whose reader is so far behind is paused; no other is.
+    /// Capacity of the event queue. If the queue is full, the request is paused; other requests are
+    /// not.
     pub outbox: usize,
     /// Owner of the request. Owners get slots in turns, and each may have
     /// [`queue`](crate::EngineOptions::queue) requests waiting.
     pub owner: u64,
-    /// Whatever the caller knows it by; [`SlotView`](crate::SlotView) has it.
+    /// Arbitrary tag of the caller; [`SlotView`](crate::SlotView) contains it.
     pub tag: u64,
 }
 
-/// Which probabilities are told of.
+/// Kind of probabilities to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// Logarithms of those that the model gives: of the token, and of so many of the likeliest.
+    /// Log-probabilities of the model: of the token, and of this many top tokens.
     Model(usize),
-    /// Those that the token was drawn by, after all stages of the sampler.
+    /// Sampling probabilities after all stages of the sampler.
     Drawn(usize),
 }
 
-/// What is reused and kept of a request's tokens.
+/// Use of the prefix cache by a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheWish {
-    /// Whether what earlier requests have left is used.
+    /// True to reuse texts of earlier requests.
     pub reuse: bool,
-    /// Whether later requests may use what this one leaves.
+    /// True to cache the text for later requests.
     pub keep: bool,
-    /// Only requests with the same number share anything.
+    /// Salt: only requests with the same number share anything.
     pub salt: u64,
 }
 
@@ -79,17 +82,17 @@ impl Default for CacheWish {
     }
 }
 
-/// How a text that is as long as its context goes on: a part is forgotten.
+/// Context shift: the removal of a part of a text that fills its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shift {
-    /// So many first tokens stay.
+    /// Number of first tokens to keep.
     pub keep: usize,
-    /// So many behind them are forgotten; `None` for half of what follows.
+    /// Number of tokens to remove after them; `None` for half of the rest.
     pub discard: Option<usize>,
 }
 
 impl Request {
-    /// A request with llama.cpp's defaults.
+    /// Creates a request with llama.cpp's defaults.
     pub fn new(prompt: Vec<u32>) -> Self {
         Request {
             prompt,
@@ -115,30 +118,30 @@ impl Request {
     }
 }
 
-/// Numbers that no request may pass.
+/// Limits of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Tokens of one text, with its prompt.
+    /// Maximum number of tokens in one text, including its prompt.
     pub context: usize,
-    /// Slots: requests that are computed at the same time.
+    /// Number of slots: requests that are computed at the same time.
     pub slots: usize,
-    /// Requests of one owner that wait for a slot.
+    /// Maximum number of waiting requests per owner.
     pub queue: usize,
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary.
     pub vocabulary: usize,
-    /// Whether what is kept of tokens can be moved, so that a text can [shift](Shift).
+    /// True if cached tokens can be shifted, so that a text can use a [`Shift`].
     pub can_shift: bool,
 }
 
-/// Why a request is not taken.
+/// Reason why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It cannot be: a field and what is wrong with it.
+    /// The request is invalid: a field and the problem.
     #[error("{field}: {message}")]
     Invalid {
-        /// The field of [`Request`].
+        /// Field of [`Request`].
         field: &'static str,
-        /// What is wrong with it.
+        /// Description of the problem.
         message: String,
     },
     /// The prompt leaves no room for an answer.
@@ -146,15 +149,15 @@ pub enum Refusal {
         "the prompt has {prompt} tokens, and a request has a context of {context}: take a shorter one, or a larger context (--ctx-size)"
     )]
     TooLong {
-        /// Its tokens.
+        /// Number of tokens in the prompt.
         prompt: usize,
-        /// Tokens that there is room for.
+        /// Number of tokens that fit.
         context: usize,
     },
-    /// Too many of this owner wait already.
+    /// Too many requests of this owner are already waiting.
     #[error("{0} requests wait already: try again later")]
     QueueFull(usize),
-    /// No further requests are taken.
+    /// No more requests are accepted.
     #[error("the server is about to end")]
     Closing,
 }
@@ -168,7 +171,7 @@ impl Refusal {
     }
 }
 
-/// A request that was found sound, with what is needed to answer it.
+/// A valid request, with the state that is needed to answer it.
 #[derive(Debug)]
 pub struct Prepared {
     pub(crate) request: Request,
@@ -177,10 +180,10 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Checks a request. It can take a while, and the engine has no part in it.
+    /// Checks a request. This can take a while, and does not involve the engine.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Returns the problem of the request.
     pub fn new(
         mut request: Request,
         limits: &Limits,
@@ -197,7 +200,7 @@ impl Prepared {
                 format!("there is no token {token}: the vocabulary has {count}"),
             ));
         }
-        // The last token of the context can be written, but none can follow it.
+        // The last token of the context can be generated, but no token can follow it.
         if request.prompt.len() >= limits.context {
             return Err(Refusal::TooLong {
                 prompt: request.prompt.len(),

@@ -1,4 +1,4 @@
-//! A request on its way: its tokens, what was chosen, and what its reader is told.
+//! A request with its tokens, its sampler, and the events for its reader.
 
 use crate::draft::Luck;
 use crate::event::{
@@ -17,28 +17,28 @@ use std::time::{Duration, Instant};
 pub(crate) struct Running {
     pub id: u64,
     pub request: Request,
-    /// Number of the set of adapters, and the salt.
+    /// Number of the set of adapters, and salt.
     pub key: Key,
-    /// The prompt and what was written.
+    /// Prompt and generated tokens.
     pub tokens: Vec<u32>,
     pub n_prompt: usize,
     pub counts: Counts,
     pub submitted: Instant,
-    /// When it got its first slot.
+    /// Time when it got its first slot.
     pub started: Option<Instant>,
-    /// When its first token was written.
+    /// Time when its first token was generated.
     pub first_token: Option<Instant>,
     pub outbox: Outbox,
-    /// What was swapped out, if it made room for others.
+    /// Saved cache, if the request was preempted.
     pub swapped: Option<SavedSequence>,
     pub is_cancelled: bool,
-    /// What the tokens may go on with: computed in this step, and not chosen yet.
+    /// Drafted tokens that are computed in this step, and not yet accepted.
     pub draft: Vec<u32>,
-    /// Whether the draft model made it.
+    /// True if the draft model provided the draft.
     pub is_drafted_by_model: bool,
-    /// How often guesses from the text itself stand.
+    /// Acceptance rate of guesses from the text itself.
     pub luck: Luck,
-    /// The same of the draft model, once it was asked.
+    /// Acceptance rate of the draft model, once it was used.
     pub model_luck: Option<Luck>,
     sampler: Sampler,
     stop: StopSequences,
@@ -78,12 +78,12 @@ impl Running {
         }
     }
 
-    /// Whether its reader is gone, or somebody cancelled it.
+    /// Returns whether its reader was dropped, or whether it was cancelled.
     pub fn is_unwanted(&self) -> bool {
         self.is_cancelled || self.outbox.is_closed()
     }
 
-    /// When its time is over.
+    /// Returns its deadline.
     pub fn deadline(&self) -> Option<Instant> {
         let whole = self
             .request
@@ -94,7 +94,7 @@ impl Running {
         [whole, writing].into_iter().flatten().min()
     }
 
-    /// It has a slot. Its reader hears of it the first time.
+    /// Records that it got a slot, and sends an event the first time.
     pub fn start(&mut self, started: Started, now: Instant) {
         if self.started.is_some() {
             return;
@@ -106,7 +106,7 @@ impl Running {
         self.progress(started.cached, now);
     }
 
-    /// A part of the prompt was computed.
+    /// Sends the progress of prefill.
     pub fn progress(&mut self, processed: usize, now: Instant) {
         if self.request.tells_progress && self.counts.written == 0 {
             let started = self.started.unwrap_or(now);
@@ -149,7 +149,7 @@ impl Running {
         }
     }
 
-    /// How many of the likeliest tokens it needs to choose; `None` for all logits.
+    /// Returns the k whose top-k suffices to sample, or `None` if it needs all logits.
     pub fn enough(&mut self) -> Option<usize> {
         match self.request.probabilities {
             None => self.sampler.enough(),
@@ -157,7 +157,8 @@ impl Running {
         }
     }
 
-    /// Chooses the token that follows token number `index` of the last batch, with the probabilities that are wanted.
+    /// Samples the token after the one at `index` of the last batch, with the requested
+    /// probabilities.
     pub fn choose(
         &mut self,
         context: &mut Context,
@@ -174,7 +175,7 @@ impl Running {
         Ok((token, self.probabilities(logits, token)))
     }
 
-    /// Writes a token that was chosen. The end, if this is it.
+    /// Outputs a sampled token. Returns the reason if the text ends.
     pub fn write(
         &mut self,
         (token, probabilities): (u32, Option<Probabilities>),
@@ -222,7 +223,7 @@ impl Running {
         self.counts
     }
 
-    /// Tells of its end.
+    /// Sends the event of its end.
     pub fn finish(&mut self, reason: Reason, now: Instant) {
         let counts = self.count(now);
         let held = self.stop.finish();
@@ -234,7 +235,7 @@ impl Running {
         }));
     }
 
-    /// Tells of its failure.
+    /// Sends the event of its failure.
     pub fn fail(&mut self, kind: FailureKind, message: impl Into<String>, now: Instant) {
         let counts = self.count(now);
         self.outbox.send(Event::Failed(Failed {

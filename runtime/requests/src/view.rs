@@ -1,70 +1,70 @@
-//! What can be seen of an engine from outside.
+//! The externally visible state of an engine.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A slot.
+/// State of a slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotView {
-    /// Its request, if it has one.
+    /// Current request, if there is one.
     pub request: Option<u64>,
-    /// The owner of the request, or of the last one that it had.
+    /// Owner of the current or the last request.
     pub owner: u64,
-    /// What the caller knows the request by: also of the last one that it had.
+    /// Tag that the caller gave the current or the last request.
     pub tag: u64,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt: usize,
-    /// Those of them that were known.
+    /// Number of prompt tokens from the cache.
     pub cached: usize,
-    /// Tokens in the cache.
+    /// Number of tokens in the cache.
     pub computed: usize,
-    /// Tokens that were written.
+    /// Number of generated tokens.
     pub written: usize,
-    /// Whether its reader is so far behind that it waits.
+    /// True if the request is paused because its reader is too far behind.
     pub is_paused: bool,
 }
 
-/// Sums since the beginning.
+/// Totals since the engine was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Steps that computed something.
     pub steps: u64,
-    /// Requests that were at work in them.
+    /// Active requests, summed over these steps.
     pub busy_slots: u64,
-    /// Tokens of prompts that were computed.
+    /// Prompt tokens that were computed.
     pub prompt_tokens: u64,
-    /// Time of steps that computed parts of prompts.
+    /// Time of steps that included prefill.
     pub prompt_time: Duration,
-    /// Tokens that were written.
+    /// Generated tokens.
     pub written_tokens: u64,
-    /// Tokens that were drafted.
+    /// Drafted tokens.
     pub drafted_tokens: u64,
-    /// Those of them that stood.
+    /// Accepted tokens.
     pub accepted_tokens: u64,
     /// Drafts.
     pub drafts: u64,
-    /// Time of steps that wrote tokens, and computed no prompt.
+    /// Time of decode steps without prefill.
     pub writing_time: Duration,
-    /// Tokens of prompts, whether they were known or not.
+    /// Prompt tokens, whether they were cached or not.
     pub asked_tokens: u64,
-    /// Those that were known.
+    /// Prompt tokens from the cache.
     pub cached_tokens: u64,
-    /// Requests that ended with an answer.
+    /// Requests that were answered.
     pub finished: u64,
     /// Requests that failed.
     pub failed: u64,
-    /// Requests that were cancelled, or whose reader went away.
+    /// Requests that were cancelled, or whose reader was dropped.
     pub cancelled: u64,
-    /// How often a request made room for others.
+    /// Preemptions.
     pub preempted: u64,
-    /// Texts that were given up for others.
+    /// Evicted prefixes.
     pub evicted: u64,
-    /// The largest number of tokens of one text.
+    /// Largest number of tokens of one text.
     pub longest: u64,
 }
 
-/// Counts how often each owner comes.
+/// Counts how often each owner occurs.
 pub(crate) fn count_owners(owners: impl Iterator<Item = u64>) -> BTreeMap<u64, usize> {
     let mut counts = BTreeMap::new();
     for owner in owners {
@@ -73,23 +73,24 @@ pub(crate) fn count_owners(owners: impl Iterator<Item = u64>) -> BTreeMap<u64, u
     counts
 }
 
-/// An engine as it is between two steps.
+/// State of an engine between two steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
     /// All slots.
     pub slots: Vec<SlotView>,
-    /// By owner: requests that wait for a slot.
+    /// Number of requests that wait for a slot, by owner.
     pub queued: BTreeMap<u64, usize>,
-    /// Files of the adapters of requests that have a slot, and of those that wait for one, each once.
+    /// Adapter files of requests with a slot, and of requests that wait for one, each file once.
     pub adapters: [Vec<PathBuf>; 2],
-    /// Cells of the cache.
+    /// Number of cells in the cache.
     pub cells: usize,
-    /// Those that hold a token.
+    /// Number of cells that hold a token.
     pub used_cells: usize,
-    /// Texts that are kept.
+    /// Number of cached prefixes.
     pub kept: usize,
-    /// Whether the context was given up until a request comes. The rest is as it was before.
+    /// True if the engine sleeps: its context was dropped until a request arrives. The other fields
+    /// are then those from before.
     pub is_sleeping: bool,
-    /// Sums.
+    /// Totals.
     pub totals: Totals,
 }

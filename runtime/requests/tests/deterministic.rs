@@ -1,4 +1,5 @@
-//! With [`EngineOptions::deterministic`], a request gets the same numbers whatever else is computed, on a device whose sums depend on what is in a batch.
+//! With [`EngineOptions::deterministic`], a request gets the same numbers regardless of other
+//! requests, on a device whose sums depend on the contents of a batch.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
@@ -45,7 +46,7 @@ fn engine(model: &Arc<Model>, deterministic: bool) -> Engine {
         n_seq: options.n_seq(),
         n_logits: Some(8),
         environment: Environment {
-            // Slow readers soon leave their slot.
+            // Slow readers soon yield their slot.
             clock: ticking(Duration::from_millis(100)),
             ..Environment::system()
         },
@@ -54,7 +55,7 @@ fn engine(model: &Arc<Model>, deterministic: bool) -> Engine {
     Engine::new(Context::new(Arc::clone(model), context).unwrap(), options).unwrap()
 }
 
-/// A prompt that begins as others do.
+/// Creates a prompt with a prefix in common with others.
 fn request(rng: &mut Rng) -> Request {
     let shared = (0..40 + rng.below(40) as u32).map(|i| 3 + i * 31 % 256);
     let mut prompt: Vec<u32> = shared.collect();
@@ -76,7 +77,7 @@ fn request(rng: &mut Rng) -> Request {
 /// Tokens, and all bits of their probabilities.
 type Bits = Vec<(u32, u32, Vec<u32>)>;
 
-/// Reads what is there, and says whether that was all.
+/// Reads the available events, and returns whether the request has ended.
 fn read(reader: &mut Reader, bits: &mut Bits) -> bool {
     loop {
         match reader.try_next() {
@@ -93,7 +94,8 @@ fn read(reader: &mut Reader, bits: &mut Bits) -> bool {
     }
 }
 
-/// What some requests get that come at random times, of which some read late; and how often one made room for another.
+/// Returns the results of requests that arrive at random times, with some slow readers, and the
+/// number of preemptions.
 fn together(engine: &mut Engine, requests: &[Request], rng: &mut Rng) -> (Vec<Bits>, u64) {
     let mut readers = Vec::new();
     let mut answers = vec![Bits::new(); requests.len()];
@@ -107,7 +109,7 @@ fn together(engine: &mut Engine, requests: &[Request], rng: &mut Rng) -> (Vec<Bi
         }
         engine.step();
         for (i, reader) in readers.iter_mut().enumerate() {
-            // Each third one reads seldom.
+            // Every third reader reads seldom.
             if !over[i] && rng.one_in(if i % 3 == 0 { 30 } else { 2 }) {
                 over[i] = read(reader, &mut answers[i]);
             }
@@ -141,7 +143,7 @@ fn a_request_gets_the_numbers_that_it_gets_alone() {
                 assert_eq!(answer, alone, "{architecture}, request {i}");
             }
         }
-        // Otherwise numbers differ, so that this would be noticed.
+        // Without the option, numbers differ, so the test would notice a failure.
         let mut engine = engine(&model, false);
         let (answers, _) = together(&mut engine, &requests, &mut rng);
         assert_ne!(answers, alone, "{architecture}");

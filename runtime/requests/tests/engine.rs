@@ -1,4 +1,4 @@
-//! What an engine promises, one promise a test.
+//! The guarantees of an engine, one per test.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
@@ -46,7 +46,7 @@ fn model() -> &'static Arc<Model> {
     })
 }
 
-/// A clock that the test moves.
+/// A clock that the test advances.
 #[derive(Debug)]
 struct Hand(Mutex<Instant>);
 
@@ -102,7 +102,7 @@ fn engine(slots: usize) -> Engine {
     engine_with(options(slots), Hand::new())
 }
 
-/// Answers a request: what was found, and how it ended.
+/// Answers a request. Returns the result of the cache search and the end of the text.
 fn answer(engine: &mut Engine, request: Request) -> (Started, Finished) {
     let mut reader = submit(engine, request);
     run(engine);
@@ -124,7 +124,7 @@ fn what_is_known_is_told_and_why_not_more() {
         (started.cached, started.miss),
         (0, miss(0, MissCause::Ends))
     );
-    // The last token is computed again, as its logits are needed.
+    // The last token is computed again, because its logits are needed.
     let (started, finished) = answer(&mut engine, request(10..30, 4));
     assert_eq!((started.cached, started.miss), (19, None));
     assert_eq!((finished.counts.cached, finished.counts.prompt), (19, 20));
@@ -151,7 +151,7 @@ fn what_is_known_is_told_and_why_not_more() {
         ..request(10..30, 4)
     };
     assert_eq!(answer(&mut engine, salted).0.cached, 0);
-    // Others push it out.
+    // Other texts evict it.
     for first in [40, 80, 120, 160] {
         answer(&mut engine, request(first..first + 20, 4));
     }
@@ -162,7 +162,7 @@ fn what_is_known_is_told_and_why_not_more() {
     );
 }
 
-/// A device that chooses the likeliest tokens rather than give all logits.
+/// A device that selects the top-k instead of returning all logits.
 struct Choosing(Arc<dyn Device>);
 
 impl Delegate for Choosing {
@@ -197,7 +197,7 @@ fn texts_are_the_same_where_the_device_chooses() {
         sampling: sampling.clone(),
         ..request(first..first + 9, count)
     };
-    // The texts, and in how many steps the device chose and did not.
+    // The texts, and the numbers of steps in which the device did and did not select.
     let texts = |model: &Arc<Model>, draft: usize| {
         let options = EngineOptions {
             draft,
@@ -234,7 +234,7 @@ fn texts_are_the_same_where_the_device_chooses() {
     for draft in [0, 4] {
         let (found, chosen, read) = texts(&choosing, draft);
         assert_eq!(found, expected, "draft {draft}");
-        // All are read while one needs them.
+        // All logits are read while one request needs them.
         assert!(chosen >= 10 && (1..=9).contains(&read), "{chosen} {read}");
     }
 }
@@ -257,7 +257,7 @@ fn prompts_that_begin_alike_are_computed_once() {
     };
     assert_eq!(tokens(&all[0]).len(), 3);
     assert!(all.iter().all(|events| tokens(events) == tokens(&all[0])));
-    // The whole prompt once, and its last token for each of the others.
+    // The whole prompt once, and its last token for each of the other requests.
     assert_eq!(engine.view().totals.prompt_tokens, 41 + 2);
 }
 
@@ -304,7 +304,7 @@ fn who_does_not_read_is_paused_alone_and_leaves_the_slot() {
     run(&mut engine);
     assert!(events(&mut quick).last().unwrap().is_end());
     assert_eq!(engine.view().totals.preempted, 1);
-    // It goes on where it was, as if nothing had happened.
+    // It continues where it was, as if nothing had happened.
     let mut all = Vec::new();
     for _ in 0..100 {
         all.extend(events(&mut slow));
@@ -322,7 +322,7 @@ fn who_does_not_read_is_paused_alone_and_leaves_the_slot() {
 
 #[test]
 fn texts_lie_in_runs_of_cells_and_kept_ones_make_room_for_that() {
-    // Four runs of 64 cells, and room for more texts than that.
+    // Four blocks of 64 cells, and room for more texts than that.
     let options = EngineOptions {
         kept: 8,
         ..options(4)
@@ -332,10 +332,11 @@ fn texts_lie_in_runs_of_cells_and_kept_ones_make_room_for_that() {
         answer(&mut engine, request((0..40).map(|i| 5 * i + text), 1));
     }
     assert_eq!((engine.view().kept, engine.view().used_cells), (4, 160));
-    // A text goes on in its own run.
+    // A text continues in its own block.
     answer(&mut engine, request((0..45).map(|i| 5 * i + 3), 1));
     assert_eq!((engine.view().kept, engine.view().used_cells), (4, 165));
-    // Two begin together. There are 91 free cells, but no run: those used last stay.
+    // Two requests start together. There are 91 free cells but no free block: the most recently
+    // used texts stay.
     let mut readers =
         [4, 5].map(|text| submit(&mut engine, request((0..20).map(|i| 5 * i + text), 1)));
     run(&mut engine);
@@ -374,7 +375,7 @@ fn who_does_not_read_gives_up_memory_that_others_need() {
     };
     let _stalled = submit(&mut engine, stalled);
     run(&mut engine);
-    // A slot is free, but not so many cells.
+    // A slot is free, but not enough cells are.
     let mut readers = [100, 150].map(|first| submit(&mut engine, request(first..first + 40, 2)));
     run(&mut engine);
     assert!(readers.iter_mut().all(|reader| reader.try_next().is_none()));
@@ -457,7 +458,7 @@ fn a_text_that_others_share_is_shifted_as_if_it_were_alone() {
     let alone = text(&mut engine(1), 0);
     assert_eq!(alone.len(), 60);
     let mut engine = engine(4);
-    // With others at work, and then with what they left.
+    // With other active requests, and then with the texts that they left.
     assert_eq!(text(&mut engine, 2), alone);
     assert_eq!(text(&mut engine, 0), alone);
     assert!(engine.view().kept > 0);
@@ -524,7 +525,7 @@ fn what_cannot_be_is_refused_at_once() {
     );
 }
 
-/// A request of an owner.
+/// Creates a request of an owner.
 fn owned(owner: u64) -> Request {
     Request {
         owner,
@@ -556,7 +557,7 @@ fn owners_get_slots_in_turns() {
     let mut readers: Vec<_> = [1, 1, 1, 1, 1, 2, 3]
         .map(|owner| (owner, submit(&mut engine, owned(owner))))
         .into();
-    // One that matters more comes before all.
+    // A request with a higher priority comes before all others.
     let urgent = Request {
         priority: 1,
         ..owned(1)
@@ -572,7 +573,8 @@ fn owners_get_slots_in_turns() {
             !has_started
         });
     }
-    // The first two start together: while the urgent one is at work, its owner has a slot already.
+    // The first two start together: while the urgent request is active, its owner already has a
+    // slot.
     assert_eq!(order, [2, 10, 1, 3, 1, 1, 1, 1]);
 }
 
@@ -655,7 +657,7 @@ fn slots_are_saved_and_restored() {
     assert_eq!(saved.tokens.len(), 23);
     assert_eq!(engine.erase_slot(1, 0), 23);
     assert_eq!(answer(&mut engine, slotted(1)).0.cached, 0);
-    // What another slot has left does not count.
+    // A text that was left in another slot does not count.
     assert_eq!(answer(&mut engine, slotted(0)).0.cached, 0);
     engine.forget_kept();
     assert_eq!(engine.restore_slot(0, 0, &saved).unwrap(), 23);
@@ -778,7 +780,7 @@ fn sets_of_adapters_without_end_are_kept_apart_and_take_no_room() {
     assert_ne!(texts[0], texts[119]);
 }
 
-/// Texts long enough for a file, in an engine with a folder.
+/// Creates an engine with a disk cache, whose texts are long enough for a file.
 fn on_disk(folder: &std::path::Path, most_bytes: u64) -> Engine {
     let options = EngineOptions {
         context: Some(256),
@@ -806,9 +808,9 @@ fn texts_on_disk_are_known_after_a_restart() {
     let mut reader = submit(&mut engine, long());
     run(&mut engine);
     let expected = events(&mut reader);
-    // Much of it is in a file already.
+    // Much of it is already in a file.
     assert_eq!(files().count(), 1);
-    // Short ones have none, nor has what a salt keeps apart.
+    // Short texts have no file, and texts with a salt have none either.
     answer(&mut engine, request(200..230, 4));
     let salted = |request: Request| Request {
         cache: CacheWish {
@@ -839,7 +841,7 @@ fn texts_on_disk_are_known_after_a_restart() {
     };
     assert_eq!((started.cached, started.miss), (149, None));
     assert_eq!(tokens(&found), tokens(&expected));
-    // One that goes another way after a while uses the beginning.
+    // A text that differs after a while uses the common prefix.
     let mut engine = on_disk(&path, u64::MAX);
     let other = request((5..105).chain([7, 7, 7]), 4);
     let (started, _) = answer(&mut engine, other);
@@ -849,7 +851,7 @@ fn texts_on_disk_are_known_after_a_restart() {
     };
     assert_eq!((started.cached, started.miss), (100, Some(miss)));
 
-    // A file that is damaged is not used, and deleted; one that is something else is left alone.
+    // A damaged file is not used, and deleted; an unrelated file is left alone.
     let damaged = files().next().unwrap();
     let mut bytes = std::fs::read(&damaged).unwrap();
     let middle = bytes.len() - 100;
@@ -862,14 +864,14 @@ fn texts_on_disk_are_known_after_a_restart() {
     assert_eq!(started.cached, 0);
     assert!(path.join("notes.txt").exists());
 
-    // Beyond the limit, the oldest go.
+    // Beyond the limit, the oldest files are deleted.
     let mut engine = on_disk(&path, 1);
     assert_eq!(files().count(), 1);
     let (started, _) = answer(&mut engine, long());
     assert_eq!((started.cached, files().count()), (0, 1));
 }
 
-/// Two adapters of a model in a file, which is `model()`'s.
+/// Returns two adapters of a model in a file, which is that of `model()`.
 fn adapters() -> &'static [Arc<Adapter>; 2] {
     static ADAPTERS: OnceLock<[Arc<Adapter>; 2]> = OnceLock::new();
     ADAPTERS.get_or_init(|| {
@@ -935,7 +937,7 @@ fn requests_with_different_adapters_are_computed_together_and_none_changes_anoth
     let mut readers: Vec<Reader> = (0..sets.len())
         .map(|number| submit(&mut engine, asked(number)))
         .collect();
-    // All are at work at once, and share nothing of a prompt that all have.
+    // All requests are active at once, and share nothing of their common prompt.
     for _ in 0..8 {
         engine.step();
     }
@@ -952,7 +954,7 @@ fn requests_with_different_adapters_are_computed_together_and_none_changes_anoth
         assert!(matches!(events[0], Event::Started(started) if started.cached == 0));
         assert_eq!(&ids(&events), expected);
     }
-    // One after the other: what a set has computed is there for this set.
+    // In sequence: a set finds what it computed before.
     for (number, expected) in alone.iter().enumerate() {
         let mut reader = submit(&mut engine, asked(number));
         run(&mut engine);
@@ -980,7 +982,7 @@ fn slots_and_texts_on_disk_belong_to_their_adapters() {
     let found = events(&mut reader);
     assert!(matches!(found[0], Event::Started(started) if started.cached == 149));
     assert_eq!(ids(&found), expected);
-    // A saved slot comes back with the adapters that it had, and to nobody else.
+    // A saved slot is restored with its adapters, and only requests with these adapters can use it.
     engine.forget_kept();
     assert_eq!(engine.restore_slot(2, 0, &saved).unwrap(), 155);
     let slotted = |shares| Request {
@@ -989,13 +991,13 @@ fn slots_and_texts_on_disk_belong_to_their_adapters() {
     };
     assert_eq!(answer(&mut engine, slotted(&[(0, 1.0)])).0.cached, 149);
     assert_eq!(answer(&mut engine, slotted(&[(1, 1.0)])).0.cached, 0);
-    // Of adapters that nobody asked for yet, it cannot.
+    // It cannot be restored if no request has used its adapters yet.
     let mut engine = on_disk(&folder.path().join("other"), 0);
     let error = engine.restore_slot(2, 0, &saved).unwrap_err().to_string();
     assert!(error.contains("other adapters"), "{error}");
 }
 
-/// An engine of a small model of an architecture whose texts cannot be cut anywhere.
+/// Creates an engine with a small model of an architecture whose texts cannot be cut anywhere.
 fn of_architecture(architecture: &'static str) -> Engine {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
@@ -1021,7 +1023,7 @@ fn of_architecture(architecture: &'static str) -> Engine {
     Engine::new(context, options).unwrap()
 }
 
-/// A gated delta net beside attention, a convolution beside attention, windows beside whole attention.
+/// Gated delta nets, convolutions, and windows, each combined with full attention.
 #[test]
 fn long_prefixes_are_known_where_texts_cannot_be_cut() {
     for architecture in ["qwen3next", "lfm2", "gemma3"] {
@@ -1052,7 +1054,7 @@ fn long_prefixes_are_known_where_texts_cannot_be_cut() {
             expected.push(ids(&events(&mut reader)));
         }
         let check = |engine: &mut Engine, end: u32, expected: &[u32], cached: usize, cause| {
-            // Others make layers with a window forget.
+            // Other texts push the window's tokens out.
             for first in [200, 100] {
                 answer(engine, request((0..150).map(|i| 3 + (i + first) % 250), 90));
             }
@@ -1080,7 +1082,7 @@ fn long_prefixes_are_known_where_texts_cannot_be_cut() {
             "gemma3" => MissCause::Window,
             _ => MissCause::NoState,
         };
-        // Again and again, and with another end.
+        // Repeatedly, and with another end.
         for _ in 0..3 {
             check(&mut engine, 20, &expected[0], 126, cause);
         }
@@ -1094,7 +1096,8 @@ fn long_prefixes_are_known_where_texts_cannot_be_cut() {
     }
 }
 
-/// A draft model for `model()`, which is the model itself, or one of another vocabulary or architecture.
+/// Creates a draft model for `model()`: the model itself, or one with another vocabulary or
+/// architecture.
 fn drafter(synthetic: &SyntheticModel, least: f32) -> samite_llm::Result<Drafter> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("draft.gguf");
@@ -1137,7 +1140,8 @@ fn a_draft_model_of_the_same_family_drafts_and_others_are_refused() {
         "{error}"
     );
 
-    // Each look at the clock of the engine takes a while, and little at that of the draft model: drafts pay.
+    // Each read of the engine's clock takes a while, and each read of the draft model's clock
+    // little: drafts pay off.
     let long = || request([3, 70, 9, 120], 56);
     let expected = {
         let mut engine = engine(1);
@@ -1162,14 +1166,14 @@ fn a_draft_model_of_the_same_family_drafts_and_others_are_refused() {
     let totals = engine.view().totals;
     let drafted = engine.drafter().unwrap().drafted();
     assert!(drafted > 10 && totals.steps < 40, "{drafted}, {totals:?}");
-    // All of them are its own: they stand, unless the text was over.
+    // The model drafts for itself: its drafts are accepted, unless the text ends.
     assert!(
         totals.accepted_tokens + 8 >= totals.drafted_tokens,
         "{totals:?}"
     );
 }
 
-/// A clock that moves on whenever somebody looks at it.
+/// A clock that advances whenever it is read.
 #[derive(Debug)]
 struct Ticking(Arc<Hand>, Duration);
 
@@ -1184,7 +1188,7 @@ impl Clock for Ticking {
     }
 }
 
-/// Texts to the ends of blocks, as somebody knows them who hears the events.
+/// Returns the texts up to the ends of blocks, as an observer of the events knows them.
 fn known_blocks(told: &Mutex<Vec<BlockEvent>>) -> Vec<Vec<u32>> {
     let mut known: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     for event in told.lock().unwrap().iter() {
@@ -1221,7 +1225,7 @@ fn blocks_that_are_told_are_those_that_the_next_prompt_finds() {
         let known = known.iter().filter(|text| prompt.starts_with(text));
         known.map(Vec::len).max().unwrap_or(0)
     };
-    // More texts than are kept, which begin alike, come again, and push each other out.
+    // More texts than are cached, with common prefixes, are repeated and evict each other.
     let mut hits = 0;
     for (first, length) in [
         (10, 20),
@@ -1244,7 +1248,7 @@ fn blocks_that_are_told_are_those_that_the_next_prompt_finds() {
         hits += known;
     }
     assert!(hits >= 20, "{hits}");
-    // What only a request with the same salt finds is not told.
+    // Texts that only requests with the same salt can find are not reported.
     let salted = Request {
         cache: CacheWish {
             salt: 7,

@@ -1,5 +1,5 @@
-//! Requests whose numbers are not finite fail alone: requests beside them and after them get the
-//! tokens that they get in an engine of their own.
+//! Requests whose numbers are not finite fail alone: other requests, during and after them, get the
+//! same tokens as in a separate engine.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
@@ -17,7 +17,7 @@ use samite_requests::{Engine, EngineOptions, Event, FailureKind, Reader, Request
 use samite_text::SamplerParams;
 use std::sync::Arc;
 
-/// A model on a device, and how its cache is.
+/// A model on a device, and the configuration of its cache.
 struct Setup {
     model: Arc<Model>,
     flash: bool,
@@ -65,7 +65,7 @@ impl Setup {
         Engine::new(context, options).unwrap()
     }
 
-    /// A request that a control vector of NaN or of the largest numbers makes fail.
+    /// Makes a request fail by a control vector of NaN or of the largest numbers.
     fn failing(&self, request: Request, number: f32) -> Request {
         let direction = vec![number; self.model.spec().n_embd];
         let adapter = Adapter::control_vector(&self.model, [(1, &direction[..])]).unwrap();
@@ -78,7 +78,7 @@ impl Setup {
         }
     }
 
-    /// Returns the tokens of a request in an engine of its own.
+    /// Returns the tokens of a request in a separate engine.
     fn alone(&self, request: Request) -> Vec<u32> {
         let mut engine = self.engine();
         let mut reader = submit(&mut engine, request);
@@ -95,7 +95,7 @@ fn reference() -> Arc<dyn Device> {
     ReferenceDevice::new(ReferenceOptions::named("alone"))
 }
 
-/// The tokens of a request that must have ended with an answer.
+/// Returns the tokens of a request, which must have been answered.
 fn ids(reader: &mut Reader) -> Vec<u32> {
     let events = events(reader);
     assert!(
@@ -133,7 +133,7 @@ fn fails_alone(setup: &Setup, number: f32) {
     let expected = neighbours().map(|request| setup.alone(request));
     for failing_prompt in [20..24, 20..60, 20..180] {
         let mut engine = setup.engine();
-        // One of them already writes.
+        // One of them is already decoding.
         let [first, second, third] = neighbours();
         let mut readers = vec![submit(&mut engine, first)];
         engine.step();
@@ -147,7 +147,7 @@ fn fails_alone(setup: &Setup, number: f32) {
         for (reader, expected) in readers.iter_mut().zip(&expected) {
             assert_eq!(&ids(reader), expected, "beside {failing_prompt:?}");
         }
-        // Nothing is kept of the failing one: it computes all again, and fails again.
+        // Nothing of the failing request is cached: it computes everything again, and fails again.
         let mut failed = submit(&mut engine, failing);
         run(&mut engine);
         let events = events(&mut failed);
@@ -156,7 +156,7 @@ fn fails_alone(setup: &Setup, number: f32) {
             "{events:?}"
         );
         assert!(matches!(events.last(), Some(Event::Failed(_))));
-        // In its cells, later ones are computed.
+        // Later requests are computed in its cells.
         engine.forget_kept();
         for (request, expected) in neighbours().into_iter().zip(&expected) {
             let mut reader = submit(&mut engine, request);
@@ -206,7 +206,7 @@ fn a_failing_request_fails_alone_without_flash_attention() {
     }
 }
 
-/// Gated delta nets, convolutions and windows beside attention, experts, and states alone.
+/// Gated delta nets, convolutions and windows with attention, experts, and states alone.
 #[test]
 fn a_failing_request_fails_alone_in_other_architectures() {
     for architecture in ["qwen3next", "lfm2", "gemma3", "qwen3moe", "mamba"] {
@@ -240,7 +240,7 @@ fn a_prompt_that_is_only_computed_spoils_none_that_follow() {
     }
 }
 
-/// Without flash attention, what a failed sequence leaves in free cells spoils every other one.
+/// Without flash attention, data that a failed sequence leaves in free cells corrupts all others.
 #[test]
 fn cells_that_are_not_finite_are_found_and_overwritten() {
     let setup = Setup::new("llama", cpu());
@@ -253,7 +253,7 @@ fn cells_that_are_not_finite_are_found_and_overwritten() {
     let mut context = Context::new(Arc::clone(&setup.model), options).unwrap();
     let failing = setup.failing(request(0..1, 1), f32::NAN).adapters;
     context.set_sequence_adapters(0, failing).unwrap();
-    // The second sequence is shorter: it does not overwrite all that the first one left.
+    // The second sequence is shorter: it does not overwrite everything that the first one left.
     let batch = |sequence: u32| {
         let mut batch = Batch::new();
         let count = [10, 4][sequence as usize];
@@ -297,7 +297,7 @@ fn nothing_that_is_not_finite_goes_to_disk() {
     assert_eq!(files(), 1);
 }
 
-/// The largest numbers that a request may have for its sampler.
+/// Uses the largest numbers that a request may have for its sampler.
 #[test]
 fn extreme_numbers_of_a_sampler_spoil_no_neighbour() {
     let greedy = SamplerParams::greedy;

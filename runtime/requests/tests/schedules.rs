@@ -1,6 +1,8 @@
-//! Random schedules of requests: whatever else is at work, each request gets the tokens that it gets alone, and nothing is left at the end.
+//! Random schedules of requests: regardless of other requests, each request gets the tokens that it
+//! gets alone, and nothing remains at the end.
 //!
-//! `SAMITE_SCHEDULES` says how many seeds are tried, `SAMITE_SCHEDULE` names a single one. A failure names its seed.
+//! `SAMITE_SCHEDULES` is the number of seeds, and `SAMITE_SCHEDULE` selects a single one. A failure
+//! names its seed.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
@@ -20,10 +22,10 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Attention alone, layers with a window, states beside attention.
+/// Attention alone, layers with a window, and states combined with attention.
 const ARCHITECTURES: [&str; 3] = ["llama", "gemma3", "lfm2"];
 
-/// A model and two adapters of it.
+/// A model and two adapters for it.
 type Loaded = (Arc<Model>, [Arc<Adapter>; 2]);
 
 fn loaded(architecture: usize) -> &'static Loaded {
@@ -59,7 +61,8 @@ fn loaded(architecture: usize) -> &'static Loaded {
     })
 }
 
-/// Models that draft for the first one: itself, and another one whose guesses are mostly wrong.
+/// Returns a model that drafts for the first one: itself, or another one whose guesses are mostly
+/// wrong.
 fn draft_model(number: usize) -> Arc<Model> {
     static OTHER: OnceLock<Arc<Model>> = OnceLock::new();
     let other = || {
@@ -103,7 +106,7 @@ fn engine(model: &Arc<Model>, n_ctx: usize, options: EngineOptions) -> Engine {
     Engine::new(Context::new(Arc::clone(model), context).unwrap(), options).unwrap()
 }
 
-/// A folder of texts of an architecture's model.
+/// Returns a folder for the texts of an architecture's model.
 fn folder(architecture: usize) -> &'static Path {
     static FOLDERS: [OnceLock<tempfile::TempDir>; 3] = [const { OnceLock::new() }; 3];
     FOLDERS[architecture]
@@ -113,7 +116,7 @@ fn folder(architecture: usize) -> &'static Path {
 
 const CONTEXT: usize = 96;
 
-/// What a request gets when nobody else is there, and nothing is kept.
+/// Returns the result of a request without other requests and with an empty cache.
 fn alone(model: &Arc<Model>, request: &Request) -> (Vec<u32>, Reason) {
     let options = EngineOptions {
         slots: 1,
@@ -171,7 +174,7 @@ impl Answer {
     }
 }
 
-/// Prompts that begin alike.
+/// Creates prompts with common prefixes.
 fn prompt(rng: &mut Rng) -> Vec<u32> {
     let base = rng.below(3) as u32;
     let shared = rng.below(75);
@@ -226,7 +229,7 @@ fn request(rng: &mut Rng, adapters: &[Arc<Adapter>; 2]) -> Request {
     }
 }
 
-/// The adapters of a request, by the ranks of their files, and their shares.
+/// Returns the adapters of a request, by the ranks of their files, with their scales.
 fn shares(request: &Request) -> Option<Vec<(String, f32)>> {
     let named =
         |scaled: &ScaledAdapter| (scaled.adapter.path().display().to_string(), scaled.share);
@@ -236,7 +239,8 @@ fn shares(request: &Request) -> Option<Vec<(String, f32)>> {
         .map(|adapters| adapters.iter().map(named).collect())
 }
 
-/// One schedule; the number of tokens that were found in the cache, those that a draft model gave, and the sums of the engine.
+/// Runs one schedule. Returns the number of tokens from the cache, the number of tokens from a
+/// draft model, and the engine's totals.
 fn schedule(seed: u64) -> (usize, u64, Totals) {
     let mut rng = Rng::new(seed);
     let (model, adapters) = loaded((seed % 3) as usize);
@@ -250,7 +254,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
         draft: [0, 3, 16][rng.below(3)],
         deterministic: false,
     };
-    // From no room but for one text to plenty.
+    // From room for a single text to plenty.
     let n_ctx = CONTEXT + rng.below(4) * 64;
     let mut engine = engine(model, n_ctx, options.clone());
     if seed.is_multiple_of(3) && options.draft > 0 && !rng.one_in(3) {
@@ -271,7 +275,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
         let drafter = Drafter::new(context, model, least).unwrap();
         engine.set_drafter(drafter).unwrap();
     }
-    // Some have a folder with what earlier schedules left.
+    // Some schedules use a folder with the texts of earlier schedules.
     if rng.one_in(2) {
         let bytes = [60_000, u64::MAX][rng.below(2)];
         engine
@@ -298,7 +302,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
                     false => answer.reader = None,
                 }
             }
-            // Some read late.
+            // Some readers are slow.
             if rng.one_in(2) {
                 answer.read(1 + rng.below(8));
             }
@@ -385,7 +389,7 @@ fn each_request_gets_the_tokens_that_it_gets_alone() {
         stood += totals.accepted_tokens;
         fell += totals.drafted_tokens - totals.accepted_tokens;
     }
-    // The schedules do try what they are for.
+    // Check that the schedules exercise what they are meant to.
     assert!(cached.iter().all(|&count| count > 100), "{cached:?}");
     assert!(preempted > 5, "{preempted}");
     assert!(by_models > 100, "{by_models}");

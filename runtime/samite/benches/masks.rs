@@ -1,8 +1,8 @@
-//! How long the masks of grammars take over a real vocabulary:
-//! `cargo bench -p samite --features grammar --bench masks -- FILE.gguf`, of which only the vocabulary is read.
+//! Measures how long grammar masks take over a real vocabulary: `cargo bench -p samite --features
+//! grammar --bench masks -- FILE.gguf`. Only the vocabulary of the file is read.
 //!
-//! The first mask counts from the text of the schema or grammar, with a vocabulary that is there; the others are those before each token of texts that
-//! keep to it.
+//! The first mask includes parsing the schema or grammar, with the vocabulary already loaded. The
+//! other masks are those before each token of conforming texts.
 
 use samite::gguf::{GgufFile, LoadMode};
 use samite::grammar::{Grammar, GrammarVocabulary};
@@ -110,7 +110,7 @@ fn row(name: &str, first: &mut [Duration], all: &mut [Duration]) -> String {
     )
 }
 
-/// Schemas as people write them, and what keeps to them.
+/// Returns typical schemas, each with values that conform to it.
 fn schemas() -> Vec<(&'static str, Value, Vec<Value>)> {
     let many = |value: &dyn Fn(usize) -> Value| -> Value {
         (0..60)

@@ -1,4 +1,4 @@
-//! Answers questions from standard input, one in each line.
+//! Answers questions from standard input, one per line.
 //!
 //! ```sh
 //! echo "Why is the sky blue?" | cargo run --release -p samite --example chat -- model.gguf
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         chat.ask_with(line?, |event| {
             if let Event::Content(text) = event {
                 print!("{text}");
-                // Whoever reads may have gone away.
+                // Ignore errors: the reader of our output may have closed the pipe.
                 let _ = std::io::stdout().flush();
             }
             ControlFlow::Continue(())

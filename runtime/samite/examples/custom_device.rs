@@ -1,4 +1,5 @@
-//! A device of one's own: it scales and adds F32 vectors on host memory, and leaves everything else to the CPU.
+//! A custom device: it scales and adds F32 vectors in host memory and leaves everything else to the
+//! CPU.
 //!
 //! ```sh
 //! cargo run --release -p samite --example custom_device
@@ -11,7 +12,7 @@ use samite::{
 };
 use std::any::Any;
 
-/// The device. It has no memory of its own, so it works on everything that lies in host memory.
+/// The device. It has no memory of its own and works on tensors in host memory.
 #[derive(Debug)]
 struct VectorDevice;
 
@@ -36,7 +37,7 @@ impl Device for VectorDevice {
         buffer_type.is_host()
     }
 
-    /// The scheduler asks this for every node, and puts the reasons into its explanations.
+    /// The scheduler calls this for every node and shows the reasons in its explanations.
     fn supports(&self, node: Node<'_>) -> Support {
         let dense = |node: Node<'_>| node.dtype() == DType::F32 && node.layout().is_contiguous();
         let operands = [node.source(0), node.source(1)];
@@ -61,7 +62,7 @@ impl Device for VectorDevice {
     }
 }
 
-/// What one node does, with the places of its operands and its result.
+/// One node's operation, with the locations of its operands and result.
 enum Step {
     Scale {
         scale: f32,
@@ -84,7 +85,7 @@ impl Prepared for Steps {
     }
 }
 
-/// Its streams work at once, so there is nothing to wait for.
+/// A synchronous stream: every call has completed when it returns, so no call has to wait.
 struct VectorStream(Arc<VectorDevice>);
 
 fn load(tensor: &TensorRef) -> Result<Vec<f32>> {
@@ -173,7 +174,8 @@ fn main() -> Result<()> {
     let sum = graph.add(root, x)?;
     graph.set_output(sum);
 
-    // The custom device stands first, so it takes what it can from the CPU on the same memory.
+    // The custom device comes first, so it takes over what it supports from the CPU, on the same
+    // memory.
     let mut scheduler = Scheduler::new(vec![Arc::new(VectorDevice), cpu], Default::default())?;
     println!("{}", scheduler.plan(&graph, Assignments::NONE)?);
     scheduler.load(&graph)?;

@@ -1,4 +1,4 @@
-//! Writes a text with a language model, piece by piece as it comes.
+//! Generates text with a language model and prints each piece as it arrives.
 //!
 //! ```sh
 //! cargo run --release -p samite --example generate -- model.gguf "Once upon a time"
@@ -29,12 +29,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn generate(path: &Path, prompt: &str) -> Result<(), Box<dyn std::error::Error>> {
-    // Devices in order of preference. Rules could send some layers to one and some to another.
+    // Devices in order of preference. Rules could place some layers on one device and some on
+    // another.
     let devices = Registry::built_in(Default::default()).automatic();
     let model = Model::load(path, &ModelOptions::new(devices))?;
     let tokens = model.tokenizer()?.tokenize(prompt, true, false)?;
 
-    // A context has the KV cache and the memory for all graphs; a session is one text in it.
+    // A context owns the KV cache and the memory of all graphs; a session is one text in it.
     let mut session = Session::new(Context::new(model, ContextOptions::default())?)?;
     let mut sampler = Sampler::new(SamplerParams {
         temperature: 0.7,

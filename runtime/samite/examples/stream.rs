@@ -1,4 +1,4 @@
-//! An answer as an asynchronous stream, on tokio here; any other runtime does as well.
+//! Streams an answer asynchronously. This example uses tokio, but any runtime works.
 //!
 //! ```sh
 //! cargo run --release -p samite --example stream -- model.gguf "Once upon a time"

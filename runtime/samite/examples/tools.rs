@@ -1,4 +1,4 @@
-//! Lets a model call a function of this program, and then asks for an answer that is a value of a type.
+//! Lets a model call a function of this program, then asks for an answer of a given Rust type.
 //!
 //! ```sh
 //! cargo run --release -p samite --example tools -- model.gguf
@@ -7,7 +7,7 @@
 use samite::{Conversation, chat::Tool};
 use serde_json::json;
 
-/// What the model is asked for.
+/// The structured answer that the model must return.
 #[derive(Debug, serde::Deserialize, schemars::JsonSchema)]
 #[expect(dead_code)]
 struct Advice {
@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let answer = chat.ask("Do I need an umbrella in Oslo today?")?;
     println!("{answer}");
 
-    // Another conversation, without tools, about the same.
+    // A second conversation, without tools, on the same subject.
     let mut chat = Conversation::open(&model)?;
     chat.options.max_tokens = Some(300);
     let advice: Advice = chat.ask_for(format!("In JSON, please: {answer}"))?;

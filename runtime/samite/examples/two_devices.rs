@@ -1,4 +1,4 @@
-//! Builds a small network, spreads it over two devices with memory of their own, and explains what happens.
+//! Builds a small network, spreads it over two devices with separate memory, and explains the plan.
 //!
 //! ```sh
 //! cargo run --release -p samite --example two_devices
@@ -8,7 +8,8 @@ use samite::prelude::*;
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 
 fn main() -> samite::Result<()> {
-    // The reference device has memory that the host cannot see, like a GPU: what crosses over has to be copied.
+    // Like a GPU, the reference device has memory that the host cannot access: data has to be
+    // copied across.
     let far: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
     let registry = Registry::built_in(Default::default());
     let cpu = Arc::clone(
@@ -17,7 +18,8 @@ fn main() -> samite::Result<()> {
             .map_err(|error| samite::Error::invalid(error.to_string()))?,
     );
 
-    // Weights decide where the work is done: the first layer's lie on one device, the second's on the other.
+    // Weights decide where work runs: the first layer's are on one device, the second's on the
+    // other.
     let matrix = samite::Layout::contiguous(DType::F32, [64, 64, 1, 1])?;
     let first = TensorGroup::allocate(
         &far.buffer_type(),

@@ -1,4 +1,4 @@
-//! A conversation with a language model, for a program that embeds samite.
+//! Conversations with a language model, for programs that embed samite.
 
 #[cfg(feature = "async")]
 mod asynchronous;
@@ -30,48 +30,48 @@ use tools::Tools;
 
 type Result<T, E = ConversationError> = std::result::Result<T, E>;
 
-/// Whether the model calls a tool, where there are tools.
+/// When the model calls tools, if the conversation has any.
 #[cfg(feature = "grammar")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// It decides itself. A call keeps to the schema of the tool's arguments.
+    /// The model decides. The arguments of a call conform to the tool's schema.
     #[default]
     Auto,
-    /// It must.
+    /// The model must call a tool.
     Required,
 }
 
-/// How a conversation is answered.
+/// Options for the answers of a conversation.
 #[derive(Clone, Debug)]
 pub struct ConversationOptions {
-    /// How tokens are chosen. Each answer of a conversation has another seed, which follows from this one.
+    /// Sampling parameters. Each answer of a conversation uses its own seed, derived from this one.
     pub sampling: SamplerParams,
-    /// Most tokens of an answer; `None` for as many as fit.
+    /// Maximum number of tokens in an answer; `None` for as many as fit.
     pub max_tokens: Option<usize>,
     /// Strings that end an answer. They are not part of it.
     pub stop: Vec<String>,
-    /// What becomes of thoughts.
+    /// Format of the reasoning in an answer.
     pub reasoning: ReasoningFormat,
-    /// Whether the model thinks before it answers; `None` leaves it to its template.
+    /// Enables or disables reasoning before the answer; `None` leaves it to the template.
     pub enable_thinking: Option<bool>,
-    /// How much it thinks: "low", "medium", "high".
+    /// Reasoning effort: "low", "medium" or "high".
     pub reasoning_effort: Option<String>,
-    /// Further names that the template sees.
+    /// Additional variables for the template.
     pub kwargs: Map<String, Value>,
-    /// What time the template is told; `None` for that of the system's clock.
+    /// Time that the template sees; `None` for the system clock.
     pub now: Option<DateTime>,
-    /// How often in a row the model may call tools.
+    /// Maximum number of consecutive rounds of tool calls.
     pub max_rounds: usize,
-    /// Whether the model calls a tool.
+    /// When the model calls tools.
     #[cfg(feature = "grammar")]
     pub tool_choice: ToolChoice,
-    /// What the text of an answer keeps to. Thoughts before it are free.
+    /// Grammar that the text of an answer must follow. Reasoning before it is unconstrained.
     #[cfg(feature = "grammar")]
     pub keeps_to: Option<crate::grammar::Grammar>,
 }
 
 impl ConversationOptions {
-    /// The usual ones, with tokens chosen like this.
+    /// Returns the default options with these sampling parameters.
     pub fn new(sampling: SamplerParams) -> Self {
         Self {
             sampling,
@@ -91,18 +91,19 @@ impl ConversationOptions {
     }
 }
 
-/// An answer, and how it came about.
+/// An answer, with statistics of its generation.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// What the model said, thought and called.
+    /// Text, reasoning and tool calls of the model.
     pub answer: Answer,
     /// Tokens and times; `None` if the answer was cancelled and is incomplete.
     pub generation: Option<Generation>,
 }
 
-/// A conversation: its messages, and a model that answers them.
+/// A conversation: its messages, and the model that answers them.
 ///
-/// What answers have in common with the text before is computed once. When something fails, the messages are as they were before.
+/// Answers reuse the cached prefix that they share with the text before. On failure, the messages
+/// are restored to their previous state.
 ///
 /// ```no_run
 /// use samite::Conversation;
@@ -120,38 +121,38 @@ pub struct Reply {
 /// ```
 #[derive(Debug)]
 pub struct Conversation {
-    /// How it is answered.
+    /// Options for the answers.
     pub options: ConversationOptions,
-    /// All messages in order, with that of the system.
+    /// All messages in order, including the system message.
     pub messages: Vec<Message>,
     session: Session,
     template: ChatTemplate,
     tools: Tools,
-    /// For a conversation without tools, and for one with.
+    /// Cached template analysis: for a conversation without tools, and for one with tools.
     words: [Option<Words>; 2],
     #[cfg(feature = "grammar")]
     vocabulary: Option<crate::grammar::GrammarVocabulary>,
-    /// Answers so far, also those that were taken back.
+    /// Answers so far, including those that were removed again.
     answers: u64,
 }
 
-/// What a saved conversation has beside its text.
+/// Part of a saved conversation that is stored beside its text.
 #[derive(Serialize, Deserialize)]
 struct Kept<'a> {
     messages: Cow<'a, [Message]>,
     answers: u64,
 }
 
-/// What a template's words mean for a vocabulary.
+/// A template's special words, resolved for a vocabulary.
 #[derive(Debug)]
 struct Words {
     guard: Guard,
-    /// Control tokens that are part of an answer's text.
+    /// Control tokens that are shown as part of an answer's text.
     shown: Vec<u32>,
 }
 
 impl Conversation {
-    /// A conversation with the model in a file, on the best devices of this machine.
+    /// Opens a conversation with the model in a file, on the best devices of this machine.
     ///
     /// # Errors
     /// If the model cannot be loaded, or its chat template cannot be used.
@@ -161,7 +162,7 @@ impl Conversation {
         Self::new(Context::new(model, ContextOptions::default())?)
     }
 
-    /// A conversation in a context, which is cleared, by the template of its model.
+    /// Creates a conversation in a context, with its model's template. Clears the context.
     ///
     /// # Errors
     /// If the model has no vocabulary, or its chat template cannot be used.
@@ -170,7 +171,7 @@ impl Conversation {
         Self::with_template(context, template)
     }
 
-    /// As [`new`](Self::new), by another template.
+    /// Creates a conversation like [`new`](Self::new), with another template.
     ///
     /// # Errors
     /// If the model has no vocabulary.
@@ -189,12 +190,13 @@ impl Conversation {
         })
     }
 
-    /// The context, its model and its options. [`ContextOptions::cancel`] stops an answer.
+    /// Returns the context, with its model and options. [`ContextOptions::cancel`] stops an answer.
     pub fn context(&self) -> &Context {
         self.session.context()
     }
 
-    /// From now on, `renew` makes another context when a device is lost, in which the conversation goes on: see [`Session::on_loss`].
+    /// Sets `renew`, which creates a new context when a device is lost. The conversation continues
+    /// there: see [`Session::on_loss`].
     pub fn on_loss(
         &mut self,
         renew: impl FnMut(&crate::llm::Error) -> crate::llm::Result<Context> + Send + 'static,
@@ -207,12 +209,12 @@ impl Conversation {
         self.session.on_prefill(progress);
     }
 
-    /// How a conversation becomes a text.
+    /// Returns the template that renders the conversation as text.
     pub fn template(&self) -> &ChatTemplate {
         &self.template
     }
 
-    /// Says how the model is to behave, in place of what was said before.
+    /// Sets the system message, replacing an earlier one.
     pub fn system(&mut self, content: impl Into<Content>) {
         let message = Message::system(content);
         match self.messages.first_mut() {
@@ -221,19 +223,19 @@ impl Conversation {
         }
     }
 
-    /// Asks, and gives what the model says, at once.
+    /// Asks a question and returns the model's complete answer.
     ///
     /// # Errors
-    /// As [`answer`](Self::answer).
+    /// Fails like [`answer`](Self::answer).
     pub fn ask(&mut self, content: impl Into<Content>) -> Result<String> {
         let reply = self.ask_with(content, |_| ControlFlow::Continue(()))?;
         Ok(reply.answer.content)
     }
 
-    /// Asks. `on_event` is told of the answer as it comes, and may end it.
+    /// Asks a question. `on_event` receives the answer as it is generated and may end it.
     ///
     /// # Errors
-    /// As [`answer`](Self::answer).
+    /// Fails like [`answer`](Self::answer).
     pub fn ask_with(
         &mut self,
         content: impl Into<Content>,
@@ -247,11 +249,14 @@ impl Conversation {
         reply
     }
 
-    /// Answers the messages, and adds the answer to them. Tools that the model calls are called, and it goes on with what they give; a call of a tool
-    /// without a function here is part of the reply. The calls of an answer that is ended early are not made.
+    /// Generates an answer to the messages and appends it to them. Calls the tools that the model
+    /// requests and continues with their results. A call of a tool that has no function here
+    /// becomes part of the reply. The tool calls of an answer that `on_event` ended early are not
+    /// executed.
     ///
     /// # Errors
-    /// If the template refuses the messages; if the text does not fit into the context; if a device fails; when cancelled before the answer begins.
+    /// If the template rejects the messages; if the text does not fit into the context; if a device
+    /// fails; if cancelled before the answer begins.
     pub fn answer(&mut self, mut on_event: impl FnMut(&Event) -> ControlFlow<()>) -> Result<Reply> {
         let before = self.messages.len();
         let reply = self.rounds(&mut on_event);
@@ -279,7 +284,7 @@ impl Conversation {
         }
     }
 
-    /// One answer, and whether it was ended early.
+    /// Generates one answer. The flag is true if it was ended early.
     fn round(
         &mut self,
         on_event: &mut dyn FnMut(&Event) -> ControlFlow<()>,
@@ -346,7 +351,7 @@ impl Conversation {
         Ok((Reply { answer, generation }, is_ended))
     }
 
-    /// Saves the messages, and what the context keeps of them, to a file: complete, or not at all.
+    /// Saves the messages and the contents of the context to a file, atomically.
     ///
     /// # Errors
     /// If the file cannot be written, or a device fails.
@@ -359,10 +364,12 @@ impl Conversation {
         Ok(self.session.save(path, &text)?)
     }
 
-    /// Goes on with a conversation saved in a file, as if it had not ended. All is checked before anything changes.
+    /// Restores a conversation from a file and continues as if it had not been interrupted.
+    /// Everything is validated before any state changes.
     ///
     /// # Errors
-    /// If the file is of another model, other adapters or another type of cache, damaged, or no conversation; if it does not fit into the context.
+    /// If the file belongs to another model, other adapters or another cache type; if it is damaged
+    /// or not a conversation; if it does not fit into the context.
     pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let kept: Kept = self.session.restore_if(path, |text| {
             serde_json::from_str(text).map_err(|error| format!("it is no conversation: {error}"))
@@ -372,10 +379,10 @@ impl Conversation {
         Ok(())
     }
 
-    /// What the model would be asked now.
+    /// Returns the prompt that the model would receive now.
     ///
     /// # Errors
-    /// If the template refuses the messages.
+    /// If the template rejects the messages.
     pub fn prompt(&mut self) -> Result<Prompt> {
         let has_tools = !self.tools.is_empty();
         let options = PromptOptions {
@@ -398,7 +405,7 @@ impl Conversation {
     }
 }
 
-/// What time it is, in universal time: what [`ConversationOptions::now`] is by default.
+/// Returns the current time in UTC, the default of [`ConversationOptions::now`].
 pub fn now() -> DateTime {
     let seconds = std::time::SystemTime::UNIX_EPOCH
         .elapsed()

@@ -1,8 +1,9 @@
 //! One compute graph woven through many devices.
 //!
-//! samite is ggml-backend built anew in Rust, and what makes it useful: tensors and graphs, devices and their memory, a
-//! scheduler that places, splits, plans and runs a graph over several devices, and language models from GGUF files on
-//! top. This crate is the one that an application depends on; the parts have crates of their own:
+//! samite reimplements ggml-backend in Rust, together with what makes it useful: tensors and
+//! graphs, devices and their memory, a scheduler that places, splits, plans and runs a graph over
+//! several devices, and language models from GGUF files on top. Applications depend on this crate;
+//! the parts have crates of their own:
 //!
 //! | module | what |
 //! |---|---|
@@ -82,7 +83,7 @@ pub use samite_serve as serve;
 pub use samite_text as text;
 pub use samite_train as train;
 
-/// What most programs need.
+/// Most commonly used items.
 pub mod prelude {
     pub use crate::registry::Registry;
     pub use crate::sched::{Assignments, Scheduler};
@@ -93,7 +94,7 @@ pub mod prelude {
     pub use std::sync::Arc;
 }
 
-/// The bytes of F32 elements, as tensors hold them.
+/// Returns the bytes of F32 elements, as stored in tensors.
 pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values
         .iter()
@@ -101,7 +102,7 @@ pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// F32 elements from their bytes; incomplete ones at the end are left out.
+/// Returns the F32 elements of `bytes`. Ignores an incomplete element at the end.
 pub fn f32_values(bytes: &[u8]) -> Vec<f32> {
     bytes
         .as_chunks()

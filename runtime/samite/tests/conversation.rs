@@ -1,5 +1,5 @@
-//! Conversations with made-up models, whose vocabularies have the words that a test needs.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+//! Conversations with synthetic models, whose vocabularies contain the words that a test needs.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite::chat::{Event, Role, Tool};
 use samite::gguf::{GgufFile, LoadMode, StringArray, TensorSpec, Value, Writer};
@@ -17,7 +17,7 @@ use tokio_stream::StreamExt;
 const TEMPLATE: &str = "{% for m in messages %}{% if m.content == 'bad' %}{{ raise_exception('bad words') }}{% endif %}\
     [{{ m.role }}]{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}{{ m.content or '' }}{% endfor %}[assistant]";
 
-/// A model with these words as tokens, the first of them with the largest id, and this template.
+/// Creates a model with these words as tokens and this template. The first word has the largest id.
 fn model(words: &[&str], template: &str) -> Arc<Model> {
     let folder = tempfile::tempdir().unwrap();
     let (plain, path) = (folder.path().join("plain"), folder.path().join("model"));
@@ -124,7 +124,7 @@ fn an_answer_is_what_the_model_writes_behind_the_templates_text() {
     assert_eq!(roles(&chat), [Role::System, Role::User, Role::Assistant]);
     assert_eq!(chat.messages[2].content.text(), Some(reply.answer.content));
 
-    // What is there already is not computed again, and another answer is drawn anew.
+    // The cached prefix is not computed again, and the new answer uses another seed.
     chat.messages.pop();
     let again = chat.answer(go_on).unwrap().generation.unwrap();
     assert_eq!(again.timings.prompt_tokens, 1);
@@ -169,7 +169,7 @@ fn an_answer_can_be_ended_and_cancelled() {
     let reply = reply.unwrap();
     assert!(reply.generation.is_none() && !reply.answer.content.is_empty());
     assert_eq!(roles(&chat).len(), 4);
-    // Nothing was said yet: there is no answer, and no question either.
+    // No message has been sent yet: the messages contain neither a question nor an answer.
     let before = chat.messages.clone();
     assert!(chat.ask("Are you there?").unwrap_err().is_cancelled());
     assert_eq!(chat.messages, before);
@@ -195,7 +195,7 @@ fn a_saved_conversation_goes_on_as_if_it_had_not_ended() {
     let (reply, expected) = (reply.generation.unwrap(), expected.generation.unwrap());
     assert!(reply.timings.reused_tokens > 10);
     assert_eq!(reply.timings.reused_tokens, expected.timings.reused_tokens);
-    // A text that was saved otherwise is no conversation, and changes nothing.
+    // A plain session's save file is not a conversation and changes nothing.
     let context = Context::new(model(&[], TEMPLATE), ContextOptions::default()).unwrap();
     Session::new(context).unwrap().save(&path, "").unwrap();
     let error = other.restore(&path).unwrap_err().to_string();
@@ -203,7 +203,7 @@ fn a_saved_conversation_goes_on_as_if_it_had_not_ended() {
     assert_eq!(other.messages.len(), 4);
 }
 
-/// A call as one token, which is written once in a text.
+/// A tool call as one token. The model generates it once per text.
 const CALL: &str = "<tool_call>{\"name\":\"add\",\"arguments\":{\"a\":1,\"b\":2}}</tool_call>";
 const CALLS: &str = "{% if tools %}{{ tools | tojson }}[tools]{% endif %}{% for m in messages %}[{{ m.role }}]{% if m.tool_calls %}\
     <tool_call>{\"name\":\"add\",\"arguments\":{\"a\":1,\"b\":2}}</tool_call>{{ m.tool_calls | tojson }}{% endif %}{{ m.content or '' }}{% endfor %}[assistant]";
@@ -254,7 +254,7 @@ fn tools_are_called_and_the_model_goes_on() {
     assert_eq!(result.content.text().as_deref(), Some("3"));
     assert_eq!(result.tool_call_id.as_ref(), Some(&call.id));
     assert!(reply.answer.calls.is_empty());
-    // A text that is asked for tools only sees them where there are some.
+    // The template mentions tools only if the conversation has any.
     assert!(chat.prompt().unwrap().text().contains("[tools]"));
 }
 
@@ -294,7 +294,7 @@ fn a_model_that_must_call_a_tool_does_with_arguments_that_fit() {
             continue;
         };
         let arguments: serde_json::Value = serde_json::from_str(&call.arguments).unwrap();
-        // -0 is an integer, but no i64.
+        // -0 is an integer in JSON, but not an i64.
         let fits = |name: &str| (-9.0..=9.0).contains(&arguments[name].as_f64().unwrap());
         assert!(call.name == "add" && fits("a") && fits("b"), "{call:?}");
         whole += 1;
@@ -328,7 +328,7 @@ fn a_model_that_calls_without_end_is_stopped() {
         "{error}"
     );
     assert_eq!((*count.lock().unwrap(), chat.messages.len()), (3, 0));
-    // An answer that the application ends calls nothing.
+    // An answer that the application ends executes no calls.
     let reply = chat.ask_with("1 + 2?", |_| ControlFlow::Break(())).unwrap();
     assert_eq!((reply.answer.calls.len(), *count.lock().unwrap()), (1, 3));
 }
@@ -355,7 +355,7 @@ struct Thing {
 fn answers_have_the_type_that_is_asked_for() {
     let mut chat = conversation(&[], TEMPLATE);
     chat.options.max_tokens = Some(400);
-    // Some are cut off: a model of random numbers does not know when to end.
+    // Some answers are cut off: a model with random weights does not know when to stop.
     let things: Vec<Thing> = (0..8)
         .filter_map(|_| chat.ask_for::<Thing>("A thing, as JSON").ok())
         .collect();
@@ -383,7 +383,7 @@ fn thoughts_before_a_typed_answer_are_free() {
     let template = "{{ messages[-1].content }}{% if add_generation_prompt %}<think>{% endif %}";
     let mut chat = conversation(&["</think>"], template);
     let end = chat.context().model().spec().n_vocab as u32 - 1;
-    // A few words of thought, then its end.
+    // A few words of reasoning, then its end.
     chat.options.sampling.logit_bias = vec![(end, 3.0)];
     chat.options.max_tokens = Some(200);
     let mut thought = String::new();

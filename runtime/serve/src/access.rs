@@ -1,4 +1,4 @@
-//! Access: keys, which are owners, and pages of other origins.
+//! Access control: API keys, which identify owners, and cross-origin requests.
 
 use crate::options::ServeOptions;
 use axum::http::{HeaderMap, HeaderValue, header};
@@ -7,16 +7,16 @@ use std::net::IpAddr;
 /// The caller of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// A number of the key: what belongs to another number is not shown to it. 0 where there is at
+    /// Number derived from the key. Data of one owner is hidden from all others. 0 if there is at
     /// most one key.
     pub owner: u64,
-    /// True if it may load and unload models, change what all requests share, and see what other
-    /// keys do.
+    /// True if the caller may load and unload models, change shared settings, and see requests of
+    /// other keys.
     pub is_admin: bool,
 }
 
-/// Returns who has a key of the server in the headers. Without any key, everybody is one caller.
-/// The time that it takes does not depend on how much of a key is right.
+/// Returns the caller whose key is in the headers. Without any keys, all requests have one caller.
+/// The comparison takes the same time however much of a key is right.
 pub fn caller(options: &ServeOptions, headers: &HeaderMap) -> Option<Caller> {
     let keys = || options.api_keys.iter().chain(&options.admin_keys);
     let count = keys().count();
@@ -28,14 +28,14 @@ pub fn caller(options: &ServeOptions, headers: &HeaderMap) -> Option<Caller> {
         return Some(everybody);
     }
     let text = |name: header::HeaderName| headers.get(name)?.to_str().ok();
-    // The name of a scheme is the same in capitals (RFC 9110, 11.1).
+    // Scheme names are case-insensitive (RFC 9110, 11.1).
     let bearer = text(header::AUTHORIZATION).and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then_some(key)
     });
     let given = bearer.or_else(|| text(header::HeaderName::from_static("x-api-key")));
     let given = blake3::hash(given?.trim().as_bytes());
-    // All are compared, and hashes in constant time.
+    // Compare with every key, by hash, in constant time.
     let is_one = |keys: &[String]| {
         keys.iter().fold(false, |found, key| {
             found | (blake3::hash(key.as_bytes()) == given)
@@ -48,7 +48,8 @@ pub fn caller(options: &ServeOptions, headers: &HeaderMap) -> Option<Caller> {
     if count == 1 {
         return Some(everybody);
     }
-    // What is kept for a key is found again after a restart, and does not tell the key.
+    // The number is stable over restarts, so saved data is found again, and does not reveal the
+    // key.
     let owner = blake3::derive_key("samite owner of requests", given.as_bytes());
     let owner = owner
         .first_chunk()
@@ -64,9 +65,10 @@ fn has_keys(options: &ServeOptions) -> bool {
     !options.api_keys.is_empty() || !options.admin_keys.is_empty()
 }
 
-/// Returns true if a request is for a name of this server. Without keys, a page elsewhere could
-/// have its own name lead here, and read answers as if they were its own (DNS rebinding). Numeric
-/// addresses cannot be made to do so, nor names that no public zone has.
+/// Returns whether the host of a request is a name of this server. Without keys, a foreign page
+/// could point its own name at this server and read responses as if they were its own (DNS
+/// rebinding). This is impossible with numeric addresses and with names that no public zone
+/// contains.
 pub fn is_own_host(options: &ServeOptions, headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST) else {
         return true;
@@ -91,8 +93,8 @@ pub fn is_own_host(options: &ServeOptions, headers: &HeaderMap) -> bool {
         || options.allowed_hosts.iter().any(is_given)
 }
 
-/// Returns true if a name cannot be one of the public domain name system: one without a dot, or of
-/// a zone that is reserved for private use (RFC 6761, 6762, 8375; ICANN's `internal`) or that home
+/// Returns whether a name cannot be in the public domain name system: it has no dot, or is in a
+/// zone that is reserved for private use (RFC 6761, 6762, 8375; ICANN's `internal`) or that home
 /// routers use.
 fn is_private_name(name: &str) -> bool {
     const ZONES: [&str; 6] = ["localhost", "local", "internal", "home.arpa", "lan", "test"];
@@ -104,7 +106,7 @@ fn is_private_name(name: &str) -> bool {
     !lower.contains('.') || ZONES.iter().any(|zone| is_in(zone))
 }
 
-/// Returns true if a name or address in a URL leads to this machine.
+/// Returns whether a name or address in a URL refers to this machine.
 fn is_local_name(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     let address = unbracketed(name).parse::<IpAddr>();
@@ -117,8 +119,9 @@ fn unbracketed(name: &str) -> &str {
     name.trim_start_matches('[').trim_end_matches(']')
 }
 
-/// Whether a page elsewhere asks that nobody allowed. Browsers say where a page is from when it sends something. Programs that show pages of their own have
-/// other schemes, which no page elsewhere can have.
+/// Returns whether the request comes from a page of an origin that is not allowed. Browsers send
+/// the origin with a request. Programs that display pages of their own use other schemes, which no
+/// web page can have.
 pub fn is_foreign(options: &ServeOptions, headers: &HeaderMap) -> bool {
     let Some(origin) = headers.get(header::ORIGIN) else {
         return false;
@@ -130,7 +133,7 @@ pub fn is_foreign(options: &ServeOptions, headers: &HeaderMap) -> bool {
         return true;
     };
     let Some((scheme, name)) = origin.split_once("://") else {
-        // "null" is the origin of pages that may be anybody's.
+        // "null" is the origin of sandboxed and local pages, which may belong to anyone.
         return !is_allowed(options, origin);
     };
     let is_web = scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https");
@@ -141,7 +144,8 @@ pub fn is_foreign(options: &ServeOptions, headers: &HeaderMap) -> bool {
     is_web && !is_own && !is_allowed(options, origin)
 }
 
-/// Whether pages of this origin may read answers. Where a key is needed, and no list says otherwise, all may: a page that does not know the key reads nothing.
+/// Returns whether pages of this origin may read responses. If a key is required and no list
+/// restricts origins, all may: a page without the key can read nothing.
 fn is_allowed(options: &ServeOptions, origin: &str) -> bool {
     let list = &options.cors_origins;
     let is_local = || {
@@ -162,7 +166,7 @@ fn is_allowed(options: &ServeOptions, origin: &str) -> bool {
     }
 }
 
-/// Adds what browsers want to know about other origins.
+/// Adds the CORS headers.
 pub fn add_cors(
     options: &ServeOptions,
     asked: &HeaderMap,

@@ -1,7 +1,7 @@
-//! The memory that requests hold: each request has an account, and all accounts share one limit.
+//! Memory accounting: each request has an account, and all accounts share one limit.
 //!
-//! What a request makes of its body (tokens, settings, answers that wait for their end) is charged
-//! where it multiplies, before the memory is taken. Sizes are estimates from above.
+//! The server charges what it derives from a body (tokens, settings, buffered answers) at the point
+//! where it multiplies, before it allocates. Sizes are upper estimates.
 
 use crate::app::lock;
 use crate::error::{ApiError, Result};
@@ -13,14 +13,14 @@ use tokio::sync::futures::Notified;
 /// The accounts of a server.
 #[derive(Debug)]
 pub struct Accounts {
-    /// Bytes that all requests together may hold. One of them may hold half of it.
+    /// Bytes that all requests together may hold. One request may hold half of it.
     limit: usize,
     ledger: Arc<Ledger>,
-    /// Wakes those that wait for memory.
+    /// Wakes requests that wait for memory.
     released: Notify,
 }
 
-/// The account of a request. What it holds is released when it is dropped.
+/// The account of a request. Dropping it releases all charges.
 #[derive(Debug)]
 pub struct Account {
     accounts: Arc<Accounts>,
@@ -29,7 +29,7 @@ pub struct Account {
 }
 
 impl Accounts {
-    /// Creates accounts for `limit` bytes.
+    /// Creates accounts with a limit of `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Accounts {
             limit,
@@ -50,7 +50,7 @@ impl Account {
         }
     }
 
-    /// Returns the bytes that the request holds.
+    /// Returns the number of bytes that the request holds.
     pub fn held(&self) -> usize {
         self.own.taken()
     }
@@ -58,8 +58,8 @@ impl Account {
     /// Charges `bytes` for a field.
     ///
     /// # Errors
-    /// 413 if the request would hold more than one may, and 503 if all requests together would hold
-    /// more than they may.
+    /// Returns status 413 if the request would exceed its share of the limit, and 503 if all
+    /// requests together would exceed the limit.
     pub fn charge(&self, field: &str, bytes: usize) -> Result<()> {
         let mut charge = lock(&self.charge);
         if charge.as_mut().is_some_and(|charge| charge.grow(bytes)) {
@@ -68,16 +68,16 @@ impl Account {
         Err(self.refusal(field, bytes))
     }
 
-    /// Charges `bytes` for as long as the result exists.
+    /// Charges `bytes` until the result is dropped.
     ///
     /// # Errors
-    /// As [`charge`](Self::charge).
+    /// Returns the errors of [`charge`](Self::charge).
     pub fn hold(&self, field: &str, bytes: usize) -> Result<Charge> {
         let charge = self.own.take(bytes);
         charge.ok_or_else(|| self.refusal(field, bytes))
     }
 
-    /// Returns why `bytes` more cannot be held.
+    /// Returns the reason why `bytes` more cannot be charged.
     fn refusal(&self, field: &str, bytes: usize) -> ApiError {
         let limit = self.accounts.limit;
         let mebibytes = |bytes: usize| bytes >> 20;
@@ -97,7 +97,7 @@ impl Account {
         ApiError::new(503, message)
     }
 
-    /// Returns a future that ends when another account is closed after this call.
+    /// Returns a future that completes when another account is closed after this call.
     pub fn released(&self) -> Notified<'_> {
         self.accounts.released.notified()
     }
@@ -130,7 +130,7 @@ mod tests {
         drop(a);
         c.charge("x", 50).unwrap();
         assert_eq!(accounts.ledger.taken(), 80);
-        // A size from outside does not wrap around.
+        // A size from a request must not overflow.
         assert_eq!(b.charge("x", usize::MAX).unwrap_err().status, 413);
     }
 }

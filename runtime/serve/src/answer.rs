@@ -1,4 +1,5 @@
-//! The answer to one request as it comes: the engine's events become text, thoughts and calls.
+//! The answer to one request while it is generated: turns engine events into text, reasoning and
+//! tool calls.
 
 use crate::account::Account;
 use crate::context::RequestContext;
@@ -14,56 +15,56 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A token with what is told of it.
+/// A token and its probabilities.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenInfo {
     pub id: u32,
     pub probabilities: Option<Probabilities>,
 }
 
-/// What came.
+/// An event of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
     Started(Started),
     Progress(PromptProgress),
-    /// A token, with the text that can be shown now.
+    /// A token, and the text that can be shown now.
     Token {
         token: TokenInfo,
         text: String,
     },
-    /// More text that stands for no token of its own.
+    /// More text without a token of its own.
     Rest(String),
-    /// What is said, thought and called.
+    /// New content, reasoning and calls.
     Parsed(Parsed),
     Finished,
     Failed(ApiError),
 }
 
-/// All of an answer so far.
+/// An answer so far.
 #[derive(Debug)]
 pub struct Choice {
     pub index: usize,
     parser: Option<AnswerParser>,
     tokenizer: Arc<Tokenizer>,
-    /// The prompt's tokens.
+    /// Tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// Everything that was written, as it was written.
+    /// Raw generated text.
     pub text: String,
-    /// The same, parsed.
+    /// Parsed text.
     pub answer: Answer,
     pub tokens: Vec<TokenInfo>,
-    /// Number of reasoning tokens, with the marks that end them.
+    /// Number of reasoning tokens, including the marks that end reasoning.
     pub thought: usize,
     pub slot: usize,
     pub counts: Counts,
     pub miss: Option<CacheMiss>,
     pub reason: Option<Reason>,
     pub error: Option<ApiError>,
-    /// The part of the text that came with the end.
+    /// Text that arrived with the end.
     rest: String,
     latencies: Arc<Latencies>,
     account: Arc<Account>,
-    /// True if the answer is sent as a whole, so that all of it is JSON at its end.
+    /// True if the answer is sent as a whole, so that all of it becomes JSON at its end.
     is_whole: bool,
     asked: Instant,
     started: Option<Instant>,
@@ -71,7 +72,7 @@ pub struct Choice {
     last_token: Option<Instant>,
 }
 
-/// The clock of answers that are still coming.
+/// Returns the current time, for answers that are still running.
 fn now() -> Instant {
     Instant::now()
 }
@@ -107,7 +108,7 @@ impl Choice {
         }
     }
 
-    /// Takes an event, and says what came of it.
+    /// Processes an event and returns the resulting updates.
     pub fn take(&mut self, event: Event) -> Vec<Update> {
         let mut updates = Vec::new();
         match event {
@@ -178,13 +179,13 @@ impl Choice {
         updates
     }
 
-    /// Returns the bytes that a token takes in an answer, at most.
+    /// Returns the maximum number of bytes that a token takes in an answer.
     fn size_of(&self, token: &Token) -> usize {
-        /// A token with its number and its text, twice.
+        /// Bytes of a token with its ID and its text, twice.
         const TOKEN: usize = 64;
-        /// A probability.
+        /// Bytes of a probability.
         const PROBABILITY: usize = 16;
-        /// A probability as JSON: an object with a text, its bytes and a number.
+        /// Bytes of a probability as a JSON object with a text, its bytes and a number.
         const OBJECT: usize = 1200;
         let top = token.probabilities.as_ref().map(|all| all.top.len() + 1);
         let each = if self.is_whole {
@@ -195,7 +196,7 @@ impl Choice {
         TOKEN + 4 * token.text.len() + top.unwrap_or(0) * each
     }
 
-    /// Ends with an error.
+    /// Ends the answer with an error.
     pub fn fail(&mut self, error: ApiError) -> Update {
         self.error = Some(error.clone());
         Update::Failed(error)
@@ -209,17 +210,17 @@ impl Choice {
         }
     }
 
-    /// The part of the text that came with the end.
+    /// Returns the text that arrived with the end.
     pub fn rest(&self) -> &str {
         &self.rest
     }
 
-    /// Whether a token ended the text.
+    /// Returns whether `token` ended the text.
     pub fn is_end_token(&self, token: u32) -> bool {
         self.tokenizer.is_eog(token)
     }
 
-    /// The text of the prompt, with the names of control tokens.
+    /// Returns the text of the prompt, including the names of control tokens.
     pub fn prompt_text(&self) -> String {
         let mut bytes = Vec::new();
         for &token in &self.prompt {
@@ -229,17 +230,17 @@ impl Choice {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Whether it is parsed into what is said, thought and called.
+    /// Returns whether the answer is parsed into content, reasoning and calls.
     pub fn is_parsed(&self) -> bool {
         self.parser.is_some()
     }
 
-    /// Whether nothing follows.
+    /// Returns whether the answer is complete.
     pub fn is_over(&self) -> bool {
         self.reason.is_some() || self.error.is_some()
     }
 
-    /// Returns true if a limit ended it, so that its last call may be incomplete.
+    /// Returns whether a limit ended the answer, so that its last call may be incomplete.
     pub fn is_cut(&self) -> bool {
         matches!(
             self.reason,
@@ -247,13 +248,13 @@ impl Choice {
         )
     }
 
-    /// Returns the calls, without one that a limit cut: a client must not run a part of it.
+    /// Returns the calls, without one that a limit cut off: a client must not run it.
     pub fn calls(&self) -> impl Iterator<Item = &AnswerCall> {
         let calls = self.answer.calls.iter();
         calls.filter(|call| call.is_complete || !self.is_cut())
     }
 
-    /// Why it ended, as OpenAI calls it.
+    /// Returns the finish reason in OpenAI's terms.
     pub fn finish_reason(&self) -> &'static str {
         if self.is_cut() {
             "length"
@@ -282,7 +283,7 @@ impl Choice {
         );
     }
 
-    /// Why it ended, as llama-server calls it.
+    /// Returns the stop type in llama-server's terms.
     pub fn stop_type(&self) -> &'static str {
         match self.reason {
             _ if self.is_cut() => "limit",
@@ -292,12 +293,12 @@ impl Choice {
         }
     }
 
-    /// Whether a part of it is missing.
+    /// Returns whether part of the answer is missing.
     pub fn is_truncated(&self) -> bool {
         self.counts.truncated || self.reason == Some(Reason::ContextFull)
     }
 
-    /// llama-server's timings.
+    /// Returns llama-server's timings.
     pub fn timings(&self) -> Value {
         let (mut reading, mut writing) = (self.counts.reading, self.counts.writing);
         if !self.is_over() {
@@ -323,9 +324,9 @@ impl Choice {
         timings
     }
 
-    /// OpenAI's usage.
+    /// Returns OpenAI's usage.
     pub fn usage(choices: &[Choice]) -> Value {
-        // Choices of one prompt come one after the other, and it counts once.
+        // Choices of one prompt are adjacent, and the prompt counts once.
         let is_new =
             |number: usize| number == 0 || choices[number].prompt != choices[number - 1].prompt;
         let each = choices
@@ -346,7 +347,7 @@ impl Choice {
         })
     }
 
-    /// Where the prompt was not known, and why.
+    /// Returns the position and the cause of the prefix cache miss.
     pub fn cache_miss(&self) -> Value {
         match self.miss {
             None => Value::Null,
@@ -357,14 +358,15 @@ impl Choice {
         }
     }
 
-    /// The text of a token, and its bytes.
+    /// Returns the text of a token, and its bytes.
     pub fn piece(&self, token: u32) -> (String, Vec<u8>) {
         let bytes = self.tokenizer.token_to_piece(token, true);
         let bytes = bytes.unwrap_or_default().to_vec();
         (String::from_utf8_lossy(&bytes).into_owned(), bytes)
     }
 
-    /// A token's probabilities, as llama-server and OpenAI's conversations have them.
+    /// Returns the probabilities of a token in the format of llama-server and OpenAI's chat
+    /// completions.
     pub fn probabilities(&self, token: &TokenInfo, is_drawn: bool) -> Option<Value> {
         let probabilities = token.probabilities.as_ref()?;
         let (one, many) = match is_drawn {
@@ -389,7 +391,8 @@ impl Choice {
     }
 }
 
-/// llama-server's timings. The first token comes from the logits of the prompt: no step of its own wrote it.
+/// Returns llama-server's timings. The first token comes from the logits of the prompt, so no
+/// decode step produced it.
 pub fn timings(
     cached: usize,
     prompt: usize,

@@ -1,4 +1,4 @@
-//! The interfaces, one file each.
+//! The APIs, one file each.
 
 pub mod anthropic;
 pub mod embeddings;

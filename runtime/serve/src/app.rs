@@ -1,4 +1,4 @@
-//! What all requests share: the model, its template, the engine.
+//! State that all requests of a model share: the model, its template, the engine.
 
 use crate::embedder::Embedder;
 use crate::error::{ApiError, Result};
@@ -16,26 +16,26 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// A server's state.
+/// A served model.
 pub struct App {
     pub(crate) options: ServeOptions,
     pub(crate) model: Arc<Model>,
     pub(crate) tokenizer: Arc<Tokenizer>,
-    /// What writes; a model of embeddings has none.
+    /// Engine that generates text. A model of embeddings has none.
     pub(crate) handle: Option<Handle>,
     pub(crate) embedder: Option<Embedder>,
     pub(crate) template: ChatTemplate,
     words: [Words; 2],
     vocabulary: OnceLock<Result<GrammarVocabulary, String>>,
-    /// The shares of the adapters that requests without own wishes get.
+    /// Default scales of the adapters.
     shares: Mutex<Vec<f32>>,
     /// Settings of requests that have a slot, by tag.
     settings: Mutex<BTreeMap<u64, Weak<Value>>>,
-    /// The engine's sums when its metrics were asked for last.
+    /// Totals of the engine at the last scrape of its metrics.
     scraped: Mutex<Totals>,
     next_tag: AtomicU64,
     pub(crate) latencies: Arc<Latencies>,
-    /// Grammars are compiled for two requests at a time.
+    /// Turns for compiling grammars: two requests at a time.
     pub(crate) compiling: Arc<Turns>,
     /// Turns of requests for embeddings, and of their batches.
     pub(crate) embedding: Arc<Turns>,
@@ -44,13 +44,14 @@ pub struct App {
     pub(crate) started: u64,
 }
 
-/// What a template's words mean for a vocabulary, for conversations without and with tools.
+/// Meaning of a template's control words for a vocabulary, for conversations without and with
+/// tools.
 struct Words {
     guard: Guard,
     shown: Vec<u32>,
 }
 
-/// Locks, also after a panic of another thread.
+/// Locks a mutex, even if another thread panicked while it held the lock.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -64,10 +65,12 @@ impl std::fmt::Debug for App {
 }
 
 impl App {
-    /// A server of `model`. Without a `handle` it writes nothing, without an `embedder` it computes no embeddings.
+    /// Creates a served model. Without a `handle` it cannot generate text, and without an
+    /// `embedder` it cannot compute embeddings.
     ///
     /// # Errors
-    /// If the model has no vocabulary, or its chat template, or the one that the options name, cannot be used.
+    /// Returns an error if the model has no vocabulary, or if its chat template or the one in the
+    /// options is invalid.
     pub fn new(
         options: ServeOptions,
         model: Arc<Model>,
@@ -105,7 +108,7 @@ impl App {
         })
     }
 
-    /// How it is set up.
+    /// Returns the options.
     pub fn options(&self) -> &ServeOptions {
         &self.options
     }
@@ -118,7 +121,7 @@ impl App {
         &self.words[usize::from(has_tools)].shown
     }
 
-    /// The engine.
+    /// Returns the engine.
     pub(crate) fn handle(&self) -> Result<&Handle> {
         self.handle.as_ref().ok_or_else(|| {
             ApiError::not_supported(
@@ -127,7 +130,7 @@ impl App {
         })
     }
 
-    /// The vocabulary as grammars need it; made when the first one comes.
+    /// Returns the vocabulary for grammars. The first grammar builds it.
     pub(crate) fn vocabulary(&self) -> Result<&GrammarVocabulary> {
         let made = self.vocabulary.get_or_init(|| {
             GrammarVocabulary::new(&self.tokenizer).map_err(|error| error.to_string())
@@ -136,7 +139,7 @@ impl App {
             .map_err(|error| ApiError::new(500, error.clone()))
     }
 
-    /// Returns the bytes of memory of the host that are free, as far as a device says.
+    /// Returns the bytes of free host memory, as reported by a device.
     pub fn free_memory(&self) -> u64 {
         let devices = self.model.devices().iter();
         let hosts = devices.filter(|device| device.kind() == DeviceKind::Cpu);
@@ -144,12 +147,12 @@ impl App {
         free.map_or(u64::MAX, |bytes| bytes as u64)
     }
 
-    /// The model's id.
+    /// Returns the model's ID.
     pub fn model_id(&self) -> String {
         self.options.model_id(&self.model)
     }
 
-    /// The adapters in these shares, and what changes the model in any case.
+    /// Returns the adapters with these scales, and the control vectors, which always apply.
     pub(crate) fn adapters(&self, shares: &[f32]) -> Vec<ScaledAdapter> {
         let adapters = self.options.adapters.iter().zip(shares);
         let used = adapters.filter(|(_, share)| **share != 0.0);
@@ -160,13 +163,14 @@ impl App {
         used.chain(self.options.control.iter().cloned()).collect()
     }
 
-    /// What an adapter is called as a model: as its file, without `.gguf`.
+    /// Returns the model name of an adapter: its file name without `.gguf`.
     pub(crate) fn adapter_name(&self, number: usize) -> Option<&str> {
         let (adapter, _) = self.options.adapters.get(number)?;
         adapter.path().file_stem()?.to_str()
     }
 
-    /// The number of the adapter that is named in the place of the model.
+    /// Returns the index of the adapter that is called `name`, for requests that name it instead of
+    /// the model.
     pub(crate) fn adapter_named(&self, name: &str) -> Option<usize> {
         if name == self.model_id() {
             return None;
@@ -174,7 +178,7 @@ impl App {
         (0..self.options.adapters.len()).find(|&number| self.adapter_name(number) == Some(name))
     }
 
-    /// The shares that requests without own wishes get.
+    /// Returns the default scales of the adapters.
     pub(crate) fn shares(&self) -> Vec<f32> {
         lock(&self.shares).clone()
     }
@@ -183,19 +187,19 @@ impl App {
         *lock(&self.shares) = shares;
     }
 
-    /// A number that a request is known by, with its settings, as long as somebody has them.
+    /// Returns a tag under which the settings of a request can be found as long as they exist.
     pub(crate) fn tag(&self, settings: &Arc<Value>) -> u64 {
         let tag = self.next_tag.fetch_add(1, Ordering::Relaxed);
         let mut known = lock(&self.settings);
         known.insert(tag, Arc::downgrade(settings));
-        // Now and then, those of requests that are gone.
+        // Drop the settings of finished requests now and then.
         if tag.is_multiple_of(64) {
             known.retain(|_, settings| settings.strong_count() > 0);
         }
         tag
     }
 
-    /// The settings of a request, without what is long, if it is not gone.
+    /// Returns the settings of a running request, without long values.
     pub(crate) fn settings(&self, tag: u64) -> Option<Value> {
         const MOST_BYTES: usize = 1 << 16;
         let settings = lock(&self.settings).get(&tag)?.upgrade()?;
@@ -208,12 +212,12 @@ impl App {
         Some(settings)
     }
 
-    /// The sums of the last time, instead of which these are remembered.
+    /// Stores the totals of this scrape and returns those of the last one.
     pub(crate) fn last_scrape(&self, totals: Totals) -> Totals {
         std::mem::replace(&mut *lock(&self.scraped), totals)
     }
 
-    /// The text of tokens, with the names of control tokens.
+    /// Returns the text of tokens, including the names of control tokens.
     pub(crate) fn text_of(&self, tokens: &[u32]) -> String {
         let mut bytes = Vec::new();
         for &token in tokens {
@@ -226,13 +230,13 @@ impl App {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Whether a text is longer than any prompt can be.
+    /// Fails if a text is longer than any prompt can be.
     pub(crate) fn check_length(&self, field: &str, text: &str) -> Result<()> {
         let context = self
             .handle
             .as_ref()
             .map_or(1 << 20, |handle| handle.limits().context);
-        // No token stands for so many bytes on average.
+        // No token averages as many bytes.
         let most = context.saturating_mul(256).max(1 << 20);
         if text.len() > most {
             return Err(ApiError::field(

@@ -11,38 +11,38 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_stream::StreamExt;
 
-/// Deepest nesting.
+/// Maximum nesting depth.
 const DEEPEST: usize = 64;
-/// Most values.
+/// Maximum number of values.
 const MAX_VALUES: usize = 1 << 21;
-/// Most objects.
+/// Maximum number of objects.
 const MAX_OBJECTS: usize = 1 << 17;
-/// Bytes of memory that a value takes once it is read, and an object beside its values.
+/// Bytes of memory that a parsed value takes, and an object besides its values.
 const VALUE: usize = 72;
 const OBJECT: usize = 100;
 /// Copies of a body in memory: its bytes, its JSON, and messages for a template.
 const COPIES: usize = 3;
-/// How long a body may take to come.
+/// Time limit for receiving a body.
 const TIME: Duration = Duration::from_secs(60);
-/// Longest wait of a body, at a time, for others to make room.
+/// Longest time that a body waits for another to make room.
 const ROOM_TIME: Duration = Duration::from_secs(1);
-/// Larger requests take turns.
+/// Body size above which requests take turns.
 pub const LARGE: usize = 1 << 20;
 
-/// How bodies are read.
+/// Reads bodies.
 #[derive(Debug)]
 pub struct Bodies {
-    /// Most bytes of one.
+    /// Maximum bytes of a body.
     limit: usize,
-    /// Bytes of bodies that are coming. Requests whose bodies are complete have other accounts,
-    /// so that bodies that never end keep out no request.
+    /// Bytes of incomplete bodies. Requests with complete bodies use other accounts, so bodies that
+    /// never end block no request.
     coming: Arc<Accounts>,
-    /// Turns of large ones.
+    /// Turns of large bodies.
     large: Arc<Turns>,
 }
 
 impl Bodies {
-    /// Creates a reader of bodies of at most `limit` bytes, which together hold at most `memory`.
+    /// Creates a reader for bodies of at most `limit` bytes, which together hold at most `memory`.
     /// Large ones take turns.
     pub fn new(limit: usize, memory: usize, large: Arc<Turns>) -> Self {
         Bodies {
@@ -52,8 +52,8 @@ impl Bodies {
         }
     }
 
-    /// Reads the bytes of a body. If there is no room for them, the body that has not gone on for
-    /// the longest time makes room.
+    /// Reads the bytes of a body. If there is no room for them, the body that made no progress for
+    /// the longest time is dropped.
     async fn bytes(&self, body: Body, account: &Account, peer: &Connection) -> Result<Vec<u8>> {
         let receiving = Receiving::new(peer);
         let mut stream = body.into_data_stream();
@@ -83,8 +83,8 @@ impl Bodies {
         ApiError::new(413, format!("the body has more than {} bytes", self.limit))
     }
 
-    /// Reads the body of a request of `owner` as JSON, which is charged to its account; without a
-    /// body, an empty object.
+    /// Reads the body of a request of `owner` as JSON and charges its account. Returns an empty
+    /// object if there is no body.
     pub async fn json(
         &self,
         body: Body,
@@ -109,7 +109,7 @@ impl Bodies {
             None
         };
         let account = Arc::clone(account);
-        // A large one takes a while, and other connections go on.
+        // Parsing a large body takes a while and must not block other connections.
         tokio::task::spawn_blocking(move || {
             let _turn = turn;
             let _coming = coming;
@@ -120,7 +120,7 @@ impl Bodies {
     }
 }
 
-/// Parses a body, which has limits of its own beside its length, and charges what it takes.
+/// Parses a body, checks its limits besides the length, and charges its memory.
 pub fn parse(bytes: &[u8], account: &Account) -> Result<Value> {
     let extent = Extent::of(bytes);
     let limits = [

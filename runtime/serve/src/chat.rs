@@ -1,4 +1,5 @@
-//! Conversations of all interfaces, in OpenAI's words: from messages to a prompt, and how the answer is parsed.
+//! Conversations of all APIs, in OpenAI's format: from messages to a prompt, and the parser of the
+//! answer.
 
 use crate::app::App;
 use crate::chance;
@@ -15,20 +16,20 @@ use samite_chat::{
 use samite_grammar::{Grammar, Part as GrammarPart};
 use serde_json::{Map, Value, json};
 
-/// A conversation that was found sound.
+/// A validated conversation.
 pub struct Conversation {
     pub messages: Vec<Message>,
     pub options: PromptOptions,
-    /// Whether a tool must be called.
+    /// True if the answer must call a tool.
     pub must_call: bool,
-    /// Whether one answer may have several calls.
+    /// True if one answer may have several calls.
     pub is_parallel: bool,
 }
 
-/// Bytes of memory that the grammar of a tool takes, beside its schema.
+/// Bytes of memory that the grammar of a tool takes, besides its schema.
 const TOOL: usize = 256 << 10;
 
-/// Most messages and tools of one conversation.
+/// Maximum number of messages and of tools in a conversation.
 const MOST: usize = 16_384;
 
 fn message(place: &str, value: &Value) -> Result<Message> {
@@ -90,7 +91,7 @@ fn message(place: &str, value: &Value) -> Result<Message> {
     serde_json::from_value(value.clone()).map_err(|error| ApiError::field(place, error))
 }
 
-/// Reads `tools` and `tool_choice`: the tools that may be called, and whether one must be.
+/// Reads `tools` and `tool_choice`. Returns the tools that may be called, and whether one must be.
 fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, bool)> {
     let list = fields.list("tools")?.unwrap_or_default();
     if list.len() > MOST {
@@ -100,7 +101,7 @@ fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, bool)> {
     for (i, tool) in list.iter().enumerate() {
         let place = format!("tools[{i}]");
         let fields = Fields::of(&place, tool)?;
-        // Others are for the interfaces' own services.
+        // Other types belong to services of the APIs' vendors.
         if fields
             .text(&["type"])?
             .is_some_and(|kind| kind != "function")
@@ -193,7 +194,7 @@ impl Conversation {
         }
         let is_begun = messages.last().is_some_and(is_assistant);
         if let Some(last) = messages.last_mut().filter(|last| is_assistant(last)) {
-            // What goes on is one text.
+            // A message to continue must be one text.
             if let Content::Parts(parts) = &last.content {
                 let texts = parts.iter().map(|part| match part {
                     Part::Text { text } => text.as_str(),
@@ -216,7 +217,7 @@ impl Conversation {
                 ));
             }
         };
-        // Templates that know the word take what is not there for no.
+        // Templates treat an unset `enable_thinking` as false, so always set it.
         let thinking = fields.boolean(&["enable_thinking"], thinking.unwrap_or(true))?;
         kwargs.remove("enable_thinking");
         let effort = fields.text(&["reasoning_effort"])?.map(str::to_owned);
@@ -236,7 +237,7 @@ impl Conversation {
         })
     }
 
-    /// The prompt, by the model's template.
+    /// Renders the prompt with the model's template.
     pub fn prompt(&self, app: &App) -> Result<Prompt> {
         let has_tools = !self.options.tools.is_empty();
         Ok(app
@@ -244,7 +245,7 @@ impl Conversation {
             .prompt(&self.messages, &self.options, app.guard(has_tools))?)
     }
 
-    /// The tokens of the prompt.
+    /// Returns the prompt and its tokens.
     pub fn tokens(&self, context: &RequestContext) -> Result<(Prompt, Vec<u32>)> {
         let prompt = self.prompt(context)?;
         let text = prompt.text();
@@ -256,7 +257,7 @@ impl Conversation {
     }
 }
 
-/// What calls of tools keep to.
+/// Returns the form of an answer that may call tools.
 fn calls(conversation: &Conversation, tools: &[Tool], format: &Format) -> Result<Option<Form>> {
     match format.call_grammar(tools, conversation.is_parallel) {
         Some(calls) => Ok(Some(Form::Calls {
@@ -277,7 +278,7 @@ fn calls(conversation: &Conversation, tools: &[Tool], format: &Format) -> Result
     }
 }
 
-/// Returns the tools, with `{"type": "object"}` for each schema that cannot be enforced.
+/// Returns the tools. A schema that cannot be enforced becomes `{"type": "object"}`.
 fn enforceable(context: &RequestContext, tools: &[Tool]) -> Result<Vec<Tool>> {
     let _turn = context.compiling.begin_blocking(context.caller.owner)?;
     let mut tools = tools.to_vec();
@@ -292,7 +293,7 @@ fn enforceable(context: &RequestContext, tools: &[Tool]) -> Result<Vec<Tool>> {
     Ok(tools)
 }
 
-/// Refuses `echo` where an answer is not told behind its prompt.
+/// Rejects `echo` in APIs that do not support it.
 pub fn no_echo(fields: &Fields<'_>) -> Result<()> {
     match fields.boolean(&["echo"], false)? {
         true => Err(ApiError::field("echo", "POST /v1/completions has it only")),
@@ -300,7 +301,7 @@ pub fn no_echo(fields: &Fields<'_>) -> Result<()> {
     }
 }
 
-/// The job of a conversation in OpenAI's words.
+/// Creates the job of a conversation in OpenAI's format.
 pub fn job(context: &RequestContext, body: &Value) -> Result<Job> {
     let fields = Fields::new(body)?;
     no_echo(&fields)?;
@@ -343,7 +344,7 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<Job> {
     }
 }
 
-/// A member of an object, or nothing.
+/// Inserts a member into an object if it has a value.
 pub fn member(object: &mut Map<String, Value>, name: &str, value: Option<Value>) {
     if let Some(value) = value {
         object.insert(name.to_owned(), value);

@@ -1,4 +1,4 @@
-//! The open connections: those that wait for their clients make room when there are too many.
+//! The open connections. If there are too many, connections that wait for their clients are closed.
 
 use crate::app::lock;
 use std::cmp::Reverse;
@@ -7,13 +7,13 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 
-/// Files that are open for other things than connections.
+/// Number of open files reserved for other purposes.
 const OTHER_FILES: usize = 64;
 
-/// Bytes that a connection may hold for the head of a request: twice its size.
+/// Bytes that a connection may hold for the head of a request: twice its maximum size.
 const HEAD_MEMORY: usize = 128 << 10;
 
-/// Most connections if no other number is set.
+/// Default maximum number of connections.
 const LIMIT: usize = 4096;
 
 /// The connections of a server.
@@ -26,45 +26,45 @@ pub struct Connections {
 #[derive(Debug, Default)]
 struct List {
     next: u64,
-    /// By the time since when they wait, which is a count.
+    /// Waiting connections by the start of their wait, which is a counter.
     waiting: BTreeMap<u64, Waiting>,
-    /// By address: how many are open.
+    /// Number of open connections by address.
     open: BTreeMap<IpAddr, usize>,
 }
 
-/// The next step of a client that a connection waits for.
+/// The client's action that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wait {
-    /// Send a request.
+    /// Sending a request.
     Request,
-    /// Send the rest of a body.
+    /// Sending the rest of a body.
     Body,
-    /// Read an answer.
+    /// Reading a response.
     Read,
 }
 
-/// A connection that waits.
+/// A waiting connection.
 #[derive(Debug)]
 struct Waiting {
     wait: Wait,
     address: IpAddr,
-    /// Tells it to make room.
+    /// Notifies it to close.
     told: Arc<Notify>,
 }
 
-/// One of them. It is not counted any more when it is dropped.
+/// A connection. Dropping it removes it from the count.
 #[derive(Debug)]
 pub struct Connection {
     all: Arc<Connections>,
     address: IpAddr,
-    /// Told when it is to end once it is not at work.
+    /// Notified if the connection must close once it is idle.
     pub leave: Arc<Notify>,
-    /// Told when it is to end at once.
+    /// Notified if the connection must close at once.
     pub cut: Arc<Notify>,
     place: Mutex<Option<(u64, Wait)>>,
 }
 
-/// A request of a connection, until its answer was given to whoever writes it.
+/// A running request of a connection, until its response is passed to the writer.
 #[derive(Debug)]
 pub struct AtWork(Arc<Connection>);
 
@@ -81,7 +81,7 @@ impl Drop for AtWork {
     }
 }
 
-/// A body that is coming, until it is there.
+/// A body that is being received.
 #[derive(Debug)]
 pub struct Receiving<'c>(&'c Connection);
 
@@ -91,12 +91,13 @@ impl<'c> Receiving<'c> {
         Receiving(connection)
     }
 
-    /// Takes note that a part has come.
+    /// Records that a part has arrived.
     pub fn has_come(&self) {
         self.0.wait_for(Wait::Body);
     }
 
-    /// Cuts the connection whose body did not go on for the longest time, if there is another one.
+    /// Closes the connection whose body made no progress for the longest time, if there is another
+    /// one. Returns whether there was.
     pub fn make_room(&self) -> bool {
         let own = self.0.waits().map(|(place, _)| place);
         let mut list = lock(&self.0.all.list);
@@ -118,16 +119,15 @@ impl Connections {
         }
     }
 
-    /// Allows `wanted` connections, but no more than the system allows open files, which is first
-    /// asked to be as many as it may be. Without a number, the heads of requests may hold a quarter
-    /// of `memory`.
+    /// Allows `wanted` connections, limited by the number of open files, whose soft limit is raised
+    /// first. By default, the heads of requests may hold a quarter of `memory`.
     pub fn allowed(wanted: Option<usize>, memory: usize) -> Self {
         let files = open_files().saturating_sub(OTHER_FILES).max(16);
         let usual = (memory / 4 / HEAD_MEMORY).clamp(64, LIMIT);
         Connections::new(wanted.unwrap_or(usual).min(files))
     }
 
-    /// Adds a connection from `address`. If there are too many, one that waits makes room.
+    /// Adds a connection from `address`. If there are too many, closes one that waits.
     pub fn add(self: &Arc<Self>, address: IpAddr) -> Connection {
         let mut list = lock(&self.list);
         *list.open.entry(address).or_default() += 1;
@@ -146,7 +146,7 @@ impl Connections {
         connection
     }
 
-    /// Has some that wait make room.
+    /// Closes some waiting connections.
     pub fn make_room(&self) {
         let mut list = lock(&self.list);
         for _ in 0..8 {
@@ -156,8 +156,8 @@ impl Connections {
 }
 
 impl List {
-    /// Tells a connection to make room: one of the address with the most connections. Of these, one
-    /// that waits for a request comes first, then the one that waits for the longest time.
+    /// Closes a connection of the address with the most connections. Those that wait for a request
+    /// come first, then the one that has waited longest.
     fn dismiss(&mut self, may_leave: impl Fn(u64, Wait) -> bool) -> bool {
         let waiting = self.waiting.iter();
         let waiting = waiting.filter(|(place, one)| may_leave(**place, one.wait));
@@ -176,19 +176,19 @@ impl List {
 }
 
 impl Connection {
-    /// Returns what it waits for, with a number that no other wait of any connection has.
+    /// Returns the current wait, with a number that no other wait of any connection has.
     pub fn waits(&self) -> Option<(u64, Wait)> {
         *lock(&self.place)
     }
 
-    /// Waits for nothing any more.
+    /// Ends the wait.
     pub fn work(&self) {
         if let Some((place, _)) = lock(&self.place).take() {
             lock(&self.all.list).waiting.remove(&place);
         }
     }
 
-    /// Begins to wait, as one that waits for the shortest time.
+    /// Starts to wait, last in the order of waits.
     pub fn wait_for(&self, wait: Wait) {
         let told = match wait {
             Wait::Request => &self.leave,
@@ -223,7 +223,7 @@ impl Drop for Connection {
     }
 }
 
-/// How many files this process may have open, after asking for as many as it may ask for.
+/// Raises the limit of open files to its maximum and returns it.
 #[cfg(unix)]
 fn open_files() -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -253,7 +253,7 @@ mod tests {
 
     const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-    /// Returns true if the connection was told to leave, or cut.
+    /// Returns whether the connection was notified to leave or closed.
     fn leaves(connection: &Connection) -> bool {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -282,7 +282,7 @@ mod tests {
         list[0].work();
         list[1].work();
         list[1].wait_for(Wait::Request);
-        // The first is at work, the second was a moment ago.
+        // The first is at work; the second was until just now.
         let fourth = all.add(HERE);
         assert_eq!(leaving(&list), [false, false, true]);
         drop(fourth);
@@ -325,7 +325,7 @@ mod tests {
         assert!(bodies[2].make_room());
         assert_eq!(leaving(&list), [false, true, false]);
         drop(bodies);
-        // Alone, it can make no room.
+        // A lone body can make no room.
         assert!(!Receiving::new(&list[0]).make_room());
         assert!(list[0].waits().is_none());
     }

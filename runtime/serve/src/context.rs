@@ -9,22 +9,22 @@ use samite_core::CancelToken;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A model as one request sees it, with the caller and the memory that the request holds.
+/// A model as seen by one request, with its caller and memory account.
 #[derive(Debug)]
 pub struct RequestContext {
     app: Arc<App>,
-    /// The caller.
+    /// Caller of the request.
     pub caller: Caller,
-    /// The memory that the request holds.
+    /// Memory account of the request.
     pub account: Arc<Account>,
     /// Turns of requests with large bodies, until they are submitted.
     pub large: Arc<Turns>,
-    /// Cancelled when the client leaves.
+    /// Cancelled when the client disconnects.
     pub cancel: CancelToken,
 }
 
 impl RequestContext {
-    /// Bytes that a tokenizer takes for each byte of a text while it splits it, at most.
+    /// Maximum bytes that a tokenizer takes per byte of a text while it splits the text.
     const BYTES_PER_BYTE: usize = 64;
 
     pub fn new(app: Arc<App>, caller: Caller, account: Arc<Account>, large: Arc<Turns>) -> Self {
@@ -37,12 +37,13 @@ impl RequestContext {
         }
     }
 
-    /// Cancels the request when the guard is dropped, as it is when the client leaves.
+    /// Returns a guard that cancels the request when it is dropped, which happens if the client
+    /// disconnects.
     pub fn cancelled_when_dropped(&self) -> CancelGuard<'_> {
         CancelGuard(&self.cancel)
     }
 
-    /// Charges the memory of turning a text into tokens, and that of the tokens.
+    /// Tokenizes a text, and charges the memory of doing so and of the tokens.
     pub fn tokenize(
         &self,
         field: &str,
@@ -55,8 +56,7 @@ impl RequestContext {
         })
     }
 
-    /// Charges the memory of `tokenize`, which turns `length` bytes of text into tokens, and of the
-    /// tokens.
+    /// Charges the memory of `tokenize`, which tokenizes `length` bytes of text, and of the tokens.
     pub fn tokens(
         &self,
         field: &str,
@@ -72,7 +72,8 @@ impl RequestContext {
         Ok(tokens)
     }
 
-    /// Returns the number that requests must have in common to share what is in the cache.
+    /// Returns the salt of the prefix cache. Only requests with the same salt share cached
+    /// prefixes.
     pub fn salt(&self) -> u64 {
         if self.options.shares_prefixes {
             0
@@ -82,7 +83,7 @@ impl RequestContext {
     }
 }
 
-/// Cancels a request when it is dropped.
+/// A guard that cancels a request when it is dropped.
 #[must_use]
 pub struct CancelGuard<'c>(&'c CancelToken);
 

@@ -1,20 +1,20 @@
-//! A context for embeddings: one batch of texts after the other.
+//! A context for embeddings, which runs one batch of texts at a time.
 
 use crate::app::lock;
 use samite_llm::{Context, Error, Normalization, embed};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What computes embeddings.
+/// Computes embeddings.
 pub struct Embedder {
     context: Mutex<Context>,
-    /// Whether each token has an embedding of its own.
+    /// True if each token has its own embedding.
     pub(crate) is_of_tokens: bool,
-    /// Whether scores are computed instead.
+    /// True if the model computes scores instead.
     pub(crate) is_rank: bool,
-    /// Numbers of an embedding.
+    /// Numbers per embedding.
     pub(crate) width: usize,
-    /// Most tokens of one text.
+    /// Maximum tokens of a text.
     pub(crate) longest: usize,
     pub(crate) normalization: Normalization,
     tokens: AtomicU64,
@@ -30,7 +30,7 @@ impl std::fmt::Debug for Embedder {
 }
 
 impl Embedder {
-    /// One that computes what `context` is set up for.
+    /// Creates an embedder for the output type of `context`.
     pub fn new(context: Context, normalization: Normalization) -> Self {
         use samite_llm::arch::Output;
         use samite_llm::arch::spec::Pooling;
@@ -52,7 +52,7 @@ impl Embedder {
         }
     }
 
-    /// Computes the embeddings of each text: one, or one of each token.
+    /// Computes the embeddings of each text: one per text, or one per token.
     pub(crate) fn embed(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>, Error> {
         let mut found = vec![Vec::new(); texts.len()];
         let mut context = lock(&self.context);
@@ -68,7 +68,7 @@ impl Embedder {
         Ok(found)
     }
 
-    /// Tokens and batches so far.
+    /// Returns the number of tokens and batches so far.
     pub(crate) fn totals(&self) -> (u64, u64) {
         (
             self.tokens.load(Ordering::Relaxed),

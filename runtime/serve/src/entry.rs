@@ -1,4 +1,4 @@
-//! One of a server's models: in memory, or not.
+//! A model of the server, loaded or not.
 
 use crate::app::{App, lock};
 use crate::hub::{Loaded, Source};
@@ -16,19 +16,19 @@ pub struct Entry {
     pub state: Mutex<State>,
 }
 
-/// How a model is in memory.
+/// State of a model.
 #[derive(Default)]
 pub struct State {
     pub app: Option<Arc<App>>,
     pub thread: Option<JoinHandle<()>>,
     pub is_loading: bool,
-    /// Why it could not be loaded the last time.
+    /// Reason why the last attempt to load it failed.
     pub failure: Option<String>,
-    /// What it takes.
+    /// Bytes of memory that it takes.
     pub bytes: u64,
-    /// When it was asked for last, as a count.
+    /// Last use, as a count.
     pub last_use: u64,
-    /// Since when nobody uses it, and how long it stays then.
+    /// Start of its idle time, and the time that it may stay idle.
     pub idle_since: Option<Instant>,
     pub stays: Option<Duration>,
 }
@@ -40,7 +40,7 @@ impl State {
     }
 }
 
-/// What a model is at.
+/// Status of a model.
 pub enum Status {
     Unloaded(Option<String>),
     Loading,
@@ -65,16 +65,17 @@ impl Entry {
         }
     }
 
-    /// When it is given up if nobody asks for it: in so much time.
+    /// Returns the time until the model is unloaded if no request uses it.
     pub fn leaves_in(&self) -> Option<Duration> {
         lock(&self.state).stays
     }
 
-    /// The model, if it is there, as one that was used just now.
+    /// Returns the model if it is loaded, and marks it as used.
     pub fn using(&self, use_number: impl FnOnce() -> u64) -> Option<Arc<App>> {
         let mut state = lock(&self.state);
         if self.source.is_some() && state.is_lost() {
-            // It is loaded again. The thread is at its end, and requests that have it hear that.
+            // The next request loads it again. Its thread is ending, and requests that still use it
+            // get an error.
             state.app = None;
             state.thread = None;
             state.bytes = 0;
@@ -85,7 +86,7 @@ impl Entry {
         Some(app)
     }
 
-    /// Loads it.
+    /// Loads the model.
     pub fn load(&self) -> Result<(), String> {
         let Some(source) = &self.source else {
             return Ok(());
@@ -105,7 +106,7 @@ impl Entry {
         }
     }
 
-    /// It is in memory from now on.
+    /// Stores the loaded model.
     pub fn put(&self, loaded: Loaded) {
         let mut state = lock(&self.state);
         state.app = Some(Arc::new(loaded.app));
@@ -114,14 +115,14 @@ impl Entry {
         state.idle_since = None;
     }
 
-    /// Whether it is in memory and no request has it.
+    /// Returns whether the model is loaded and no request uses it.
     pub fn is_idle(&self) -> bool {
         let state = lock(&self.state);
         let app = state.app.as_ref().filter(|_| self.source.is_some());
         app.is_some_and(|app| Arc::strong_count(app) == 1)
     }
 
-    /// Whether nobody used it for the time that it stays.
+    /// Returns whether the model has been idle for longer than it may stay.
     pub fn is_over_time(&self) -> bool {
         let is_idle = self.is_idle();
         let mut state = lock(&self.state);
@@ -133,7 +134,7 @@ impl Entry {
         since.elapsed() >= stays
     }
 
-    /// Takes it out, unless a request has it.
+    /// Takes the model out, unless a request uses it.
     fn take_idle(&self) -> Option<(Arc<App>, Option<JoinHandle<()>>)> {
         let mut state = lock(&self.state);
         let app = state.app.take_if(|app| Arc::strong_count(app) == 1)?;
@@ -142,7 +143,7 @@ impl Entry {
         Some((app, state.thread.take()))
     }
 
-    /// Gives it up, unless a request has it.
+    /// Unloads the model, unless a request uses it.
     pub async fn unload(&self) -> bool {
         let Some((app, thread)) = self.take_idle() else {
             return false;

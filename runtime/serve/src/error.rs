@@ -1,16 +1,16 @@
-//! Errors of requests, with their status and their object.
+//! Errors of requests, with their HTTP status and JSON object.
 
 use samite_requests::{Failed, FailureKind, Refusal};
 use serde_json::{Map, Value, json};
 
-/// Why a request has no answer.
+/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
-    /// The status of HTTP.
+    /// HTTP status.
     pub status: u16,
-    /// The name of its kind.
+    /// Type of the error.
     pub kind: &'static str,
-    /// What is wrong, and what to do.
+    /// Problem and remedy.
     pub message: String,
     /// Further members of the object.
     pub more: Map<String, Value>,
@@ -37,7 +37,7 @@ impl ApiError {
         }
     }
 
-    /// A path that has other methods only.
+    /// Creates the error for a path that does not support a method.
     pub fn method(method: &str, path: &str, allowed: &'static str) -> Self {
         let message = format!("{path} answers to {allowed}, and not to {method}");
         let mut error = ApiError::new(405, message);
@@ -45,7 +45,7 @@ impl ApiError {
         error
     }
 
-    /// A field that is wrong.
+    /// Creates the error for an invalid field.
     pub fn field(field: impl Into<String>, what: impl std::fmt::Display) -> Self {
         let field = field.into();
         let mut error = ApiError::new(400, format!("\"{field}\": {what}"));
@@ -53,12 +53,12 @@ impl ApiError {
         error
     }
 
-    /// Returns true if this field is wrong.
+    /// Returns whether the error is about this field.
     pub fn is_about(&self, field: &str) -> bool {
         self.more.get("param").and_then(Value::as_str) == Some(field)
     }
 
-    /// The same about a field that is called otherwise where the request came from.
+    /// Renames the field of the error, for requests that were translated from another format.
     pub fn renamed(mut self, from: &str, to: &str) -> Self {
         if self.is_about(from) {
             self.message = self.message.replacen(from, to, 1);
@@ -67,12 +67,12 @@ impl ApiError {
         self
     }
 
-    /// A picture, which no model here can see.
+    /// Creates the error for an image, which no supported model can process.
     pub fn image(field: impl Into<String>) -> Self {
         ApiError::field(field, "image input is not supported by this model")
     }
 
-    /// What is wrong with a request as such.
+    /// Creates the error for an invalid request.
     pub fn invalid(message: impl Into<String>) -> Self {
         ApiError::new(400, message)
     }
@@ -81,7 +81,7 @@ impl ApiError {
         ApiError::new(501, message)
     }
 
-    /// OpenAI's and llama-server's object.
+    /// Returns the error object of OpenAI and llama-server.
     pub fn object(&self) -> Value {
         let mut error = Map::new();
         error.insert("code".to_owned(), self.status.into());
@@ -91,7 +91,7 @@ impl ApiError {
         json!({"error": error})
     }
 
-    /// Anthropic's object.
+    /// Returns Anthropic's error object.
     pub fn anthropic(&self) -> Value {
         let kind = match self.kind {
             "exceed_context_size_error" => "invalid_request_error",
@@ -102,7 +102,7 @@ impl ApiError {
         json!({"type": "error", "error": {"type": kind, "message": self.message}})
     }
 
-    /// ollama's object.
+    /// Returns Ollama's error object.
     pub fn ollama(&self) -> Value {
         json!({"error": self.message})
     }
@@ -139,7 +139,7 @@ impl From<Refusal> for ApiError {
 
 impl From<Failed> for ApiError {
     fn from(failed: Failed) -> Self {
-        // What the request wants its text to keep to turned out to be too large in the middle of it.
+        // The request's grammar became too large during generation.
         const GRAMMAR: &str = "the grammar ";
         if failed.kind == FailureKind::Sampling && failed.message.starts_with(GRAMMAR) {
             return ApiError::invalid(failed.message);

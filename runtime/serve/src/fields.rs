@@ -1,4 +1,5 @@
-//! Reads the fields of a request: what is of another type or out of range is refused by its name.
+//! Reads the fields of a request. A wrong type or a value out of range is an error that names the
+//! field.
 
 use crate::error::{ApiError, Result};
 use serde_json::{Map, Value};
@@ -7,11 +8,11 @@ use serde_json::{Map, Value};
 #[derive(Clone, Debug)]
 pub struct Fields<'a> {
     object: &'a Map<String, Value>,
-    /// Where it stands in the request; empty for the request itself.
+    /// Path of the object in the request; empty for the request itself.
     place: String,
 }
 
-/// What a value is, in words.
+/// Returns the type of a value in words.
 pub fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -37,7 +38,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The object at `place`.
+    /// Returns the object at `place`.
     pub fn of(place: &str, value: &'a Value) -> Result<Self> {
         match value {
             Value::Object(object) => Ok(Fields {
@@ -51,7 +52,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Where a field of it stands.
+    /// Returns the path of a field.
     fn place(&self, name: &str) -> String {
         match self.place.is_empty() {
             true => name.to_owned(),
@@ -67,7 +68,7 @@ impl<'a> Fields<'a> {
         self.object
     }
 
-    /// The first of these names that has a value, with it.
+    /// Returns the first of these names that has a value, and the value.
     pub fn get<'n>(&self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
         let value = |name: &str| self.object.get(name).filter(|value| !value.is_null());
         names.iter().find_map(|&name| Some((name, value(name)?)))
@@ -128,7 +129,8 @@ impl<'a> Fields<'a> {
         Ok(count.and_then(|count| usize::try_from(count).ok()))
     }
 
-    /// A seed: 64 bits, negative numbers as their complement. `None` where any will do.
+    /// Returns a seed of 64 bits; negative numbers are taken as two's complement. `None` if any
+    /// seed will do.
     pub fn seed(&self, name: &str) -> Result<Option<u64>> {
         let Some((_, value)) = self.get(&[name]) else {
             return Ok(None);
@@ -174,7 +176,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list of strings; a single string counts as one.
+    /// Returns a list of strings. A single string counts as a list.
     pub fn texts(&self, name: &str, most: usize) -> Result<Vec<String>> {
         let list = match self.get(&[name]) {
             None => return Ok(Vec::new()),
@@ -202,18 +204,18 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What a body of JSON takes before it is read.
+/// Size of a JSON body, determined before it is parsed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
-    /// How deep brackets are nested.
+    /// Nesting depth of brackets.
     pub depth: usize,
-    /// At most so many values are in it.
+    /// Maximum number of values in it.
     pub values: usize,
     pub objects: usize,
 }
 
 impl Extent {
-    /// That of a body, by what stands outside of strings.
+    /// Computes the size from the characters outside strings.
     pub fn of(body: &[u8]) -> Self {
         let mut extent = Extent {
             values: 1,
@@ -241,20 +243,20 @@ impl Extent {
     }
 }
 
-/// How an interface writes a text as a list of items.
+/// An API's format of a text as a list of items.
 pub struct TextItems {
-    /// What the items are called.
+    /// Noun for the items in messages.
     pub words: &'static str,
-    /// The types that have a text; the first one is that of an item that says none.
+    /// Types with text. The first is the default.
     pub texts: &'static [&'static str],
-    /// The type of a picture.
+    /// Type of an image.
     pub image: &'static str,
-    /// The members that the text may be in.
+    /// Members that may hold the text.
     pub members: &'static [&'static str],
 }
 
 impl TextItems {
-    /// A text, or those of a list; anything else is refused.
+    /// Reads a text, or the texts of a list. Anything else is an error.
     pub fn read(&self, place: &str, value: &Value) -> Result<String> {
         let words = self.words;
         let items = match value {
@@ -300,7 +302,7 @@ mod tests {
         let message = |error: ApiError| error.message;
         assert_eq!(fields.integer(&["n"], 0, 5), Ok(Some(3)));
         assert_eq!(fields.integer(&["d"], 0, 5), Ok(None));
-        // The next name counts where one has no value.
+        // The next name counts if one has no value.
         assert_eq!(fields.integer(&["d", "n"], 0, 5), Ok(Some(3)));
         assert!(
             message(fields.integer(&["a"], 0, 5).unwrap_err())

@@ -1,4 +1,4 @@
-//! What a text keeps to: schemas and grammars of requests.
+//! Constraints of a text: schemas and grammars in requests.
 
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
@@ -7,13 +7,13 @@ use samite_grammar::{Grammar, GrammarError, Lazy, Part, Trigger};
 use samite_text::Constraint;
 use serde_json::{Value, json};
 
-/// What a text keeps to, as requests say it.
+/// The constraint of a text, as the request states it.
 #[derive(Clone, Debug)]
 pub enum Form {
     Free,
     Schema(Value),
     Gbnf(String),
-    /// Calls of tools; only them, if one is demanded.
+    /// Tool calls. Only calls if the request demands one.
     Calls {
         grammar: Grammar,
         triggers: Vec<Trigger>,
@@ -24,7 +24,7 @@ fn grammar_error(field: &str, error: &GrammarError) -> ApiError {
     ApiError::field(field, error)
 }
 
-/// Reads what a text is to keep to: `json_schema`, `grammar`, and OpenAI's `response_format`.
+/// Reads the constraint of a text: `json_schema`, `grammar`, and OpenAI's `response_format`.
 pub fn form(fields: &Fields<'_>) -> Result<(&'static str, Form)> {
     if let Some((_, schema)) = fields.get(&["json_schema"]) {
         if fields.has("grammar") {
@@ -64,7 +64,7 @@ pub fn form(fields: &Fields<'_>) -> Result<(&'static str, Form)> {
     Ok(("response_format", form))
 }
 
-/// Returns the schema of an object as grammars take it.
+/// Returns the schema of an object in the form that grammars expect.
 fn schema_value(field: &str, schema: &Value) -> Result<Value> {
     match schema {
         Value::Object(members) if members.is_empty() => Ok(json!({"type": "object"})),
@@ -79,8 +79,8 @@ fn schema_value(field: &str, schema: &Value) -> Result<Value> {
     }
 }
 
-/// Returns the form of an answer that either calls tools or is JSON of a schema. Without triggers, a
-/// call is demanded, and the schema does not apply.
+/// Returns the form of an answer that either calls tools or is JSON that matches a schema. Without
+/// triggers, a call is required and the schema does not apply.
 pub fn calls_or_schema(
     context: &RequestContext,
     field: &str,
@@ -109,7 +109,7 @@ pub fn calls_or_schema(
     })
 }
 
-/// What a text keeps to.
+/// Compiles the constraint of a text.
 pub fn constraint(
     context: &RequestContext,
     field: &str,
@@ -127,7 +127,8 @@ pub fn constraint(
     let begin = || {
         let begun = grammar.constraint(context.vocabulary()?);
         let mut constraint = begun.map_err(|error| grammar_error(field, &error))?;
-        // What lets no text begin, or is too large to be followed, is found now, and not when the answer begins.
+        // Check the first mask now, so that a grammar that allows no text or is too large fails
+        // before the answer starts.
         let mask = constraint.mask();
         let mask = mask.map_err(|error| ApiError::field(field, error))?;
         match mask.iter().any(|&word| word != 0) {
@@ -136,7 +137,7 @@ pub fn constraint(
         }
     };
     let constraint = begin().map_err(|error| match grammar.check() {
-        // Without a vocabulary, it is said better what is wrong.
+        // Compiling without a vocabulary gives a better error message.
         Err(better) => grammar_error(field, &better),
         Ok(()) => error,
     })?;

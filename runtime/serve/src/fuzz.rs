@@ -1,4 +1,4 @@
-//! Entry for fuzz targets: reads the body of a request without a connection.
+//! Entry point of fuzz targets: reads the body of a request without a connection.
 
 use crate::access::Caller;
 use crate::account::{Account, Accounts};
@@ -10,8 +10,8 @@ use crate::turns::Turns;
 use crate::{api, chat};
 use std::sync::Arc;
 
-/// Reads the bytes of a body as JSON and then as a request of the interface with this number.
-/// Returns the text of the error if it is refused. Nothing is computed.
+/// Reads the bytes of a body as JSON and then as a request of the API with this index. Returns the
+/// error message if it is rejected. Computes nothing.
 pub fn read_body(app: &Arc<App>, interface: usize, bytes: &[u8]) -> Option<String> {
     let account = Arc::new(Account::new(&Arc::new(Accounts::new(1 << 30))));
     let caller = Caller {
@@ -45,5 +45,5 @@ pub fn read_body(app: &Arc<App>, interface: usize, bytes: &[u8]) -> Option<Strin
     read().err().map(|error| error.message)
 }
 
-/// Number of interfaces.
+/// Number of APIs.
 pub const INTERFACES: usize = 17;

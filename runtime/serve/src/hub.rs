@@ -1,7 +1,10 @@
-//! The models of a server: which there are, which are in memory, and which one makes room for another.
+//! The models of a server: which exist, which are loaded, and which one to unload to make room for
+//! another.
 //!
-//! A model is loaded when a request names it. What it takes is planned before anything is loaded. If it does not fit beside the others, those make room that were
-//! not used for the longest time and are not at work; while one waits for that, requests for all models wait in order behind it, so that nobody waits for ever.
+//! A request that names a model loads it. The server plans the model's memory before it loads
+//! anything. If the model does not fit beside the others, it unloads the least recently used models
+//! that are idle. While a load waits for that, requests for all models queue up behind it in order,
+//! so none starves.
 
 use crate::account::Accounts;
 use crate::app::{App, lock};
@@ -17,47 +20,48 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::OwnedMutexGuard;
 
-/// Where a model comes from.
+/// Loads a model.
 pub trait Source: Send + Sync + 'static {
-    /// Bytes that it takes once it is loaded: weights, context and results in between. Nothing is loaded for it.
+    /// Returns the bytes that the model takes once it is loaded: weights, context and intermediate
+    /// results. Loads nothing.
     ///
     /// # Errors
-    /// Why it cannot be loaded.
+    /// Returns the reason why the model cannot be loaded.
     fn plan(&self) -> Result<u64, String>;
 
-    /// Loads it.
+    /// Loads the model.
     ///
     /// # Errors
-    /// Why it cannot be loaded.
+    /// Returns the reason why the model cannot be loaded.
     fn load(&self) -> Result<Loaded, String>;
 }
 
-/// A model in memory.
+/// A loaded model.
 pub struct Loaded {
-    /// What is served.
+    /// The served model.
     pub app: App,
-    /// The thread of its engine, which ends with [`Handle::end`](samite_requests::Handle::end).
+    /// Thread of its engine, which ends with [`Handle::end`](samite_requests::Handle::end).
     pub thread: Option<JoinHandle<()>>,
 }
 
 /// A model that can be served.
 pub struct ServedModel {
-    /// What requests call it; the first one is its id.
+    /// Names of the model in requests; the first one is its ID.
     pub names: Vec<String>,
-    /// Its file.
+    /// File of the model.
     pub path: PathBuf,
-    /// What loads it.
+    /// Loads the model.
     pub source: Box<dyn Source>,
 }
 
-/// How several models share a machine.
+/// Limits on loaded models.
 #[derive(Clone, Copy, Debug)]
 pub struct HubLimits {
-    /// Most models in memory.
+    /// Maximum number of loaded models.
     pub models: usize,
-    /// Most bytes that all of them take, by their plans.
+    /// Maximum bytes that they take together, by their plans.
     pub bytes: u64,
-    /// Whether a model is loaded when a request names it.
+    /// True if a request that names a model loads it.
     pub loads: bool,
 }
 
@@ -71,11 +75,11 @@ impl Default for HubLimits {
     }
 }
 
-/// The models of a server, and what all of them share.
+/// The models of a server, and their shared state.
 pub struct Hub {
     pub(crate) options: ServeOptions,
     pub(crate) bodies: Bodies,
-    /// The memory of requests.
+    /// Memory accounts of requests.
     pub(crate) accounts: Arc<Accounts>,
     /// Turns of requests with large bodies, until they are submitted.
     pub(crate) large: Arc<Turns>,
@@ -84,11 +88,11 @@ pub struct Hub {
     pub(crate) started: u64,
     entries: Vec<Entry>,
     limits: HubLimits,
-    /// Whether the one model answers to every name.
+    /// True if the only model answers to every name.
     is_single: bool,
-    /// Held while models come and go.
+    /// Held while models are loaded or unloaded.
     changing: Arc<tokio::sync::Mutex<()>>,
-    /// Requests that wait for it.
+    /// Number of requests that wait for `changing`.
     waiting: AtomicUsize,
     uses: AtomicU64,
 }
@@ -101,7 +105,7 @@ impl std::fmt::Debug for Hub {
     }
 }
 
-/// One more that waits, until it is dropped.
+/// Counts a waiting request until it is dropped.
 struct Waits<'h>(&'h AtomicUsize);
 
 impl<'h> Waits<'h> {
@@ -118,7 +122,7 @@ impl Drop for Waits<'_> {
 }
 
 impl Hub {
-    /// One model that is there already and stays.
+    /// Creates a hub with one model that is loaded and stays.
     pub fn single(app: App) -> Self {
         let options = app.options.clone();
         let entry = Entry {
@@ -133,10 +137,11 @@ impl Hub {
         Self::with(options, vec![entry], HubLimits::default(), true)
     }
 
-    /// Several models, of which none is loaded yet. If `is_single`, it is one that answers to every name. `options` are those of the server as such.
+    /// Creates a hub with models that are not loaded yet. If `is_single`, the only model answers to
+    /// every name. `options` are those of the server.
     ///
     /// # Errors
-    /// If two models have the same name, or there is none.
+    /// Returns an error if two models have the same name, or if `models` is empty.
     pub fn new(
         options: ServeOptions,
         models: Vec<ServedModel>,
@@ -195,7 +200,7 @@ impl Hub {
         }
     }
 
-    /// The first model's id.
+    /// Returns the first model's ID.
     pub fn first_name(&self) -> &str {
         self.entries
             .first()
@@ -203,7 +208,7 @@ impl Hub {
             .map_or("", String::as_str)
     }
 
-    /// How many models there are.
+    /// Returns the number of models.
     pub fn count(&self) -> usize {
         self.entries.len()
     }
@@ -211,7 +216,7 @@ impl Hub {
     /// Plans the memory of the first `count` models.
     ///
     /// # Errors
-    /// For the first one that cannot be loaded, or that needs more than there is.
+    /// Returns an error for the first one that cannot be loaded or exceeds the limit.
     pub fn check(&self, count: usize) -> Result<(), String> {
         for entry in self.entries.iter().take(count) {
             if let Some(source) = &entry.source {
@@ -236,19 +241,19 @@ impl Hub {
         }
     }
 
-    /// Has the first model in memory, before the server begins.
+    /// Stores the first model before the server starts.
     pub fn put_first(&self, loaded: Loaded) {
         if let Some(entry) = self.entries.first() {
             entry.put(loaded);
         }
     }
 
-    /// A prefix of all paths.
+    /// Returns the prefix of all paths.
     pub fn prefix(&self) -> &str {
         &self.options.prefix
     }
 
-    /// The number of one more use.
+    /// Returns the number of the next use.
     fn next_use(&self) -> u64 {
         self.uses.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -257,7 +262,7 @@ impl Hub {
         &self.entries
     }
 
-    /// The model that a request is for; without a name, the first one.
+    /// Returns the index of the model that a request names, or of the first one without a name.
     pub(crate) fn find(&self, name: Option<&str>) -> Result<usize> {
         match name.filter(|_| !self.is_single) {
             Some(name) => self.find_named(name),
@@ -265,7 +270,7 @@ impl Hub {
         }
     }
 
-    /// The model of this name.
+    /// Returns the index of the model with this name.
     pub(crate) fn find_named(&self, name: &str) -> Result<usize> {
         let plain = name.strip_suffix(":latest").unwrap_or(name);
         let known = |entry: &Entry| {
@@ -287,7 +292,7 @@ impl Hub {
         })
     }
 
-    /// A model that is in memory, for what only tells about it.
+    /// Returns a loaded model, for requests that only query it.
     pub(crate) fn look(&self, name: Option<&str>) -> Result<Arc<App>> {
         let entry = &self.entries[self.find(name)?];
         match entry.status() {
@@ -299,7 +304,8 @@ impl Hub {
         }
     }
 
-    /// A model for a request. It stays in memory while the request has it. `loads` says whether it is loaded if it is not there, otherwise the limits do.
+    /// Returns a model for a request, which keeps it loaded. `loads` decides whether to load the
+    /// model if necessary; if `None`, the limits do.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         at: usize,
@@ -325,7 +331,7 @@ impl Hub {
         self.load(at, turn).await
     }
 
-    /// Loads a model, once there is room for it.
+    /// Loads a model once there is room for it.
     async fn load(self: &Arc<Self>, at: usize, turn: OwnedMutexGuard<()>) -> Result<Arc<App>> {
         let hub = Arc::clone(self);
         let planned = tokio::task::spawn_blocking(move || match &hub.entries[at].source {
@@ -345,7 +351,8 @@ impl Hub {
             error
         })?;
         self.make_room(bytes).await;
-        // Whoever asked may leave: the model is loaded nevertheless, and its state is right.
+        // The client may disconnect: the model is loaded anyway, so that its state stays
+        // consistent.
         let hub = Arc::clone(self);
         let loading = tokio::task::spawn_blocking(move || {
             let _turn = turn;
@@ -360,7 +367,8 @@ impl Hub {
         loaded.and_then(|loaded| loaded).map_err(failed)
     }
 
-    /// Waits until there are so many bytes for one more model. Models that were not used for the longest time are given up.
+    /// Waits until `needed` bytes are free for one more model. Unloads the least recently used
+    /// models.
     async fn make_room(&self, needed: u64) {
         loop {
             let loaded = self.entries.iter().filter_map(|entry| {
@@ -381,7 +389,7 @@ impl Hub {
         }
     }
 
-    /// Gives a model up, when its requests are answered.
+    /// Unloads a model once its requests are answered.
     pub(crate) async fn unload(&self, at: usize) -> Result<()> {
         let entry = &self.entries[at];
         if entry.source.is_none() {
@@ -400,12 +408,12 @@ impl Hub {
         Ok(())
     }
 
-    /// How long a model stays when nobody uses it; `None` for as long as there is room.
+    /// Sets the time that an idle model stays loaded; `None` for as long as there is room.
     pub(crate) fn set_stay(&self, at: usize, stays: Option<Duration>) {
         lock(&self.entries[at].state).stays = stays;
     }
 
-    /// Gives up the models that stayed for their time. To be called again and again.
+    /// Unloads models whose idle time is over. The server calls this periodically.
     pub(crate) async fn tend(&self) {
         for entry in &self.entries {
             if entry.source.is_some() && entry.is_over_time() {
@@ -417,18 +425,18 @@ impl Hub {
         }
     }
 
-    /// All models in memory.
+    /// Returns all loaded models.
     pub(crate) fn loaded(&self) -> impl Iterator<Item = Arc<App>> + '_ {
         let app = |entry: &Entry| lock(&entry.state).app.clone();
         self.entries.iter().filter_map(app)
     }
 
-    /// Whether an engine is gone though nobody ended it.
+    /// Returns whether an engine has died unexpectedly.
     pub(crate) fn is_broken(&self) -> bool {
         let is_broken = |entry: &Entry| {
             let state = lock(&entry.state);
             let handle = state.app.as_ref().and_then(|app| app.handle.as_ref());
-            // With a source, it is loaded again for the next request.
+            // A model with a source is loaded again for the next request.
             handle.is_some_and(|handle| {
                 handle.is_over() && (entry.source.is_none() || !handle.is_lost())
             })
@@ -436,7 +444,7 @@ impl Hub {
         !self.is_draining.load(Ordering::SeqCst) && self.entries.iter().any(is_broken)
     }
 
-    /// Ends all engines, and waits for them. What they were at is lost.
+    /// Ends all engines and waits for them. Work in progress is lost.
     pub fn end(&self) {
         for entry in &self.entries {
             let mut state = lock(&entry.state);

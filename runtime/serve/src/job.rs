@@ -1,4 +1,4 @@
-//! The one translation of requests of all interfaces into those of the engine.
+//! Translates requests of all APIs into requests of the engine.
 
 use crate::api::native::MOST_TEXTS;
 use crate::app::App;
@@ -16,13 +16,13 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most strings that end a text.
+/// Maximum number of stop strings.
 const MAX_STOPS: usize = 64;
 
-/// Most bytes of all of them: each token is compared with them in the engine's thread.
+/// Maximum total bytes of the stop strings. The engine's thread compares each token with them.
 const MAX_STOP_BYTES: usize = 64 << 10;
 
-/// What an answer is parsed by, where it is one of a conversation.
+/// Parser settings for the answer of a conversation.
 #[derive(Clone, Debug)]
 pub struct Parsing {
     pub format: &'static Format,
@@ -37,51 +37,53 @@ impl Parsing {
     }
 }
 
-/// What is asked for, in the engine's words, and how it is told.
+/// Requests for the engine, and how to send the answers.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub requests: Vec<Request>,
-    /// Parser of answers of a conversation.
+    /// Parser settings for the answers of a conversation.
     pub parsing: Option<Parsing>,
-    /// What llama-server calls the generation settings.
+    /// Generation settings, in llama-server's terms.
     pub settings: Arc<Value>,
     pub is_stream: bool,
     pub include_usage: bool,
     pub timings_per_token: bool,
     pub return_tokens: bool,
     pub verbose: bool,
-    /// Whether probabilities are those that tokens were drawn by.
+    /// True if the probabilities are those after sampling filters.
     pub post_sampling: bool,
     pub n_probs: usize,
     pub response_fields: Vec<String>,
     pub stops: Vec<String>,
-    /// What completions begin with: the texts of their prompts, if they are wanted.
+    /// Texts of the prompts, if completions must echo them.
     pub echo: Vec<String>,
     pub ping_seconds: u64,
-    /// The model's name, as answers have it.
+    /// Name of the model in responses.
     pub model: String,
 }
 
-/// What a conversation adds to a request.
+/// Additions of a conversation to a request.
 #[derive(Clone, Default)]
 pub struct ChatExtras {
     pub parsing: Option<Parsing>,
     pub shown: Vec<u32>,
-    /// What the model writes before the part that a grammar is for.
+    /// Text that the model writes before the part that a grammar covers.
     pub before_content: Option<&'static str>,
-    /// A grammar that the conversation demands, such as that of calls.
+    /// Constraint of the conversation, such as the grammar of tool calls.
     pub form: Option<Form>,
-    /// Most tokens of reasoning.
+    /// Maximum number of reasoning tokens.
     pub reasoning_budget: Option<usize>,
 }
 
-/// The shares of adapters that a request asks for: `[{id, scale}]`, or one by its name in the place of the model; those not named have none.
+/// Reads the adapter scales that a request sets: `[{id, scale}]`, or one adapter by its name in the
+/// field of the model. Adapters that are not listed are off.
 pub fn lora(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<f32>>> {
     match fields.get(&["lora"]) {
         None => Ok(adapter_as_model(app, fields).map(|number| {
             let own = app.options.adapters[number].1;
             let mut shares = vec![0.0; app.options.adapters.len()];
-            // One that --lora-init-without-apply or a share of 0 has left out is wanted here.
+            // The request names this adapter, so it applies even if the server's default scale is
+            // 0.
             shares[number] = if own == 0.0 { 1.0 } else { own };
             shares
         })),
@@ -89,13 +91,13 @@ pub fn lora(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<f32>>> {
     }
 }
 
-/// The number of the adapter that a request names in the place of the model.
+/// Returns the index of the adapter that a request names in the field of the model.
 fn adapter_as_model(app: &App, fields: &Fields<'_>) -> Option<usize> {
     let (_, name) = fields.get(&["model"])?;
     app.adapter_named(name.as_str()?)
 }
 
-/// Shares of adapters from a list of `{id, scale}`.
+/// Reads adapter scales from a list of `{id, scale}`.
 pub fn shares(app: &App, name: &str, value: &Value) -> Result<Vec<f32>> {
     let Value::Array(list) = value else {
         return Err(ApiError::field(
@@ -124,9 +126,9 @@ pub fn shares(app: &App, name: &str, value: &Value) -> Result<Vec<f32>> {
     Ok(shares)
 }
 
-/// Returns the bytes that each text of a job takes beside its tokens.
+/// Returns the bytes that each text of a job takes besides its tokens.
 fn size_of_request(request: &Request, form: &Form) -> usize {
-    /// The request, its queue of events, its sampler, and what HTTP has for it.
+    /// Bytes of the request, its event queue, its sampler, and its HTTP state.
     const CONSTANT: usize = 16 << 10;
     let sampling = &request.sampling;
     let texts = request.stop.iter().chain(&sampling.dry_breakers);
@@ -140,7 +142,7 @@ fn size_of_request(request: &Request, form: &Form) -> usize {
 }
 
 impl Job {
-    /// A job with these prompts.
+    /// Creates a job with these prompts.
     pub fn new(
         context: &RequestContext,
         fields: &Fields<'_>,
@@ -148,7 +150,7 @@ impl Job {
         extras: ChatExtras,
     ) -> Result<Self> {
         let limits = context.handle()?.limits();
-        // Before a grammar is compiled for it.
+        // Fail before a grammar is compiled for the request.
         if let Some(prompt) = prompts
             .iter()
             .map(Vec::len)
@@ -174,7 +176,7 @@ impl Job {
                 .integer(&[name], 1, limits.slots as i64)?
                 .map_or(1, |count| count as usize),
         };
-        // Candidates that are not told would have to be compared: there are none.
+        // More candidates than choices would have to be ranked, which is unsupported.
         if let Some(best) = fields.integer(&["best_of"], 1, most)?
             && best as usize != choices
         {
@@ -259,7 +261,7 @@ impl Job {
             },
             deadline: deadline("t_max_total_ms")?,
             writing_time: deadline("t_max_predict_ms")?,
-            // Several choices cannot all have one slot at the same time; they take turns.
+            // Several choices cannot use one slot at the same time; they take turns.
             slot,
             tells_progress: is_stream && return_progress,
             sampling: params,
@@ -287,7 +289,7 @@ impl Job {
             .account
             .charge("prompt", each.saturating_mul(count))?;
         for prompt in &prompts {
-            // The engine has the tokens, the cache may keep them, and the answer tells them.
+            // Three copies: the engine's, the prefix cache's, and the one in the answer.
             let bytes = size_of_val(prompt.as_slice()).saturating_mul(3 * choices);
             context.account.charge("prompt", bytes)?;
         }
@@ -336,7 +338,8 @@ impl Job {
     }
 }
 
-/// Fields by which other servers give a text its form. Left unread, the text would have another one than was asked for.
+/// Rejects the fields that other servers use to constrain a text. Ignoring them would produce a
+/// text of the wrong form.
 fn refuse_unknown_shapes(fields: &Fields<'_>) -> Result<()> {
     const KNOWN: [(&str, &str); 12] = [
         ("functions", "use \"tools\""),
@@ -377,7 +380,7 @@ fn refuse_unknown_shapes(fields: &Fields<'_>) -> Result<()> {
     Ok(())
 }
 
-/// How thoughts are told of, as a request says it.
+/// Reads the reasoning format of a request.
 pub fn reasoning_format(app: &App, fields: &Fields<'_>) -> Result<ReasoningFormat> {
     match fields.text(&["reasoning_format"])? {
         None => Ok(app.options.reasoning),

@@ -1,14 +1,14 @@
-//! How long answers take, counted as Prometheus has histograms.
+//! Latency histograms for Prometheus.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Ends of the first buckets in seconds; the last one has no end.
+/// Upper bounds of the buckets in seconds. The last bucket is unbounded.
 pub const ENDS: [f64; 15] = [
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ];
 
-/// Times, counted in buckets. Nobody waits for anybody else.
+/// A lock-free histogram of durations.
 #[derive(Debug, Default)]
 pub struct Histogram {
     counts: [AtomicU64; ENDS.len() + 1],
@@ -24,7 +24,7 @@ impl Histogram {
         self.microseconds.fetch_add(microseconds, Ordering::Relaxed);
     }
 
-    /// How many times were at most as long as each end, then all; and their sum in seconds.
+    /// Returns the cumulative count of each bucket, the total count, and the sum in seconds.
     pub fn sums(&self) -> ([u64; ENDS.len() + 1], f64) {
         let mut sum = 0;
         let counts = self.counts.each_ref().map(|count| {
@@ -38,12 +38,12 @@ impl Histogram {
     }
 }
 
-/// Times of answers.
+/// Latencies of answers.
 #[derive(Debug, Default)]
 pub struct Latencies {
     /// From a request to its first token.
     pub first_token: Histogram,
-    /// Between one token and the next.
+    /// From one token to the next.
     pub next_token: Histogram,
     /// From a request to the end of its answer.
     pub whole: Histogram,

@@ -1,38 +1,44 @@
-//! A language model over HTTP, for the clients that there are: OpenAI's, Anthropic's, ollama's and llama-server's interfaces, and a page.
+//! Serves language models over HTTP, with the APIs of OpenAI, Anthropic, Ollama and llama-server,
+//! and a web page.
 //!
-//! [`App`] has a model, its template and a [`Handle`](samite_requests::Handle) of its engine; a [`Hub`] has one or several of them; [`serve`] listens. Each interface reads a request into
-//! the same `Job` (`job.rs`), and tells the same events in its own words. Checks come before headers: a request that is refused has the status that says so,
-//! and an error object that names the field. Then the answer, or a stream of it; whoever leaves cancels the request.
+//! [`App`] holds a model, its template and a [`Handle`](samite_requests::Handle) of its engine. A
+//! [`Hub`] holds one or more of them, and [`serve`] listens. Each API translates a request into a
+//! `Job` (`job.rs`) and sends the engine's events in its own format. All checks run before the
+//! headers are sent, so a rejected request gets the right status and an error object that names the
+//! field. An accepted request gets a response or a stream. A client that disconnects cancels its
+//! request.
 //!
 //! # Contract
-//! - Every answer has a status, and an error its object. What a model writes is never an error.
-//! - What a request asks for is limited: bytes and depth of its body, prompt, number of texts, queue. Names of files are plain names in one folder; nothing is
-//!   fetched from anywhere.
-//! - What a request makes of its body is charged to its account before memory is taken. All
-//!   accounts together have a limit.
-//! - Keys are owners: without [`ServeOptions::shares_prefixes`], nothing that one sees depends on
-//!   requests of another one, except for load.
-//! - Where keys are set, everything but health and the page wants one. Pages of other origins read answers only if they are named, or if a key is needed anyway.
+//! - Every response has a status, and every error an error object. Generated text is never an
+//!   error.
+//! - Requests are limited: bytes and depth of the body, prompt, number of texts, queue. File names
+//!   are plain names in one folder, and the server fetches nothing.
+//! - Memory that a request derives from its body is charged to its account before it is allocated.
+//!   All accounts together have a limit.
+//! - Keys identify owners: without [`ServeOptions::shares_prefixes`], nothing that one owner sees
+//!   depends on requests of another, except load.
+//! - If keys are set, all paths except health and the web page require one. Pages of other origins
+//!   may read responses only if they are listed, or if a key is required anyway.
 //!
 //! # Files
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `options.rs`, `app.rs` | how a server is set up; what the requests of a model share |
-//! | `hub.rs`, `entry.rs` | several models: which are in memory, and which make room |
-//! | `server.rs`, `connections.rs`, `timed.rs`, `tls.rs` | listens, and drains at the end; connections that make room; clients that are late; encryption |
-//! | `account.rs`, `context.rs`, `turns.rs` | the memory of a request; its view of a model; turns at what takes long |
-//! | `paths.rs`, `route.rs`, `body.rs` | leads each request to its interface; reads bodies within limits |
-//! | `access.rs`, `page.rs` | keys and origins; files of the page |
-//! | `fields.rs`, `error.rs` | reads fields; errors with their objects |
-//! | `job.rs`, `chat.rs` | the one translation into requests of the engine; conversations |
-//! | `form.rs`, `sampling.rs`, `settings.rs` | what a text keeps to; how its tokens are chosen; what is told of that |
-//! | `reasoning_budget.rs` | a limit for the tokens of reasoning |
-//! | `answer.rs`, `stream.rs` | an answer as it comes; whole or as a stream |
-//! | `api/` | one file for each interface |
-//! | `latency.rs` | how long answers take, for metrics |
-//! | `embedder.rs` | a context for embeddings |
-//! | `chance.rs` | ids, seeds and the time of day |
+//! | `options.rs`, `app.rs` | options of a server; state that the requests of a model share |
+//! | `hub.rs`, `entry.rs` | several models: which are loaded, and which to unload |
+//! | `server.rs`, `connections.rs`, `timed.rs`, `tls.rs` | listening and draining; connection limit; time limits of clients; TLS |
+//! | `account.rs`, `context.rs`, `turns.rs` | memory of a request; its view of a model; turns at expensive work |
+//! | `paths.rs`, `route.rs`, `body.rs` | routes each request to its API; reads bodies within limits |
+//! | `access.rs`, `page.rs` | keys and origins; files of the web page |
+//! | `fields.rs`, `error.rs` | reads fields; errors and their objects |
+//! | `job.rs`, `chat.rs` | translation into requests of the engine; conversations |
+//! | `form.rs`, `sampling.rs`, `settings.rs` | constraints of a text; sampling parameters; their report |
+//! | `reasoning_budget.rs` | limit for reasoning tokens |
+//! | `answer.rs`, `stream.rs` | an answer during generation; whole or as a stream |
+//! | `api/` | one file for each API |
+//! | `latency.rs` | latency histograms for metrics |
+//! | `embedder.rs` | context for embeddings |
+//! | `chance.rs` | IDs, random seeds and the time of day |
 #![forbid(unsafe_code)]
 
 mod access;

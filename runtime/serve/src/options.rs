@@ -1,4 +1,4 @@
-//! How a server is set up.
+//! Options of a server.
 
 use samite_chat::ReasoningFormat;
 use samite_llm::{Adapter, Model, ScaledAdapter};
@@ -7,111 +7,115 @@ use serde_json::{Map, Value};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Files of a certificate, as PEM.
+/// Certificate files in PEM format.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// The certificate, and those that vouch for it.
+    /// Certificate chain, with the server's certificate first.
     pub certificate: PathBuf,
-    /// The key of the first one.
+    /// Private key of the server's certificate.
     pub key: PathBuf,
 }
 
-/// How a server is set up.
+/// Options of a server.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// Addresses to listen at.
+    /// Addresses to listen on.
     pub hosts: Vec<String>,
-    /// The port; 0 for a free one.
+    /// Port; 0 for a free one.
     pub port: u16,
-    /// Keys, one of which each request must have; without any, requests need no key. Of several keys,
-    /// none sees requests of another one.
+    /// API keys. Each request must have one; without any, requests need no key. No key sees
+    /// requests of another.
     pub api_keys: Vec<String>,
-    /// Keys that may also load and unload models, change what all requests share, and see all
-    /// slots. Without any, a single key may.
+    /// Keys that may also load and unload models, change shared settings, and see all slots.
+    /// Without any, a single API key may do so.
     pub admin_keys: Vec<String>,
     /// True if requests of different keys share cached prefixes.
     pub shares_prefixes: bool,
-    /// Names of the server in requests, besides [`hosts`](Self::hosts) and private names. With keys,
-    /// any name will do.
+    /// Names of the server in requests, besides [`hosts`](Self::hosts) and private names. If keys
+    /// are set, any name is allowed.
     pub allowed_hosts: Vec<String>,
-    /// Most bytes that requests hold together, beside the KV cache. One of them holds at most half.
+    /// Maximum bytes that requests hold together, besides the KV cache. One of them holds at most
+    /// half.
     pub request_memory: usize,
-    /// Names of the model; the first one is its id. Without any, that of its file.
+    /// Names of the model; the first one is its ID. The default is the file name.
     pub aliases: Vec<String>,
-    /// Words about the model, which `/v1/models` has.
+    /// Descriptions of the model in `/v1/models`.
     pub tags: Vec<String>,
-    /// Origins whose pages may read answers: `*` for all, `localhost` for those of this machine.
+    /// Origins whose pages may read responses: `*` for all, `localhost` for those of this machine.
     pub cors_origins: Vec<String>,
-    /// Whether `GET /slots` answers.
+    /// True if `GET /slots` is enabled.
     pub slots: bool,
-    /// Whether `GET /metrics` answers.
+    /// True if `GET /metrics` is enabled.
     pub metrics: bool,
-    /// What stands before the colon in the names of metrics that llama.cpp has not, such as `samite` or `vllm`.
+    /// Prefix before the colon in names of metrics that llama.cpp does not have, such as `samite`
+    /// or `vllm`.
     pub metrics_names: String,
-    /// Whether `POST /props` answers.
+    /// True if `POST /props` is enabled.
     pub props: bool,
-    /// Whether there is a page to talk on.
+    /// True if the chat page is enabled.
     pub page: bool,
-    /// Whether the model is the program's own, which only tells stories.
+    /// True if the model is the program's built-in one, which only tells stories.
     pub is_embedded: bool,
-    /// What `GET /plan` tells: see [`plan`](crate::plan).
+    /// Response of `GET /plan`: see [`plan`](crate::plan).
     pub plan: Value,
-    /// Folder of saved slots; none is saved without.
+    /// Folder of saved slots. Without one, slots cannot be saved.
     pub slot_save_path: Option<PathBuf>,
-    /// How tokens are chosen, where a request says nothing.
+    /// Default sampling parameters.
     pub sampling: SamplerParams,
-    /// The seed, unless each request has its own.
+    /// Seed of all requests, unless each request gets its own.
     pub seed: Option<u64>,
-    /// Most tokens that are written, where a request says nothing.
+    /// Default maximum number of tokens to generate.
     pub max_tokens: Option<usize>,
-    /// Tokens that stay when a text is as long as its context; `None` ends it there.
+    /// Number of tokens to keep when the context is full and shifts; `None` to end the text there.
     pub shift: Option<usize>,
-    /// Whether the beginnings of prompts are reused.
+    /// True if requests reuse cached prefixes.
     pub cache_prompt: bool,
-    /// What becomes of thoughts.
+    /// Treatment of reasoning in responses.
     pub reasoning: ReasoningFormat,
-    /// Whether the model thinks; `None` leaves it to its template.
+    /// True if the model must reason, false if it must not; `None` for the template's default.
     pub thinking: Option<bool>,
-    /// Most tokens of reasoning of an answer; `None` for any number.
+    /// Maximum reasoning tokens of an answer; `None` for no limit.
     pub reasoning_budget: Option<usize>,
-    /// The chat template: a name or a text; `None` for the model's own.
+    /// Chat template: a name or a text; `None` for the model's own.
     pub template: Option<String>,
-    /// Names that templates see.
+    /// Extra variables for the template.
     pub template_kwargs: Map<String, Value>,
-    /// Whether the last message of the assistant is the beginning of the answer.
+    /// True if a final message of the assistant is a prefill: the answer continues it.
     pub prefill: bool,
-    /// Adapters that requests can ask for, with the shares that they have otherwise.
+    /// Adapters that requests can use, with their default scales.
     pub adapters: Vec<(Arc<Adapter>, f32)>,
-    /// Control vectors, which change the model in any case.
+    /// Control vectors. They always apply.
     pub control: Vec<ScaledAdapter>,
-    /// Whether answers tell how they came about.
+    /// True if responses have debug information.
     pub verbose: bool,
-    /// Files of a certificate, with which connections are encrypted.
+    /// Certificate files for TLS.
     pub tls: Option<TlsFiles>,
-    /// A prefix of all paths, with a `/` before it and none behind.
+    /// Prefix of all paths: starts with `/` and does not end with one.
     pub prefix: String,
-    /// Most bytes of a body.
+    /// Maximum bytes of a body.
     pub body_limit: usize,
-    /// Seconds that the head of a request may take to come once it began; a connection is closed then.
+    /// Seconds for the head of a request to arrive after its first byte. Later, the connection is
+    /// closed.
     pub head_seconds: u64,
-    /// Most connections at a time; `None` for as many as open files allow, up to 4096.
+    /// Maximum number of connections; `None` for as many as the limit of open files allows, up to
+    /// 4096.
     pub connections: Option<usize>,
-    /// Seconds after which a connection is closed whose client does not read.
+    /// Seconds after which the server closes a connection whose client does not read.
     pub write_seconds: u64,
     /// Seconds between comments in a quiet stream; 0 for none.
     pub ping_seconds: u64,
-    /// Whether `/v1/embeddings` answers.
+    /// True if `/v1/embeddings` is enabled.
     pub embeddings: bool,
-    /// Whether `/v1/rerank` answers.
+    /// True if `/v1/rerank` is enabled.
     pub reranking: bool,
-    /// How long requests may take once the server is told to end, in seconds.
+    /// Seconds that requests in flight may take once the server is stopping.
     pub drain_seconds: u64,
-    /// Whether the path of Vertex AI answers, too.
+    /// Path of the Vertex AI prediction API, if it is enabled.
     pub predict_path: Option<String>,
 }
 
 impl ServeOptions {
-    /// What clients call the model: its first alias, or else its file's name.
+    /// Returns the model's ID: its first alias, or its file name.
     pub fn model_id(&self, model: &Model) -> String {
         let file = model.path().file_name();
         let file = file.map(|name| name.to_string_lossy().into_owned());

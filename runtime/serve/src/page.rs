@@ -1,4 +1,4 @@
-//! The page, as files that are part of the program.
+//! The web page, as files that are part of the program.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 
 macro_rules! files {
     ($($path:literal $file:literal $kind:literal)*) => {
-        /// By path: the type of the file, and what is in it.
+        /// Path, type and content of each file.
         const FILES: &[(&str, &str, &str)] = &[$(($path, $kind, include_str!(concat!("../page/", $file)))),*];
     };
 }
@@ -28,19 +28,19 @@ files! {
     "/manifest.webmanifest" "manifest.webmanifest" "application/manifest+json"
 }
 
-/// Nothing but what this server sends may run or be shown.
+/// Content security policy: only content from this server may run or be shown.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Whether this is the path of a file.
+/// Returns whether `path` is the path of a file.
 pub fn is_file(path: &str) -> bool {
     FILES.iter().any(|(known, ..)| *known == path)
 }
 
-/// The file of this path.
+/// Returns the file at `path`.
 pub fn file(path: &str) -> Option<Response> {
     let (_, kind, text) = FILES.iter().find(|(known, ..)| *known == path)?;
     let mut response = Body::from(*text).into_response();
-    // Names of libraries have their versions.
+    // File names of libraries include the version, so they never change.
     let kept = match path.ends_with(".min.js") {
         true => "max-age=31536000, immutable",
         false => "no-cache",

@@ -1,9 +1,9 @@
-//! Which paths there are, and what they answer to.
+//! The paths of the server and their methods.
 
 use crate::options::ServeOptions;
 use crate::page;
 
-/// What GET asks for.
+/// Targets of GET requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Get {
     Health,
@@ -20,7 +20,7 @@ pub enum Get {
     File,
 }
 
-/// What POST asks for.
+/// Targets of POST requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Post {
     Load,
@@ -81,7 +81,7 @@ impl Methods {
         }
     }
 
-    /// What a wrong method is told of.
+    /// Returns the names of the methods for the `Allow` header.
     pub fn names(self) -> &'static str {
         match (self.get, self.post) {
             (Some(_), Some(_)) => "GET, HEAD, POST",
@@ -90,7 +90,7 @@ impl Methods {
         }
     }
 
-    /// Those of a path; `None` if there is nothing.
+    /// Returns the methods of a path, or `None` if the path does not exist.
     pub fn of(options: &ServeOptions, path: &str) -> Option<Self> {
         Some(match path {
             "/health" | "/v1/health" => Methods::get(Get::Health),

@@ -1,4 +1,4 @@
-//! Reasoning that ends after a number of tokens.
+//! Limits the number of reasoning tokens.
 
 use crate::app::App;
 use crate::error::{ApiError, Result};
@@ -7,8 +7,8 @@ use samite_chat::AnswerParser;
 use samite_text::{Constraint, ConstraintError, Tokenizer, Utf8Stream};
 use std::sync::Arc;
 
-/// Reads how many tokens of reasoning an answer may have; `None` for any number. Names are
-/// llama-server's.
+/// Reads the maximum number of reasoning tokens of an answer; `None` for no limit. The field names
+/// are llama-server's.
 pub fn read(app: &App, fields: &Fields<'_>) -> Result<Option<usize>> {
     let names = [
         "thinking_budget_tokens",
@@ -16,12 +16,12 @@ pub fn read(app: &App, fields: &Fields<'_>) -> Result<Option<usize>> {
         "reasoning_budget",
     ];
     let budget = fields.integer(&names, -1, i64::from(i32::MAX))?;
-    // A request cannot lift the server's limit.
+    // A request cannot exceed the server's limit.
     let own = budget.and_then(|tokens| usize::try_from(tokens).ok());
     Ok(own.into_iter().chain(app.options.reasoning_budget).min())
 }
 
-/// A constraint that lets an answer have so many reasoning tokens. After them, it allows only the
+/// A constraint that limits the reasoning tokens of an answer. At the limit, it allows only the
 /// mark that ends reasoning. Otherwise it allows the tokens of another constraint.
 #[derive(Clone, Debug)]
 pub struct ReasoningBudget {
@@ -32,19 +32,19 @@ pub struct ReasoningBudget {
     budget: usize,
     begin: Progress,
     now: Progress,
-    /// A mask of all tokens, and one of the next token of the closing mark.
+    /// Mask of all tokens, and mask of the next token of the closing mark.
     all: Vec<u32>,
     one: Vec<u32>,
 }
 
-/// Where an answer is.
+/// State of an answer.
 #[derive(Clone, Debug)]
 struct Progress {
     parser: AnswerParser,
     text: Utf8Stream,
-    /// Tokens of reasoning so far.
+    /// Reasoning tokens so far.
     used: usize,
-    /// The rest of the closing mark, the next token last.
+    /// Rest of the closing mark, with the next token last.
     closing: Vec<u32>,
     is_ended: bool,
 }
@@ -83,11 +83,11 @@ impl ReasoningBudget {
         Ok(limit)
     }
 
-    /// Begins to close reasoning that has used its budget up.
+    /// Starts to close the reasoning if it has used up its budget.
     fn close_if_used_up(&mut self) -> std::result::Result<(), ConstraintError> {
         let now = &mut self.now;
         let is_due = now.used >= self.budget && now.closing.is_empty();
-        // A character is not cut in two.
+        // Do not split a character.
         if !is_due || now.text.is_incomplete() {
             return Ok(());
         }
@@ -96,7 +96,8 @@ impl ReasoningBudget {
             let mut tokens = tokens.map_err(|error| ConstraintError {
                 message: error.to_string(),
             })?;
-            // The client's grammar may not allow the mark here: try again after the next token.
+            // The client's grammar may not allow the mark here. Then try again after the next
+            // token.
             if let Some(inner) = &self.inner {
                 let mut probe = inner.clone();
                 for &token in &tokens {

@@ -1,4 +1,4 @@
-//! Leads each request to its interface.
+//! Routes each request to its API.
 
 use crate::access::{self, Caller};
 use crate::account::Account;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// How the errors of an interface look.
+/// Error format of an API.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Dialect {
     OpenAi,
@@ -63,7 +63,7 @@ impl Dialect {
     }
 }
 
-/// Answers a request, and logs it once its answer begins.
+/// Answers a request, and logs it once its response starts.
 pub async fn handle(
     hub: Arc<Hub>,
     peer: &Connection,
@@ -85,7 +85,7 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
     let path = whole.strip_prefix(options.prefix.as_str());
     let path = path.filter(|rest| rest.starts_with('/') || options.prefix.is_empty());
     if path.is_none() && whole == options.prefix {
-        // The page's own files are named from here.
+        // The page names its files relative to this path.
         let to = HeaderValue::from_str(&format!("{whole}/"));
         let mut response = StatusCode::PERMANENT_REDIRECT.into_response();
         if let Ok(to) = to {
@@ -162,7 +162,7 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
         },
     };
     let mut response = result.unwrap_or_else(|error| dialect.response(&error));
-    // What the request holds is charged until its answer is written.
+    // The request's memory stays charged until the response is written.
     response.extensions_mut().insert(account);
     access::add_cors(options, &parts.headers, response.headers_mut(), false);
     let name = HeaderName::from_static("x-request-id");
@@ -172,7 +172,8 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
     response
 }
 
-/// Does what may take a while where it holds up no other request. Large requests take turns.
+/// Runs `act` on a thread for blocking work, so that other requests continue. Large requests take
+/// turns.
 async fn blocking<T: Send + 'static>(
     context: &Arc<RequestContext>,
     act: impl FnOnce(&RequestContext) -> Result<T> + Send + 'static,
@@ -191,7 +192,7 @@ async fn blocking<T: Send + 'static>(
     .map_err(|error| ApiError::new(500, format!("the request could not be handled: {error}")))?
 }
 
-/// An answer of JSON that needs nothing but the body.
+/// Computes a JSON response from the body alone.
 async fn simple(
     context: &Arc<RequestContext>,
     body: Value,
@@ -201,13 +202,13 @@ async fn simple(
     Ok(json_response(200, &value))
 }
 
-/// As [`simple`], but in turn: there is one context for embeddings.
+/// Works like [`simple`], but in turns, because there is one context for embeddings.
 async fn embedding(
     context: &Arc<RequestContext>,
     body: Value,
     act: impl FnOnce(&RequestContext, &Value) -> Result<Value> + Send + 'static,
 ) -> Result<Response> {
-    // The turn ends with the work, also if the client leaves before.
+    // The turn ends with the work, even if the client disconnects before.
     let turn = context.embedding.begin(context.caller.owner).await?;
     let _leaves = context.cancelled_when_dropped();
     let value = blocking(context, move |context| {
@@ -246,7 +247,7 @@ async fn native_completion(
     .await
 }
 
-/// A member of a query, or of a path.
+/// Returns a parameter of a query.
 fn query_value(query: &str, name: &str) -> Option<String> {
     query.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=')?;
@@ -254,7 +255,7 @@ fn query_value(query: &str, name: &str) -> Option<String> {
     })
 }
 
-/// A text without its `%` escapes.
+/// Decodes `%` escapes.
 fn unescaped(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -275,7 +276,7 @@ fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Whether new requests are taken.
+/// Returns an error if the server does not accept new requests.
 fn ready(hub: &Hub) -> Result<Response> {
     match hub.is_draining.load(Ordering::SeqCst) {
         true => Err(ApiError::new(503, "the server is about to end")),
@@ -324,7 +325,7 @@ async fn predict(context: &Arc<RequestContext>, mut body: Value) -> Result<Respo
     Ok(json_response(200, &json!({"predictions": predictions})))
 }
 
-/// A request that may be answered.
+/// A request that passed the access checks.
 struct Asked<'r> {
     hub: &'r Arc<Hub>,
     path: &'r str,
@@ -334,7 +335,7 @@ struct Asked<'r> {
 }
 
 impl Asked<'_> {
-    /// Refuses a key that may not do `what`.
+    /// Rejects a key that may not do `what`.
     fn check_admin(&self, what: &str) -> Result<()> {
         if self.caller.is_admin {
             return Ok(());
@@ -351,7 +352,7 @@ impl Asked<'_> {
         Arc::new(RequestContext::new(app, self.caller, account, large))
     }
 
-    /// The model that the query names, if it is there.
+    /// Returns the model that the query names, if it is loaded.
     fn look(&self) -> Result<Arc<App>> {
         self.hub.look(query_value(self.query, "model").as_deref())
     }
@@ -397,8 +398,8 @@ impl Asked<'_> {
         Ok(json_response(200, &value))
     }
 
-    /// The number of the model that the body or the query names. A server of one model answers for
-    /// any name, but not to ollama's clients, who pull a model that is not there.
+    /// Returns the index of the model that the body or the query names. A server of one model
+    /// answers to any name, except to Ollama's clients, which pull a model that does not exist.
     fn named(&self, body: &Value, of_ollama: bool) -> Result<usize> {
         let name = match body.get("model").or_else(|| body.get("name")) {
             None | Some(Value::Null) => query_value(self.query, "model"),
@@ -472,7 +473,7 @@ impl Asked<'_> {
                 && ollama::is_empty(&body, post == Post::OllamaChat)
             {
                 self.check_admin("unloading a model")?;
-                // Nothing but to give it up.
+                // The request only unloads the model.
                 let value = ollama::unloaded(&hub.entries()[at], post == Post::OllamaChat);
                 if hub.entries()[at].is_loaded() {
                     hub.unload(at).await?;
@@ -480,7 +481,7 @@ impl Asked<'_> {
                 return Ok(json_response(200, &value));
             }
             let app = hub.acquire(at, loads).await?;
-            // Clients send this with every request. It is ignored if the key may not set it.
+            // Clients send this field with every request, so ignore it if the key may not set it.
             if self.caller.is_admin {
                 hub.set_stay(at, stay.time());
             }

@@ -1,4 +1,4 @@
-//! How tokens are chosen, as requests say it.
+//! Sampling parameters of requests.
 
 use crate::chance;
 use crate::context::RequestContext;
@@ -7,13 +7,13 @@ use crate::fields::Fields;
 use samite_text::{SamplerParams, Stage};
 use serde_json::Value;
 
-/// Most samplers of a chain: each sees the whole vocabulary with every token.
+/// Maximum number of samplers in a chain. Each processes the whole vocabulary for every token.
 const MAX_SAMPLERS: usize = 32;
 
-/// Most entries of `logit_bias`, and most tokens that their texts may be.
+/// Maximum number of entries of `logit_bias`, and of tokens in their texts.
 const MAX_BIASES: usize = 4096;
 
-/// How tokens are chosen.
+/// Reads the sampling parameters.
 pub fn sampling(context: &RequestContext, fields: &Fields<'_>) -> Result<SamplerParams> {
     const ANY: f64 = f32::MAX as f64;
     let defaults = &context.options.sampling;
@@ -21,7 +21,7 @@ pub fn sampling(context: &RequestContext, fields: &Fields<'_>) -> Result<Sampler
         let value = fields.number(names, least, most)?;
         Ok::<f32, ApiError>(value.map_or(default, |value| value as f32))
     };
-    // -1, and for some 0, means all there are.
+    // -1, and 0 for some fields, means all.
     let count = |names: &[&str], default: usize, all: usize| {
         let value = fields.integer(names, -1, i64::from(i32::MAX))?;
         Ok::<usize, ApiError>(match value {
@@ -68,13 +68,13 @@ pub fn sampling(context: &RequestContext, fields: &Fields<'_>) -> Result<Sampler
         adaptive_decay: float(&["adaptive_decay"], 0.0, 0.99, defaults.adaptive_decay)?,
         seed: match fields.seed("seed")? {
             None => context.options.seed.unwrap_or_else(chance::seed),
-            // -1 is any seed, also as 32 bits.
+            // -1 means any seed, also as an unsigned 32-bit number.
             Some(u64::MAX | 0xffff_ffff) => chance::seed(),
             Some(seed) => seed,
         },
         ..defaults.clone()
     };
-    // A base below 1 would reward repetition: it counts as none given.
+    // A base below 1 would reward repetition, so it counts as unset.
     if params.dry_base < 1.0 {
         params.dry_base = defaults.dry_base;
     }
@@ -113,7 +113,7 @@ pub fn sampling(context: &RequestContext, fields: &Fields<'_>) -> Result<Sampler
     Ok(params)
 }
 
-/// What is added to logits: `[[token or text, number or false]]`, or `{token or text: number}`.
+/// Reads logit biases: `[[token or text, number or false]]`, or `{token or text: number}`.
 fn bias(context: &RequestContext, fields: &Fields<'_>, params: &mut SamplerParams) -> Result<()> {
     let Some((name, value)) = fields.get(&["logit_bias"]) else {
         return Ok(());
@@ -123,7 +123,7 @@ fn bias(context: &RequestContext, fields: &Fields<'_>, params: &mut SamplerParam
     match value {
         Value::Object(map) => {
             for (token, bias) in map {
-                // A negative number is no text: it names a token that does not exist.
+                // A negative number is not a text: it names a token that does not exist.
                 let id = token.parse::<i64>().map(Value::from);
                 pairs.push((id.unwrap_or_else(|_| token.clone().into()), bias));
             }
@@ -170,14 +170,15 @@ fn bias(context: &RequestContext, fields: &Fields<'_>, params: &mut SamplerParam
     Ok(())
 }
 
-/// How many probabilities are wanted, and whether those that tokens are drawn by.
+/// Returns the number of probabilities per token, and whether they are those after sampling
+/// filters.
 pub fn probabilities(fields: &Fields<'_>) -> Result<(Option<usize>, bool)> {
-    // Each takes some kilobytes of an answer.
+    // Each takes some kilobytes of a response.
     const MOST: usize = 100;
     let post = fields.boolean(&["post_sampling_probs"], false)?;
     let count = match fields.get(&["n_probs", "logprobs"]) {
         None => None,
-        // OpenAI's conversations have a switch, and the number apart.
+        // OpenAI's chat API has a switch and a separate number.
         Some(("logprobs", Value::Bool(is_on))) => {
             let top = fields.count(&["top_logprobs"], MOST)?;
             is_on.then(|| top.unwrap_or(0))

@@ -1,4 +1,4 @@
-//! Listens, takes connections, and drains at the end.
+//! Listens, accepts connections, and drains at shutdown.
 
 use crate::account::Account;
 use crate::connections::{AtWork, Connection, Connections};
@@ -25,34 +25,35 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// Most bytes of a head, and of what is read at a time.
+/// Maximum bytes of a request head, and of one read.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// How long a connection may wait for its next request.
+/// Time that a connection may wait for its next request.
 const WAITING_TIME: Duration = Duration::from_secs(75);
 
 /// Time between checks for models to unload and engines that have ended.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How long a connection that had no request yet waits for it when the server ends.
+/// Time that a new connection may wait for its first request at shutdown.
 const FIRST_REQUEST: Duration = Duration::from_millis(500);
 
-/// How long streams may take to tell that they are ended.
+/// Time for streams to send their final error at shutdown.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Time that a thread for blocking work waits for more: forever. A thread that ended might not be
-/// replaced where memory is short, and tokio panics where none is left.
+/// Idle time after which a thread for blocking work ends: effectively never. If memory is short, a
+/// replacement might not start, and tokio panics if no thread is left.
 const BLOCKING_WAIT: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// Memory that a server needs for its threads and for small allocations, beside what its models
-/// take, in bytes: the standard library aborts where a small allocation fails, so [`serve`] checks
-/// for all of them first.
+/// Bytes of memory that a server needs for its threads and for small allocations, besides its
+/// models. The standard library aborts if a small allocation fails, so [`serve`] checks in advance
+/// that this much is free.
 pub const ROOM: usize = 32 << 20;
 
-/// Serves until `stop` is cancelled, and then answers what is there. `ready` is told the addresses. The process is allowed as many open files as it may have.
+/// Serves until `stop` is cancelled, then finishes the requests in flight. Calls `ready` with the
+/// addresses. Raises the limit of open files to its maximum.
 ///
 /// # Errors
-/// If memory is short, an address cannot be listened at, or a certificate cannot be used.
+/// Returns an error if memory is short, an address cannot be bound, or a certificate is invalid.
 pub fn serve(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -> io::Result<()> {
     samite_core::ask_for_memory(ROOM, "the threads and requests of the server")
         .map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error.to_string()))?;
@@ -63,17 +64,17 @@ pub fn serve(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
         .enable_all()
         .thread_name("http")
         .build()?;
-    // One thread for blocking work is there from now on.
+    // Start one thread for blocking work now.
     let result = runtime.block_on(async {
         let _ = tokio::task::spawn_blocking(|| ()).await;
         run(hub, stop, ready).await
     });
-    // What still blocks, such as a grammar that is being compiled, is left behind.
+    // Do not wait for work that still blocks, such as compiling a grammar.
     runtime.shutdown_timeout(Duration::from_millis(100));
     result
 }
 
-/// What all connections share.
+/// State that all connections share.
 struct Shared {
     hub: Arc<Hub>,
     connections: Arc<Connections>,
@@ -141,7 +142,7 @@ async fn run(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
     if tokio::time::timeout(time, join(&mut tasks)).await.is_err() {
         tracing::warn!("requests that take too long are ended");
         handles().for_each(|handle| handle.end());
-        // Each stream says why it ends.
+        // Each stream sends the reason why it ends.
         let _ = tokio::time::timeout(LAST_WORDS, join(&mut tasks)).await;
     }
     handles().for_each(|handle| handle.end());
@@ -158,7 +159,8 @@ async fn join(tasks: &mut Vec<JoinHandle<()>>) {
     }
 }
 
-/// Takes connections. Once the server is told to end, it waits for what is still answered, and meanwhile says so to whoever asks.
+/// Accepts connections. At shutdown, waits for the requests in flight and meanwhile rejects new
+/// ones with that reason.
 async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     let mut tasks = JoinSet::new();
     let mut end = shared.stopped.clone();
@@ -174,14 +176,14 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
                     let shared = Arc::clone(&shared);
                     let place = Arc::new(shared.connections.add(peer.ip()));
                     let taken = taken(stream, place, shared, is_late);
-                    // Those that come after the end are not waited for.
+                    // Do not wait for connections that arrive after the shutdown began.
                     if is_late {
                         tokio::spawn(taken);
                     } else {
                         tasks.spawn(taken);
                     }
                 }
-                // Too many files are open, for example: connections that wait for a request make room.
+                // For example, too many files are open: close connections that wait for a request.
                 Err(error) => {
                     tracing::warn!(%error, "a connection cannot be taken");
                     shared.connections.make_room();
@@ -194,7 +196,7 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// The body of an answer. The connection is at work until it was given away.
+/// Body of a response. The connection counts as at work until it is written.
 struct Answer {
     body: Body,
     #[expect(dead_code, reason = "it is there to be dropped")]
@@ -223,7 +225,7 @@ impl hyper::body::Body for Answer {
     }
 }
 
-/// Answers what comes over a connection, encrypted if that is wanted, until it has to make room.
+/// Serves a connection, with TLS if it is enabled, until it must close.
 async fn taken(stream: TcpStream, place: Arc<Connection>, shared: Arc<Shared>, is_late: bool) {
     let answered = async {
         let Some(tls) = &shared.tls else {
@@ -251,7 +253,7 @@ async fn taken(stream: TcpStream, place: Arc<Connection>, shared: Arc<Shared>, i
     }
 }
 
-/// Answers what comes over a connection.
+/// Serves a connection.
 async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     place: &Arc<Connection>,
@@ -284,7 +286,7 @@ async fn connection(
     };
     let stream = Timed::new(stream, Arc::clone(place), times);
     let mut builder = http1::Builder::new();
-    // Headers as clients of llama-server know them.
+    // Clients of llama-server expect this capitalization.
     builder.title_case_headers(true);
     builder
         .timer(TokioTimer::new())
@@ -296,7 +298,7 @@ async fn connection(
     let told = async move {
         let end = async {
             let _ = stopped.wait_for(|stopped| *stopped).await;
-            // The first request of one that was only just made may be on its way.
+            // The first request of a new connection may be on its way.
             if !had_request.load(Ordering::Relaxed) {
                 tokio::time::sleep(FIRST_REQUEST).await;
             }

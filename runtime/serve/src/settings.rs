@@ -1,4 +1,4 @@
-//! What llama-server calls the generation settings of a request.
+//! The generation settings of a request, in llama-server's terms.
 
 use crate::app::App;
 use crate::error::Result;
@@ -9,7 +9,7 @@ use samite_requests::Request;
 use samite_text::SamplerParams;
 use serde_json::{Map, Value, json};
 
-/// llama-server's generation settings.
+/// Returns llama-server's generation settings.
 pub fn settings(
     app: &App,
     fields: &Fields<'_>,
@@ -100,7 +100,7 @@ pub fn settings(
     Ok(settings.into())
 }
 
-/// The settings of a request that says nothing.
+/// Returns the settings of a request without any fields.
 pub fn default_settings(app: &App) -> Result<Value> {
     let nothing = Map::new();
     let nothing = Value::Object(nothing);

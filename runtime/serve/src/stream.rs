@@ -1,4 +1,4 @@
-//! From a job to an answer: at once, or as a stream that its reader may leave.
+//! Runs a job and sends its answer, whole or as a stream.
 
 use crate::answer::{Choice, Update};
 use crate::context::RequestContext;
@@ -18,50 +18,50 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// How an interface tells an answer.
+/// The response format of an API.
 pub trait Teller: Send + 'static {
-    /// What is sent for an update.
+    /// Writes the frames for an update.
     fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames);
 
-    /// What is sent when all choices are over.
+    /// Writes the frames for the end of all choices.
     fn end(&mut self, choices: &[Choice], out: &mut Frames);
 
-    /// What is sent for an error in the middle of a stream.
+    /// Writes the frames for an error in the middle of a stream.
     fn error(&mut self, error: &ApiError, out: &mut Frames) {
         out.data(&error.object());
     }
 
-    /// The whole answer at once.
+    /// Returns the whole answer.
     fn whole(&mut self, choices: &[Choice]) -> Value;
 
-    /// Whether lines of JSON are sent instead of events.
+    /// Returns whether the stream consists of lines of JSON instead of events.
     fn is_lines(&self) -> bool {
         false
     }
 }
 
-/// What is sent next.
+/// Frames to send next.
 #[derive(Debug, Default)]
 pub struct Frames(String);
 
 impl Frames {
-    /// An event with JSON.
+    /// Writes an event with JSON.
     pub fn data(&mut self, value: &Value) {
         self.0.push_str(&format!("data: {value}\n\n"));
     }
 
-    /// An event with a name.
+    /// Writes an event with a name.
     pub fn event(&mut self, name: &str, value: &Value) {
         self.0
             .push_str(&format!("event: {name}\ndata: {value}\n\n"));
     }
 
-    /// A line of JSON.
+    /// Writes a line of JSON.
     pub fn line(&mut self, value: &Value) {
         self.0.push_str(&format!("{value}\n"));
     }
 
-    /// The mark at the end of OpenAI's streams.
+    /// Writes the end marker of OpenAI's streams.
     pub fn done(&mut self) {
         self.0.push_str("data: [DONE]\n\n");
     }
@@ -72,7 +72,7 @@ impl Frames {
     }
 }
 
-/// The answers to a job.
+/// The running answers of a job.
 pub struct Running {
     readers: Vec<Option<Reader>>,
     pub choices: Vec<Choice>,
@@ -80,7 +80,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Submits all requests of a job; if one is refused, none is answered.
+    /// Submits all requests of a job. If one is rejected, none runs.
     pub fn submit(context: &RequestContext, job: &mut Job) -> Result<Self> {
         let handle = context.handle()?;
         let mut readers = Vec::with_capacity(job.requests.len());
@@ -96,7 +96,7 @@ impl Running {
         })
     }
 
-    /// The next event of any choice; `None` when all are over. Safe to be dropped while it waits.
+    /// Returns the next event of any choice, or `None` when all are complete. Cancel-safe.
     async fn next(&mut self) -> Option<(usize, Event)> {
         let Running {
             readers,
@@ -137,10 +137,10 @@ impl Running {
         })
     }
 
-    /// All answers, when they are there.
+    /// Waits for all answers.
     ///
     /// # Errors
-    /// That of the first one that failed.
+    /// Returns the error of the first one that failed.
     pub async fn all(mut self) -> Result<Vec<Choice>> {
         while let Some((at, event)) = self.next().await {
             self.choices[at].take(event);
@@ -152,7 +152,7 @@ impl Running {
     }
 }
 
-/// What is said of an engine that is not there any more.
+/// Returns the event for an engine that has ended.
 fn gone() -> Event {
     Event::Failed(samite_requests::Failed {
         kind: samite_requests::FailureKind::Closing,
@@ -161,7 +161,7 @@ fn gone() -> Event {
     })
 }
 
-/// Answers a job as its interface tells it.
+/// Runs a job and responds in the format of its API.
 pub async fn answer(
     context: Arc<RequestContext>,
     mut job: Job,
@@ -182,7 +182,7 @@ pub async fn answer(
     Ok(streamed(context, running, job.ping_seconds, teller))
 }
 
-/// A stream of an answer. Its headers are sent at once.
+/// Streams an answer. Sends its headers at once.
 fn streamed(
     context: Arc<RequestContext>,
     mut running: Running,
@@ -192,7 +192,7 @@ fn streamed(
     let is_lines = teller.is_lines();
     let (sender, receiver) = mpsc::channel::<Bytes>(16);
     tokio::spawn(async move {
-        // The model stays in memory while it writes, and what the request holds is charged.
+        // Keep the model loaded and the request's memory charged while the answer runs.
         let _context = context;
         let mut out = Frames::default();
         let ping = Duration::from_secs(if ping_seconds == 0 {
@@ -203,7 +203,7 @@ fn streamed(
         loop {
             let event = tokio::select! {
                 event = running.next() => event,
-                // Whoever reads is gone: so are the requests.
+                // The client has disconnected: cancel its requests.
                 () = sender.closed() => return,
                 () = tokio::time::sleep(ping), if ping_seconds > 0 && !is_lines => {
                     if sender.send(Bytes::from_static(b": ping\n\n")).await.is_err() {
@@ -244,12 +244,12 @@ fn streamed(
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // A proxy that collects a stream would hold it back.
+    // Without this header, a proxy may buffer the stream.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
 
-/// A body of JSON.
+/// Returns a JSON response.
 pub fn json_response(status: u16, value: &Value) -> Response {
     let mut response = Body::from(value.to_string()).into_response();
     *response.status_mut() = axum::http::StatusCode::from_u16(status).unwrap_or_default();

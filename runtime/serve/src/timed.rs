@@ -1,8 +1,7 @@
-//! Limits of time for clients: the head of a request that begins to come has to be there in time,
-//! and answers have to be read.
+//! Time limits for clients: the head of a request must arrive in time, and responses must be read.
 //!
-//! A connection may wait long for its next request. A client that sends its head drop by drop, or
-//! does not read its answer, holds a connection, memory and a model for nothing.
+//! A connection may wait a long time for its next request. A client that sends its head byte by
+//! byte, or does not read its response, would hold a connection, memory and a model for nothing.
 
 use crate::connections::{Connection, Wait};
 use std::io;
@@ -13,14 +12,14 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// A stream of bytes that fails if its client is late.
+/// A byte stream that fails if its client is too slow.
 pub struct Timed<S> {
     stream: S,
     connection: Arc<Connection>,
     times: Times,
-    /// The head that is coming, by the wait that it ends, and when it is late.
+    /// Head that is arriving: the number of the wait that it ends, and its deadline.
     coming: Option<(u64, Pin<Box<Sleep>>)>,
-    /// When the client is late that does not read.
+    /// Deadline for the client to read.
     unread: Option<Pin<Box<Sleep>>>,
 }
 
@@ -29,7 +28,7 @@ pub struct Timed<S> {
 pub struct Times {
     /// To send the head of a request.
     pub head: Duration,
-    /// To read a part of an answer.
+    /// To read a part of a response.
     pub read: Duration,
 }
 
@@ -44,7 +43,8 @@ impl<S> Timed<S> {
         }
     }
 
-    /// Takes the outcome of writing. While it is pending, the connection waits for its client.
+    /// Handles the result of a write. While the write is pending, the connection waits for its
+    /// client.
     fn written<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -83,7 +83,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        // What comes while a request is answered is its body, or a next one too early.
+        // Bytes that arrive during a request are its body, or an early next request.
         let Some((wait, Wait::Request)) = self.connection.waits() else {
             self.coming = None;
             return read;
@@ -160,8 +160,8 @@ mod tests {
         Arc::new(all.add(IpAddr::V4(Ipv4Addr::LOCALHOST)))
     }
 
-    /// Sends up to `most` bytes, one after the other, until it fails. Returns how many were read, and
-    /// the error of the reader.
+    /// Sends up to `most` bytes, one at a time, until it fails. Returns the number of bytes read
+    /// and the error of the reader.
     async fn drip(most: usize, connection: &Arc<Connection>) -> (usize, Option<io::ErrorKind>) {
         let (mut client, server) = tokio::io::duplex(64);
         let mut timed = Timed::new(server, Arc::clone(connection), TIMES);
@@ -220,7 +220,7 @@ mod tests {
                 assert!(wait.is_err(), "nothing came, and nothing is late");
                 client.write_all(b"G").await.unwrap();
                 timed.read_exact(&mut byte).await.unwrap();
-                // The head is there: it is answered, which takes a while.
+                // The head is complete. Answering it takes a while.
                 let working = AtWork::new(&connection);
                 tokio::time::sleep(TIME * 2).await;
                 drop(working);

@@ -1,4 +1,4 @@
-//! Encrypted connections.
+//! TLS connections.
 
 use crate::options::TlsFiles;
 use std::io;
@@ -12,14 +12,14 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::server::TlsStream;
 
-/// How long it may take until both sides agree.
+/// Time limit of the handshake.
 const TIME: Duration = Duration::from_secs(10);
 
-/// What a server shows, and proves that it is its own.
+/// The server's certificate and key.
 pub struct Tls(TlsAcceptor);
 
 impl Tls {
-    /// Reads the files of a certificate.
+    /// Reads the certificate files.
     pub fn new(files: &TlsFiles) -> io::Result<Self> {
         let wrong = |flag: &str, path: &std::path::Path, error: &dyn std::fmt::Display| {
             let message = format!("{flag}: {}: {error}", path.display());
@@ -45,7 +45,7 @@ impl Tls {
         Ok(Tls(TlsAcceptor::from(Arc::new(config))))
     }
 
-    /// Agrees with a client on how to encrypt.
+    /// Performs the handshake with a client.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         match tokio::time::timeout(TIME, self.0.accept(stream)).await {
             Ok(accepted) => accepted,

@@ -1,4 +1,4 @@
-//! Turns at work that few may do at the same time, shared among owners.
+//! Turns at expensive work, shared fairly among owners.
 
 use crate::app::lock;
 use crate::error::{ApiError, Result};
@@ -6,37 +6,38 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use tokio::sync::oneshot;
 
-/// Turns for requests: one whose owner has the fewest at work comes first, then the oldest.
+/// Turns for requests. The next turn goes to the owner with the fewest running requests, then to
+/// the oldest request.
 #[derive(Debug)]
 pub struct Turns {
     /// Name of the work, for errors.
     work: &'static str,
     at_once: usize,
-    /// Most turns of one owner at the same time, where there are several owners.
+    /// Maximum concurrent turns of one owner if there are several owners.
     each: usize,
-    /// Requests of one owner that may wait.
+    /// Maximum number of waiting requests per owner.
     queue: usize,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By owner.
+    /// Running turns by owner.
     at_work: BTreeMap<u64, usize>,
     waiting: VecDeque<(u64, oneshot::Sender<Turn>)>,
 }
 
-/// A turn. It ends when it is dropped.
+/// A turn. Dropping it ends it.
 #[derive(Debug)]
 pub struct Turn {
     turns: Arc<Turns>,
-    /// `None` for a turn whose request left before it began.
+    /// `None` if the request left before its turn began.
     owner: Option<u64>,
 }
 
 impl Turns {
-    /// Creates turns for `at_once` requests, with `queue` of each owner that may wait. Of several
-    /// owners, none has all turns.
+    /// Creates turns for `at_once` requests, with at most `queue` waiting requests per owner. If
+    /// there are several owners, none gets all turns.
     pub fn new(work: &'static str, at_once: usize, queue: usize) -> Arc<Self> {
         Arc::new(Turns {
             work,
@@ -50,15 +51,15 @@ impl Turns {
     /// Waits for a turn.
     ///
     /// # Errors
-    /// 503 if too many requests of the owner wait already.
+    /// Returns status 503 if too many requests of the owner are waiting.
     pub async fn begin(self: &Arc<Self>, owner: u64) -> Result<Turn> {
         self.receiver(owner)?.await.map_err(gone)
     }
 
-    /// Waits for a turn in a thread that may block.
+    /// Waits for a turn on a thread that may block.
     ///
     /// # Errors
-    /// As [`begin`](Self::begin).
+    /// Returns the errors of [`begin`](Self::begin).
     pub fn begin_blocking(self: &Arc<Self>, owner: u64) -> Result<Turn> {
         self.receiver(owner)?.blocking_recv().map_err(gone)
     }
@@ -100,14 +101,14 @@ impl State {
         }
     }
 
-    /// Returns true if a request of an owner may begin.
+    /// Returns whether a request of `owner` may start.
     fn has_room(&self, turns: &Turns, owner: u64) -> bool {
         let count = self.at_work.get(&owner).copied().unwrap_or(0);
         let all = self.at_work.values().sum::<usize>();
         all < turns.at_once && (owner == 0 || count < turns.each)
     }
 
-    /// Takes out the waiting request that comes next and may begin.
+    /// Removes and returns the waiting request that comes next and may start.
     fn next(&mut self, turns: &Turns) -> Option<(u64, oneshot::Sender<Turn>)> {
         let count = |owner: &u64| self.at_work.get(owner).copied().unwrap_or(0);
         let waiting = self.waiting.iter().enumerate();
@@ -120,7 +121,7 @@ impl State {
         while let Some((owner, sender)) = self.next(turns) {
             let turn = self.begin(turns, owner);
             if let Err(mut refused) = sender.send(turn) {
-                // The request left. The lock is held here: the turn must not take it.
+                // The request left. The lock is held here, so dropping the turn must not take it.
                 refused.owner = None;
                 self.end(owner);
             }
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
     use std::task::{Context, Poll, Waker};
 
-    /// Starts to wait for a turn.
+    /// A request that waits for a turn.
     type Waiting = std::pin::Pin<Box<dyn Future<Output = Result<Turn>>>>;
 
     fn begin(turns: &Arc<Turns>, owner: u64) -> Waiting {
@@ -165,7 +166,7 @@ mod tests {
         let turns = Turns::new("grammars", 3, 2);
         let take = |owner| poll(&mut begin(&turns, owner)).unwrap().unwrap();
         let first = [take(1), take(1)];
-        // The third turn is left to other owners.
+        // The third turn is reserved for other owners.
         let mut waiting = [begin(&turns, 1), begin(&turns, 1)];
         assert!(waiting.iter_mut().all(|one| poll(one).is_none()));
         let full = poll(&mut begin(&turns, 1)).unwrap().unwrap_err();
@@ -174,7 +175,7 @@ mod tests {
         let mut another = begin(&turns, 3);
         assert!(poll(&mut another).is_none());
         drop(first);
-        // The one with the fewest turns comes first, though it waits for the shortest time.
+        // The owner with the fewest turns comes first, even if its request is the newest.
         assert!(poll(&mut another).is_some());
         drop((other, waiting, another));
         let state = lock(&turns.state);

@@ -1,27 +1,27 @@
-//! One case: what is simulated, and what came of it.
+//! A simulation case and its outcome.
 
 use crate::fault::{Faults, Strike};
 use std::fmt;
 use std::str::FromStr;
 
-/// What a case does on the machine.
+/// Application that a case simulates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
     /// Random graphs on the scheduler.
     Graphs,
-    /// Contexts of language models.
+    /// Language model contexts.
     Models,
     /// Many requests in one context.
     Requests,
-    /// Clients of a server of ggml's RPC protocol, some of them hostile.
+    /// Clients of a ggml RPC server, some of them hostile.
     Rpc,
-    /// Clients of a server of the remote mode, some of them hostile.
+    /// Clients of a remote-mode server, some of them hostile.
     #[cfg(feature = "remote")]
     Remote,
 }
 
 impl Workload {
-    /// The name that is printed and read.
+    /// Returns the name used for printing and parsing.
     pub fn name(self) -> &'static str {
         match self {
             Workload::Graphs => "graphs",
@@ -52,26 +52,27 @@ impl FromStr for Workload {
     }
 }
 
-/// Everything that a simulation depends on: running a case again gives the same result.
+/// Complete input of a simulation: running a case again gives the same result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// Decides everything that nothing below limits.
+    /// Seed of everything that the limits below do not decide.
     pub seed: u64,
-    /// What is done.
+    /// Simulated application.
     pub workload: Workload,
-    /// At most so many devices beside the host's processor.
+    /// Maximum number of devices besides the host's processor.
     pub devices: usize,
-    /// At most so many computed nodes in each random graph.
+    /// Maximum number of computed nodes in each random graph.
     pub nodes: usize,
-    /// At most so many steps of the workload.
+    /// Maximum number of workload steps.
     pub steps: usize,
-    /// Exactly these faults; `None` for those that the seed draws.
+    /// Exact list of faults; `None` for faults drawn from the seed.
     pub strikes: Option<Vec<Strike>>,
 }
 
 impl Case {
-    /// The whole case of a seed: graphs mostly, which are quick; every eighth seed has models, every tenth one requests, every
-    /// tenth one a server of RPC, every twentieth one of the remote mode.
+    /// Returns the full case of a seed. Most seeds run graphs, which are fast. Every eighth seed
+    /// runs models, every tenth requests, every tenth an RPC server, every twentieth a remote-mode
+    /// server.
     pub fn new(seed: u64) -> Self {
         Case {
             seed,
@@ -90,7 +91,7 @@ impl Case {
         }
     }
 
-    /// The case with its limits at their largest.
+    /// Returns the case with its limits at their maximum.
     fn whole(&self) -> Case {
         Case {
             workload: self.workload,
@@ -98,7 +99,7 @@ impl Case {
         }
     }
 
-    /// A seed for one purpose, independent of those for others.
+    /// Derives a seed for one purpose, independent of the seeds for others.
     pub(crate) fn seed_for(&self, purpose: u64) -> u64 {
         let seed = self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         seed ^ purpose.wrapping_mul(0xd6e8_feb8_6659_fd93)
@@ -113,7 +114,7 @@ impl Case {
 }
 
 impl fmt::Display for Case {
-    /// The flags of `samite sim` that run it again.
+    /// Writes the flags of `samite sim` that reproduce the case.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = self.whole();
         write!(f, "--seed {}", self.seed)?;
@@ -137,19 +138,19 @@ impl fmt::Display for Case {
     }
 }
 
-/// What came of a case.
+/// Outcome of a case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// What was wrong, if something was.
+    /// Description of the failure, if the case failed.
     pub failure: Option<String>,
-    /// Equal for equal runs.
+    /// Trace hash; equal for equal runs.
     pub hash: u64,
-    /// The faults that struck.
+    /// Faults that struck.
     pub strikes: Vec<Strike>,
-    /// The trace, if it was asked for.
+    /// Trace, if requested.
     pub trace: Option<String>,
-    /// How many steps of the workload were done.
+    /// Number of workload steps completed.
     pub steps: usize,
-    /// How many devices took part in the largest plan.
+    /// Number of devices used by the largest plan.
     pub devices: usize,
 }

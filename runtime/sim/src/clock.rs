@@ -5,7 +5,7 @@ use samite_core::environment::Clock;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The clock of a world. It does not tick: it stands where the last event left it.
+/// A world's clock. It only advances with simulated events.
 #[derive(Debug)]
 pub(crate) struct SimClock {
     world: Arc<World>,
@@ -16,7 +16,7 @@ impl SimClock {
     pub fn new(world: &Arc<World>) -> Self {
         SimClock {
             world: Arc::clone(world),
-            // An instant cannot be made from a number; only differences matter.
+            // `Instant` cannot be constructed from a number; only differences matter.
             start: Instant::now(),
         }
     }

@@ -1,4 +1,4 @@
-//! Simulated devices: the kernels of the reference device, on simulated time and memory.
+//! Simulated devices: the reference device's kernels on simulated time and memory.
 
 use crate::fault::Fault;
 use crate::memory::SimMemory;
@@ -14,19 +14,19 @@ use samite_reference::{ReferenceDevice, ReferenceOptions};
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a simulated device is and can do.
+/// Properties and capabilities of a simulated device.
 #[derive(Clone, Debug)]
 pub(crate) struct SimOptions {
     pub name: String,
     pub kind: DeviceKind,
-    /// Streams work at their own pace.
+    /// Streams run asynchronously.
     pub asynchronous: bool,
     pub events: bool,
-    /// Streams copy between its memory and the host's.
+    /// Streams copy between the device's memory and the host's.
     pub copies: bool,
-    /// Streams copy between its memory and that of other devices.
+    /// Streams copy between the device's memory and that of other devices.
     pub copies_to_peers: bool,
-    /// Several streams work at the same time.
+    /// Several streams run concurrently.
     pub streams: bool,
     pub compiles: bool,
     pub wants_offload: bool,
@@ -37,14 +37,14 @@ pub(crate) struct SimOptions {
     pub max_buffer_size: usize,
     pub memory_limit: usize,
     pub workspace: usize,
-    /// Names of operations that it refuses.
+    /// Names of operations that the device rejects.
     pub without_ops: Vec<String>,
-    /// Names of operations that it says it supports, and cannot run.
+    /// Names of operations that the device claims to support but fails to run.
     pub lies_about: Vec<String>,
 }
 
 impl SimOptions {
-    /// A synchronous device that runs everything and can do nothing else.
+    /// Returns a synchronous device that supports every operation and no optional feature.
     pub fn named(name: &str) -> Self {
         SimOptions {
             name: name.to_owned(),
@@ -73,13 +73,13 @@ impl SimOptions {
 pub(crate) struct SimDevice {
     pub options: SimOptions,
     pub world: Arc<World>,
-    /// Its number in the world.
+    /// Device number in the world.
     pub number: usize,
-    /// What computes.
+    /// Device that computes the results.
     pub kernels: Arc<dyn Device>,
     own_memory: Arc<SimMemory>,
     buffer_type: Arc<dyn BufferType>,
-    /// Memory of other devices that it copies to and from.
+    /// Memory of other devices that this one can copy to and from.
     peers: Mutex<Vec<Arc<dyn BufferType>>>,
 }
 
@@ -102,7 +102,7 @@ impl SimDevice {
         })
     }
 
-    /// Lets it copy to and from the memory of others.
+    /// Allows copies to and from another device's memory.
     pub fn add_peer(&self, memory: Arc<dyn BufferType>) {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         peers.push(memory);
@@ -112,7 +112,7 @@ impl SimDevice {
         self.world.call(self.number, what, Some(fault))
     }
 
-    /// Fails where the device said that it supports a node and does not.
+    /// Fails for operations that the device falsely claims to support.
     pub fn check_truth(&self, node: Node<'_>) -> Result<()> {
         let op = node.op().name();
         match self.options.lies_about.iter().any(|name| name == op) {
@@ -126,7 +126,7 @@ impl SimDevice {
     }
 }
 
-/// Kinds of nodes that were compiled: a binding to others would be a mistake.
+/// Kinds of nodes that were compiled; binding any others is a bug.
 #[derive(Debug, PartialEq)]
 pub(crate) struct SimCompiled {
     device: usize,

@@ -1,13 +1,14 @@
-//! What work may cost: runs make no plan and move as many bytes as planned, memory is what the plan says.
+//! Cost checks: runs create no plans and move as many bytes as planned; memory use matches the
+//! plan.
 
 use crate::world::World;
 use samite_sched::order::Work;
 use samite_sched::{Counters, Plan, Scheduler};
 
-/// What was spent up to some moment.
+/// Resources used up to some point.
 pub(crate) struct Spent {
     counters: Counters,
-    /// Copies that streams made, and their bytes.
+    /// Number of stream copies, and their bytes.
     copies: (usize, usize),
 }
 
@@ -19,7 +20,8 @@ impl Spent {
         }
     }
 
-    /// Checks that so many runs since then were all that was done, and copied what `plan` says.
+    /// Checks that exactly `runs` runs happened since then, and that they copied what `plan`
+    /// predicts.
     pub fn check(&self, runs: usize, scheduler: &Scheduler, plan: &Plan, world: &World) {
         let (before, after) = (self.counters, scheduler.counters());
         let done = Counters {
@@ -46,7 +48,7 @@ impl Spent {
     }
 }
 
-/// Checks that the memory in use for intermediate results is what the scheduler accounts for.
+/// Checks that the memory in use for intermediate results matches the scheduler's accounting.
 pub(crate) fn check_memory(scheduler: &Scheduler, world: &World) {
     for (name, bytes) in scheduler.buffer_sizes() {
         let live = world.with(|state| {

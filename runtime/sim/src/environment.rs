@@ -1,4 +1,4 @@
-//! Simulated files, threads and chances.
+//! Simulated files, threads and buggify decisions.
 
 use crate::fault::Fault;
 use crate::world::World;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Files in memory that break and become shorter.
+/// Files in memory whose reads can fail and which can shrink.
 #[derive(Debug)]
 pub(crate) struct SimFiles {
     world: Arc<World>,
@@ -20,7 +20,7 @@ pub(crate) struct SimFiles {
 struct SimFile {
     world: Arc<World>,
     content: Arc<[u8]>,
-    /// Bytes that are left.
+    /// Remaining bytes.
     size: AtomicUsize,
 }
 
@@ -53,7 +53,7 @@ impl File for SimFile {
         let len = buffer.len();
         self.world.with(|state| {
             state.note(|_| format!("a file is read: {len} bytes at {offset}"));
-            // Reading takes time, in which devices go on.
+            // Reading takes time, and devices progress meanwhile.
             state.advance(1 + len as u64);
             if state.faults.strikes(Fault::ReadFile) {
                 state.note(|_| "FAULT: read-file".to_owned());
@@ -75,7 +75,7 @@ impl File for SimFile {
     }
 }
 
-/// Threads that take turns: each piece of work is done as a whole, in an order drawn from the seed.
+/// Threads that take turns: each work item runs as a whole, in an order drawn from the seed.
 #[derive(Debug)]
 pub(crate) struct SimThreads {
     world: Arc<World>,
@@ -102,7 +102,7 @@ impl Threads for SimThreads {
     }
 }
 
-/// Rare branches, which are named like faults.
+/// Buggify decisions: rare branches, named like faults.
 #[derive(Debug)]
 pub(crate) struct SimChance(pub Arc<World>);
 

@@ -1,4 +1,4 @@
-//! Faults: what can go wrong, and whether it does so now.
+//! Fault injection: the kinds of faults, and when they strike.
 
 use samite_testing::Rng;
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 /// Declares the kinds of faults with their names.
 macro_rules! faults {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
-        /// Something that goes wrong.
+        /// Kind of injected fault.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Fault {
             $($(#[$doc])* $kind,)*
@@ -18,7 +18,7 @@ macro_rules! faults {
             /// All kinds.
             pub const ALL: &'static [Fault] = &[$(Fault::$kind),*];
 
-            /// The name that is printed and read.
+            /// Returns the name used for printing and parsing.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Fault::$kind => $name,)*
@@ -39,7 +39,7 @@ faults! {
     CreateEvent = "create-event",
     /// Nodes cannot be compiled.
     Compile = "compile",
-    /// Work cannot be bound to places.
+    /// Work cannot be bound to tensor locations.
     Prepare = "prepare",
     /// The host cannot write to a buffer.
     Write = "write",
@@ -47,7 +47,7 @@ faults! {
     Read = "read",
     /// A node fails while it is computed.
     Compute = "compute",
-    /// A copy of a stream fails.
+    /// A stream copy fails.
     Copy = "copy",
     /// An event cannot be recorded.
     Record = "record",
@@ -55,13 +55,14 @@ faults! {
     Wait = "wait",
     /// Waiting for a stream or an event fails.
     Synchronize = "synchronize",
-    /// A device is gone while it computes.
+    /// A device is lost while it computes.
     Lose = "lose",
-    /// A device is gone while it copies.
+    /// A device is lost while it copies.
     LoseInCopy = "lose-in-copy",
     /// Work never ends; after some seconds the device counts as lost.
     Stall = "stall",
-    /// A copy arrives in pieces, with other work between them. Not an error: nobody may look before the end.
+    /// A copy arrives in pieces, with other work in between. Not an error: readers must wait for
+    /// its end.
     Torn = "torn",
     /// The caller cancels the run.
     Cancel = "cancel",
@@ -69,28 +70,28 @@ faults! {
     Shrink = "shrink",
     /// Reading a file fails.
     ReadFile = "read-file",
-    /// The clock is far ahead all at once. Not an error.
+    /// The clock suddenly jumps far ahead. Not an error.
     ClockJump = "clock-jump",
-    /// A graph is cut where it need not be. Not an error, as are the next ones.
+    /// A graph is split unnecessarily. Not an error, nor are the following ones.
     Split = "split",
-    /// A graph that has a plan is planned again.
+    /// A graph that already has a plan is planned again.
     PlanAgain = "plan-again",
-    /// A plan is forgotten although there is room.
+    /// A plan is evicted although the cache has room.
     ForgetPlan = "forget-plan",
     /// A file is read in the smallest pieces.
     SmallChunks = "small-chunks",
-    /// A connection breaks: what is on its way is lost.
+    /// A connection breaks; data in flight is lost.
     Cut = "cut",
-    /// Nothing that a connection carries arrives any more.
+    /// A connection silently stops delivering data.
     Silence = "silence",
-    /// A server ends, and another one begins.
+    /// The server exits and another one starts.
     Restart = "restart",
     /// Bytes arrive seconds later. Not an error.
     Late = "late",
 }
 
 impl Fault {
-    /// Whether nobody should notice.
+    /// Returns whether the fault must have no visible effect.
     pub fn is_harmless(self) -> bool {
         use Fault::{ClockJump, ForgetPlan, Late, PlanAgain, SmallChunks, Split, Torn};
         matches!(
@@ -117,12 +118,12 @@ impl FromStr for Fault {
     }
 }
 
-/// The `occasion`th time that something can go wrong in one way, it does.
+/// A fault at its `occasion`th opportunity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Strike {
-    /// How.
+    /// Kind of fault.
     pub fault: Fault,
-    /// When, counted from 0.
+    /// Number of the opportunity, counted from 0.
     pub occasion: u64,
 }
 
@@ -148,32 +149,33 @@ impl FromStr for Strike {
     }
 }
 
-/// Where faults come from.
+/// Source of faults.
 #[derive(Clone, Debug)]
 enum Source {
-    /// Each kind has its own chance of one in so many occasions, or none, and its own random numbers, so that leaving out one kind changes
-    /// nothing about the others.
+    /// Drawn at random. Each kind has its own probability (one in so many opportunities, or never)
+    /// and its own random numbers, so leaving out one kind does not affect the others.
     Drawn(Vec<Option<(usize, Rng)>>),
-    /// Only these.
+    /// Exactly these.
     Listed(BTreeSet<Strike>),
 }
 
-/// Decides at each occasion whether a fault strikes, and counts.
+/// Decides at each opportunity whether a fault strikes, and counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Faults {
     source: Source,
-    /// Occasions so far, by kind.
+    /// Opportunities so far, by kind.
     occasions: Vec<u64>,
-    /// What struck.
+    /// Faults that struck.
     struck: Vec<Strike>,
     /// No fault strikes while this is off.
     pub armed: bool,
-    /// How many drawn faults that do harm may strike while armed: a run in which everything fails shows little.
+    /// Number of harmful drawn faults that may still strike while armed: a run in which everything
+    /// fails tests little.
     pub left: usize,
 }
 
 impl Faults {
-    /// Faults drawn from a seed. Each seed has few kinds of them, some often and some seldom.
+    /// Draws faults from a seed. Each seed enables few kinds, some frequent and some rare.
     pub fn drawn(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let kinds = Fault::ALL.iter().map(|&fault| {
@@ -185,7 +187,7 @@ impl Faults {
         Faults::from(Source::Drawn(kinds.collect()))
     }
 
-    /// Exactly these.
+    /// Injects exactly these faults.
     pub fn listed(strikes: &[Strike]) -> Self {
         Faults::from(Source::Listed(strikes.iter().copied().collect()))
     }
@@ -200,12 +202,12 @@ impl Faults {
         }
     }
 
-    /// What struck so far.
+    /// Returns the faults that struck so far.
     pub fn struck(&self) -> &[Strike] {
         &self.struck
     }
 
-    /// Whether `fault` strikes at this occasion.
+    /// Returns whether `fault` strikes at this opportunity.
     pub fn strikes(&mut self, fault: Fault) -> bool {
         if !self.armed {
             return false;

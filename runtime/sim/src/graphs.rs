@@ -1,7 +1,8 @@
 //! The scheduler with random graphs on a simulated machine.
 //!
-//! Everything is done twice: on the simulated machine, with faults, and on one plain reference device. Results are equal bit by bit. What
-//! fails on the simulated machine must say why, and must work when it is done again without faults.
+//! Every operation runs twice: on the simulated machine, with faults, and on one plain reference
+//! device. Results must be bit-identical. A failure on the simulated machine must state its reason,
+//! and the operation must succeed when repeated without faults.
 
 use crate::case::{Case, Outcome};
 use crate::economy::{Spent, check_memory};
@@ -18,19 +19,19 @@ use samite_testing::{RandomGraph, Rng, random_graph_up_to};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// A graph on the simulated machine and on one device, with the tensors that are stored in both.
+/// A graph on the simulated machine and on one device, with its stored tensors on both.
 struct Twin {
     seed: u64,
     nodes: usize,
     simulated: RandomGraph,
     alone: RandomGraph,
-    /// In the same order.
+    /// Simulated tensors first; both in the same order.
     stored: [Vec<Arc<StoredTensor>>; 2],
 }
 
 type Stored = Vec<Arc<StoredTensor>>;
 
-/// A graph whose stored tensors lie where `allocate` says: a buffer of so many bytes.
+/// Builds a graph whose stored tensors lie in a buffer from `allocate`, which receives its size.
 fn graph_in(
     seed: u64,
     nodes: usize,
@@ -47,7 +48,8 @@ fn graph_in(
     Ok((graph, stored))
 }
 
-/// Memory of some device: its own, or the host's that it was given. Or the host's, which several devices may work on.
+/// Allocates memory of some device: its own memory, imported host memory, or host memory that
+/// several devices may use.
 fn memory_of(
     machine: &Machine,
     rng: &mut Rng,
@@ -62,7 +64,7 @@ fn memory_of(
         machine.world.with(|state| state.faults.armed = true);
         let imported = device.import_host(memory, usage);
         machine.world.with(|state| state.faults.armed = false);
-        // Whoever imports can do without.
+        // Import is optional: fall back to the device's memory.
         if let Ok(buffer) = imported {
             return Ok(buffer);
         }
@@ -89,14 +91,15 @@ impl Twin {
         })
     }
 
-    /// Puts the simulated graph's tensors into other memory, with what the twin has now.
+    /// Moves the simulated graph's tensors to other memory, with the twin's current values.
     fn move_to(&mut self, memory: &Arc<dyn BufferType>) -> Result<()> {
         let allocate = |size, usage| memory.allocate(size, usage);
         (self.simulated, self.stored[0]) = graph_in(self.seed, self.nodes, allocate)?;
         self.restore()
     }
 
-    /// Gives the simulated graph's stored tensors the twin's values: after a failure they are in between.
+    /// Copies the twin's values to the simulated graph's stored tensors: a failure leaves them
+    /// undefined.
     fn restore(&self) -> Result<()> {
         for (simulated, alone) in self.stored[0].iter().zip(&self.stored[1]) {
             let mut bytes = vec![0; alone.layout().bytes()];
@@ -106,7 +109,8 @@ impl Twin {
         Ok(())
     }
 
-    /// What can be read after a run: outputs, and stored tensors, which runs may write to.
+    /// Returns tensors that can be read after a run: outputs, and stored tensors, which runs may
+    /// modify.
     fn outputs(&self) -> Vec<TensorId> {
         let graph = &self.alone.graph;
         let keeps = |id: &TensorId| {
@@ -117,13 +121,13 @@ impl Twin {
     }
 }
 
-/// Values for one run.
+/// Input values of one run.
 type Inputs = Vec<(TensorId, Vec<u8>)>;
 
 fn inputs(graph: &RandomGraph, rng: &mut Rng) -> Inputs {
     let mut inputs = graph.inputs.clone();
     for (id, bytes) in &mut inputs {
-        // Numbers of rows and positions stay what they are.
+        // Row numbers and positions keep their values.
         if graph.graph.tensor(*id).layout.dtype() == DType::F32 {
             for number in bytes.as_chunks_mut::<4>().0 {
                 *number = rng.uniform(-1.0, 1.0).to_le_bytes();
@@ -133,7 +137,7 @@ fn inputs(graph: &RandomGraph, rng: &mut Rng) -> Inputs {
     inputs
 }
 
-/// Writes the inputs and does `run`. What fails in it leaves `is_running` set.
+/// Writes the inputs and calls `run`. If `run` fails, `is_running` remains set.
 fn run_one(
     scheduler: &mut Scheduler,
     inputs: &Inputs,
@@ -162,7 +166,7 @@ fn read_all(
     values.collect()
 }
 
-/// Every node's value, of those that `wants`.
+/// Returns the values of the nodes that `wants` selects.
 fn watch(
     scheduler: &mut Scheduler,
     inputs: &Inputs,
@@ -184,25 +188,25 @@ fn watch(
     Ok(seen)
 }
 
-/// One thing that an application does.
+/// An application's action.
 enum Deed {
     Run {
-        /// One behind the other, before results are read.
+        /// Consecutive runs before results are read.
         runs: Vec<Inputs>,
-        /// One more run that nobody waits for: it is still at work when the next thing is done.
+        /// A further run that is not awaited: it is still in flight when the next action starts.
         last: Option<Inputs>,
     },
     Watch(Inputs, u64),
 }
 
-/// What else is done around a deed.
+/// Extra operations around an action.
 #[derive(Clone, Copy, Debug, Default)]
 struct Extras {
-    /// The graph's plan is forgotten before.
+    /// Evicts the graph's plan first.
     forgets: bool,
-    /// Memory is reserved before.
+    /// Reserves memory first.
     reserves: bool,
-    /// It is traced.
+    /// Traces the action.
     traces: bool,
 }
 
@@ -239,7 +243,7 @@ impl Deed {
             }
             Deed::Watch(inputs, seed) => {
                 let wants = |id: TensorId| Rng::new(seed ^ id.index() as u64).one_in(3);
-                // What is copied from one device to another has no twin.
+                // Copies between devices have no counterpart in the twin.
                 let wants = |id: TensorId| id.index() < graph.graph.len() && wants(id);
                 watch(scheduler, inputs, wants, cancel, is_running)
             }
@@ -254,13 +258,13 @@ struct Application<'a> {
     scheduler: Option<Scheduler>,
     alone: Scheduler,
     twins: Vec<Twin>,
-    /// Whether what was tried last failed within a run.
+    /// True if the last attempt failed within a run.
     failed_in_run: bool,
     rng: Rng,
     outcome: &'a mut Outcome,
 }
 
-/// Plays a case.
+/// Runs a case.
 pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Result<(), String> {
     let machine = Machine::draw(case.seed_for(3), case.devices, |_| {}, world);
     let mut rng = Rng::new(case.seed_for(4));
@@ -311,7 +315,8 @@ impl Application<'_> {
         Ok(())
     }
 
-    /// Does something with a graph: first while faults strike, then again without if it failed. False if the machine cannot run the graph.
+    /// Performs an action on a graph: first with faults, then again without faults if it failed.
+    /// Returns false if the machine cannot run the graph.
     fn step(&mut self, twin: usize) -> Result<bool, String> {
         let deed = Deed::draw(&mut self.rng, &self.twins[twin].alone);
         let [forgets, reserves, traces] = [4, 4, 4].map(|n| self.rng.one_in(n));
@@ -344,7 +349,8 @@ impl Application<'_> {
                 return Err(format!("{when}: an error that no fault explains: {text}"));
             }
             self.recover(error)?;
-            // What failed may have been at work since the step before, with another graph.
+            // The failed work may include a run of another graph, still in flight from the previous
+            // step.
             for twin in &self.twins {
                 let restored = twin.restore();
                 restored.map_err(|error| format!("after a failure: {error}"))?;
@@ -388,7 +394,7 @@ impl Application<'_> {
         let is_running = &mut self.failed_in_run;
         let values = deed.perform(scheduler, graph, &outputs, cancel, is_running)?;
         scheduler.finish_trace();
-        // Work that is cancelled while nobody waits for it would fail later.
+        // A run that is not awaited would report its cancellation later.
         if !matches!(deed, Deed::Run { last: Some(_), .. }) || cancel.is_cancelled() {
             scheduler.synchronize()?;
         }
@@ -403,7 +409,7 @@ impl Application<'_> {
         Ok(values)
     }
 
-    /// What the twin says; its stored tensors change as those of the simulated graph did.
+    /// Returns the twin's results; its stored tensors change like those of the simulated graph.
     fn expect(
         &mut self,
         twin: usize,
@@ -432,12 +438,14 @@ impl Application<'_> {
         }
     }
 
-    /// Takes out devices that are lost or lie, and puts elsewhere what lay there.
+    /// Removes devices that are lost or misreport their support, and moves tensors off lost
+    /// devices.
     fn recover(&mut self, error: Error) -> Result<(), String> {
         let Some(scheduler) = &mut self.scheduler else {
             return Ok(());
         };
-        // A run that failed has seen to it that nothing is in flight. Otherwise earlier runs may be at work, and one of them may have failed as well.
+        // A failed run leaves nothing in flight. Otherwise earlier runs may be in flight, and one
+        // of them may have failed as well.
         if !self.failed_in_run
             && let Err(error) = scheduler.synchronize()
             && !is_injected(&error.to_string())

@@ -1,4 +1,4 @@
-//! Clients of a server that know its protocol and keep no rule of it.
+//! Hostile clients that speak the server's protocol but break its rules.
 
 use samite_testing::Rng;
 use samite_wire::numbers::{flag, op};
@@ -8,18 +8,18 @@ use samite_wire::rpc::message::Request;
 use samite_wire::rpc::record::Record;
 use samite_wire::rpc::version::V7;
 
-/// Deeds of all of them in one case.
+/// Maximum number of actions of all hostile clients in one case.
 const MOST_DEEDS: usize = 32;
-/// Messages of others that they know.
+/// Maximum number of other clients' messages that they remember.
 const MOST_KNOWN: usize = 48;
-/// Bytes between two addresses at which buffers begin.
+/// Distance in bytes between the base addresses of buffers.
 const DISTANCE: u64 = 1 << 40;
 
-/// What one of them does.
+/// An action of a hostile client.
 pub(crate) enum Deed {
-    /// Somebody comes, and says this.
+    /// A new client connects and sends these bytes.
     Come(Vec<u8>),
-    /// The one with this number, of those that are there.
+    /// The hostile client with this index sends these bytes.
     Say(usize, Vec<u8>),
     Leave(usize),
     Cut(usize),
@@ -27,10 +27,10 @@ pub(crate) enum Deed {
 
 pub(crate) struct Hostile {
     rng: Rng,
-    /// One occasion in so many is used; none at all by some seeds.
+    /// Act at one in so many opportunities; never for some seeds.
     seldom: Option<usize>,
     left: usize,
-    /// Messages of others.
+    /// Messages of other clients.
     known: Vec<Vec<u8>>,
 }
 
@@ -49,7 +49,8 @@ impl Hostile {
         self.left = 0;
     }
 
-    /// Somebody else's message, which may be said again. Writes are left out: whoever repeats one may see what it wrote.
+    /// Records another client's message for replay. Writes are excluded: a client that replays one
+    /// may legitimately see its data.
     pub fn overhear(&mut self, bytes: &[u8]) {
         let is_whole = bytes.split_at_checked(HEADER).is_some_and(|(head, rest)| {
             let len = u64::from_le_bytes(std::array::from_fn(|i| head[1 + i]));
@@ -61,7 +62,7 @@ impl Hostile {
         }
     }
 
-    /// What is done now, if something is, by `there` of them.
+    /// Returns the next action, if any, of `there` connected clients.
     pub fn next(&mut self, there: usize) -> Option<Deed> {
         let seldom = self.seldom?;
         if self.left == 0 || !self.rng.one_in(seldom) {
@@ -84,7 +85,8 @@ impl Hostile {
         })
     }
 
-    /// Takes memory as others have it, and looks what is in there; now and then, of a buffer that nobody has.
+    /// Allocates memory that others may have used and reads its contents; sometimes reads a buffer
+    /// that no client owns.
     fn look_around(&mut self) -> Vec<u8> {
         let mut all = message(&Request::Hello);
         if self.rng.one_in(4) {
@@ -109,14 +111,14 @@ impl Hostile {
                 size,
             }));
         }
-        // The address of what was freed is the next one's.
+        // The next buffer reuses the address of the freed one.
         if self.rng.one_in(4) {
             all.extend(message(&Request::FreeBuffer { buffer: 1 }));
         }
         all
     }
 
-    /// Messages of others, some of them changed in one place.
+    /// Replays messages of other clients, some of them modified in one place.
     fn repeat(&mut self) -> Vec<u8> {
         let mut all = self.greet();
         for _ in 0..1 + self.rng.below(6) {
@@ -133,7 +135,7 @@ impl Hostile {
         all
     }
 
-    /// Nothing, mostly: a second greeting ends a session.
+    /// Usually returns nothing: a second greeting ends a session.
     fn greet(&mut self) -> Vec<u8> {
         match self.rng.one_in(16) {
             true => message(&Request::Hello),
@@ -141,7 +143,7 @@ impl Hostile {
         }
     }
 
-    /// A place in a buffer that may be its own, somebody else's, or nobody's.
+    /// Returns a tensor in a buffer that may be its own, another client's, or not exist.
     fn place(&mut self) -> Record {
         let buffer = self.rng.pick(&[1, 1, 1, 1, 1, 2, 2, 2, 3, 9, u64::MAX]);
         let n = self
@@ -168,7 +170,7 @@ impl Hostile {
         record
     }
 
-    /// Requests as the protocol has them, with numbers that are wrong now and then.
+    /// Sends well-formed requests, sometimes with invalid numbers.
     fn ask(&mut self) -> Vec<u8> {
         let mut all = self.greet();
         for _ in 0..1 + self.rng.below(5) {
@@ -227,7 +229,7 @@ impl Hostile {
             all.extend(message(&request));
         }
         if self.rng.one_in(8) {
-            // The rest never comes.
+            // The rest never arrives.
             all.truncate(self.rng.below(all.len()));
         }
         all

@@ -1,4 +1,4 @@
-//! Tiny models and their adapters, as files and on one device.
+//! Tiny models and their adapters, as files and loaded on one device.
 
 use samite_core::DType;
 use samite_llm::{Adapter, Model, ModelOptions, SyntheticAdapter, SyntheticModel};
@@ -12,14 +12,14 @@ use std::sync::{Arc, OnceLock};
 pub(crate) const MODEL: &str = "model.gguf";
 pub(crate) const ADAPTER: &str = "adapter.gguf";
 
-/// A model's files, and the model on one device.
+/// A model's files, and the model loaded on one device.
 pub(crate) struct Known {
     pub files: BTreeMap<PathBuf, Arc<[u8]>>,
     pub alone: Arc<Model>,
     pub adapter: Arc<Adapter>,
 }
 
-/// The models; made once.
+/// Returns the models, which are created once.
 pub(crate) fn known() -> Result<&'static [Known], String> {
     static KNOWN: OnceLock<Result<Vec<Known>, String>> = OnceLock::new();
     let all = [
@@ -37,19 +37,20 @@ pub(crate) fn known() -> Result<&'static [Known], String> {
     known.as_deref().map_err(Clone::clone)
 }
 
-/// What requests are for: a model that can be cut, one with windows, one with states; each with two adapters and a draft model.
+/// A model for the request workload: one whose cache can be truncated, one with sliding windows, or
+/// one with recurrent state. Each has two adapters and a draft model.
 pub(crate) struct KnownForRequests {
     pub files: BTreeMap<PathBuf, Arc<[u8]>>,
     pub adapter_names: [PathBuf; 2],
     pub alone: Arc<Model>,
     pub adapters: Vec<Arc<Adapter>>,
-    /// On a device of its own.
+    /// Draft model, on its own device.
     pub draft: Arc<Model>,
-    /// Whether drafted tokens can be taken back.
+    /// True if drafted tokens can be rolled back.
     pub takes_drafts: bool,
 }
 
-/// The models; made once.
+/// Returns the models, which are created once.
 pub(crate) fn known_for_requests() -> Result<&'static [KnownForRequests], String> {
     static KNOWN: OnceLock<Result<Vec<KnownForRequests>, String>> = OnceLock::new();
     let known = KNOWN.get_or_init(|| {
@@ -60,7 +61,7 @@ pub(crate) fn known_for_requests() -> Result<&'static [KnownForRequests], String
     known.as_deref().map_err(Clone::clone)
 }
 
-/// A model that takes little to compute.
+/// Returns a model that is cheap to compute.
 fn small(architecture: &'static str, width: usize) -> SyntheticModel {
     SyntheticModel {
         n_layer: 2,

@@ -1,18 +1,22 @@
-//! The scheduler, language models and the engine of many requests in a test tube: simulated devices, memory, files and threads, with faults, replayed from a number.
+//! Deterministic simulation testing of the scheduler, language models and the request engine:
+//! simulated devices, memory, files and threads, with fault injection, reproducible from a seed.
 //!
-//! What waits goes wrong rarely and cannot be repeated. Here the real code runs on a simulated machine: one thread, one seed, time that is a
-//! number. The seed decides how fast each device is, when work is felt, what fails and when; the same seed does the same again.
-//! `docs/simulation.md` tells how it works, with a failure followed step by step.
+//! Concurrency bugs are rare and hard to reproduce. Here the real code runs on a simulated machine:
+//! one thread, one seed, and time that is a number. The seed decides how fast each device is, when
+//! effects become visible, what fails and when; the same seed gives the same run.
+//! `docs/simulation.md` explains how it works and follows a failure step by step.
 //!
-//! - A [`Case`] is everything that a simulation depends on. [`run`] plays it and says what was wrong.
-//! - A [`Workload`] is what the application does: random graphs on a scheduler, contexts of language models, many requests in one context, or clients of an RPC server or of
-//!   one of the remote mode (feature `remote`, on by default). Everything is also done on one plain
-//!   reference device, and results must be equal bit by bit.
-//! - A [`Fault`] is something that goes wrong. What fails must say why, leave everything usable, and work when it is done again.
-//! - A [`Search`] runs many seeds; [`shrink`] makes a case that failed small.
+//! - A [`Case`] is the complete input of a simulation. [`run`] runs it and reports what failed.
+//! - A [`Workload`] is the simulated application: random graphs on a scheduler, contexts of
+//!   language models, many requests in one context, or clients of an RPC or remote-mode server
+//!   (feature `remote`, on by default). Everything also runs on one plain reference device, and
+//!   results must be bit-identical.
+//! - A [`Fault`] is an injected failure. The failed operation must state its reason, leave
+//!   everything usable, and succeed when repeated.
+//! - A [`Search`] runs many seeds; [`shrink`] minimizes a failed case.
 //!
-//! Inside, the module `world` moves time and streams, and `shadow` knows of each byte of memory who wrote and who read it, so that a
-//! forgotten wait is found even where luck hides it.
+//! Internally, the module `world` advances time and streams. `shadow` records which work wrote and
+//! read each byte of memory, so that a missing wait is found even if the timing happens to hide it.
 //!
 //! ```
 //! use samite_sim::{Case, run};
@@ -58,7 +62,7 @@ use world::World;
 pub use fault::{Fault, Strike};
 pub use search::{Failure, Search, Summary, shrink};
 
-/// Runs a case. Its trace is kept if that `is_wanted`.
+/// Runs a case. Keeps its trace if `is_wanted`.
 pub fn run(case: &Case, is_wanted: bool) -> Outcome {
     let world = World::new(case.seed_for(2), case.faults(), Trace::new(is_wanted));
     let mut outcome = Outcome::default();
@@ -70,7 +74,7 @@ pub fn run(case: &Case, is_wanted: bool) -> Outcome {
         #[cfg(feature = "remote")]
         Workload::Remote => remote::play(case, &world, &mut outcome),
     });
-    // Warnings about simulated devices concern nobody.
+    // Suppress warnings about simulated devices.
     let play = || tracing::subscriber::with_default(NoSubscriber::new(), || catch_unwind(play));
     let played = play().unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);

@@ -1,4 +1,4 @@
-//! Machines drawn from a seed.
+//! Machines drawn at random from a seed.
 
 use crate::clock::SimClock;
 use crate::device::{SimDevice, SimOptions};
@@ -17,9 +17,10 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A machine with up to three devices, at most `most`, beside the host's processor. A device is the same whatever others there are.
+    /// Draws a machine with up to three devices, at most `most`, besides the host's processor. A
+    /// device's properties do not depend on the other devices.
     ///
-    /// `change` changes what the workload cannot use.
+    /// `change` adjusts options that the workload cannot use.
     pub fn draw(
         seed: u64,
         most: usize,
@@ -28,9 +29,9 @@ impl Machine {
     ) -> Self {
         let mut rng = Rng::new(seed);
         let count = rng.below(4).min(most);
-        // Devices of one maker copy among themselves.
+        // Devices of one vendor copy directly between each other.
         let are_peers = rng.one_in(2);
-        // Those on one chip with the processor work on its memory.
+        // Integrated devices share the processor's memory.
         let are_integrated = rng.one_in(4);
         let host = SimOptions {
             kind: DeviceKind::Cpu,
@@ -68,7 +69,7 @@ impl Machine {
         }
     }
 
-    /// The devices, for a scheduler.
+    /// Returns the devices, for a scheduler.
     pub fn devices(&self) -> Vec<Arc<dyn Device>> {
         let devices = self.devices.iter();
         devices
@@ -76,7 +77,7 @@ impl Machine {
             .collect()
     }
 
-    /// The kinds of memory of devices that are not lost.
+    /// Returns the memory types of the devices that are not lost.
     pub fn memories(&self) -> Vec<Arc<dyn BufferType>> {
         let lost = self.world.with(|state| state.lost_devices());
         let there = |device: &&Arc<SimDevice>| !lost.contains(&device.options.name);
@@ -84,7 +85,7 @@ impl Machine {
         devices.map(|device| device.buffer_type()).collect()
     }
 
-    /// Simulated time, threads and files.
+    /// Returns an environment with simulated time, threads and files.
     pub fn environment(&self, files: BTreeMap<PathBuf, Arc<[u8]>>) -> Environment {
         Environment {
             clock: Arc::new(SimClock::new(&self.world)),
@@ -99,7 +100,7 @@ impl Machine {
 fn accelerator(number: usize, are_peers: bool, rng: &mut Rng) -> SimOptions {
     let asynchronous = !rng.one_in(4);
     let some = |rng: &mut Rng, n: usize| {
-        // Operations that it may lack, or lie about.
+        // Operations that the device may lack or falsely claim to support.
         let names = RANDOM_GRAPH_OPS.iter().filter(|_| rng.one_in(n));
         names.map(|&name| name.to_owned()).collect::<Vec<_>>()
     };

@@ -1,4 +1,4 @@
-//! Simulated memory: every access of the host is seen.
+//! Simulated memory, which observes every host access.
 
 use crate::fault::Fault;
 use crate::shadow::Access;
@@ -11,19 +11,19 @@ use samite_core::{
 use std::any::Any;
 use std::sync::{Arc, Weak};
 
-/// A kind of memory of a simulated device.
+/// A memory type of a simulated device.
 #[derive(Debug)]
 pub(crate) struct SimMemory {
-    /// To hand to buffers.
+    /// Reference to itself, passed to buffers.
     this: Weak<SimMemory>,
     world: Arc<World>,
     device: usize,
     name: String,
     alignment: usize,
     max_size: usize,
-    /// Bytes that all buffers may have together.
+    /// Maximum number of bytes in all buffers together.
     limit: usize,
-    /// Plain host memory, which others may use, too.
+    /// True for plain host memory, which other devices may use.
     is_host: bool,
 }
 
@@ -45,7 +45,7 @@ impl SimMemory {
         })
     }
 
-    /// Bytes in use.
+    /// Returns the bytes in use.
     fn used(&self) -> usize {
         self.world.with(|state| {
             let mut live = state.live();
@@ -54,7 +54,7 @@ impl SimMemory {
         })
     }
 
-    /// Bytes that can still be allocated.
+    /// Returns the bytes that can still be allocated.
     pub fn free(&self) -> usize {
         self.limit.saturating_sub(self.used())
     }
@@ -80,7 +80,7 @@ impl SimMemory {
             let is_compute = usage == Usage::Compute;
             self.world.with(|state| {
                 state.allocated(&self.name, memory.len(), is_compute);
-                // Others may write to plain host memory without a call.
+                // Other devices may write to plain host memory without a call.
                 if is_compute && !self.is_host {
                     state.begin_undefined(location, memory.len());
                 }
@@ -97,7 +97,7 @@ impl SimMemory {
         }))
     }
 
-    /// A buffer over host memory that exists already.
+    /// Returns a buffer over existing host memory.
     pub fn import(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>> {
         self.world
             .call(self.device, "import", Some(Fault::Import))?;
@@ -139,15 +139,15 @@ impl BufferType for SimMemory {
     }
 }
 
-/// A piece of simulated memory.
+/// A buffer in simulated memory.
 #[derive(Debug)]
 pub(crate) struct SimBuffer {
     owner: Arc<SimMemory>,
-    /// The same as `owner`.
+    /// Same object as `owner`.
     buffer_type: Arc<dyn BufferType>,
     location: Location,
     memory: Arc<HostMemory>,
-    /// The memory as kernels see it.
+    /// Memory as seen by kernels.
     bytes: Arc<dyn Buffer>,
     usage: Usage,
     is_imported: bool,
@@ -165,7 +165,7 @@ impl Drop for SimBuffer {
 }
 
 impl SimBuffer {
-    /// A call of the host that touches bytes.
+    /// Records a host call that accesses bytes.
     fn host_access(
         &self,
         what: &str,
@@ -209,7 +209,7 @@ impl SimBuffer {
     }
 }
 
-/// A tensor's bytes as kernels see them, in the memory of whatever simulated device or of the host.
+/// Returns a tensor's bytes as seen by kernels, in the memory of any simulated device or the host.
 pub(crate) fn bytes_of(tensor: &TensorRef) -> Result<TensorRef> {
     match tensor.buffer.as_any().downcast_ref::<SimBuffer>() {
         Some(own) => Ok(own.place(tensor.slot)),
@@ -221,7 +221,7 @@ pub(crate) fn bytes_of(tensor: &TensorRef) -> Result<TensorRef> {
     }
 }
 
-/// An access to a whole tensor.
+/// Returns an access to a whole tensor.
 pub(crate) fn access(tensor: &TensorRef, writes: bool, what: impl Into<Arc<str>>) -> Access {
     let Location { memory, offset } = tensor.location();
     Access {

@@ -1,7 +1,9 @@
-//! Language models on a simulated machine: sequences join, leave, are copied, moved and cancelled, adapters change.
+//! Language models on a simulated machine: sequences join, leave, are copied, moved and cancelled,
+//! and adapters change.
 //!
-//! Every call is made on a context of the simulated machine, with faults, and on one of a plain reference device. Logits are equal bit by bit, and a
-//! call that failed for a reason leaves everything as it was: made again without faults, it gives what the other context gives.
+//! Every call is made on a context of the simulated machine, with faults, and on one of a plain
+//! reference device. Logits must be bit-identical. A call that failed because of a fault must leave
+//! the context unchanged: repeated without faults, it gives the same result as the other context.
 
 use crate::case::{Case, Outcome};
 use crate::device::SimOptions;
@@ -20,17 +22,17 @@ use std::sync::Arc;
 
 const SEQUENCES: usize = 3;
 
-/// A call of the application.
+/// An application's call.
 #[derive(Clone, Debug)]
 enum Call {
-    /// Token, position, sequence, whether its logits are wanted.
+    /// Token, position, sequence, and a flag that requests logits.
     Decode(Vec<(u32, i32, u32, bool)>),
     Remove(usize, i32, i32),
     Copy(usize, usize),
     Keep(usize),
     Shift(usize, i32, i32),
     Clear,
-    /// The adapter's share; none without it.
+    /// Sets the adapter's scale; `None` removes the adapter.
     Adapter(Option<f32>),
 }
 
@@ -69,7 +71,7 @@ impl Call {
         }
     }
 
-    /// Makes the call. The logits that were wanted, if it is a decode.
+    /// Makes the call. For a decode, returns the requested logits.
     fn make(&self, context: &mut Context, adapter: &Arc<Adapter>) -> Result<Vec<Vec<f32>>> {
         match self {
             Call::Decode(tokens) => {
@@ -98,12 +100,12 @@ impl Call {
     }
 }
 
-/// The positions that each sequence has, kept as simply as can be.
+/// Model of the positions in each sequence, kept as simple as possible.
 #[derive(Default)]
 struct Positions([BTreeSet<i32>; SEQUENCES]);
 
 impl Positions {
-    /// Does what a call that succeeded did.
+    /// Applies the effect of a successful call.
     fn follow(&mut self, call: &Call) {
         match call {
             Call::Decode(tokens) => {
@@ -130,7 +132,7 @@ impl Positions {
         }
     }
 
-    /// What is not as it is here.
+    /// Returns a description of the first difference from `cells`.
     fn differ(&self, cells: &Cells) -> Option<String> {
         let mut sequences = self.0.iter().enumerate();
         sequences.find_map(|(sequence, positions)| {
@@ -146,7 +148,7 @@ impl Positions {
     }
 }
 
-/// What is loaded on the simulated machine.
+/// Model context and adapter on the simulated machine.
 struct Loaded {
     context: Context,
     adapter: Arc<Adapter>,
@@ -160,23 +162,23 @@ struct Application {
     loaded: Option<Loaded>,
     alone: Context,
     adapter_alone: Arc<Adapter>,
-    /// Calls that both contexts took, since the last time that everything was forgotten.
+    /// Calls that succeeded on both contexts since they were last cleared.
     history: Vec<Call>,
     positions: Positions,
     rng: Rng,
 }
 
-/// The machine of a case with language models.
+/// Returns the machine of a case with language models.
 pub(crate) fn machine(case: &Case, world: &Arc<World>) -> Machine {
     let change = |options: &mut SimOptions| {
-        // Whoever places a layer by hand says where it fits, and believes the device.
+        // Manual placement states where a layer fits and trusts the device.
         options.lies_about.clear();
         options.max_buffer_size = options.max_buffer_size.max(64 << 10);
     };
     Machine::draw(case.seed_for(3), case.devices, change, world)
 }
 
-/// Plays a case.
+/// Runs a case.
 pub(crate) fn play(
     case: &Case,
     world: &Arc<World>,
@@ -196,7 +198,7 @@ pub(crate) fn play(
         copies: rng.pick(&[1, 2, 4]),
         ..ContextOptions::default()
     };
-    // What one device does at once must be the same in several parts.
+    // One device's single pass must match the same work split into several micro-batches.
     let whole = ContextOptions {
         n_ubatch: options.n_batch,
         copies: 1,
@@ -263,13 +265,13 @@ impl Application {
         Ok(self.loaded.insert(loaded))
     }
 
-    /// Loads the model on the devices that are left, and makes all calls so far.
+    /// Loads the model on the remaining devices and replays all calls so far.
     fn load_anew(&self) -> Result<Loaded> {
         let lost = self.machine.world.with(|state| state.lost_devices());
         let mut devices = self.machine.devices();
         devices.retain(|device| lost.iter().all(|lost| lost != device.name()));
         let options = ModelOptions {
-            // Rules name devices that may be gone.
+            // Rules may name lost devices.
             rules: match lost.is_empty() {
                 true => self.rules.clone(),
                 false => Vec::new(),
@@ -295,7 +297,8 @@ impl Application {
         call.make(context, &adapter)
     }
 
-    /// Makes a call: first while faults strike, then again without if it failed. False if the machine cannot hold the model.
+    /// Makes a call: first with faults, then again without faults if it failed. Returns false if
+    /// the machine cannot hold the model.
     fn step(&mut self, outcome: &mut Outcome) -> std::result::Result<bool, String> {
         let call = Call::draw(&mut self.rng, &self.alone);
         let world = Arc::clone(&self.machine.world);
@@ -304,7 +307,8 @@ impl Application {
         let gives_up = self.rng.one_in(3);
         world.with(|state| state.note(|_| format!("CALL: {call:?}")));
         if self.rng.one_in(2) {
-            // Loading would take most of the faults. What is wrong without any is seen when the call loads again.
+            // Load first, since loading would consume most of the faults. If it fails without a
+            // fault, the call below loads again and reports the error.
             let _ = self.load();
         }
         let player = Player::new(&world, faults, &cancel);
@@ -321,7 +325,7 @@ impl Application {
             world.with(|state| state.note(|_| format!("again, after: {error}")));
             let is_cleared = |loaded: &Loaded| had_cells && loaded.context.cells().used() == 0;
             let is_lost = !world.with(|state| state.lost_devices()).is_empty();
-            // When moving keys fails, nobody knows which were moved, and the cache is cleared.
+            // If moving keys fails, which ones moved is unknown, and the cache is cleared.
             let was_moving = self
                 .history
                 .iter()
@@ -332,7 +336,8 @@ impl Application {
             if matches!(call, Call::Decode(_) | Call::Adapter(_)) {
                 let changed = |what| format!("{call:?} failed, and changed something: {what}");
                 self.check().map_err(changed)?;
-                // Keys that were moved before the failure would be moved in another number of steps than by one device.
+                // Keys moved before the failure would take a different number of steps than on one
+                // device.
                 if gives_up && !was_moving {
                     return Ok(true);
                 }
@@ -341,7 +346,7 @@ impl Application {
         }
         let expected = call.make(&mut self.alone, &self.adapter_alone);
         let values = match tried {
-            // A device refuses what must happen on it.
+            // A device rejected work that was placed on it by a rule.
             Err(Error::Core(samite_core::Error::Placement(_))) => return Ok(false),
             values => values,
         };
@@ -379,7 +384,7 @@ impl Application {
         Ok(true)
     }
 
-    /// Compares what the contexts say about themselves with what was done to them, and with each other.
+    /// Compares the state of both contexts with the calls made and with each other.
     fn check(&self) -> std::result::Result<(), String> {
         let simulated = self.loaded.as_ref().map(|loaded| &loaded.context);
         for context in simulated.into_iter().chain([&self.alone]) {

@@ -1,8 +1,10 @@
-//! A simulated network, with a server of ggml's RPC protocol in it.
+//! A simulated network with a ggml RPC server.
 //!
-//! Clients wait on the host's thread, as they do on a system's connection. The server's sessions are machines that are given bytes, so while a client waits,
-//! the network moves bytes, those of other clients too, until its own have come. What is sent arrives in pieces, some time later and in its order; it may be
-//! late, lost with everything behind it, or cut off, and the server may be started again.
+//! Clients block on the host's thread, as with a system connection. The server's sessions are state
+//! machines that consume bytes. While a client waits, the network delivers bytes, including those
+//! of other clients, until the client's own have arrived. Data arrives in pieces, delayed but in
+//! order. It may be late, or be lost together with everything after it; connections may be cut, and
+//! the server may restart.
 
 use crate::fault::{Fault, Strike};
 use crate::hostile::{Deed, Hostile};
@@ -17,13 +19,13 @@ use std::io::{Error, ErrorKind, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How much later something comes that is late: less than anybody's patience.
+/// Delay of late data, shorter than any timeout.
 const LATE: Time = 5_000_000_000;
 
-/// Makes a server.
+/// Creates a server.
 type NewServer = Box<dyn Fn() -> Arc<Server> + Send>;
 
-/// What happens on a line.
+/// An event on a connection.
 enum Event {
     ToServer(Vec<u8>),
     ToClient(Vec<u8>),
@@ -31,38 +33,38 @@ enum Event {
     ClientLeft,
     /// The server's side is closed.
     ServerLeft,
-    /// A message should be complete.
+    /// Deadline by which a message must be complete.
     Deadline,
 }
 
 /// A connection.
 struct Line {
-    /// Who has it: the number of a client, or nobody who keeps rules.
+    /// Client number, or `None` for a hostile client.
     client: Option<usize>,
     session: Option<Session>,
-    /// What the client has not received yet.
+    /// Bytes that the client has not received yet.
     inbox: VecDeque<u8>,
     is_closed: bool,
-    /// Nothing arrives any more.
+    /// Set when the connection stops delivering data.
     is_silent: bool,
-    /// Something went wrong with it that explains an error.
+    /// Set after a fault on the connection that explains an error.
     is_harmed: bool,
-    /// When the last bytes arrive, to the server and to the client.
+    /// Arrival times of the last bytes, to the server and to the client.
     last: [Time; 2],
-    /// Everything that the server said, for as long as nobody has looked.
+    /// Everything that the server sent and no check has examined yet.
     heard: Vec<u8>,
 }
 
 struct State {
     rng: Rng,
-    /// By time, then by a drawn number, then by a counted one: no two are the same.
+    /// Events ordered by time, then by a random number, then by a counter, which makes keys unique.
     events: BTreeMap<(Time, u64, u64), (usize, Event)>,
     count: u64,
     lines: Vec<Line>,
     server: Arc<Server>,
     new_server: NewServer,
     hostile: Hostile,
-    /// Bytes that nobody but their owner may see: their owner, who is a client.
+    /// Bytes that only their owner may see, with the owner, if it is a client.
     secrets: Vec<(Option<usize>, Vec<u8>)>,
 }
 
@@ -109,17 +111,17 @@ impl Net {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server that listens now.
+    /// Returns the currently listening server.
     pub fn server(&self) -> Arc<Server> {
         Arc::clone(&self.lock().server)
     }
 
-    /// Bytes that only `owner` may see, or no client at all.
+    /// Registers bytes that only `owner` may see, or no client at all.
     pub fn keep_secret(&self, owner: Option<usize>, bytes: &[u8]) {
         self.lock().secrets.push((owner, bytes.to_vec()));
     }
 
-    /// Whether something went wrong with the last connection of a client, from the network's or the server's side.
+    /// Returns whether a network or server fault affected a client's last connection.
     pub fn is_harmed(&self, client: usize) -> bool {
         let state = self.lock();
         let mut lines = state.lines.iter().rev();
@@ -131,17 +133,17 @@ impl Net {
         self.world.with(|state| state.note(|_| text()));
     }
 
-    /// How often the clock has jumped.
+    /// Returns the number of clock jumps so far.
     fn jumps(&self) -> usize {
         let is_jump = |strike: &&Strike| strike.fault == Fault::ClockJump;
         let jumps = |state: &mut crate::world::State| state.struck().iter().filter(is_jump).count();
         self.world.with(jumps)
     }
 
-    /// A connection of a client, or of somebody who keeps no rule.
+    /// Opens a connection for a client, or for a hostile client.
     fn open(&self, client: Option<usize>) -> usize {
         let mut state = self.lock();
-        // The server turns away whoever is one too many.
+        // The server rejects connections above its limit.
         let session = state.server.begin();
         let is_closed = session.is_none();
         state.lines.push(Line {
@@ -157,7 +159,7 @@ impl Net {
         state.lines.len() - 1
     }
 
-    /// Puts bytes on their way to the server or to the client, whole or in pieces.
+    /// Sends bytes to the server or to the client, whole or in pieces.
     fn put(&self, line: usize, to_client: bool, bytes: &[u8]) {
         let late = match self.world.strikes(Fault::Late) {
             true => LATE,
@@ -187,7 +189,7 @@ impl Net {
         }
     }
 
-    /// Breaks a connection: what is on its way is lost.
+    /// Breaks a connection: data in flight is lost.
     fn cut(&self, line: usize) {
         self.note(|| format!("line {line} is cut"));
         let mut state = self.lock();
@@ -196,7 +198,7 @@ impl Net {
         drop(session);
     }
 
-    /// The server ends and another one begins: all connections break.
+    /// Restarts the server: all connections break.
     fn restart(&self) {
         let mut state = self.lock();
         let lines = 0..state.lines.len();
@@ -217,7 +219,7 @@ impl Net {
         }
     }
 
-    /// Lets what is next happen, at `until` at the latest. False if nothing does.
+    /// Processes the next event, if it is due by `until`. Returns false if none is.
     fn turn(&self, until: Option<Time>) -> bool {
         let mut state = self.lock();
         let Some((&(at, ..), _)) = state.events.first_key_value() else {
@@ -265,7 +267,7 @@ impl Net {
         drop(session);
     }
 
-    /// The server is given bytes.
+    /// Delivers bytes to the server.
     fn serve(&self, line: usize, bytes: &[u8]) {
         if self.world.strikes(Fault::Restart) {
             return self.restart();
@@ -313,7 +315,7 @@ impl Net {
         }
     }
 
-    /// A client is given bytes.
+    /// Delivers bytes to a client.
     fn hear(&self, line: usize, bytes: &[u8]) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -325,7 +327,7 @@ impl Net {
         let seen = state.secrets.iter().find(|(owner, secret)| {
             let is_foreign = match (owner, line.client) {
                 (Some(owner), client) => client != Some(*owner),
-                // The model's own users read what they loaded.
+                // Clients of the model may read the weights that they loaded.
                 (None, client) => client.is_none(),
             };
             is_foreign
@@ -343,7 +345,8 @@ impl Net {
         }
     }
 
-    /// Nobody has more memory than the server counts, nor more than its quota.
+    /// Checks that memory in use matches the server's accounting and that no session exceeds its
+    /// quota.
     fn check_memory(&self) {
         let server = self.server();
         let counted = server.memory_in_use();
@@ -358,7 +361,7 @@ impl Net {
         });
     }
 
-    /// Lets those who keep no rule do something now and then.
+    /// Lets hostile clients act occasionally.
     fn play_hostile(&self) {
         let mut state = self.lock();
         let open = state.lines.iter().enumerate();
@@ -382,7 +385,8 @@ impl Net {
         }
     }
 
-    /// Everything that is on its way arrives; whoever is hostile leaves. Then the server must have nothing any more.
+    /// Delivers everything in flight and disconnects hostile clients. Afterwards the server must
+    /// hold no resources.
     pub fn close(&self) {
         let mut state = self.lock();
         state.hostile.stop();
@@ -398,15 +402,16 @@ impl Net {
     }
 }
 
-/// Bytes that all clients of the server may have.
+/// Memory quota in bytes of all clients of the server together.
 pub(crate) const MEMORY: usize = 16 << 20;
 
 impl State {
-    /// Something will happen at `at`, behind what goes the same way: to the server, to the client, or no way.
+    /// Schedules an event at `at`, after earlier events in the same direction: to the server, to
+    /// the client, or neither.
     fn plan(&mut self, line: usize, at: Time, way: usize, event: Event) {
         let at = match self.lines[line].last.get_mut(way) {
             Some(last) => {
-                // A nanosecond apart, so that their order stays.
+                // One nanosecond apart, to preserve their order.
                 *last = at.max(*last + 1);
                 *last
             }
@@ -426,7 +431,7 @@ impl State {
     }
 }
 
-/// How one client reaches the server.
+/// A client's connection factory to the server.
 #[derive(Debug)]
 pub(crate) struct SimNetwork {
     pub net: Arc<Net>,
@@ -458,7 +463,7 @@ impl Connection for SimConnection {
     fn send(&mut self, bytes: &[u8]) -> Result<usize> {
         let net = &self.net;
         net.lock().hostile.overhear(bytes);
-        // Time passes, in which others are served.
+        // Time passes, in which other clients are served.
         let until = net.world.now() + 1_000;
         while net.turn(Some(until)) {}
         if net.world.strikes(Fault::Cut) {
@@ -506,7 +511,7 @@ impl Connection for SimConnection {
             };
             let left = end.saturating_sub(net.world.now());
             net.world.with(|state| state.advance(left));
-            // A clock that is far ahead ends everybody's patience, and the connection stays lost.
+            // A clock jump triggers every timeout, and the connection stays lost.
             if net.jumps() > jumps {
                 net.lock().lines[self.line].is_harmed = true;
             }

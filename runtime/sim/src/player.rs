@@ -1,18 +1,18 @@
-//! What the workloads have in common.
+//! Code shared by the workloads.
 
 use crate::fault::Fault;
 use crate::world::World;
 use samite_core::CancelToken;
 use std::sync::Arc;
 
-/// The time in which faults strike.
+/// A period in which faults can strike.
 pub(crate) struct Player {
     world: Arc<World>,
     struck_before: usize,
 }
 
 impl Player {
-    /// Lets at most so many faults strike from now on.
+    /// Arms at most `faults` faults.
     pub fn new(world: &Arc<World>, faults: usize, cancel: &CancelToken) -> Self {
         world.with(|state| {
             state.faults.armed = true;
@@ -25,7 +25,8 @@ impl Player {
         }
     }
 
-    /// Lets no more faults strike. Returns whether what struck explains an error.
+    /// Disarms faults. Returns a predicate that tells whether the faults that struck explain an
+    /// error.
     pub fn stop(self) -> impl Fn(&str) -> bool {
         let file_broke = self.world.with(|state| {
             state.faults.armed = false;
@@ -33,17 +34,17 @@ impl Player {
             let struck = &state.struck()[self.struck_before..];
             struck.iter().any(|strike| strike.fault == Fault::Shrink)
         });
-        // What a shorter file leads to depends on where it ends.
+        // The consequences of a shortened file depend on where it ends.
         move |error| is_injected(error) || file_broke && error.contains(".gguf")
     }
 }
 
-/// Whether an error says that a fault struck, or that a device is not what it said.
+/// Returns whether an error reports an injected fault or a device that misreports its support.
 pub(crate) fn is_injected(error: &str) -> bool {
     error.contains("injected")
 }
 
-/// Checks that nothing is left when everything was dropped.
+/// Checks that nothing is left after everything was dropped.
 pub(crate) fn close(world: &World) -> Result<(), String> {
     world.with(|state| {
         let left: Vec<_> = state.live().map(|(name, _)| name.to_owned()).collect();

@@ -1,8 +1,9 @@
-//! Requests on a simulated machine: they arrive, share beginnings, are cancelled, read late, run out of room, forget parts of their texts, are drafted for, and have
-//! adapters.
+//! Requests on a simulated machine: they arrive, share prefixes, are cancelled, read slowly, run
+//! out of cache, shift their context, and use drafts and adapters.
 //!
-//! Whatever else is at work and whatever fails, a request that is answered has the tokens that it gets alone on a plain reference device; one that is not has a
-//! beginning of them, and a reason: somebody cancelled it, or a fault struck. In the end, nothing is left in the context.
+//! Whatever else runs or fails, a completed request must have the tokens that it gets alone on a
+//! plain reference device. An incomplete one must have a prefix of them and a reason: it was
+//! cancelled, or a fault struck. In the end, nothing may be left in the context.
 
 use crate::case::{Case, Outcome};
 use crate::known::{KnownForRequests, MODEL, known_for_requests};
@@ -22,12 +23,12 @@ use samite_text::SamplerParams;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Tokens of one text.
+/// Context length of one request in tokens.
 const CONTEXT: usize = 96;
-/// An engine that does so many steps never ends.
+/// Step limit; an engine that exceeds it is considered stuck.
 const MOST_STEPS: usize = 20_000;
 
-/// A request, and the adapters that it wants: their number, and the share.
+/// A request with its adapters: their indices and scales.
 #[derive(Clone, Debug)]
 struct Wish {
     request: Request,
@@ -77,7 +78,8 @@ impl Wish {
         Wish { request, adapters }
     }
 
-    /// Some go on when their text is as long as it can be: a part of it is forgotten, and what is behind it moves.
+    /// Enables context shift for some requests: a full context discards a part of its text and
+    /// moves the rest.
     fn draw_shift(&mut self, rng: &mut Rng) {
         if rng.one_in(4) {
             let request = &mut self.request;
@@ -90,7 +92,8 @@ impl Wish {
         }
     }
 
-    /// How many of its first tokens have to be those that it gets alone. What is computed again after a part was forgotten does not know that part.
+    /// Returns how many of the first tokens must equal those of the request alone. Tokens computed
+    /// again after a shift do not attend to the discarded part.
     fn sure(&self) -> usize {
         match self.request.when_full {
             Some(_) => CONTEXT - self.request.prompt.len(),
@@ -110,7 +113,7 @@ impl Wish {
         }
     }
 
-    /// What decides its tokens.
+    /// Returns a key of everything that determines the tokens.
     fn name(&self) -> String {
         let request = &self.request;
         format!(
@@ -127,14 +130,14 @@ impl Wish {
     }
 }
 
-/// What became of a request.
+/// Outcome of a request.
 struct Answer {
     id: u64,
     wish: Wish,
     reader: Option<Reader>,
     tokens: Vec<u32>,
     end: Option<Result<Reason, String>>,
-    /// Why it may fail.
+    /// True if the request may fail.
     is_excused: bool,
 }
 
@@ -167,7 +170,7 @@ impl Answer {
     }
 }
 
-/// What a request gets on one plain device when nobody else is there.
+/// Returns a request's result alone on one plain device.
 fn alone(known: &KnownForRequests, wish: &Wish) -> Result<(Vec<u32>, Reason), String> {
     let text = |error: Error| error.to_string();
     let options = EngineOptions {
@@ -205,20 +208,20 @@ fn alone(known: &KnownForRequests, wish: &Wish) -> Result<(Vec<u32>, Reason), St
     }
 }
 
-/// An engine on the simulated machine, with the adapters of its model.
+/// An engine on the simulated machine, with its model's adapters.
 struct Served {
     engine: Engine,
     adapters: Vec<Arc<Adapter>>,
 }
 
-/// Everything that is drawn before the first request comes.
+/// Settings drawn before the first request arrives.
 struct Setting {
     known: &'static KnownForRequests,
     n_ctx: usize,
     options: EngineOptions,
     context: ContextOptions,
     rules: String,
-    /// A draft model: the model itself, or another one; and the least probability.
+    /// Draft model (true for the model itself, false for another one) and minimum probability.
     draft: Option<(bool, f32)>,
 }
 
@@ -257,7 +260,7 @@ impl Setting {
             .collect();
         Ok(Setting {
             known,
-            // From no room but for one text to plenty.
+            // From room for a single request to plenty.
             n_ctx: CONTEXT + rng.below(4) * 64,
             draft: (known.takes_drafts && options.draft > 0 && !rng.one_in(3))
                 .then(|| (rng.one_in(2), rng.pick(&[0.0, 0.5]))),
@@ -308,7 +311,7 @@ impl Setting {
     }
 }
 
-/// Plays a case.
+/// Runs a case.
 pub(crate) fn play(
     case: &Case,
     world: &Arc<World>,
@@ -334,7 +337,7 @@ pub(crate) fn play(
         });
     });
     let served = match setting.serve(&machine, &environment) {
-        // A device refuses what must happen on it.
+        // A device rejected work that was placed on it by a rule.
         Err(Error::Core(samite_core::Error::Placement(_))) => return close(world),
         served => served.map_err(|error| error.to_string())?,
     };
@@ -356,7 +359,7 @@ pub(crate) fn play(
         cancel: &cancel,
     };
     let mut answers = serve.all(&mut waiting, &mut rng, true)?;
-    // What a failure left behind shows when the same is asked for again.
+    // Repeating the requests reveals state that a failure left behind.
     if answers
         .iter()
         .any(|answer| matches!(answer.end, Some(Err(_))))
@@ -379,7 +382,7 @@ pub(crate) fn play(
     close(world)
 }
 
-/// An engine, and what its requests need.
+/// An engine, with what its requests need.
 struct Serve<'s> {
     engine: &'s mut Engine,
     adapters: &'s [Arc<Adapter>],
@@ -388,7 +391,8 @@ struct Serve<'s> {
 }
 
 impl Serve<'_> {
-    /// Has requests come at random times, until all are over. Some steps meet faults, if these are wanted, and some requests are cancelled.
+    /// Submits requests at random times until all are complete. Some steps meet faults, if enabled,
+    /// and some requests are cancelled.
     fn all(
         &mut self,
         waiting: &mut Vec<Wish>,
@@ -441,7 +445,7 @@ impl Serve<'_> {
                         false => answer.reader = None,
                     }
                 }
-                // Some read late.
+                // Some clients read slowly.
                 if rng.one_in(2) {
                     answer.read(1 + rng.below(8))?;
                 }
@@ -456,7 +460,7 @@ impl Serve<'_> {
     }
 }
 
-/// Compares all answers with what requests get alone.
+/// Compares all answers with those of the same requests alone.
 fn compare(known: &KnownForRequests, answers: &[Answer]) -> Result<(), String> {
     let mut expected: BTreeMap<String, (Vec<u32>, Reason)> = BTreeMap::new();
     for answer in answers {
@@ -492,7 +496,7 @@ fn compare(known: &KnownForRequests, answers: &[Answer]) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that nothing is left of requests.
+/// Checks that nothing is left of the requests.
 fn is_empty(engine: &mut Engine, options: &EngineOptions) -> Result<(), String> {
     let view = engine.view();
     if view.slots.iter().any(|slot| slot.request.is_some()) {

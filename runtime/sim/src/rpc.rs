@@ -1,8 +1,9 @@
-//! Several clients of one server of ggml's RPC protocol, each with a language model on the server's device, over a network that loses what it can, beside
-//! clients that keep no rule.
+//! Several clients of one ggml RPC server, each with a language model on the server's device, over
+//! an unreliable network, alongside hostile clients.
 //!
-//! Tokens are those that one plain reference device computes, bit by bit, or there is an error, which something that went wrong explains. A client that lost
-//! its connection makes another one and gets the same tokens. Nobody waits for ever, and no client is told bytes of another one, nor those that another one left in memory.
+//! Tokens must be bit-identical to those of one plain reference device; an error must be explained
+//! by a fault. A client that lost its connection reconnects and must get the same tokens. No client
+//! may hang, and no client may receive another client's bytes, including those left in memory.
 
 use crate::case::{Case, Outcome};
 use crate::clock::SimClock;
@@ -21,29 +22,29 @@ use samite_rpc::{ClientOptions, RpcBackend, Server, ServerOptions};
 use samite_testing::Rng;
 use std::sync::Arc;
 
-/// Clients that may be there at the same time, those without rules among them.
+/// Maximum number of simultaneous clients, including hostile ones.
 const CLIENTS: usize = 8;
 
 type Result<T> = std::result::Result<T, String>;
 
-/// What one client has on the server.
+/// A client's resources on the server.
 struct Loaded {
     context: Context,
     device: Arc<dyn Device>,
-    /// Memory with its secret.
+    /// Buffer that contains its secret.
     secret: Option<Arc<dyn Buffer>>,
 }
 
-/// What a client does.
+/// A client's call.
 #[derive(Clone, Debug)]
 enum Call {
-    /// Tokens that follow.
+    /// Decodes these tokens.
     Decode(Tokens),
-    /// Takes memory, keeps a secret in it and reads it again.
+    /// Allocates memory, stores a secret in it and reads it again.
     Keep,
     /// Frees that memory.
     Free,
-    /// Leaves the server, and comes back with the next call.
+    /// Disconnects; the next call reconnects.
     Leave,
 }
 
@@ -64,11 +65,11 @@ struct Client {
     environment: Environment,
     text: Text,
     loaded: Option<Loaded>,
-    /// Bytes that nobody else has.
+    /// Bytes that no other client has.
     secret: [u8; 16],
 }
 
-/// Plays a case.
+/// Runs a case.
 pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Result<()> {
     let mut rng = Rng::new(case.seed_for(5));
     let known = known()?;
@@ -96,7 +97,7 @@ pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Re
     close(world)
 }
 
-/// The network, and the server's device.
+/// Creates the network and the server's device.
 fn network(case: &Case, world: &Arc<World>, clock: &Arc<dyn Clock>) -> Arc<Net> {
     let mut rng = Rng::new(case.seed_for(3));
     let device: Arc<dyn Device> = served::far(world, &mut rng, &[]);
@@ -158,7 +159,7 @@ impl Client {
         })
     }
 
-    /// Makes a call: first while faults strike, then again without if it failed.
+    /// Makes a call: first with faults, then again without faults if it failed.
     fn step(&mut self, world: &Arc<World>, rng: &mut Rng) -> Result<()> {
         let call = Call::draw(rng);
         let cancel = CancelToken::new();
@@ -170,7 +171,7 @@ impl Client {
         let mut tried = self.make(&call);
         let explained = player.stop();
         if let Err(error) = &tried {
-            // A clock that jumps lets everybody run out of patience.
+            // A clock jump triggers every client's timeout.
             let strikes = world.with(|state| state.struck()[struck..].to_vec());
             let has = |fault| strikes.iter().any(|strike| strike.fault == fault);
             let is_excused = !error.contains("memory was freed")
@@ -199,7 +200,7 @@ impl Client {
         Ok(())
     }
 
-    /// The logits that were wanted, if it is a decode.
+    /// Makes the call. For a decode, returns the requested logits.
     fn make(&mut self, call: &Call) -> Result<Logits> {
         if matches!(call, Call::Leave) {
             self.loaded = None;
@@ -221,7 +222,7 @@ impl Client {
         Ok(Vec::new())
     }
 
-    /// Connects, loads the model and computes everything so far.
+    /// Connects, loads the model and replays everything computed so far.
     fn load(&self) -> Result<Loaded> {
         let options = ClientOptions {
             environment: self.environment.clone(),
@@ -243,7 +244,7 @@ impl Client {
 }
 
 impl Loaded {
-    /// Frees the memory with the secret, which must be there for others then.
+    /// Frees the memory with the secret, which must then be available to others.
     fn free(&mut self) -> Result<()> {
         if let Some(secret) = self.secret.take() {
             let before = self.device.memory().free;

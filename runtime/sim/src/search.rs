@@ -1,4 +1,4 @@
-//! Looking for seeds that fail, and for the smallest case that fails in the same way.
+//! Searches for failing seeds, and minimizes failures.
 
 use crate::case::{Case, Workload};
 use crate::fault::Fault;
@@ -9,29 +9,30 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// A case that failed, and what was wrong.
+/// A failed case, with its error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The case.
+    /// The failed case.
     pub case: Case,
-    /// What was wrong.
+    /// Description of the failure.
     pub what: String,
 }
 
-/// What came of many cases. The same for any number of threads, if nothing stopped the search.
+/// Combined outcome of many cases. Independent of the number of threads, unless the search stopped
+/// early.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// How many cases were run.
+    /// Number of cases run.
     pub cases: u64,
-    /// How many steps their workloads did.
+    /// Number of workload steps completed.
     pub steps: u64,
-    /// How many cases had work on several devices at once.
+    /// Number of cases that used several devices at once.
     pub divided: u64,
-    /// How often each fault struck.
+    /// Number of strikes of each fault.
     pub faults: BTreeMap<Fault, u64>,
-    /// Equal for equal runs of the same cases.
+    /// Combined hash; equal for equal runs of the same cases.
     pub hash: u64,
-    /// The cases that failed, by seed.
+    /// Failed cases, by seed.
     pub failures: Vec<Failure>,
 }
 
@@ -47,35 +48,35 @@ impl Summary {
         self.failures.extend(other.failures);
     }
 
-    /// How often a fault struck.
+    /// Returns how often a fault struck.
     pub fn struck(&self, fault: Fault) -> u64 {
         self.faults.get(&fault).copied().unwrap_or(0)
     }
 
-    /// The faults that struck less often than `least` times.
+    /// Returns the faults that struck less often than `least` times.
     pub fn missed(&self, least: u64) -> Vec<Fault> {
         let all = Fault::ALL.iter().copied();
         all.filter(|&fault| self.struck(fault) < least).collect()
     }
 }
 
-/// What to search through, and when to stop.
+/// Range and limits of a search.
 #[derive(Clone, Debug)]
 pub struct Search {
-    /// The seeds.
+    /// Seeds to run.
     pub seeds: Range<u64>,
-    /// One workload for all; `None` for what each seed says.
+    /// Workload for all seeds; `None` for each seed's own.
     pub workload: Option<Workload>,
-    /// How many cases run at once.
+    /// Number of cases run in parallel.
     pub threads: usize,
-    /// Stops after so many failures.
+    /// Number of failures after which the search stops.
     pub most_failures: usize,
-    /// Stops the search.
+    /// Token that stops the search.
     pub cancel: CancelToken,
 }
 
 impl Search {
-    /// All cases of these seeds on one thread, until ten failed.
+    /// Creates a search over these seeds, on one thread, that stops after ten failures.
     pub fn new(seeds: Range<u64>) -> Self {
         Search {
             seeds,
@@ -86,7 +87,7 @@ impl Search {
         }
     }
 
-    /// The case of a seed.
+    /// Returns the case of a seed.
     fn case(&self, seed: u64) -> Case {
         let case = Case::new(seed);
         Case {
@@ -95,7 +96,7 @@ impl Search {
         }
     }
 
-    /// Runs the cases and calls `tell` with the number of those that are done.
+    /// Runs the cases and calls `tell` with the number of cases completed.
     pub fn run(&self, tell: &(dyn Fn(u64) + Sync)) -> Summary {
         let (next, done) = (AtomicU64::new(self.seeds.start), AtomicU64::new(0));
         let total = Mutex::new(Summary::default());
@@ -119,7 +120,7 @@ impl Search {
         };
         std::thread::scope(|scope| {
             for _ in 1..self.threads {
-                // Without this thread, the others have more to do.
+                // If a thread cannot start, the others take its share.
                 let _ = samite_core::thread_builder()
                     .and_then(|thread| thread.spawn_scoped(scope, work));
             }
@@ -155,7 +156,8 @@ impl Search {
     }
 }
 
-/// The smallest case that can be found and still fails: with fewer faults, devices, steps and nodes.
+/// Minimizes a failure: returns the smallest case found that still fails, with fewer faults,
+/// devices, steps and nodes.
 pub fn shrink(failure: &Failure) -> Failure {
     let try_case = |case: Case| {
         let what = run(&case, false).failure?;

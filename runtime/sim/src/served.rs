@@ -1,4 +1,5 @@
-//! What clients of a simulated server have in common, whatever they say to it: its device, a text that a model there writes, and a secret in its memory.
+//! Parts shared by clients of simulated servers, independent of the protocol: the server's device,
+//! a text that a model generates there, and a secret in its memory.
 
 use crate::device::{SimDevice, SimOptions};
 use crate::known::{Known, MODEL};
@@ -9,26 +10,26 @@ use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_testing::{RANDOM_GRAPH_OPS, Rng};
 use std::sync::Arc;
 
-/// The name of the server's device.
+/// Name of the server's device.
 pub(crate) const FAR: &str = "far";
-/// Bytes in which a client keeps what nobody else may see: as many as the remote mode sends by their hash where they are weights.
+/// Size of a client's secret in bytes. The remote mode sends weights of this size by hash.
 pub(crate) const SECRET: usize = 4096;
-/// Tokens of one text.
+/// Context length in tokens.
 const CONTEXT: usize = 32;
 
 type Result<T> = std::result::Result<T, String>;
 
-/// Tokens, and whether their logits are wanted.
+/// Tokens, each with a flag that requests its logits.
 pub(crate) type Tokens = Vec<(u32, bool)>;
-/// Those that were wanted.
+/// Requested logits.
 pub(crate) type Logits = Vec<Vec<f32>>;
 
-/// The server's device, which has the operations that are `needed`.
+/// Creates the server's device, which supports at least the `needed` operations.
 pub(crate) fn far(world: &Arc<World>, rng: &mut Rng, needed: &[&str]) -> Arc<SimDevice> {
     let asynchronous = rng.one_in(2);
     let lacks = RANDOM_GRAPH_OPS.iter().filter(|_| rng.one_in(16));
     let options = SimOptions {
-        // A device that is lost stays lost, and with it all that its server is for.
+        // A lost device stays lost and would make its server useless.
         kind: DeviceKind::Cpu,
         asynchronous,
         events: asynchronous,
@@ -44,14 +45,14 @@ pub(crate) fn far(world: &Arc<World>, rng: &mut Rng, needed: &[&str]) -> Arc<Sim
     SimDevice::new(world, options)
 }
 
-/// Some tokens.
+/// Draws some tokens.
 pub(crate) fn tokens(rng: &mut Rng) -> Tokens {
     let count = 1 + rng.below(3);
     let token = |_| (3 + rng.below(256) as u32, rng.one_in(2));
     (0..count).map(token).collect()
 }
 
-/// A text, and what one plain device says about it.
+/// A text, with the results of one plain device.
 pub(crate) struct Text {
     environment: Environment,
     rules: Vec<PlacementRule>,
@@ -61,7 +62,8 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// An empty one of a model whose layers are on the server's device, which the client calls `far`, and here.
+    /// Creates an empty text of a model whose layers are on the server's device, which the client
+    /// calls `far`, and on a local one.
     pub fn new(known: &Known, environment: Environment, far: &str, rng: &mut Rng) -> Result<Self> {
         let options = ContextOptions {
             n_ctx: Some(CONTEXT),
@@ -89,7 +91,7 @@ impl Text {
         })
     }
 
-    /// Loads the model, and computes everything so far.
+    /// Loads the model and replays everything computed so far.
     pub fn load(&self, device: &Arc<dyn Device>) -> Result<Context> {
         let text = |error: samite_llm::Error| error.to_string();
         let here = ReferenceDevice::new(ReferenceOptions::named("here"));
@@ -108,7 +110,7 @@ impl Text {
         Ok(context)
     }
 
-    /// What a context says about tokens that follow: nothing if they are too many.
+    /// Decodes further tokens. Returns no logits if they do not fit.
     pub fn decode(&self, context: &mut Context, tokens: &Tokens) -> Result<Logits> {
         match self.has_room(tokens) {
             true => decode(context, self.history.len(), tokens),
@@ -116,7 +118,7 @@ impl Text {
         }
     }
 
-    /// Goes on with tokens, if what was said about them is right.
+    /// Appends tokens after checking that `said` are the correct logits.
     pub fn go_on(&mut self, tokens: &Tokens, said: &Logits) -> Result<()> {
         if !self.has_room(tokens) {
             return Ok(());
@@ -143,7 +145,7 @@ fn decode(context: &mut Context, at: usize, tokens: &[(u32, bool)]) -> Result<Lo
     Ok(logits.map(<[f32]>::to_vec).collect())
 }
 
-/// Takes new memory, which has nothing in it, and keeps a secret there.
+/// Allocates new memory, checks that it is empty, and stores a secret there.
 pub(crate) fn keep(
     device: &Arc<dyn Device>,
     usage: Usage,

@@ -1,7 +1,9 @@
-//! What is known about each byte of simulated memory: who wrote it last and who has read it since.
+//! Shadow memory: for each byte of simulated memory, which work wrote it last and which has read it
+//! since.
 //!
-//! Two accesses to a byte, one of which writes, need an order that does not depend on luck. The shadow looks at vector clocks, not at the time at which
-//! work happened to run: a forgotten wait is seen even where the work was done in time.
+//! Two accesses to a byte, at least one of them a write, must be ordered by synchronization. The
+//! shadow compares vector clocks, not the times at which work happened to run, so a missing wait is
+//! detected even if the work finished in time.
 
 use crate::time::{Stamp, VectorClock};
 use samite_core::MemoryId;
@@ -9,46 +11,47 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Reads or writes bytes of a memory.
+/// An access to bytes of a memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
     pub memory: MemoryId,
     pub bytes: Range<usize>,
     pub writes: bool,
-    /// Only some of the bytes: which ones depends on values.
+    /// True if only some of the bytes are accessed, depending on values.
     pub is_partial: bool,
-    /// A tensor or what else lies there, for people.
+    /// Description of the accessed object, for messages.
     pub what: Arc<str>,
 }
 
-/// A piece of work that touched bytes, for messages.
+/// Work that accessed bytes, for messages.
 #[derive(Clone, Debug)]
 struct Touched {
     by: Stamp,
     who: Arc<str>,
 }
 
-/// Neighbouring bytes with the same past.
+/// Adjacent bytes with the same history.
 #[derive(Clone, Debug, Default)]
 struct Segment {
     end: usize,
     written: Option<Touched>,
-    /// The last read of each lane since then.
+    /// Last read of each lane since the write.
     read: Vec<Touched>,
-    /// Reading it before it is written is a mistake: the scheduler's intermediate results begin like that.
+    /// True if reading before a write is a bug. The scheduler's intermediate results start like
+    /// this.
     is_undefined: bool,
 }
 
-/// The past of one memory, by the first byte of each segment.
+/// History of one memory, by the first byte of each segment.
 #[derive(Debug, Default)]
 struct Past(BTreeMap<usize, Segment>);
 
-/// The past of all memories.
+/// History of all memories.
 #[derive(Debug, Default)]
 pub(crate) struct Shadow(BTreeMap<MemoryId, Past>);
 
 impl Past {
-    /// Cuts segments so that `bytes` consists of whole ones, with new ones where nothing was known.
+    /// Splits segments at the ends of `bytes` and adds new ones where there was no history.
     fn cut(&mut self, bytes: &Range<usize>) {
         for at in [bytes.start, bytes.end] {
             if let Some((_, segment)) = self.0.range_mut(..at).next_back()
@@ -78,7 +81,7 @@ impl Past {
 }
 
 impl Shadow {
-    /// Bytes have no value that anybody may read.
+    /// Marks bytes as undefined: they must not be read before they are written.
     pub fn begin_undefined(&mut self, memory: MemoryId, bytes: Range<usize>) {
         self.forget(memory, &bytes);
         let segment = Segment {
@@ -95,7 +98,7 @@ impl Shadow {
         }
     }
 
-    /// Forgets bytes that were given back.
+    /// Discards the history of freed bytes.
     pub fn forget(&mut self, memory: MemoryId, bytes: &Range<usize>) {
         if let Some(past) = self.0.get_mut(&memory) {
             past.cut(bytes);
@@ -103,10 +106,12 @@ impl Shadow {
         }
     }
 
-    /// Notes an access by the work `by`, called `who`, which begins when everything that `clock` knows is done.
+    /// Records an access by the work `by`, described by `who`, which starts once everything in
+    /// `clock` has finished.
     ///
     /// # Errors
-    /// What is wrong with it: an earlier access in conflict with it is not known to be done, or nothing was written yet.
+    /// Returns an error if a conflicting earlier access is not ordered before it, or if it reads
+    /// undefined bytes.
     pub fn touch(
         &mut self,
         access: &Access,

@@ -13,24 +13,24 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The computer that performs nodes, shared by work that is queued.
+/// The stream that computes nodes, shared by queued work.
 type Kernels = Arc<Mutex<Box<dyn Stream>>>;
 
 pub(crate) struct SimStream {
     device: Arc<SimDevice>,
-    /// Its number in the world, if it works at its own pace.
+    /// Stream number in the world, if it is asynchronous.
     queue: Option<usize>,
     kernels: Kernels,
 }
 
-/// One node, bound to places.
+/// A node bound to tensor locations.
 #[derive(Clone)]
 struct BoundNode {
     id: TensorId,
     what: Arc<str>,
     accesses: Vec<Access>,
     prepared: Arc<Mutex<Box<dyn Prepared>>>,
-    /// How long it takes, more or less.
+    /// Approximate duration.
     time: Time,
 }
 
@@ -101,7 +101,7 @@ impl SimStream {
         self.device.world.call(self.device.number, what, fault)
     }
 
-    /// Does the steps now, or queues them as one job.
+    /// Executes the steps now, or queues them as one job.
     fn submit(&mut self, steps: Vec<Step>) -> Result<()> {
         let world = &self.device.world;
         match self.queue {
@@ -139,7 +139,7 @@ impl SimStream {
                 return Err(Error::invalid("memory of another device"));
             }
             accesses.push(Access {
-                // Of copied weights, only the experts in use are there.
+                // Of copied expert weights, only those of the experts in use are present.
                 is_partial: index == 0 && matches!(tensor.op, Op::MulMatId { .. }),
                 ..access(place, written.contains(&index), name(id))
             });
@@ -170,7 +170,7 @@ impl SimStream {
         })
     }
 
-    /// Steps that copy bytes: one, or several with other work between them.
+    /// Returns the steps of a copy: one, or several that other work can interleave with.
     fn copy_steps(
         &self,
         what: &str,
@@ -337,7 +337,7 @@ impl Stream for SimStream {
     }
 
     fn synchronize(&mut self) -> Result<()> {
-        // The queue is emptied also if the call then fails.
+        // The queue is drained even if the call then fails.
         let done = self.queue.map_or(Ok(()), |queue| {
             self.device.world.with(|state| state.synchronize(queue))
         });

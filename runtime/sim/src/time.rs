@@ -1,24 +1,26 @@
-//! Order of simulated work: which access is known to have happened before which other one.
+//! Happens-before order of simulated work.
 
-/// A place where work happens one piece after the other: the host is lane 0, a stream has a lane of its own.
+/// A sequence of work items that run one after another: the host is lane 0, and each stream has its
+/// own lane.
 pub(crate) type Lane = usize;
 
 /// The host's thread.
 pub(crate) const HOST: Lane = 0;
 
-/// One piece of work: the piece number `tick` of a lane.
+/// Identifies a work item: item number `tick` of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub lane: Lane,
     pub tick: u64,
 }
 
-/// A vector clock (Mattern 1988): for each lane, how many of its pieces of work are known to be done.
+/// A vector clock (Mattern 1988): for each lane, how many of its work items are known to be
+/// finished.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct VectorClock(Vec<u64>);
 
 impl VectorClock {
-    /// Begins the next piece of work of `lane`.
+    /// Starts the next work item of `lane`.
     pub fn tick(&mut self, lane: Lane) -> Stamp {
         if self.0.len() <= lane {
             self.0.resize(lane + 1, 0);
@@ -30,7 +32,7 @@ impl VectorClock {
         }
     }
 
-    /// Learns what `other` knows.
+    /// Merges the knowledge of `other`.
     pub fn join(&mut self, other: &VectorClock) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);
@@ -40,7 +42,7 @@ impl VectorClock {
         }
     }
 
-    /// Whether the piece of work is known to be done.
+    /// Returns whether the work item is known to be finished.
     pub fn knows(&self, stamp: Stamp) -> bool {
         self.0
             .get(stamp.lane)

@@ -1,8 +1,8 @@
-//! The trace of a simulation: a hash of everything that happened, and the text if somebody wants to read it.
+//! Trace of a simulation: a hash of all events and, on request, their text.
 
 use std::fmt::Write as _;
 
-/// Events in their order.
+/// Events in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
     hash: u64,
@@ -10,7 +10,7 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// A trace that keeps its text if it `is_kept`, and always its hash.
+    /// Creates a trace. It always has a hash; it keeps its text if `is_kept`.
     pub fn new(is_kept: bool) -> Self {
         Trace {
             hash: 0xcbf2_9ce4_8422_2325,
@@ -25,17 +25,17 @@ impl Trace {
             self.hash = (self.hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
         if let Some(lines) = &mut self.lines {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(lines, "{:>14.3} µs  {text}", time as f64 / 1e3);
         }
     }
 
-    /// Equal for equal runs.
+    /// Returns the hash, which is equal for equal runs.
     pub fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// The text, if it was kept.
+    /// Returns the text, if it was kept.
     pub fn text(&self) -> Option<&str> {
         self.lines.as_deref()
     }

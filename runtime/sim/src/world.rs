@@ -1,8 +1,10 @@
-//! The simulated machine: time, streams that work at their own pace, memory that is watched, faults, and a trace of everything.
+//! The simulated machine: time, asynchronous streams, checked memory, faults, and a trace of all
+//! events.
 //!
-//! One thread does everything. The host runs the real code; when it calls a device, a little time passes, and when it waits, time goes on until
-//! what it waits for has happened. What happens next is the event with the smallest time. Times are drawn from the seed, so the same seed gives the
-//! same run, and another one gives another order of events that hardware could show too.
+//! Everything runs on one thread. The host runs the real code; a call of a device advances time
+//! slightly, and a wait advances it until its condition holds. The next event is always the one
+//! with the smallest time. Times are drawn from the seed, so the same seed gives the same run, and
+//! another seed gives another order of events that hardware could also produce.
 
 use crate::fault::{Fault, Faults, Strike};
 use crate::shadow::{Access, Shadow};
@@ -19,26 +21,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Simulated nanoseconds.
 pub(crate) type Time = u64;
 
-/// How long work that never ends may take before the device counts as lost, as drivers do it.
+/// Time after which work that never ends makes the device count as lost, like a driver's watchdog.
 const WATCHDOG: Time = 10_000_000_000;
 
-/// How far the clock jumps.
+/// Size of a clock jump.
 const JUMP: Time = 3_600_000_000_000;
 
-/// What a step does when it happens.
+/// Effect of a step.
 pub(crate) type Effect = Box<dyn FnMut() -> Result<()> + Send>;
 
-/// A part of a job that happens at one moment.
+/// A part of a job whose effect happens at one moment.
 pub(crate) struct Step {
-    /// For people.
+    /// Description for messages.
     pub what: Arc<str>,
     pub accesses: Vec<Access>,
     pub does: Does,
 }
 
-/// What a step does.
+/// Action of a step.
 pub(crate) enum Does {
-    /// Takes about so long, and has an effect.
+    /// Takes about this long and has an effect.
     Work(Time, Effect),
     /// Takes part of a copy.
     Copy(Time, Effect),
@@ -46,14 +48,14 @@ pub(crate) enum Does {
     Wait(Point),
 }
 
-/// A point in a stream's queue: behind so many jobs.
+/// A point in a stream's queue, after this many jobs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Point {
     pub stream: usize,
     pub jobs: u64,
 }
 
-/// Steps that a stream was given in one call, with what the host knew then.
+/// Steps submitted to a stream in one call, with the host's clock at that time.
 struct Job {
     steps: VecDeque<Step>,
     seen: VectorClock,
@@ -64,32 +66,33 @@ struct Stream {
     name: Arc<str>,
     clock: VectorClock,
     queue: VecDeque<Job>,
-    /// The job at work.
+    /// Job in progress.
     current: Option<Job>,
-    /// Whether the effect of the step at work was felt already when the step began.
+    /// True if the effect of the current step already happened when the step began.
     felt: bool,
-    /// The step at work never ends.
+    /// True if the current step never ends.
     stalled: bool,
-    /// What the stream waits for.
+    /// Point that the stream waits for.
     blocked: Option<Point>,
-    /// Work takes so many tenths of what is predicted.
+    /// Duration of work, in tenths of the prediction.
     slowness: u64,
     submitted: u64,
     done: u64,
-    /// By job that is done: what the stream knew then, or why the job was not done. A failure that was reported stays the failure of those jobs.
+    /// For each finished job: the stream's clock at its end, or why it did not run. A reported
+    /// failure remains the result of those jobs.
     history: Vec<Result<VectorClock>>,
-    /// The first failure that was not reported yet. Jobs behind it are skipped.
+    /// First failure that was not reported yet. Later jobs are skipped.
     failed: Option<Error>,
 }
 
 struct DeviceState {
     name: Arc<str>,
-    /// The host's processors cannot.
+    /// False for the host's processor.
     can_be_lost: bool,
     is_lost: bool,
 }
 
-/// Buffers that exist, by name of their memory.
+/// Existing buffers of a memory, identified by its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Live {
     pub buffers: usize,
@@ -98,9 +101,9 @@ pub(crate) struct Live {
     pub compute: usize,
 }
 
-/// What simulated devices have in common.
+/// State shared by simulated devices.
 pub(crate) struct World {
-    /// Beside the state, so that a clock can be read while that is locked.
+    /// Outside the state, so that a clock can be read while the state is locked.
     now: AtomicU64,
     state: Mutex<State>,
 }
@@ -108,24 +111,25 @@ pub(crate) struct World {
 pub(crate) struct State {
     rng: Rng,
     now: Time,
-    /// A call of the host takes less than this.
+    /// Upper limit of the duration of a host call.
     call_time: usize,
-    /// Effects are felt when a step begins this often: one time in so many, or never.
+    /// Probability that an effect happens when its step begins: one in so many, or never.
     early: Option<usize>,
-    /// Events by time, then by a random number: the stream goes on.
+    /// Events ordered by time, then by a random number: the stream proceeds.
     events: BinaryHeap<Reverse<(Time, u64, usize)>>,
     streams: Vec<Stream>,
     devices: Vec<DeviceState>,
     host: VectorClock,
     shadow: Shadow,
-    /// Whoever reads what nobody wrote reads zeros: what clients sent behind a failure is done, too, and its results are nobody's.
+    /// True if reading unwritten bytes yields zeros instead of being a bug. A server still executes
+    /// commands that follow a failed one, although no client uses their results.
     pub is_zeroed: bool,
     live: BTreeMap<String, Live>,
     pub faults: Faults,
     pub trace: Trace,
     violations: Vec<String>,
     cancel: Option<CancelToken>,
-    /// Copies that streams made, and their bytes.
+    /// Number of stream copies, and their bytes.
     pub copies: (usize, usize),
 }
 
@@ -136,11 +140,11 @@ impl fmt::Debug for World {
 }
 
 impl World {
-    /// A world without devices whose order of events is drawn from `seed`.
+    /// Creates a world without devices; `seed` determines the order of events.
     pub fn new(seed: u64, faults: Faults, trace: Trace) -> Arc<Self> {
         let mut rng = Rng::new(seed);
         let state = State {
-            // From a host that is far ahead of all devices to one that is far behind them.
+            // From a host far ahead of all devices to one far behind them.
             call_time: rng.pick(&[1, 1_000, 10_000, 100_000]),
             early: rng.pick(&[None, Some(1), Some(2), Some(8)]),
             rng,
@@ -168,7 +172,7 @@ impl World {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the state, or changes it, without any time passing.
+    /// Accesses the state without advancing time.
     pub fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = f(&mut state);
@@ -176,7 +180,7 @@ impl World {
         result
     }
 
-    /// Whether a fault strikes at this occasion.
+    /// Returns whether a fault strikes at this opportunity.
     pub fn strikes(&self, fault: Fault) -> bool {
         self.with(|state| {
             let strikes = state.faults.strikes(fault);
@@ -187,12 +191,13 @@ impl World {
         })
     }
 
-    /// The time, in nanoseconds.
+    /// Returns the time in nanoseconds.
     pub fn now(&self) -> Time {
         self.now.load(Ordering::SeqCst)
     }
 
-    /// A call of the host into device number `device`: some time passes; then it may fail, as `fault` does or because the device is lost.
+    /// Simulates a host call into device number `device`: some time passes, then the call may fail
+    /// because of `fault` or because the device is lost.
     pub fn call(&self, device: usize, what: &str, fault: Option<Fault>) -> Result<()> {
         self.with(|state| {
             state.pass_time();
@@ -203,24 +208,24 @@ impl World {
 }
 
 impl State {
-    /// Writes into the trace.
+    /// Writes to the trace.
     pub fn note(&mut self, text: impl FnOnce(&State) -> String) {
         let text = text(self);
         self.trace.note(self.now, &text);
     }
 
-    /// Adds a mistake that somebody made.
+    /// Records a detected bug.
     pub fn violate(&mut self, mistake: String) {
         self.trace.note(self.now, &format!("MISTAKE: {mistake}"));
         self.violations.push(mistake);
     }
 
-    /// The mistakes so far.
+    /// Returns the bugs detected so far.
     pub fn violations(&self) -> &[String] {
         &self.violations
     }
 
-    /// A new device, by number.
+    /// Adds a device and returns its number.
     pub fn add_device(&mut self, name: &str, can_be_lost: bool) -> usize {
         self.devices.push(DeviceState {
             name: name.into(),
@@ -230,7 +235,7 @@ impl State {
         self.devices.len() - 1
     }
 
-    /// A new stream of a device, by number.
+    /// Adds a stream to a device and returns its number.
     pub fn add_stream(&mut self, device: usize) -> usize {
         let number = self.streams.len();
         let slowness = self.rng.pick(&[1, 5, 10, 10, 20, 100]);
@@ -284,18 +289,18 @@ impl State {
         }
     }
 
-    /// The numbers below `count` in a drawn order.
+    /// Returns the numbers below `count` in random order.
     pub fn order_of(&mut self, count: usize) -> Vec<usize> {
         self.rng.permutation(count)
     }
 
-    /// Names of the devices that are lost.
+    /// Returns the names of lost devices.
     pub fn lost_devices(&self) -> Vec<String> {
         let lost = self.devices.iter().filter(|device| device.is_lost);
         lost.map(|device| device.name.to_string()).collect()
     }
 
-    /// Lets work look at `token`, which may be cancelled from now on.
+    /// Sets the token that the `cancel` fault may cancel from now on.
     pub fn offer_cancel(&mut self, token: Option<CancelToken>) {
         self.cancel = token;
     }
@@ -315,7 +320,7 @@ impl State {
         self.advance(time);
     }
 
-    /// Lets time pass, and everything happen that happens meanwhile.
+    /// Advances time and processes the events that occur meanwhile.
     pub fn advance(&mut self, time: Time) {
         let end = self.now + time;
         while let Some(&Reverse((at, _, _))) = self.events.peek()
@@ -326,7 +331,7 @@ impl State {
         self.now = self.now.max(end);
     }
 
-    /// Lets the next event happen; false if there is none.
+    /// Processes the next event. Returns false if there is none.
     fn happen(&mut self) -> bool {
         let Some(Reverse((at, _, stream))) = self.events.pop() else {
             return false;
@@ -344,7 +349,7 @@ impl State {
         self.events.push(Reverse((self.now + time, order, stream)));
     }
 
-    /// Gives a stream a job.
+    /// Submits a job to a stream.
     pub fn submit(&mut self, stream: usize, steps: Vec<Step>) {
         let seen = self.host.clone();
         let s = &mut self.streams[stream];
@@ -359,7 +364,7 @@ impl State {
         }
     }
 
-    /// The point behind everything that a stream was given.
+    /// Returns the point after everything submitted to a stream.
     pub fn end_of(&self, stream: usize) -> Point {
         Point {
             stream,
@@ -371,7 +376,7 @@ impl State {
         self.streams[point.stream].done >= point.jobs
     }
 
-    /// What a stream knew at a point that is reached, or the failure of work before it.
+    /// Returns a stream's clock at a point already reached, or the failure of earlier work.
     fn known_at(&self, point: Point) -> Result<VectorClock> {
         match point.jobs {
             0 => Ok(VectorClock::default()),
@@ -379,7 +384,7 @@ impl State {
         }
     }
 
-    /// The end of the step that a stream works on.
+    /// Ends a stream's current step.
     fn end_step(&mut self, stream: usize) {
         if std::mem::take(&mut self.streams[stream].stalled) {
             self.note(|state| format!("{}: watchdog", state.streams[stream].name));
@@ -397,7 +402,7 @@ impl State {
         }
     }
 
-    /// Performs a step of a stream.
+    /// Applies the effect of a stream's step.
     fn feel(&mut self, stream: usize, mut step: Step) -> Result<()> {
         let lane = stream + 1;
         let by = self.streams[stream].clock.tick(lane);
@@ -422,7 +427,7 @@ impl State {
         }
     }
 
-    /// The job at work failed: it is over, and those behind it will be skipped.
+    /// Fails the current job; later jobs will be skipped.
     fn fail(&mut self, stream: usize, error: Error) {
         self.note(|state| format!("{}: fails: {error}", state.streams[stream].name));
         let s = &mut self.streams[stream];
@@ -432,7 +437,7 @@ impl State {
         self.end_job(stream);
     }
 
-    /// The job at work is over, one way or the other.
+    /// Ends the current job, whether it succeeded or failed.
     fn end_job(&mut self, stream: usize) {
         let s = &mut self.streams[stream];
         s.current = None;
@@ -449,7 +454,7 @@ impl State {
         }
     }
 
-    /// Lets a stream that has nothing at work begin what comes next.
+    /// Starts the next step of an idle stream.
     fn go_on(&mut self, stream: usize) {
         loop {
             let s = &mut self.streams[stream];
@@ -517,7 +522,7 @@ impl State {
         let slowness = self.streams[stream].slowness;
         let time = 1 + time * slowness / 10 + self.rng.below(1 + time as usize / 4) as Time;
         if self.early.is_some_and(|n| self.rng.one_in(n)) {
-            // The effect is there at once.
+            // The effect happens immediately.
             let job = self.streams[stream].current.as_mut();
             if let Some(step) = job.and_then(|job| job.steps.pop_front()) {
                 if let Err(error) = self.feel(stream, step) {
@@ -530,7 +535,7 @@ impl State {
         self.schedule(stream, time);
     }
 
-    /// Loses a device if `fault` strikes, and says whether it did.
+    /// Loses a device if `fault` strikes; returns whether it did.
     fn may_lose(&mut self, device: usize, fault: Fault) -> bool {
         let strikes = self.devices[device].can_be_lost && self.faults.strikes(fault);
         if strikes {
@@ -540,7 +545,7 @@ impl State {
         strikes
     }
 
-    /// A device is gone: what it works on fails, and so does everything later.
+    /// Marks a device as lost: its current and all later work fails.
     fn lose(&mut self, device: usize) {
         self.devices[device].is_lost = true;
         for stream in 0..self.streams.len() {
@@ -550,7 +555,7 @@ impl State {
         }
     }
 
-    /// Lets time pass until `is_so`.
+    /// Advances time until `is_so` holds.
     fn wait_until(&mut self, what: &str, is_so: impl Fn(&State) -> bool) -> Result<()> {
         while !is_so(self) {
             if !self.happen() {
@@ -561,7 +566,7 @@ impl State {
         Ok(())
     }
 
-    /// Waits until a stream has done everything, and reports a failure, once.
+    /// Waits until a stream has finished, and reports a failure once.
     pub fn synchronize(&mut self, stream: usize) -> Result<()> {
         let end = self.end_of(stream);
         let name = Arc::clone(&self.streams[stream].name);
@@ -574,7 +579,7 @@ impl State {
         }
     }
 
-    /// Lets the host wait for a point of a stream.
+    /// Makes the host wait for a point of a stream.
     pub fn wait_for(&mut self, point: Point) -> Result<()> {
         let name = Arc::clone(&self.streams[point.stream].name);
         self.wait_until(&name, |state| state.is_reached(point))?;
@@ -583,7 +588,7 @@ impl State {
         Ok(())
     }
 
-    /// The host does a step of a synchronous device itself, while others go on.
+    /// Executes a step of a synchronous device on the host, while other streams proceed.
     pub fn on_host(&mut self, device: usize, mut step: Step) -> Result<()> {
         self.touch_by_host(&step.what, &step.accesses);
         let (time, fault, lose, effect) = match &mut step.does {
@@ -598,7 +603,7 @@ impl State {
         result
     }
 
-    /// Notes a new buffer of a memory called `name`.
+    /// Records a new buffer of the memory called `name`.
     pub fn allocated(&mut self, name: &str, bytes: usize, is_compute: bool) {
         let live = self.live.entry(name.to_owned()).or_default();
         live.buffers += 1;
@@ -606,7 +611,7 @@ impl State {
         live.compute += if is_compute { bytes } else { 0 };
     }
 
-    /// Reading bytes before they are written is a mistake.
+    /// Marks bytes whose reading before a write is a bug.
     pub fn begin_undefined(&mut self, at: Location, bytes: usize) {
         let range = at.offset..at.offset + bytes;
         if !self.is_zeroed {
@@ -614,7 +619,7 @@ impl State {
         }
     }
 
-    /// Notes that a buffer is given back: nothing may be at work in it.
+    /// Records that a buffer was freed: no work may be using it.
     pub fn freed(&mut self, name: &str, at: Location, bytes: usize, is_compute: bool) {
         let live = self.live.entry(name.to_owned()).or_default();
         live.buffers -= 1;
@@ -625,7 +630,7 @@ impl State {
             .forget(at.memory, &(at.offset..at.offset + bytes));
     }
 
-    /// Notes that a buffer goes: nothing may be at work in it.
+    /// Checks that no work uses a buffer that is being freed.
     pub fn let_go(&mut self, name: &str, at: Location, bytes: usize) {
         let (start, end) = (at.offset, at.offset + bytes);
         let uses = |access: &Access| {
@@ -642,7 +647,7 @@ impl State {
         }
     }
 
-    /// The host touches memory.
+    /// Records an access by the host.
     pub fn touch_by_host(&mut self, what: &str, accesses: &[Access]) {
         let by = self.host.tick(HOST);
         let who: Arc<str> = format!("the host in {what}").into();
@@ -651,13 +656,13 @@ impl State {
         self.note(|_| who.to_string());
     }
 
-    /// Buffers that exist, by name of their memory.
+    /// Returns the existing buffers, by name of their memory.
     pub fn live(&self) -> impl Iterator<Item = (&str, Live)> {
         let live = self.live.iter().filter(|(_, live)| live.buffers > 0);
         live.map(|(name, live)| (name.as_str(), *live))
     }
 
-    /// Fails if a stream has not done everything that it was given, after `what`.
+    /// Returns an error if a stream has unfinished work after `what`.
     pub fn check_idle(&self, what: &str) -> Result<(), String> {
         let busy = self.streams.iter().filter(|s| s.done < s.submitted);
         let busy: Vec<_> = busy.map(|s| &*s.name).collect();
@@ -667,7 +672,7 @@ impl State {
         }
     }
 
-    /// What struck so far.
+    /// Returns the faults that struck so far.
     pub fn struck(&self) -> &[Strike] {
         self.faults.struck()
     }

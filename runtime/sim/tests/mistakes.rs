@@ -1,5 +1,5 @@
-//! The planted mistakes of `mistakes/` still fit the sources.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+//! Checks that the planted bugs in `mistakes/` still apply to the sources.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_testing::skipped;
 use std::path::Path;

@@ -1,11 +1,11 @@
-//! Cases of many seeds, those that once failed, and that a case can be repeated.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+//! Cases of many seeds, regression cases, and reproducibility of a case.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_sim::{Case, Fault, Search, Workload, run, shrink};
 
-/// Cases of one test run; `samite sim` runs more in the same time. `SAMITE_SIM_SEEDS=first..end` asks
-/// for others, `SAMITE_SIM_WORKLOAD` for one workload only. `SAMITE_SIM_SHRINK=0` reports a failure
-/// as it was found.
+/// Number of cases in one test run; `samite sim` runs more in the same time.
+/// `SAMITE_SIM_SEEDS=first..end` selects other seeds, `SAMITE_SIM_WORKLOAD` a single workload.
+/// `SAMITE_SIM_SHRINK=0` reports failures without minimizing them.
 const SEEDS: u64 = 300;
 
 #[test]
@@ -34,7 +34,7 @@ fn seeds_pass() {
     if workload.is_some() {
         return println!("{:?}", summary.faults);
     }
-    // A search in which little happens would show little.
+    // Guard against a search that exercises too little.
     assert!(summary.steps > 3 * summary.cases, "{summary:?}");
     assert!(summary.divided > summary.cases / 4, "{summary:?}");
     if summary.cases >= 2_000 {

@@ -1,8 +1,9 @@
 //! BPE: symbols of a word merge into tokens in the order of a merge list.
 //!
-//! Vocabularies of GPT-2's kind write each byte as a printable character. That encoding is undone once, at construction; tokenizing works
-//! on plain bytes and on pairs of numbers. Others write text as it is: there symbols are characters, and what is no token falls back to
-//! byte tokens such as `<0x0A>`.
+//! GPT-2-style vocabularies write each byte as a printable character. This encoding is decoded
+//! once, at construction, and tokenizing works on plain bytes and pairs of numbers. Other
+//! vocabularies store plain text: their symbols are characters, and characters without a token fall
+//! back to byte tokens such as `<0x0A>`.
 
 use std::cmp::Reverse;
 
@@ -16,23 +17,23 @@ use crate::word_cache::WordCache;
 
 const KEY_MERGES: &str = "tokenizer.ggml.merges";
 
-/// No symbol: nothing merges with it, and its bytes come out.
+/// No symbol: it does not merge with others, and its bytes are output.
 const NONE: u32 = u32::MAX;
 
-/// In words of so many symbols the best pair is looked for among all of them.
+/// Maximum number of symbols of a word for which the best pair is found by a linear search.
 const SHORT: usize = 48;
 
-/// Tokens longer than this are not reached where a vocabulary has no merges.
+/// Maximum length of tokens that can be reached in a vocabulary without merges.
 const LONGEST_WITHOUT_MERGES: usize = 1 << 8;
 
-/// How a vocabulary writes text.
+/// Encoding of text in a vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Encoding {
-    /// Each byte as a character of GPT-2's table.
+    /// Each byte is a character of GPT-2's table.
     Bytes,
-    /// As it is.
+    /// Plain text.
     Plain,
-    /// As it is, with `▁` for a space.
+    /// Plain text, with `▁` for a space.
     Escaped,
 }
 
@@ -42,23 +43,24 @@ struct Merge {
     merged: u32,
 }
 
-/// The part of a BPE tokenizer that the vocabulary does not hold.
+/// The part of a BPE tokenizer that is not in the vocabulary.
 #[derive(Debug)]
 pub(crate) struct Bpe {
     words: PreTokenizer,
-    /// Whole words that are tokens, where merges are ignored for them.
+    /// Words that are tokens as a whole, if the vocabulary ignores merges for them.
     whole: Option<HashMap<Box<[u8]>, u32>>,
-    /// The symbol of each byte, or of each character of ASCII. Symbols below `tokens` are token ids; the others occur only inside merges.
+    /// Symbol of each byte, or of each ASCII character. Symbols below `tokens` are token ids; the
+    /// others occur only in merges.
     symbols: Box<[u32; 256]>,
-    /// The symbols of other characters, where symbols are characters.
+    /// Symbols of other characters, if symbols are characters.
     characters: Option<HashMap<char, u32>>,
-    /// Which token stands for each byte of a symbol that is not a token.
+    /// Token of each byte, for symbols that are not tokens.
     bytes: Box<[Option<u32>; 256]>,
-    /// Which one stands for the whole symbol where a byte has none.
+    /// Token for a whole symbol, if one of its bytes has no token.
     unknown: Option<u32>,
     merges: HashMap<(u32, u32), Merge>,
     tokens: u32,
-    /// The last bytes before a `▁` inside of what merges make.
+    /// Last bytes before a `▁` inside merged texts.
     before_space: Box<[bool; 256]>,
 }
 
@@ -106,8 +108,9 @@ impl Bpe {
             Some(list) => {
                 check_count(KEY_MERGES, list.len())?;
                 merges.reserve(list.len());
-                // A merge may go through texts that are not tokens; they get numbers behind the tokens'. There are at most three new ones
-                // for each of fewer than 2^31 merges, but they are counted in 64 bits to be sure.
+                // Merges may produce intermediate texts that are not tokens; these get numbers
+                // after the tokens. There are at most three new ones for each of fewer than 2^31
+                // merges; 64 bits are used to be safe.
                 let mut next = u64::from(tokens);
                 let mut symbol = |text: Box<[u8]>| {
                     *symbol_of.entry(text).or_insert_with(|| {
@@ -172,7 +175,7 @@ impl Bpe {
         })
     }
 
-    /// Tokenizes one stretch of text.
+    /// Tokenizes a section of text.
     pub(crate) fn tokenize(&self, text: &str, output: &mut Vec<u32>) {
         let mut scratch = Scratch::default();
         let mut cache = WordCache::new(text.len());
@@ -184,7 +187,8 @@ impl Bpe {
         });
     }
 
-    /// Tokenizes one stretch of text whose words are cut once more: before spaces that nothing merges with what precedes them.
+    /// Tokenizes a section of text whose words are split further: before spaces that never merge
+    /// with what precedes them.
     pub(crate) fn tokenize_escaped(&self, text: &str, output: &mut Vec<u32>) {
         let mut scratch = Scratch::default();
         let mut cache = WordCache::new(text.len());
@@ -198,7 +202,7 @@ impl Bpe {
         });
     }
 
-    /// Whether tokens are written as they are, without a sign for spaces.
+    /// Returns whether tokens are stored as plain text, without a mark for spaces.
     pub(crate) fn is_plain(&self) -> bool {
         self.characters.is_some()
     }
@@ -263,7 +267,7 @@ impl Bpe {
         }
     }
 
-    /// Merges the parts of a short word: each time the pair of the lowest rank, of equals the leftmost.
+    /// Merges the parts of a short word: always the leftmost pair with the lowest rank.
     fn merge_short(&self, parts: &mut Vec<Part>) {
         let merge = |parts: &[Part], left: usize| {
             let pair = (parts[left].symbol, parts.get(left + 1)?.symbol);
@@ -311,14 +315,14 @@ impl Bpe {
     }
 }
 
-/// Working memory of a text.
+/// Temporary buffers for tokenizing a text.
 #[derive(Debug, Default)]
 struct Scratch {
     parts: Vec<Part>,
     merger: Merger<Reverse<u32>>,
 }
 
-/// A symbol of a word, and what becomes of it together with the next one.
+/// A symbol of a word, and the result of its merge with the next symbol.
 #[derive(Debug, Clone, Copy, Default)]
 struct Part {
     start: u32,
@@ -327,8 +331,8 @@ struct Part {
     merged: u32,
 }
 
-/// The merges of a vocabulary that has only ranks of tokens, as tiktoken merges: any two symbols that make a token, the token of the lowest
-/// rank first.
+/// Derives merges from the ranks of tokens, like tiktoken: any two symbols that form a token merge,
+/// the token with the lowest rank first.
 fn by_rank_of_tokens(symbol_of: &HashMap<Box<[u8]>, u32>, merges: &mut HashMap<(u32, u32), Merge>) {
     for (text, &id) in symbol_of {
         if text.len() > LONGEST_WITHOUT_MERGES {
@@ -347,16 +351,16 @@ fn by_rank_of_tokens(symbol_of: &HashMap<Box<[u8]>, u32>, merges: &mut HashMap<(
     }
 }
 
-/// The two halves of a merge. The space between them is not the first character: that one belongs
-/// to the left half.
+/// Splits a merge into its two halves. The separating space is not the first character, which
+/// belongs to the left half.
 fn split_pair(merge: &[u8]) -> Option<(&[u8], &[u8])> {
     let space = 1 + merge.get(1..)?.iter().position(|&byte| byte == b' ')?;
     let (left, right) = (&merge[..space], &merge[space + 1..]);
     (!right.is_empty()).then_some((left, right))
 }
 
-/// The byte that a character of GPT-2's table stands for. Printable Latin-1 stands for itself; the
-/// other 68 bytes, in order, are the characters from U+0100 on.
+/// Returns the byte of a character of GPT-2's table. Printable Latin-1 characters represent
+/// themselves; the other 68 bytes are represented, in order, by the characters from U+0100 on.
 fn byte_of_character(c: char) -> Option<u8> {
     match u32::from(c) {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => u8::try_from(code).ok(),
@@ -367,7 +371,7 @@ fn byte_of_character(c: char) -> Option<u8> {
     }
 }
 
-/// The bytes that a stored text stands for; none if it holds a character outside the table.
+/// Decodes a stored text to bytes. Returns `None` if it contains a character outside the table.
 fn decode(text: &[u8]) -> Option<Box<[u8]>> {
     std::str::from_utf8(text)
         .ok()?
@@ -376,7 +380,7 @@ fn decode(text: &[u8]) -> Option<Box<[u8]>> {
         .collect()
 }
 
-/// The bytes that a stored text stands for, with characters outside the table kept as they are.
+/// Decodes a stored text to bytes, and keeps characters outside the table unchanged.
 pub(crate) fn decode_lossy(text: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     for chunk in text.utf8_chunks() {

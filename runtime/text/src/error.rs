@@ -1,60 +1,60 @@
 //! Errors of vocabularies and tokenizers.
 
-/// A vocabulary that cannot be used. The message names the GGUF key to look at.
+/// An unusable vocabulary. The message names the relevant GGUF key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VocabError {
-    /// The tokenizer model is not one that this crate implements.
+    /// The tokenizer model is not supported.
     #[error(
         "tokenizer.ggml.model: tokenizer '{name}' is not supported; supported are: {supported}"
     )]
     UnknownModel {
-        /// The name found.
+        /// Name in the file.
         name: String,
-        /// The names that are known.
+        /// Supported names.
         supported: String,
     },
-    /// The pre-tokenizer is not one that this crate implements.
+    /// The pre-tokenizer is not supported.
     #[error(
         "tokenizer.ggml.pre: pre-tokenizer '{name}' is not supported; supported are: {supported}"
     )]
     UnknownPreTokenizer {
-        /// The name found.
+        /// Name in the file.
         name: String,
-        /// The names that are known.
+        /// Supported names.
         supported: String,
     },
-    /// There is no token at all.
+    /// The vocabulary has no tokens.
     #[error("tokenizer.ggml.tokens: the vocabulary is empty")]
     Empty,
-    /// An array has more entries than token ids or ranks can count.
+    /// An array has more entries than token ids or ranks can represent.
     #[error("{key}: {count} entries, at most {limit} are possible")]
     TooMany {
         /// The GGUF key.
         key: &'static str,
-        /// Entries found.
+        /// Number of entries.
         count: usize,
-        /// Most entries allowed.
+        /// Maximum number of entries.
         limit: usize,
     },
-    /// A token's text is longer than any real token.
+    /// The text of a token is longer than that of any real token.
     #[error("tokenizer.ggml.tokens[{index}]: {length} bytes long, at most {limit} are allowed")]
     TokenTooLong {
-        /// The token's id.
+        /// Id of the token.
         index: usize,
-        /// Bytes found.
+        /// Length in bytes.
         length: usize,
-        /// Most bytes allowed.
+        /// Maximum length in bytes.
         limit: usize,
     },
-    /// Two tokens have the same text, so that tokenizing would be ambiguous.
+    /// Two tokens have the same text, so tokenizing would be ambiguous.
     #[error("tokenizer.ggml.tokens[{second}]: repeats token {first}, '{text}'")]
     DuplicateToken {
         /// The first token with this text.
         first: u32,
-        /// The token that repeats it.
+        /// Token that repeats it.
         second: usize,
-        /// The text, for display.
+        /// Text, for display.
         text: String,
     },
     /// A per-token array does not cover all tokens.
@@ -62,49 +62,49 @@ pub enum VocabError {
     TooShort {
         /// The GGUF key.
         key: &'static str,
-        /// Entries found.
+        /// Number of entries.
         length: usize,
-        /// Entries needed.
+        /// Required number of entries.
         tokens: usize,
     },
-    /// A score is not a number, so that merges have no order.
+    /// A score is NaN, so merges have no order.
     #[error("tokenizer.ggml.scores[{index}]: the score is not a number")]
     ScoreNotANumber {
-        /// The token's id.
+        /// Id of the token.
         index: usize,
     },
-    /// A token is marked as a byte, but its text is not of the form `<0xHH>`.
+    /// A token is marked as a byte, but its text does not have the form `<0xHH>`.
     #[error(
         "tokenizer.ggml.tokens[{index}]: '{text}' is marked as a byte in tokenizer.ggml.token_type, but is not of the form <0x00> to <0xFF>"
     )]
     ByteToken {
-        /// The token's id.
+        /// Id of the token.
         index: usize,
-        /// The text, for display.
+        /// Text, for display.
         text: String,
     },
-    /// A special id points outside the vocabulary.
+    /// A special id is outside the vocabulary.
     #[error("{key}: token id {id} is outside the vocabulary of {tokens} tokens")]
     IdOutOfRange {
         /// The GGUF key.
         key: &'static str,
-        /// The id found.
+        /// Id in the file.
         id: u32,
         /// Size of the vocabulary.
         tokens: usize,
     },
-    /// A flag asks for a token that the vocabulary does not name.
+    /// A flag requires a token that the vocabulary does not define.
     #[error("{flag}: is true, but {id_key} is missing")]
     MissingSpecialToken {
-        /// The key of the flag.
+        /// Key of the flag.
         flag: &'static str,
-        /// The key of the id that the flag needs.
+        /// Key of the id that the flag requires.
         id_key: &'static str,
     },
-    /// BPE without its merge list.
+    /// A BPE vocabulary has no merge list.
     #[error("tokenizer.ggml.merges: missing; BPE tokenizers need the list of merges")]
     MissingMerges,
-    /// A kind that falls back to bytes has none for one of them.
+    /// A tokenizer with byte fallback has no token for a byte.
     #[error("{key}: no token <0x{byte:02X}>; the 'plamo2' tokenizer needs one for each byte")]
     MissingByte {
         /// The GGUF key.
@@ -112,34 +112,34 @@ pub enum VocabError {
         /// The byte.
         byte: u8,
     },
-    /// The map of characters is broken.
+    /// The character map is invalid.
     #[error("{key}: {what}")]
     Charsmap {
         /// The GGUF key.
         key: &'static str,
-        /// What is wrong.
+        /// Description of the problem.
         what: &'static str,
     },
 }
 
-/// A request that a tokenizer refuses.
+/// Error of a tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizeError {
-    /// The text, or what of it must stay together, is too long.
+    /// The text, or a part of it that cannot be split, is too long.
     #[error(
         "the text has {length} bytes without a place to cut it, at most {limit} can be tokenized at once"
     )]
     TextTooLong {
-        /// Bytes found.
+        /// Length in bytes.
         length: usize,
-        /// Most bytes allowed.
+        /// Maximum length in bytes.
         limit: usize,
     },
-    /// A token id that the vocabulary does not have.
+    /// The vocabulary does not have this token id.
     #[error("token id {id} is outside the vocabulary of {tokens} tokens")]
     UnknownToken {
-        /// The id given.
+        /// Id from the caller.
         id: u32,
         /// Size of the vocabulary.
         tokens: usize,

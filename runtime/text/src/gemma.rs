@@ -1,7 +1,8 @@
-//! BPE on text as it is, as Gemma 4 has it: a space becomes `▁`, and merges go over whole lines.
+//! BPE on plain text, as in Gemma 4: a space becomes `▁`, and merges cover whole lines.
 //!
-//! Words are not cut before merging, so a line would be one long word. But hardly any token goes on from a letter into a space. Where none
-//! does, nothing can merge there, and a line is cut without a change to its tokens.
+//! Text is not split into words before merging, so a line would be one long word. But hardly any
+//! token continues from a letter into a space. Where no token does, nothing can merge, and a line
+//! can be split there without changing its tokens.
 
 use std::ops::Range;
 
@@ -16,14 +17,14 @@ pub(crate) struct Gemma {
 }
 
 impl Gemma {
-    /// Tokenizes one stretch of text.
+    /// Tokenizes a section of text.
     pub(crate) fn tokenize(&self, text: &str, output: &mut Vec<u32>) -> Result<(), TokenizeError> {
         self.bpe.tokenize_escaped(&escape(text, false)?, output);
         Ok(())
     }
 }
 
-/// Marks the bytes that a `▁` follows inside of a text.
+/// Marks the bytes that precede a `▁` inside a text.
 pub(crate) fn bytes_before_spaces(text: &[u8], marked: &mut [bool; 256]) {
     let space = ESCAPED_SPACE.as_bytes();
     for (at, window) in text.windows(space.len()).enumerate().skip(1) {
@@ -34,7 +35,8 @@ pub(crate) fn bytes_before_spaces(text: &[u8], marked: &mut [bool; 256]) {
     }
 }
 
-/// Calls `emit` for the ranges of `text` that are left if it is cut before each run of `▁` behind a byte that is not marked.
+/// Splits `text` before each run of `▁` that follows an unmarked byte, and calls `emit` with the
+/// ranges.
 pub(crate) fn words(text: &[u8], marked: &[bool; 256], mut emit: impl FnMut(Range<usize>)) {
     let space = ESCAPED_SPACE.as_bytes();
     let (mut start, mut at) = (0, 0);

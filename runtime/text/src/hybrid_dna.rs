@@ -1,23 +1,23 @@
-//! BPE with sequences of DNA in `<dna>` to `</dna>`, six bases a token.
+//! BPE with DNA sequences between `<dna>` and `</dna>`, with six bases per token.
 
 use crate::bpe::Bpe;
 use crate::vocab::Vocab;
 
-/// What tokens of bases have behind their text, so that they are not those of ordinary text.
+/// Suffix of base tokens' texts, which distinguishes them from tokens of ordinary text.
 pub(crate) const MARKER: &str = "\u{E000}";
 
 const BEGIN: &str = "<dna>";
 const END: &str = "</dna>";
 const UNKNOWN: &str = "<oov>";
 
-/// Bases in a token.
+/// Number of bases in a token.
 const BASES: usize = 6;
 
 /// A BPE tokenizer of this kind.
 #[derive(Debug)]
 pub(crate) struct HybridDna {
     pub(crate) bpe: Box<Bpe>,
-    /// `<dna>`, `</dna>` and `<oov>`; a vocabulary without one of them has ordinary text only.
+    /// `<dna>`, `</dna>` and `<oov>`. A vocabulary without one of them supports only ordinary text.
     tags: Option<[u32; 3]>,
 }
 
@@ -31,7 +31,7 @@ impl HybridDna {
         }
     }
 
-    /// Tokenizes one stretch of text.
+    /// Tokenizes a section of text.
     pub(crate) fn tokenize(&self, vocab: &Vocab, text: &str, output: &mut Vec<u32>) {
         let Some([begin, end, unknown]) = self.tags else {
             return self.bpe.tokenize(text, output);

@@ -1,20 +1,20 @@
-//! Repeated merging of the best pair of neighbours, shared by both kinds of tokenizer.
+//! Repeated merging of the best adjacent pair, shared by both kinds of tokenizer.
 //!
-//! Symbols form a doubly linked list inside a vector; pairs that can merge wait in a heap. A pair
-//! is checked for staleness when it is taken out instead of being removed when one of its halves
-//! changes, so merging a text of n symbols takes O(n log n) time and O(n) memory, whatever the text
-//! is.
+//! Symbols form a doubly linked list inside a vector; pairs that can merge are in a heap. A pair is
+//! checked for staleness when it is popped, instead of being removed when one of its halves
+//! changes. Merging a text of n symbols therefore takes O(n log n) time and O(n) memory for any
+//! text.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 const NONE: u32 = u32::MAX;
 
-/// A run of text that has become one unit. `id` is whatever the tokenizer names it by.
+/// A section of text that has become one unit. The meaning of `id` depends on the tokenizer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Symbol {
     pub start: u32,
-    /// Length in bytes; zero once the symbol was merged into its left neighbour.
+    /// Length in bytes; zero after the symbol was merged into its left neighbour.
     pub length: u32,
     pub id: u32,
     previous: u32,
@@ -39,7 +39,7 @@ struct Pair<P> {
 }
 
 impl<P: Ord> Ord for Pair<P> {
-    /// The highest priority first; of equals, the leftmost.
+    /// Orders by priority, then leftmost first.
     fn cmp(&self, other: &Self) -> Ordering {
         self.priority
             .cmp(&other.priority)
@@ -61,7 +61,7 @@ impl<P: Ord> PartialEq for Pair<P> {
 
 impl<P: Ord> Eq for Pair<P> {}
 
-/// Working memory of a merge; kept between words so that short words cost no allocation.
+/// Temporary buffers of a merge, which are reused so that short words need no allocation.
 #[derive(Debug)]
 pub(crate) struct Merger<P> {
     symbols: Vec<Symbol>,
@@ -87,7 +87,7 @@ impl<P: Ord> Merger<P> {
         self.pairs.clear();
     }
 
-    /// Appends a symbol behind the last one. `length` must not be zero.
+    /// Appends a symbol. `length` must not be zero.
     pub(crate) fn push(&mut self, start: u32, length: u32, id: u32) {
         let index = self.symbols.len() as u32;
         let previous = match self.symbols.last_mut() {
@@ -106,8 +106,8 @@ impl<P: Ord> Merger<P> {
         });
     }
 
-    /// Merges until no pair is left. `lookup` gives a pair's priority and the id of what it merges
-    /// into.
+    /// Merges until no pair is left. `lookup` returns a pair's priority and the id of the merged
+    /// symbol.
     pub(crate) fn run(&mut self, lookup: impl Fn(&Symbol, &Symbol) -> Option<(P, u32)>) {
         for left in 1..self.symbols.len() as u32 {
             self.consider(left - 1, left, &lookup);
@@ -155,7 +155,7 @@ impl<P: Ord> Merger<P> {
         }
     }
 
-    /// What is left, in the order of the text.
+    /// Returns the remaining symbols, in the order of the text.
     pub(crate) fn remaining(&self) -> impl Iterator<Item = &Symbol> {
         self.symbols.iter().filter(|symbol| symbol.length > 0)
     }
@@ -189,7 +189,7 @@ mod tests {
         for (position, id) in [0, 1, 2].into_iter().enumerate() {
             merger.push(position as u32, 1, id);
         }
-        // (1 2) ranks before (0 1), which is stale by then.
+        // (1 2) ranks before (0 1), which is stale at that point.
         merger.run(|a, b| match (a.id, b.id) {
             (0, 1) => Some((Reverse(2), 10)),
             (1, 2) => Some((Reverse(1), 11)),

@@ -1,4 +1,4 @@
-//! The kinds of tokenizers, behind one front.
+//! The kinds of tokenizers, behind one interface.
 
 use crate::bpe::{self, Bpe, Encoding};
 use crate::error::{TokenizeError, VocabError};
@@ -13,7 +13,7 @@ use crate::vocab::{Token, TokenizerModel, Vocab, VocabData};
 use crate::whitespace::Whitespace;
 use crate::wpm::Wpm;
 
-/// A tokenizer of some kind. It knows nothing of special tokens.
+/// A tokenizer of some kind, which does not handle special tokens.
 #[derive(Debug)]
 pub(crate) enum Model {
     Spm(Spm),
@@ -27,13 +27,13 @@ pub(crate) enum Model {
     Plamo2(Plamo2),
 }
 
-/// How a kind writes tokens, and what it adds to a text where the file does not say.
+/// Defaults of a kind of tokenizer for what it adds to a text.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Habits {
     pub add_bos: bool,
     pub add_eos: bool,
     pub add_sep: bool,
-    /// What is added is so whatever the file says.
+    /// True to add BOS regardless of the file.
     pub always_bos: bool,
     pub always_sep: bool,
     pub add_space_prefix: bool,
@@ -107,7 +107,8 @@ impl Model {
         })
     }
 
-    /// Tokenizes a stretch of text without special tokens. `space_prefix` says whether a space belongs before it.
+    /// Tokenizes a section of text without special tokens. `space_prefix` is set if a space belongs
+    /// before it.
     pub(crate) fn tokenize(
         &self,
         vocab: &Vocab,
@@ -129,7 +130,7 @@ impl Model {
         Ok(())
     }
 
-    /// Appends the bytes that an ordinary token stands for.
+    /// Appends the bytes of an ordinary token.
     pub(crate) fn decode(&self, token: &Token, bytes: &mut Vec<u8>) {
         match self {
             Self::Spm(_) | Self::Gemma(_) | Self::Wpm(_) | Self::Ugm(_) => {
@@ -147,7 +148,7 @@ impl Model {
         }
     }
 
-    /// The token of a newline.
+    /// Returns the token of a newline.
     pub(crate) fn newline(&self, vocab: &Vocab) -> Option<u32> {
         match self {
             Self::Spm(spm) => spm.byte_token(b'\n'),
@@ -160,7 +161,7 @@ impl Model {
         }
     }
 
-    /// The cutter of words, where this kind has one and merges nothing that it cuts.
+    /// Returns the pre-tokenizer, if this kind has one and never merges across its boundaries.
     pub(crate) fn pre_tokenizer(&self) -> Option<&PreTokenizer> {
         match self {
             Self::Bpe(bpe) => Some(bpe.pre_tokenizer()),
@@ -169,13 +170,14 @@ impl Model {
         }
     }
 
-    /// Whether a text gives the tokens of its parts if it is cut where no token goes on.
+    /// Returns whether a text can be split where no token crosses the boundary, and results in the
+    /// tokens of its parts.
     pub(crate) fn can_be_cut(&self) -> bool {
-        // White space at the edges of a part, and DNA, are more than what lies at a cut.
+        // White space at the edges of a part, and DNA, depend on more than the boundary.
         !matches!(self, Self::Ugm(_) | Self::HybridDna(_))
     }
 
-    /// Bytes before a `▁` inside of what merges make, though no token may be.
+    /// Returns the bytes before a `▁` inside merged texts, even if these are not tokens.
     pub(crate) fn before_space(&self) -> Option<&[bool; 256]> {
         match self {
             Self::Gemma(gemma) => Some(gemma.bpe.before_space()),
@@ -193,7 +195,7 @@ fn of_bpe(settings: Settings) -> Habits {
     }
 }
 
-/// Appends `text` with its escaped spaces turned back into spaces.
+/// Appends `text` with its escaped spaces converted to spaces.
 fn unescape(mut text: &[u8], bytes: &mut Vec<u8>) {
     while let Some(&byte) = text.first() {
         if let Some(rest) = text.strip_prefix(ESCAPED_SPACE.as_bytes()) {

@@ -1,13 +1,16 @@
-//! Small regular expressions that cut text, matched in linear time.
+//! Small regular expressions that split text, matched in linear time.
 //!
-//! Models define their words by regular expressions of a backtracking engine. The few forms that they use are parsed here ([`parse`]) and
-//! become one deterministic automaton over classes of characters ([`automaton`]): a step is two look-ups in tables, whatever the expression
-//! is. Its states are the backtracking engine's alternatives in their order, so both agree on every match.
+//! Models define their words by regular expressions for a backtracking engine. This module parses
+//! the few constructs that they use ([`parse`]) and compiles them to one deterministic automaton
+//! over classes of characters ([`automaton`]). A step consists of two table lookups, for any
+//! expression. The states of the automaton are the backtracking engine's alternatives in order, so
+//! both agree on every match.
 //!
 //! # The subset
 //!
-//! Characters, `\r \n \t` and escaped punctuation; classes `[..]`, `[^..]` with ranges and `&&[..]`; `\s \S \d \p{..}`; groups `(..)`,
-//! `(?:..)`, `(?i:..)`; `|`; `? * + {n} {n,m}`; `(?=x)` and `(?!x)` for one character or class `x`, and `$` for the end of the text.
+//! Characters, `\r \n \t` and escaped punctuation; classes `[..]`, `[^..]` with ranges and
+//! `&&[..]`; `\s \S \d \p{..}`; groups `(..)`, `(?:..)`, `(?i:..)`; `|`; `? * + {n} {n,m}`; `(?=x)`
+//! and `(?!x)` for one character or class `x`, and `$` for the end of the text.
 
 use std::collections::HashSet;
 
@@ -17,7 +20,7 @@ mod set;
 
 use automaton::{Automaton, DEAD, MATCH, START};
 
-/// So many bytes are read before it is noted what they led to.
+/// Number of bytes after which the state of an attempt is recorded.
 const CHECKPOINT: usize = 64;
 
 /// A compiled expression.
@@ -26,12 +29,13 @@ pub(crate) struct Pattern {
     automaton: Automaton,
 }
 
-/// Places and states from which no match came. Expressions may read far ahead of what they match: over all white space in search of a line
-/// break, say. If they did so again from each place, time would grow with the square of the text.
+/// Positions and states that led to no match. Expressions may read far ahead of their match, for
+/// example over all white space in search of a line break. If they repeated that from each
+/// position, time would be quadratic in the length of the text.
 #[derive(Debug, Default)]
 struct Barren {
     known: HashSet<(usize, u32)>,
-    /// Those of the attempt under way.
+    /// Positions and states of the current attempt.
     passed: Vec<(usize, u32)>,
 }
 
@@ -39,7 +43,8 @@ impl Pattern {
     /// Compiles an expression.
     ///
     /// # Panics
-    /// If it is not in the subset. Expressions are this crate's own, and a test compiles all of them.
+    /// Panics if the expression is not in the subset. Expressions are this crate's own, and a test
+    /// compiles all of them.
     pub(crate) fn new(expression: &str) -> Self {
         let tree = parse::parse(expression)
             .unwrap_or_else(|error| panic!("the pattern {expression:?}: {error}"));
@@ -48,7 +53,8 @@ impl Pattern {
         }
     }
 
-    /// Calls `emit` for each match in `text`, from left to right, and for what lies between them; joined, the pieces are the text again.
+    /// Calls `emit` for each match in `text`, from left to right, and for the text between matches.
+    /// Joined, the pieces are the original text.
     pub(crate) fn split<'t>(&self, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
         let mut barren = Barren::default();
         let (mut start, mut position) = (0, 0);
@@ -69,7 +75,7 @@ impl Pattern {
         }
     }
 
-    /// The next place behind `position` where a match may begin.
+    /// Returns the next position after `position` where a match may start.
     fn next_candidate(&self, text: &str, position: usize) -> usize {
         let bytes = text.as_bytes();
         let mut next = position + self.automaton.step(START, bytes, position).1;
@@ -83,7 +89,7 @@ impl Pattern {
         next
     }
 
-    /// Where the match that begins at `position` ends. An empty match is none.
+    /// Returns the end of the match that starts at `position`. An empty match does not count.
     #[inline]
     fn match_at(&self, text: &str, position: usize, barren: &mut Barren) -> Option<usize> {
         let bytes = text.as_bytes();
@@ -139,7 +145,7 @@ mod tests {
         pieces
     }
 
-    /// What a backtracking engine makes of it, if it does not give up.
+    /// Splits with a backtracking engine. Returns `None` if it exceeds its limits.
     fn by_backtracking(expression: &fancy_regex::Regex, text: &str) -> Option<Vec<String>> {
         let mut pieces = Vec::new();
         let mut start = 0;
@@ -207,7 +213,7 @@ mod tests {
         assert!(parse::parse(&deep).is_err());
     }
 
-    /// Each character of every plane, alone and behind another one.
+    /// Tests each character of every plane, alone and after another one.
     #[test]
     fn classes_are_those_of_unicode() {
         let classes = [
@@ -244,7 +250,7 @@ mod tests {
         }
     }
 
-    /// Linear time takes well under a second, and the square of half a megabyte hours.
+    /// Linear time takes well under a second; quadratic time for half a megabyte takes hours.
     const LINEAR: Duration = Duration::from_secs(100);
 
     #[test]
@@ -270,7 +276,7 @@ mod tests {
         }
     }
 
-    /// Expressions over few letters, so that they meet.
+    /// Expressions over few letters, so that they interact.
     fn expression() -> impl Strategy<Value = String> {
         let leaf = prop_oneof![
             Just("a".to_owned()),
@@ -297,7 +303,7 @@ mod tests {
     }
 
     proptest! {
-        /// So long that it is noted what was read ahead.
+        /// Long enough that lookahead is recorded.
         #[test]
         fn reading_ahead_changes_nothing(
             expression in expression(),
@@ -316,7 +322,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2000))]
         #[test]
         fn matches_are_those_of_a_backtracking_engine(expression in expression(), text in "[abc é]{0,80}") {
-            // Where an engine stops looking after an empty match is its own affair.
+            // Engines differ in where they continue after an empty match.
             let regex = fancy_regex::Regex::new(&expression).unwrap();
             prop_assume!(!regex.is_match("").unwrap());
             let expected = by_backtracking(&regex, &text);

@@ -1,27 +1,27 @@
-//! PLaMo 2's tokenizer: of all ways to write a text in tokens, the one whose scores add up best.
+//! PLaMo 2's tokenizer, which chooses the sequence of tokens with the best sum of scores.
 
 use crate::error::VocabError;
 use crate::trie::Trie;
 use crate::vocab::{KEY_TOKENS, TokenAttributes, Vocab};
 
-/// What a character costs that no token covers.
+/// Cost of a character that no token covers.
 const UNKNOWN: i64 = 10_000_000;
 
-/// Tokens that cost so much are never taken.
+/// Cost from which on tokens are never used.
 const NEVER: i64 = 20_000_000;
 
-/// Cost of what cannot be written.
+/// Cost of text that cannot be tokenized.
 const IMPOSSIBLE: i64 = 1 << 60;
 
-/// No token: the character's bytes stand there.
+/// No token: the character is written as bytes.
 const BYTES: u32 = u32::MAX;
 
-/// The part of a PLaMo 2 tokenizer that the vocabulary does not hold.
+/// The part of a PLaMo 2 tokenizer that is not in the vocabulary.
 #[derive(Debug)]
 pub(crate) struct Plamo2 {
     trie: Trie,
     bytes: Box<[u32; 256]>,
-    /// What each token costs: its score, negative, in ten-thousandths.
+    /// Cost of each token: its negated score, in ten-thousandths.
     costs: Vec<i64>,
 }
 
@@ -42,7 +42,7 @@ impl Plamo2 {
                 _ => NEVER,
             })
             .collect();
-        // What steers the model is no text.
+        // Tokens that control the model have no text.
         let no_text = TokenAttributes::BYTE
             .union(TokenAttributes::CONTROL)
             .union(TokenAttributes::UNKNOWN);
@@ -56,11 +56,11 @@ impl Plamo2 {
         })
     }
 
-    /// Tokenizes one stretch of text.
+    /// Tokenizes a section of text.
     pub(crate) fn tokenize(&self, text: &str, output: &mut Vec<u32>) {
         let text = text.strip_prefix('\u{FEFF}').unwrap_or(text);
         let bytes = text.as_bytes();
-        // For each place, what the text from there on costs, and the token and length that it begins with.
+        // For each position, the cost of the text after it, and its first token with its length.
         let mut costs = vec![IMPOSSIBLE; bytes.len() + 1];
         costs[bytes.len()] = 0;
         let mut first = vec![(BYTES, 0); bytes.len()];
@@ -68,7 +68,7 @@ impl Plamo2 {
             let mut best = (IMPOSSIBLE, BYTES, c.len_utf8());
             self.trie.prefixes(&bytes[start..], |token, length| {
                 let cost = costs[start + length].saturating_add(self.costs[token as usize]);
-                // Of equals, the longest.
+                // The longest of equally good tokens.
                 if cost < IMPOSSIBLE && cost <= best.0 {
                     best = (cost, token, length);
                 }

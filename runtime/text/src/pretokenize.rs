@@ -1,8 +1,10 @@
-//! Cutting text into words before byte-level BPE.
+//! Splits text into words before byte-level BPE.
 //!
-//! A pre-tokenizer is a list of passes, each over the pieces that the one before left ([`names`] has them all). A pass cuts out what an
-//! expression matches and leaves what lies between; expressions are those of the models' own tokenizers and are matched in linear time
-//! ([`crate::pattern`]). Grouping digits from the right, for which expressions look ahead over all of them, is a pass of its own.
+//! A pre-tokenizer is a list of passes, each over the pieces of the previous one ([`names`]
+//! contains all of them). A pass splits off the matches of an expression and keeps the text between
+//! them. The expressions are those of the models' own tokenizers, and are matched in linear time
+//! ([`crate::pattern`]). Grouping digits from the right would need lookahead over all digits, so it
+//! is a separate kind of pass.
 
 use crate::error::VocabError;
 use crate::pattern::Pattern;
@@ -13,38 +15,39 @@ mod thousands;
 pub(crate) use names::{Settings, settings};
 use thousands::Thousands;
 
-/// One way over the text.
+/// One pass over the text.
 #[derive(Debug, Clone, Copy)]
 enum Pass {
-    /// What the expression matches is cut out.
+    /// Splits off the matches of the expression.
     Cut(&'static str),
-    /// Digits are grouped from the right.
+    /// Groups digits from the right.
     Group(Thousands),
 }
 
-/// A pass that is ready.
+/// A compiled pass.
 #[derive(Debug)]
 enum Stage {
     Cut(Pattern),
     Group(Thousands),
 }
 
-/// How text is cut into words (`tokenizer.ggml.pre`).
+/// Splits text into words (`tokenizer.ggml.pre`).
 #[derive(Debug)]
 pub struct PreTokenizer {
     stages: Vec<Stage>,
 }
 
 impl PreTokenizer {
-    /// The pre-tokenizer of this name. A file without the key, or with an empty one, gets `"default"`.
+    /// Returns the pre-tokenizer with this name. A file without the key, or with an empty one, gets
+    /// `"default"`.
     ///
     /// # Errors
-    /// [`VocabError::UnknownPreTokenizer`] lists the names that are known.
+    /// Returns [`VocabError::UnknownPreTokenizer`], which lists the supported names.
     pub fn named(name: Option<&str>) -> Result<Self, VocabError> {
         settings(name).map(Self::new)
     }
 
-    /// All names, in the order of their families.
+    /// Returns all names, in the order of their families.
     pub fn names() -> impl Iterator<Item = &'static str> {
         names::all()
     }
@@ -59,12 +62,13 @@ impl PreTokenizer {
         }
     }
 
-    /// Calls `emit` for each word of `text`, in order; joined, the words are the text again.
+    /// Calls `emit` for each word of `text`, in order. Joined, the words are the original text.
     pub fn split<'t>(&self, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
         split(&self.stages, text, emit);
     }
 
-    /// Whether a text is always cut before the byte number `at` of `example`, for all that is like it there.
+    /// Returns whether a text is always split before byte `at` of `example`, for all texts that are
+    /// like it there.
     pub(crate) fn cuts(&self, example: &str, at: usize) -> bool {
         let (mut end, mut found) = (0, false);
         self.split(example, &mut |word| {
@@ -131,7 +135,7 @@ mod tests {
         // A combining acute accent ends a word for Qwen2 and not for Qwen3.5.
         assert_eq!(split("qwen2", "e\u{301}te"), ["e", "\u{301}te"]);
         assert_eq!(split("qwen35", "e\u{301}te"), ["e\u{301}te"]);
-        // Capital letters begin words, of any script.
+        // Capital letters of any script start words.
         assert_eq!(
             split("gpt-4o", "helloWorldÉtatЖизнь"),
             ["hello", "World", "État", "Жизнь"]
@@ -194,7 +198,8 @@ mod tests {
         }
     }
 
-    /// Linear time takes well under a second, and the square of a quarter of a megabyte hours.
+    /// Linear time takes well under a second; quadratic time for a quarter of a megabyte takes
+    /// hours.
     const LINEAR: Duration = Duration::from_secs(100);
 
     /// Texts that make naive matchers slow.
@@ -258,7 +263,7 @@ mod tests {
         prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
     }
 
-    /// What a backtracking engine cuts, at the places where `expression` matches.
+    /// Splits with a backtracking engine at the matches of `expression`.
     fn by_backtracking(expression: &Regex, texts: Vec<String>) -> Vec<String> {
         let mut pieces = Vec::new();
         for text in texts {
@@ -277,7 +282,8 @@ mod tests {
         pieces
     }
 
-    /// As the models' tokenizers write it. `\w` of their engine, which is behind `\b`, is spelled out.
+    /// Returns the expression in the models' tokenizers. `\w` of their engine, which `\b` uses, is
+    /// spelled out.
     fn as_expression(pass: &Pass) -> &'static str {
         match *pass {
             Pass::Cut(expression) => expression,

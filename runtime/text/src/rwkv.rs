@@ -1,9 +1,9 @@
-//! RWKV's tokenizer: the longest token that the text begins with, again and again.
+//! RWKV's tokenizer, which repeatedly takes the longest token that is a prefix of the text.
 
 use crate::trie::Trie;
 use crate::vocab::{TokenAttributes, Vocab};
 
-/// The part of an RWKV tokenizer that the vocabulary does not hold.
+/// The part of an RWKV tokenizer that is not in the vocabulary.
 #[derive(Debug)]
 pub(crate) struct Rwkv {
     trie: Trie,
@@ -26,7 +26,7 @@ impl Rwkv {
         }
     }
 
-    /// Tokenizes one stretch of text.
+    /// Tokenizes a section of text.
     pub(crate) fn tokenize(&self, unknown: Option<u32>, text: &str, output: &mut Vec<u32>) {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
@@ -45,7 +45,8 @@ impl Rwkv {
     }
 }
 
-/// The bytes of a token, which is written like a literal: `\t`, `\n`, `\r`, `\xHH`, and a backslash before any other character.
+/// Decodes a token, which is written like a literal: `\t`, `\n`, `\r`, `\xHH`, and a backslash
+/// before any other character.
 pub(crate) fn unescape(text: &[u8]) -> Vec<u8> {
     let digit = |byte: Option<&u8>| byte.and_then(|&byte| char::from(byte).to_digit(16));
     let mut bytes = Vec::with_capacity(text.len());
@@ -79,7 +80,7 @@ mod tests {
     fn literals() {
         assert_eq!(unescape(br"a\t\n\r\\\'\x00\xfF"), b"a\t\n\r\\'\x00\xFF");
         assert_eq!(unescape("é".as_bytes()), "é".as_bytes());
-        // What ends too early is no reason to panic.
+        // Incomplete escapes do not panic.
         assert_eq!(unescape(br"\"), b"");
         assert_eq!(unescape(br"\x"), b"\0");
         assert_eq!(unescape(br"\x4"), b"@");

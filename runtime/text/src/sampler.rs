@@ -1,4 +1,4 @@
-//! Samplers: they choose the next token.
+//! Samplers, which choose the next token.
 
 mod adaptive;
 mod candidates;
@@ -33,11 +33,12 @@ use crate::tokenizer::Tokenizer;
 use chain::{Chain, Need};
 use std::sync::Arc;
 
-/// Chooses tokens from logits, one after another, by a chain of [stages](Stage): llama.cpp's, and in its order unless
-/// [`SamplerParams::stages`] says another one. Logit bias comes first, the draw last.
+/// Samples tokens from logits with a chain of [stages](Stage). The stages are llama.cpp's, in its
+/// order unless [`SamplerParams::stages`] specifies another one. Logit biases come first, and the
+/// draw last.
 ///
-/// Tell it every token of the text by [`accept`](Self::accept), those of the prompt by [`accept_prompt`](Self::accept_prompt): penalties
-/// go by them.
+/// The caller must pass every token of the text to [`accept`](Self::accept), and those of the
+/// prompt to [`accept_prompt`](Self::accept_prompt), because penalties depend on them.
 ///
 /// ```
 /// use samite_text::{Sampler, SamplerParams};
@@ -52,29 +53,29 @@ use std::sync::Arc;
 pub struct Sampler {
     params: SamplerParams,
     chain: Chain,
-    /// That of the generator.
+    /// Seed of the generator.
     seed: u64,
     rng: Rng,
     candidates: Candidates,
     suppressed: Vec<u32>,
     vocabulary: Option<Arc<Tokenizer>>,
     constraint: Option<Box<dyn Constraint>>,
-    /// The tokens whose logits change; kept for its memory, as the next one.
+    /// Tokens whose logits change. Kept to reuse its memory, like `masked`.
     changed: Vec<u32>,
     masked: Vec<f32>,
-    /// Whether the constraint refused the last choice.
+    /// True if the constraint rejected the last choice.
     was_refused: bool,
-    /// True if the constraint refused a choice from top-k logits. The next
+    /// True if the constraint rejected a choice from top-k logits. The next
     /// [`sample`](Self::sample) then chooses among the allowed tokens only.
     is_choice_due: bool,
 }
 
-/// What a [`Sampler`] knows beyond the text.
+/// State of a [`Sampler`] that does not derive from the text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplerState {
-    /// The seed.
+    /// Seed of the generator.
     pub seed: u64,
-    /// How many random numbers were drawn since.
+    /// Number of random numbers drawn since the seed.
     pub drawn: u64,
     /// State of mirostat (one number) or adaptive-p (two), then the count of numbers drawn by each
     /// XTC stage with its own generator.
@@ -82,10 +83,10 @@ pub struct SamplerState {
 }
 
 impl Sampler {
-    /// A sampler at the beginning of a text.
+    /// Creates a sampler for the start of a text.
     ///
     /// # Errors
-    /// A parameter outside its range.
+    /// Returns an error if a parameter is outside its range.
     pub fn new(params: SamplerParams) -> Result<Self, SamplerError> {
         params.validate()?;
         Ok(Self {
@@ -104,19 +105,20 @@ impl Sampler {
         })
     }
 
-    /// The parameters.
+    /// Returns the parameters.
     pub fn params(&self) -> &SamplerParams {
         &self.params
     }
 
-    /// Never chooses these tokens from now on, instead of those of an earlier call: the ones that a
-    /// [vocabulary](crate::Tokenizer::suppressed) rules out.
+    /// Excludes these tokens from now on, instead of those of an earlier call. These are the tokens
+    /// that a [vocabulary](crate::Tokenizer::suppressed) rules out.
     pub fn suppress(&mut self, tokens: &[u32]) {
         self.suppressed.clear();
         self.suppressed.extend_from_slice(tokens);
     }
 
-    /// Takes note of which texts the tokens stand for. What the vocabulary rules out is [suppressed](Self::suppress); stages that look at texts need it:
+    /// Sets the vocabulary. Its excluded tokens are [suppressed](Self::suppress). Stages that
+    /// depend on the texts of tokens need it: infill, and the breakers of DRY.
     /// infill, and the breakers of DRY.
     pub fn set_vocabulary(&mut self, vocabulary: &Arc<Tokenizer>) {
         self.suppress(vocabulary.suppressed());
@@ -131,29 +133,31 @@ impl Sampler {
         self.vocabulary = Some(Arc::clone(vocabulary));
     }
 
-    /// What the text keeps to from now on, from its beginning; `None` for nothing.
+    /// Sets the constraint on the text, which starts now, or removes it.
     pub fn set_constraint(&mut self, constraint: Option<Box<dyn Constraint>>) {
         self.constraint = constraint;
     }
 
-    /// What the text keeps to.
+    /// Returns the constraint.
     pub fn constraint(&self) -> Option<&dyn Constraint> {
         self.constraint.as_deref()
     }
 
-    /// Whether the text must end: nothing can follow by the constraint.
+    /// Returns whether the text must end, because the constraint allows no continuation.
     pub fn is_finished(&self) -> bool {
         self.constraint().is_some_and(Constraint::is_finished)
     }
 
-    /// Chooses a token; `logits[id]` belongs to token `id`. Does not [`accept`](Self::accept) it.
+    /// Samples a token; `logits[id]` belongs to token `id`. Does not [`accept`](Self::accept) it.
     ///
-    /// With a [constraint](Self::set_constraint), a choice that it refuses is made anew among the tokens that it allows.
+    /// If the [constraint](Self::set_constraint) rejects the choice, samples again among the tokens
+    /// that it allows.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if the logits and biases leave nothing,
+    /// Returns [`SamplerError::NoCandidate`] if the logits and biases exclude all tokens,
     /// [`SamplerError::NothingAllowed`] if the constraint does, [`SamplerError::LogitBiasToken`],
-    /// [`SamplerError::NeedsVocabulary`], [`SamplerError::Constraint`]. The sampler can be used on.
+    /// [`SamplerError::NeedsVocabulary`], or [`SamplerError::Constraint`]. The sampler remains
+    /// usable.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplerError> {
         if !std::mem::take(&mut self.is_choice_due) {
             let token = self.choose(logits)?;
@@ -163,7 +167,7 @@ impl Sampler {
         }
         let mask = match &mut self.constraint {
             Some(constraint) => constraint.mask()?,
-            // It was taken away after it refused a choice.
+            // It was removed after it rejected a choice.
             None => return self.choose(logits),
         };
         let mut masked = std::mem::take(&mut self.masked);
@@ -176,7 +180,7 @@ impl Sampler {
         })
     }
 
-    /// Returns true if the constraint allows `token`.
+    /// Returns whether the constraint allows `token`.
     fn is_allowed(&mut self, token: u32) -> Result<bool, SamplerError> {
         let is_allowed = match &mut self.constraint {
             Some(constraint) => constraint.allows(token)?,
@@ -186,23 +190,24 @@ impl Sampler {
         Ok(is_allowed)
     }
 
-    /// How many of the likeliest tokens are enough to [choose from](Self::sample_likeliest), with the result of [`sample`](Self::sample); `None` if all
-    /// logits are needed.
+    /// Returns the k whose top-k suffices to [sample](Self::sample_likeliest) with the result of
+    /// [`sample`](Self::sample), or `None` if all logits are needed.
     pub fn enough(&mut self) -> Option<usize> {
         if !self.params.logit_bias.is_empty() {
             return None;
         }
         let count = self.chain.likeliest()?;
-        // None of these is chosen, even if they are all among the likeliest.
+        // None of these can be chosen, even if all are in the top-k.
         count.checked_add(self.suppressed.len())
     }
 
-    /// As [`sample`](Self::sample), of a vocabulary of `count` tokens, if only the logits of the [`enough`](Self::enough) likeliest are known; of a single
-    /// one, it may be any number. `None` if not all of these are numbers, or the constraint refuses the
-    /// choice; then [`sample`](Self::sample) must follow with all logits.
+    /// Samples like [`sample`](Self::sample) from a vocabulary of `count` tokens, with only the
+    /// logits of the top-k, where k is [`enough`](Self::enough). If k is 1, its logit may be any
+    /// number. Returns `None` if not all logits are numbers, or if the constraint rejects the
+    /// choice; then the caller must call [`sample`](Self::sample) with all logits.
     ///
     /// # Errors
-    /// As [`sample`](Self::sample).
+    /// Fails like [`sample`](Self::sample).
     pub fn sample_likeliest(
         &mut self,
         likeliest: &[(u32, f32)],
@@ -230,12 +235,14 @@ impl Sampler {
         Ok((!self.is_choice_due).then_some(token))
     }
 
-    /// Whether it is worth while to [`prepare`](Self::prepare): the constraint refused the last choice, and likely refuses the next one, too.
+    /// Returns whether [`prepare`](Self::prepare) is worthwhile: the constraint rejected the last
+    /// choice, and will probably reject the next one as well.
     pub fn needs_preparation(&self) -> bool {
         self.was_refused && !self.is_finished()
     }
 
-    /// Works out which tokens the constraint allows next: what [`sample`](Self::sample) would do, in a thread of its own while the model computes. Errors come
+    /// Computes which tokens the constraint allows next. [`sample`](Self::sample) would do the
+    /// same; this allows doing it on another thread while the model computes. Errors are reported
     /// when it samples.
     pub fn prepare(&mut self) {
         if let Some(constraint) = &mut self.constraint {
@@ -243,7 +250,7 @@ impl Sampler {
         }
     }
 
-    /// As [`sample`](Self::sample), without the constraint.
+    /// Samples like [`sample`](Self::sample), without the constraint.
     fn choose(&mut self, logits: &[f32]) -> Result<u32, SamplerError> {
         let mut wrong = self.params.logit_bias.iter();
         if let Some(&(token, _)) = wrong.find(|(token, _)| *token as usize >= logits.len()) {
@@ -269,7 +276,7 @@ impl Sampler {
         self.chain.choose(candidates, logits.len(), vocabulary, rng)
     }
 
-    /// Loads all candidates that can be chosen. Of a large vocabulary, these are few.
+    /// Loads all candidates that can be chosen. These are few of a large vocabulary.
     fn load(&mut self, logits: &[f32]) -> Result<(), SamplerError> {
         let Self {
             params,
@@ -285,7 +292,7 @@ impl Sampler {
         changed.extend_from_slice(suppressed);
         changed.sort_unstable();
         changed.dedup();
-        // Whatever becomes of those that change, the likeliest of the others are loaded.
+        // Whatever happens to the changed ones, the most probable of the others are loaded.
         let loaded = changed.len() <= MOST_CHANGED
             && match need {
                 Need::All => false,
@@ -300,15 +307,16 @@ impl Sampler {
         Ok(())
     }
 
-    /// What the last [`sample`](Self::sample) drew from: the tokens left, with their probabilities.
+    /// Returns the candidates that the last [`sample`](Self::sample) drew from, with their
+    /// probabilities.
     pub fn candidates(&self) -> &Candidates {
         &self.candidates
     }
 
-    /// Takes note of a token of the text, behind the prompt.
+    /// Adds a token to the text, after the prompt.
     ///
     /// # Errors
-    /// If the constraint does not allow it.
+    /// Returns an error if the constraint does not allow it.
     pub fn accept(&mut self, token: u32) -> Result<(), SamplerError> {
         self.chain.accept(token);
         match &mut self.constraint {
@@ -317,12 +325,12 @@ impl Sampler {
         }
     }
 
-    /// Takes note of the prompt, which no constraint holds for.
+    /// Adds the tokens of the prompt, to which the constraint does not apply.
     pub fn accept_prompt(&mut self, tokens: &[u32]) {
         tokens.iter().for_each(|&token| self.chain.accept(token));
     }
 
-    /// What the sampler knows beyond the text, to [go on](Self::resume) later.
+    /// Returns the state that does not derive from the text, to [resume](Self::resume) later.
     pub fn state(&self) -> SamplerState {
         SamplerState {
             seed: self.seed,
@@ -331,11 +339,12 @@ impl Sampler {
         }
     }
 
-    /// Goes on where another sampler stopped: `text` are all tokens that it saw, of which the last `constrained` came behind the prompt.
+    /// Resumes the state of another sampler. `text` contains all tokens that it saw, and the last
+    /// `constrained` of these came after the prompt.
     ///
     /// # Errors
-    /// [`SamplerError::State`] if it cannot be a sampler's state; if the constraint does not allow these tokens. Then it is to be
-    /// [reset](Self::reset).
+    /// Returns [`SamplerError::State`] if the state is invalid. Also fails if the constraint does
+    /// not allow these tokens. After an error, the caller must [reset](Self::reset) the sampler.
     pub fn resume(
         &mut self,
         state: &SamplerState,
@@ -356,10 +365,10 @@ impl Sampler {
         self.chain.set_state(&state.draw)
     }
 
-    /// Back to the beginning: no token seen, the generator at its seed.
+    /// Resets the sampler to the start: no tokens, and the generator at its seed.
     ///
     /// # Errors
-    /// If the constraint cannot begin anew.
+    /// Returns an error if the constraint cannot be reset.
     pub fn reset(&mut self) -> Result<(), SamplerError> {
         self.begin(self.params.seed)
     }
@@ -377,10 +386,10 @@ impl Sampler {
     }
 }
 
-/// With more changed logits than this, all are loaded.
+/// Maximum number of changed logits for which not all logits are loaded.
 const MOST_CHANGED: usize = 512;
 
-/// Writes the logits of the tokens whose bit is set, and minus infinity for others.
+/// Copies the logits of the tokens whose bit is set, and writes minus infinity for the others.
 fn mask_logits(logits: &[f32], mask: &[u32], masked: &mut Vec<f32>) {
     masked.clear();
     for (part, word) in logits.chunks(32).zip(mask) {
@@ -540,7 +549,8 @@ mod tests {
             let logits = [0.2f32, 0.4, 0.2, 0.2].map(f32::ln);
             Sampler::new(params).unwrap().sample(&logits).unwrap()
         };
-        // The surprise expected is 1.33: that of the likeliest token, 0.92, is further away than those of the others, 1.61.
+        // The expected surprise is 1.33. That of the most probable token, 0.92, is further away
+        // than those of the others, 1.61.
         assert_eq!(choose(1.0), 1);
         assert_ne!(choose(0.1), 1);
     }
@@ -644,7 +654,7 @@ mod tests {
                 sampler.sample(&logits).unwrap();
             }
         }
-        // A square of the vocabulary takes minutes for each token.
+        // Quadratic time in the vocabulary would take minutes for each token.
         assert!(
             started.elapsed().as_secs_f32() < 100.0,
             "{:?}",
@@ -714,7 +724,7 @@ mod tests {
             }
         }
 
-        /// As if each stage ran over the whole vocabulary.
+        /// Sampling equals running each stage over the whole vocabulary.
         #[test]
         fn what_cannot_be_chosen_need_not_be_loaded(
             logits in prop_oneof![
@@ -734,7 +744,7 @@ mod tests {
         }
     }
 
-    /// Any number and none, many of them equal.
+    /// Any numbers and NaN, with many duplicates.
     fn logit() -> impl Strategy<Value = f32> {
         prop_oneof![
             any::<u32>().prop_map(f32::from_bits),
@@ -747,7 +757,7 @@ mod tests {
         ]
     }
 
-    /// What [`Sampler::sample`] does to all candidates, where there are no biases and penalties.
+    /// Does the same as [`Sampler::sample`] to all candidates, without biases and penalties.
     fn from_all(
         logits: &[f32],
         params: &SamplerParams,
@@ -767,7 +777,7 @@ mod tests {
         all.draw(rng)
     }
 
-    /// A sampler draws the same twice, from the same candidates, as from all.
+    /// A sampler draws the same token twice, from selected candidates as from all.
     fn check(logits: &[f32], params: SamplerParams) {
         let (mut all, mut rng) = (Candidates::new(), Rng::new(params.seed));
         let mut sampler = Sampler::new(params.clone()).unwrap();

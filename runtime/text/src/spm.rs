@@ -1,7 +1,9 @@
-//! SentencePiece-style tokenizing: neighbours merge in the order of the scores of what they become.
+//! SentencePiece-style tokenizing: adjacent symbols merge in the order of the scores of the
+//! results.
 //!
-//! The rule asks for the best pair of the whole text. Where no token joins two characters that meet, nothing merges across, so the text falls
-//! apart into words that have their tokens each, and most words come again.
+//! The algorithm merges the best pair of the whole text. Where no token contains two adjacent
+//! characters, nothing merges across, so the text splits into words with independent tokens. Most
+//! words occur repeatedly.
 
 use std::cmp::Ordering;
 
@@ -10,12 +12,12 @@ use crate::merge::Merger;
 use crate::vocab::Vocab;
 use crate::word_cache::WordCache;
 
-/// What stands for a space inside a token.
+/// Replacement for a space inside a token.
 pub(crate) const ESCAPED_SPACE: &str = "\u{2581}";
 
 const NO_TOKEN: u32 = u32::MAX;
 
-/// A score as a priority. The vocabulary holds no NaN and no negative zero.
+/// A score as a priority. The vocabulary contains no NaN and no negative zero.
 #[derive(Debug, PartialEq)]
 struct Score(f32);
 
@@ -33,16 +35,17 @@ impl PartialOrd for Score {
     }
 }
 
-/// The part of a SentencePiece-style tokenizer that the vocabulary does not hold.
+/// The part of a SentencePiece-style tokenizer that is not in the vocabulary.
 #[derive(Debug)]
 pub(crate) struct Spm {
-    /// Which token stands for each byte that no other token covers.
+    /// Token of each byte that no other token covers.
     bytes: Box<[Option<u32>; 256]>,
     longest_token: usize,
     joints: Joints,
 }
 
-/// Which characters meet inside of tokens: a set of hashes, so that some pairs seem to that do not.
+/// Pairs of characters that are adjacent inside tokens: a set of hashes, so it may contain other
+/// pairs as well.
 #[derive(Debug)]
 struct Joints(Box<[u64; Joints::WORDS]>);
 
@@ -53,7 +56,7 @@ impl Joints {
     fn new(vocab: &Vocab) -> Self {
         let mut joints = Self(Box::new([0; Self::WORDS]));
         for token in &vocab.tokens {
-            // What is no text never equals a part of one.
+            // Bytes that are not text never equal a part of a text.
             let mut last = None;
             for character in str::from_utf8(&token.text).unwrap_or_default().chars() {
                 if let Some(last) = last.replace(character) {
@@ -71,7 +74,7 @@ impl Joints {
         ((hash >> 6) as usize, 1 << (hash & 63))
     }
 
-    /// The parts of a text that no token joins.
+    /// Splits a text where no token contains both adjacent characters.
     fn words<'t>(&self, text: &'t str) -> impl Iterator<Item = &'t str> {
         let mut rest = text;
         std::iter::from_fn(move || {
@@ -110,12 +113,12 @@ impl Spm {
         }
     }
 
-    /// Which token a lone byte becomes.
+    /// Returns the token of a single byte.
     pub(crate) fn byte_token(&self, byte: u8) -> Option<u32> {
         self.bytes[usize::from(byte)]
     }
 
-    /// Tokenizes one stretch of text, with a space put before it if `space_prefix`.
+    /// Tokenizes a section of text, with a space before it if `space_prefix` is set.
     pub(crate) fn tokenize(
         &self,
         vocab: &Vocab,
@@ -134,7 +137,7 @@ impl Spm {
         Ok(())
     }
 
-    /// The tokens of a word, by merging.
+    /// Tokenizes a word by merging.
     fn merge(&self, vocab: &Vocab, word: &[u8], merger: &mut Merger<Score>, output: &mut Vec<u32>) {
         merger.clear();
         let mut start = 0;
@@ -162,7 +165,7 @@ impl Spm {
     }
 }
 
-/// A text with `▁` for each space, and one before it if `space_prefix`.
+/// Replaces each space in a text by `▁`, and adds one before it if `space_prefix` is set.
 pub(crate) fn escape(text: &str, space_prefix: bool) -> Result<String, TokenizeError> {
     let spaces = text.bytes().filter(|&byte| byte == b' ').count() + usize::from(space_prefix);
     let length = text
@@ -185,7 +188,7 @@ pub(crate) fn escape(text: &str, space_prefix: bool) -> Result<String, TokenizeE
     Ok(escaped)
 }
 
-/// Bytes of the character that starts with `first`, in valid UTF-8.
+/// Returns the number of bytes of the character that starts with `first`, in valid UTF-8.
 pub(crate) fn character_length(first: u8) -> usize {
     match first {
         0..0xC0 => 1,
@@ -202,7 +205,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// The rule is about the whole text.
+        /// The reference algorithm works on the whole text.
         #[test]
         fn words_merge_as_in_the_whole_text(
             tokens in proptest::collection::btree_set("[ab▁é]{1,4}", 1..30),

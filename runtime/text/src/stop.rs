@@ -1,4 +1,4 @@
-//! Stop strings: they end a generation when they appear in the stream.
+//! Stop strings, which end a generation when they occur in the stream.
 
 use aho_corasick::Anchored;
 use aho_corasick::automaton::{Automaton, StateID};
@@ -6,12 +6,12 @@ use aho_corasick::nfa::contiguous::NFA;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Watches a stream of bytes for stop strings, and says what may be shown.
+/// Searches a stream of bytes for stop strings, and returns which bytes may be shown.
 ///
-/// Bytes that could be the beginning of a stop string are held back until they are, or cannot
-/// become, one. The first stop string to be complete ends the stream; of several that are complete
-/// with the same byte, the longest. The cost of a byte is constant, however many strings there are
-/// (Aho and Corasick's automaton), and nothing is allocated once the buffer has its size.
+/// Bytes that could be the start of a stop string are held back until they are one, or cannot
+/// become one. The first complete stop string ends the stream; if several are complete at the same
+/// byte, the longest one does. The cost of a byte is constant for any number of strings (Aho and
+/// Corasick's automaton), and nothing is allocated once the buffer has its size.
 ///
 /// ```
 /// use samite_text::StopSequences;
@@ -28,38 +28,39 @@ use std::ops::Range;
 #[derive(Debug, Clone)]
 pub struct StopSequences {
     automaton: NFA,
-    /// By number of the automaton's pattern: its place in the caller's list.
+    /// Index in the caller's list, by the number of the automaton's pattern.
     places: Vec<usize>,
-    /// How many bytes of the stream's end can begin a stop string, by the automaton's state.
+    /// Number of bytes at the end of the stream that can start a stop string, by the automaton's
+    /// state.
     depths: BTreeMap<StateID, usize>,
     start: StateID,
     state: StateID,
-    /// Bytes received; those before `emitted` have been handed out.
+    /// Received bytes; those before `emitted` have been returned.
     buffer: Vec<u8>,
     emitted: usize,
     stopped: Option<usize>,
 }
 
-/// The stop strings are more than an automaton can be made of.
+/// The stop strings exceed the size of an automaton.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("the stop strings cannot be watched for: {0}; use fewer or shorter ones")]
 pub struct StopError(String);
 
-/// What a [`StopSequences::push`] has to say.
+/// Result of a [`StopSequences::push`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StopStep<'a> {
-    /// Bytes that may be shown now: they are no part of a stop string.
+    /// Bytes that may be shown now, because they are not part of a stop string.
     pub emit: &'a [u8],
-    /// The stop string that ended the stream, by its place in the list given to
+    /// Index of the stop string that ended the stream, in the list passed to
     /// [`StopSequences::new`].
     pub stopped: Option<usize>,
 }
 
 impl StopSequences {
-    /// Watches for `patterns`. Empty strings would stop everything and are ignored.
+    /// Searches for `patterns`. Empty strings would stop everything and are ignored.
     ///
     /// # Errors
-    /// [`StopError`] for strings of some 2^31 bytes in all.
+    /// Returns [`StopError`] if the strings have some 2^31 bytes in total.
     pub fn new<P: AsRef<[u8]>>(patterns: impl IntoIterator<Item = P>) -> Result<Self, StopError> {
         let (places, patterns): (Vec<usize>, Vec<P>) = patterns
             .into_iter()
@@ -70,7 +71,8 @@ impl StopSequences {
         let start = automaton
             .start_state(Anchored::No)
             .map_err(|error| StopError(error.to_string()))?;
-        // From the start, the first bytes of a pattern lead to the state that stands for them.
+        // From the start state, the first bytes of a pattern lead to the state that represents
+        // them.
         let mut depths = BTreeMap::new();
         for pattern in &patterns {
             let mut state = start;
@@ -91,7 +93,7 @@ impl StopSequences {
         })
     }
 
-    /// Takes the next bytes of the stream. After a stop string, further bytes are ignored.
+    /// Processes the next bytes of the stream. After a stop string, further bytes are ignored.
     pub fn push(&mut self, bytes: &[u8]) -> StopStep<'_> {
         self.buffer.drain(..self.emitted);
         self.emitted = 0;
@@ -112,7 +114,7 @@ impl StopSequences {
         self.emit(0..self.buffer.len() - held)
     }
 
-    /// The longest string that is complete with the last byte: its place and its length.
+    /// Returns the index and the length of the longest string that is complete at the last byte.
     fn complete(&self) -> Option<(usize, usize)> {
         if !self.automaton.is_match(self.state) {
             return None;
@@ -124,14 +126,14 @@ impl StopSequences {
         Some((place, self.automaton.pattern_len(longest)))
     }
 
-    /// Ends the stream and returns the bytes held back: no stop string can complete any more.
+    /// Ends the stream and returns the bytes held back, because no stop string can be completed.
     pub fn finish(&mut self) -> &[u8] {
         let held = self.emitted..self.buffer.len();
         self.state = self.start;
         self.emit(held).emit
     }
 
-    /// Forgets the stream, to watch another one for the same strings.
+    /// Resets the stream, to search another one for the same strings.
     pub fn reset(&mut self) {
         self.buffer.clear();
         self.emitted = 0;
@@ -139,7 +141,7 @@ impl StopSequences {
         self.state = self.start;
     }
 
-    /// The stop string that ended the stream, if one did.
+    /// Returns the stop string that ended the stream, if there was one.
     pub fn stopped(&self) -> Option<usize> {
         self.stopped
     }
@@ -232,7 +234,7 @@ mod tests {
             patterns in prop::collection::vec(prop::collection::vec(b'a'..b'd', 1..5), 0..4),
             size in 1..6usize,
         ) {
-            // The earliest end; of equal ends the earliest start.
+            // The earliest end; among equal ends, the earliest start.
             let expected = (0..=text.len()).find_map(|end| {
                 patterns.iter().filter(|pattern| text[..end].ends_with(pattern)).map(|pattern| end - pattern.len()).min()
             });

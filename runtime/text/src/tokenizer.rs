@@ -1,4 +1,4 @@
-//! Text to tokens and back.
+//! Converts text to tokens and back.
 
 use crate::error::{TokenizeError, VocabError};
 use crate::model::Model;
@@ -10,15 +10,15 @@ mod stream;
 use partition::{Fragment, SpecialMatcher};
 pub use stream::TokenStream;
 
-/// Longest text that is tokenized in one piece, in bytes.
+/// Maximum length of a text that is tokenized in one piece, in bytes.
 const LONGEST_TEXT: usize = 1 << 31;
 
-/// Tokens with these attributes are shown only on demand.
+/// Attributes of tokens that are shown only on request.
 const HIDDEN: TokenAttributes = TokenAttributes::UNKNOWN.union(TokenAttributes::CONTROL);
 
-/// Turns text into tokens and tokens into bytes, for one vocabulary.
+/// Converts text to tokens and tokens to bytes, for one vocabulary.
 ///
-/// Immutable once built: any number of threads may share one.
+/// Immutable once built: any number of threads can share one.
 #[derive(Debug)]
 pub struct Tokenizer {
     vocab: Vocab,
@@ -28,7 +28,7 @@ pub struct Tokenizer {
     add_bos: bool,
     add_eos: bool,
     add_sep: bool,
-    /// A separator ends every text.
+    /// True if a separator ends every text.
     ends_with_sep: bool,
     add_space_prefix: bool,
     newline: Option<u32>,
@@ -38,7 +38,7 @@ impl Tokenizer {
     /// Validates a vocabulary and prepares it for use.
     ///
     /// # Errors
-    /// Every way in which a vocabulary can be unusable is an error that names the GGUF key, see
+    /// Returns an error that names the GGUF key for every problem of a vocabulary, see
     /// [`VocabError`].
     pub fn new(data: VocabData) -> Result<Self, VocabError> {
         let vocab = Vocab::new(&data)?;
@@ -62,16 +62,16 @@ impl Tokenizer {
 
     /// Tokenizes `text`.
     ///
-    /// `add_special` puts the begin-of-text and end-of-text tokens around it where the vocabulary
-    /// asks for them. `parse_special` recognizes control tokens such as `<|im_start|>` in the text;
-    /// leave it off for text that users wrote. User-defined tokens are recognized always.
+    /// `add_special` adds the BOS and EOS tokens that the vocabulary requires. `parse_special`
+    /// recognizes control tokens such as `<|im_start|>` in the text; do not set it for text that
+    /// users wrote. User-defined tokens are always recognized.
     ///
-    /// A byte that no token covers becomes the unknown token; if the vocabulary has none, it is
-    /// left out.
+    /// A byte that no token covers becomes the unknown token. If the vocabulary has none, the byte
+    /// is omitted.
     ///
     /// # Errors
-    /// [`TokenizeError::TextTooLong`] for more than 2^31 bytes, or where escaping would make more
-    /// than 2^32 of them.
+    /// Returns [`TokenizeError::TextTooLong`] if the text has more than 2^31 bytes, or if escaping
+    /// would result in more than 2^32 bytes.
     pub fn tokenize(
         &self,
         text: &str,
@@ -90,13 +90,15 @@ impl Tokenizer {
         Ok(output)
     }
 
-    /// Tokenizes a text that was put together from parts: of each, whether special tokens are recognized in it, user-defined ones included. What
-    /// lies between two special tokens is one text, also where parts meet in it.
+    /// Tokenizes a text that consists of parts. The flag of each part states whether special
+    /// tokens, including user-defined ones, are recognized in it. The text between two special
+    /// tokens is tokenized as a whole, even across parts.
     ///
-    /// `add_special` is as in [`tokenize`](Self::tokenize), but a text that begins with the begin-of-text token gets no second one.
+    /// `add_special` is like in [`tokenize`](Self::tokenize), but a text that starts with the BOS
+    /// token gets no second one.
     ///
     /// # Errors
-    /// As for [`tokenize`](Self::tokenize).
+    /// Fails like [`tokenize`](Self::tokenize).
     pub fn tokenize_parts<'a>(
         &self,
         parts: impl IntoIterator<Item = (&'a str, bool)>,
@@ -135,7 +137,7 @@ impl Tokenizer {
         Ok(output)
     }
 
-    /// Tokenizes what lies between two special tokens, and forgets it.
+    /// Tokenizes and clears the text between two special tokens.
     fn tokenize_between(
         &self,
         text: &mut String,
@@ -150,14 +152,14 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The token that begins a text, where the vocabulary asks for one.
+    /// Adds the BOS token, if the vocabulary requires it.
     fn begin(&self, output: &mut Vec<u32>) {
         if self.add_bos {
             output.extend(self.vocab.special.bos);
         }
     }
 
-    /// The token that ends a text, where the vocabulary asks for one.
+    /// Adds the token at the end of a text, if the vocabulary requires it.
     fn end(&self, output: &mut Vec<u32>) {
         if self.ends_with_sep {
             output.extend(self.vocab.special.sep);
@@ -166,8 +168,8 @@ impl Tokenizer {
         }
     }
 
-    /// Tokenizes a part of a text. `after_special` says whether nothing or a special token comes before it, and is told
-    /// the same for what comes after.
+    /// Tokenizes a part of a text. `after_special` is true if the part is at the start or follows a
+    /// special token, and is updated for the next part.
     fn tokenize_part(
         &self,
         text: &str,
@@ -188,15 +190,14 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The bytes of a sequence of tokens, without control tokens: the inverse of
+    /// Converts a sequence of tokens to bytes, without control tokens: the inverse of
     /// [`tokenize`](Self::tokenize).
     ///
-    /// The space that tokenizing puts before the text is taken away again. Spaces before
-    /// punctuation stay: unlike llama.cpp, which "cleans them up" for some vocabularies, this is
-    /// lossless.
+    /// Removes the space that tokenizing adds before the text. Keeps spaces before punctuation:
+    /// unlike llama.cpp, which "cleans them up" for some vocabularies, this is lossless.
     ///
     /// # Errors
-    /// [`TokenizeError::UnknownToken`] for an id outside the vocabulary.
+    /// Returns [`TokenizeError::UnknownToken`] if an id is outside the vocabulary.
     pub fn detokenize(&self, tokens: &[u32]) -> Result<Vec<u8>, TokenizeError> {
         let mut bytes = Vec::new();
         let mut remove_space = self.add_space_prefix;
@@ -211,11 +212,11 @@ impl Tokenizer {
         Ok(bytes)
     }
 
-    /// The bytes that one token stands for; they may be part of a character. Control and unknown
-    /// tokens have none unless `special` asks for their names.
+    /// Returns the bytes of one token, which may be part of a character. Control and unknown tokens
+    /// have no bytes unless `special` requests their names.
     ///
     /// # Errors
-    /// [`TokenizeError::UnknownToken`] for an id outside the vocabulary.
+    /// Returns [`TokenizeError::UnknownToken`] if the id is outside the vocabulary.
     pub fn token_to_piece(&self, id: u32, special: bool) -> Result<&[u8], TokenizeError> {
         let hidden = self.attributes(id)?.intersects(HIDDEN);
         Ok(if hidden && !special {
@@ -225,10 +226,10 @@ impl Tokenizer {
         })
     }
 
-    /// What a token is for.
+    /// Returns the attributes of a token.
     ///
     /// # Errors
-    /// [`TokenizeError::UnknownToken`] for an id outside the vocabulary.
+    /// Returns [`TokenizeError::UnknownToken`] if the id is outside the vocabulary.
     pub fn attributes(&self, id: u32) -> Result<TokenAttributes, TokenizeError> {
         let token = self.vocab.tokens.get(id as usize);
         token
@@ -239,94 +240,95 @@ impl Tokenizer {
             })
     }
 
-    /// The token with exactly this text, written as in the vocabulary: `▁the`, `Ġthe`,
+    /// Returns the token with exactly this text, as written in the vocabulary: `▁the`, `Ġthe`,
     /// `<|im_end|>`.
     pub fn find(&self, text: impl AsRef<[u8]>) -> Option<u32> {
         self.vocab.find(text.as_ref())
     }
 
-    /// How many tokens there are.
+    /// Returns the number of tokens.
     pub fn vocab_size(&self) -> usize {
         self.vocab.tokens.len()
     }
 
-    /// Whether a token ends a generation: end of text, of turn or of message, by role or by a
-    /// well-known name.
+    /// Returns whether a token ends a generation: end of text, of turn or of message, by role or by
+    /// a well-known name.
     pub fn is_eog(&self, id: u32) -> bool {
         self.vocab.end_of_generation.binary_search(&id).is_ok()
     }
 
-    /// All tokens that end a generation, ascending.
+    /// Returns all tokens that end a generation, ascending.
     pub fn eog_tokens(&self) -> &[u32] {
         &self.vocab.end_of_generation
     }
 
-    /// The begin-of-text token.
+    /// Returns the BOS token.
     pub fn bos(&self) -> Option<u32> {
         self.vocab.special.bos
     }
 
-    /// The end-of-text token.
+    /// Returns the EOS token.
     pub fn eos(&self) -> Option<u32> {
         self.vocab.special.eos
     }
 
-    /// The end-of-turn token.
+    /// Returns the end-of-turn token.
     pub fn eot(&self) -> Option<u32> {
         self.vocab.special.eot
     }
 
-    /// The end-of-message token.
+    /// Returns the end-of-message token.
     pub fn eom(&self) -> Option<u32> {
         self.vocab.special.eom
     }
 
-    /// The token for what no token covers.
+    /// Returns the unknown token, for text that no token covers.
     pub fn unk(&self) -> Option<u32> {
         self.vocab.special.unk
     }
 
-    /// The separator token.
+    /// Returns the separator token.
     pub fn sep(&self) -> Option<u32> {
         self.vocab.special.sep
     }
 
-    /// The padding token.
+    /// Returns the padding token.
     pub fn pad(&self) -> Option<u32> {
         self.vocab.special.pad
     }
 
-    /// The mask token.
+    /// Returns the mask token.
     pub fn mask(&self) -> Option<u32> {
         self.vocab.special.mask
     }
 
-    /// The token of a newline, or else the padding token.
+    /// Returns the token of a newline, or else the padding token.
     pub fn newline(&self) -> Option<u32> {
         self.newline
     }
 
-    /// Whether `add_special` puts the begin-of-text token first.
+    /// Returns whether `add_special` adds the BOS token.
     pub fn adds_bos(&self) -> bool {
         self.add_bos
     }
 
-    /// Whether `add_special` puts the end-of-text token last.
+    /// Returns whether `add_special` adds the EOS token.
     pub fn adds_eos(&self) -> bool {
         self.add_eos && !self.ends_with_sep
     }
 
-    /// Whether a separator belongs behind a text that another one follows. Only `"bert"` has it behind every text.
+    /// Returns whether a separator belongs between two texts. Only `"bert"` adds one after every
+    /// text.
     pub fn adds_sep(&self) -> bool {
         self.add_sep
     }
 
-    /// The tokens that are never to be generated, ascending.
+    /// Returns the tokens that must never be generated, ascending.
     pub fn suppressed(&self) -> &[u32] {
         &self.vocab.suppressed
     }
 
-    /// The tokens that fill in the middle: those that begin the text before the gap, the text behind it, and what fills it.
+    /// Returns the fill-in-the-middle tokens: those before the prefix, the suffix, and the middle.
     pub fn fill_in(&self) -> [Option<u32>; 3] {
         let special = &self.vocab.special;
         [special.fim_prefix, special.fim_suffix, special.fim_middle]
@@ -342,7 +344,7 @@ fn check_length(length: usize) -> Result<(), TokenizeError> {
     }
 }
 
-/// The bytes of all tokens, one behind the other.
+/// Concatenated bytes of all tokens.
 #[derive(Debug)]
 struct Pieces {
     bytes: Vec<u8>,
@@ -370,7 +372,7 @@ impl Pieces {
         Ok(pieces)
     }
 
-    /// The bytes of a token of the vocabulary.
+    /// Returns the bytes of a token of the vocabulary.
     fn get(&self, id: u32) -> &[u8] {
         let index = id as usize;
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -400,7 +402,7 @@ mod tests {
         for text in ["ab<tool>b", "a</s>bb", "", "<s>ab", "b<tool><tool>a"] {
             let whole = tokenizer.tokenize(text, false, true).unwrap();
             for cut in 0..=text.len() {
-                // A special token that is cut is none.
+                // A special token that is split does not count as one.
                 if [&text[..cut], &text[cut..]].iter().any(|part| {
                     part.contains(['<', '>'])
                         && part.matches('<').count() != part.matches('>').count()
@@ -460,7 +462,7 @@ mod tests {
         assert_eq!(tokenize("ab"), [9, 7]);
         assert_eq!(tokenize("aabb"), [9, 6, 10]);
         assert_eq!(tokenize(""), [0u32; 0]);
-        // The newline has a byte token; of the bytes C3 A9, only the first has.
+        // The newline has a byte token; of the bytes C3 A9, only the first has one.
         assert_eq!(tokenize("\né"), [5, 3, 4, 0]);
     }
 
@@ -475,8 +477,8 @@ mod tests {
             tokenizer.tokenize("a</s>b", false, true).unwrap(),
             [9, 2, 5, 7]
         );
-        // Control tokens are text to users; user-defined tokens are tokens always, and a space
-        // prefix follows them.
+        // Users' text never contains control tokens; user-defined tokens are always recognized, and
+        // a space prefix follows them.
         assert_eq!(
             tokenizer.tokenize("</s>", false, false).unwrap(),
             [5, 0, 0, 0, 0]
@@ -579,16 +581,16 @@ mod tests {
             let tokenizer = Tokenizer::new(bpe(&tokens, merges)).unwrap();
             tokenizer.tokenize(text, false, false).unwrap()
         };
-        // "ab" is no token, but leads to one; where it does not, its bytes come out.
+        // "ab" is not a token, but leads to one; otherwise its bytes are output.
         assert_eq!(tokenize(&["a b", "ab c"], "abc"), [3]);
         assert_eq!(tokenize(&["a b", "ab c"], "abb"), [0, 1, 1]);
         assert_eq!(tokenize(&["b c", "a b"], "abc"), [0, 4]);
-        // What is not a pair of byte-level texts is skipped, as llama.cpp does.
+        // Invalid pairs of byte-level texts are skipped, as in llama.cpp.
         assert_eq!(
             tokenize(&["", "bc", "b ", " c", "b\u{4E00} c", "b c"], "bc"),
             [4]
         );
-        // Of a merge given twice, the first counts.
+        // The first of two identical merges applies.
         assert_eq!(tokenize(&["b c", "a b", "b c"], "abc"), [0, 4]);
     }
 

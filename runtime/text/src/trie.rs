@@ -1,32 +1,32 @@
-//! Texts by their bytes, for finding all tokens that begin at a place.
+//! A trie of texts by their bytes, for finding all tokens that start at a position.
 
-/// No token, no child.
+/// No token, or no child.
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
 struct Node {
-    /// The token whose text ends here.
+    /// Token whose text ends here.
     token: u32,
     first_edge: u32,
     edges: u16,
 }
 
-/// A set of texts with a token each.
+/// A set of texts with one token each.
 #[derive(Debug)]
 pub(crate) struct Trie {
     nodes: Vec<Node>,
-    /// Byte and child; those of a node are neighbours, in the order of bytes.
+    /// Bytes and children. Those of a node are adjacent, in the order of bytes.
     edges: Vec<(u8, u32)>,
-    /// The children of the root, where each walk begins.
+    /// Children of the root, where each walk starts.
     root: Box<[u32; 256]>,
 }
 
-/// A place in a trie.
+/// A position in a trie.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place(u32);
 
 impl Trie {
-    /// Of texts that are given twice, the first counts. Empty texts are left out.
+    /// Creates a trie. The first of equal texts applies. Empty texts are ignored.
     pub(crate) fn new<'t>(texts: impl Iterator<Item = (&'t [u8], u32)>) -> Self {
         let mut texts: Vec<(&[u8], u32)> = texts.filter(|(text, _)| !text.is_empty()).collect();
         texts.sort_by_key(|&(text, _)| text);
@@ -41,7 +41,7 @@ impl Trie {
             edges: Vec::new(),
             root: Box::new([NONE; 256]),
         };
-        // The texts of a node, all with the same first bytes.
+        // The texts of a node, which have the same first bytes.
         let mut waiting = vec![(0, texts.len(), 0)];
         let mut node = 0;
         while let Some(&(mut start, end, depth)) = waiting.get(node) {
@@ -70,14 +70,14 @@ impl Trie {
         trie
     }
 
-    /// Where a walk that begins with `byte` is.
+    /// Returns the position of a walk that starts with `byte`.
     #[inline]
     pub(crate) fn enter(&self, byte: u8) -> Option<Place> {
         let child = self.root[usize::from(byte)];
         (child != NONE).then_some(Place(child))
     }
 
-    /// Goes on by `byte`.
+    /// Continues with `byte`.
     #[inline]
     pub(crate) fn step(&self, place: Place, byte: u8) -> Option<Place> {
         let node = self.nodes[place.0 as usize];
@@ -92,14 +92,14 @@ impl Trie {
         child.map(|edge| Place(edge.1))
     }
 
-    /// The token whose text ends here.
+    /// Returns the token whose text ends here.
     #[inline]
     pub(crate) fn token(&self, place: Place) -> Option<u32> {
         let token = self.nodes[place.0 as usize].token;
         (token != NONE).then_some(token)
     }
 
-    /// Calls `found` with each token that `text` begins with and its length, the shortest first.
+    /// Calls `found` with each token that is a prefix of `text` and its length, the shortest first.
     #[inline]
     pub(crate) fn prefixes(&self, text: &[u8], mut found: impl FnMut(u32, usize)) {
         let Some((&first, rest)) = text.split_first() else {
@@ -117,7 +117,7 @@ impl Trie {
         }
     }
 
-    /// The longest token that `text` begins with, and its length.
+    /// Returns the longest token that is a prefix of `text`, and its length.
     pub(crate) fn longest(&self, text: &[u8]) -> Option<(u32, usize)> {
         let mut longest = None;
         self.prefixes(text, |token, length| longest = Some((token, length)));

@@ -1,6 +1,7 @@
-//! Unigram language models, as T5 has them: of all ways to write a text in tokens, the one with the highest sum of scores.
+//! Unigram language models, as in T5: choose the sequence of tokens with the highest sum of scores.
 //!
-//! Text is normalized first: by a map of characters that the file holds, and white space becomes `▁`. It is not lossless.
+//! Text is normalized first: by a character map in the file, and by replacing white space with `▁`.
+//! This is not lossless.
 
 use crate::error::VocabError;
 use crate::gemma;
@@ -13,35 +14,35 @@ mod charsmap;
 
 use charsmap::Charsmap;
 
-/// How much less than the worst token what no token covers scores.
+/// Difference between the lowest score of a token and the score of text that no token covers.
 const UNKNOWN_PENALTY: f32 = 10.0;
 
-/// Stands for text that no token covers.
+/// Marks text that no token covers.
 const UNKNOWN: u32 = u32::MAX;
 
-/// The part of a unigram tokenizer that the vocabulary does not hold.
+/// The part of a unigram tokenizer that is not in the vocabulary.
 #[derive(Debug)]
 pub(crate) struct Ugm {
     trie: Trie,
-    /// Texts that the normalizer leaves alone.
+    /// Texts that the normalizer does not change.
     user_defined: Trie,
     charsmap: Option<Charsmap>,
     scores: Vec<f64>,
     unknown_score: f64,
     unknown: Option<u32>,
-    /// The last bytes before a `▁` inside of tokens.
+    /// Last bytes before a `▁` inside tokens.
     before_space: Box<[bool; 256]>,
     space_before: bool,
     space_behind: bool,
     merge_spaces: bool,
 }
 
-/// The best way to write a text up to a place.
+/// Best tokenization of a text up to a position.
 #[derive(Debug, Clone, Copy)]
 struct Best {
     score: f64,
     token: u32,
-    /// Where its last token begins.
+    /// Start of its last token.
     start: u32,
 }
 
@@ -95,12 +96,12 @@ impl Ugm {
         })
     }
 
-    /// Whether a space is put before a text.
+    /// Returns whether a space is added before a text.
     pub(crate) fn adds_space(&self) -> bool {
         self.space_before || self.merge_spaces
     }
 
-    /// Tokenizes one stretch of text.
+    /// Tokenizes a section of text.
     pub(crate) fn tokenize(&self, text: &str, output: &mut Vec<u32>) {
         let normalized = self.normalize(text);
         let mut cache = WordCache::new(normalized.len());
@@ -112,7 +113,7 @@ impl Ugm {
                 self.tokenize_word(word, &mut best, output)
             });
         });
-        // Neighbours without a token are one unknown text.
+        // Adjacent pieces without a token form one unknown text.
         let mut kept = before;
         for index in before..output.len() {
             let token = output[index];
@@ -177,7 +178,7 @@ impl Ugm {
         output[first..].reverse();
     }
 
-    /// A text as the tokens write it.
+    /// Normalizes a text to the form of the tokens.
     fn normalize(&self, text: &str) -> Vec<u8> {
         let space = ESCAPED_SPACE.as_bytes();
         let bytes = text.as_bytes();
@@ -212,7 +213,7 @@ impl Ugm {
         normalized
     }
 
-    /// What the beginning of a text becomes, and how long that beginning is.
+    /// Returns the normalized form of a prefix of the text, and the length of that prefix.
     fn normalize_prefix<'a>(&'a self, text: &'a [u8]) -> (&'a [u8], usize) {
         if let Some((_, length)) = self.user_defined.longest(text) {
             return (&text[..length], length);

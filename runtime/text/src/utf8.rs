@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 use std::str;
 
-/// Turns a stream of bytes into text: characters come out as soon as they are complete.
+/// Converts a stream of bytes to text: characters are returned as soon as they are complete.
 ///
-/// Over the whole stream, what [`push`](Self::push) and [`flush`](Self::flush) return is what
-/// [`String::from_utf8_lossy`] makes of all bytes together, wherever the pieces were cut: each
-/// invalid sequence becomes one U+FFFD.
+/// Over the whole stream, the results of [`push`](Self::push) and [`flush`](Self::flush) equal
+/// [`String::from_utf8_lossy`] of all bytes together, wherever the pieces were split: each invalid
+/// sequence becomes one U+FFFD.
 ///
 /// ```
 /// let mut stream = samite_text::Utf8Stream::new();
@@ -17,18 +17,18 @@ use std::str;
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Utf8Stream {
-    /// The beginning of a character: at most three bytes.
+    /// Start of a character: at most three bytes.
     tail: Vec<u8>,
 }
 
 impl Utf8Stream {
-    /// A stream that has seen nothing.
+    /// Creates an empty stream.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next bytes and returns the characters that are complete now. Borrows from `bytes`
-    /// where it can.
+    /// Processes the next bytes and returns the characters that are complete now. Borrows from
+    /// `bytes` if possible.
     pub fn push<'a>(&mut self, bytes: &'a [u8]) -> Cow<'a, str> {
         if !self.tail.is_empty() {
             let mut joined = std::mem::take(&mut self.tail);
@@ -38,14 +38,14 @@ impl Utf8Stream {
         self.decode(bytes)
     }
 
-    /// Ends the stream: an incomplete character becomes U+FFFD. The stream can be used anew.
+    /// Ends the stream: an incomplete character becomes U+FFFD. The stream can be reused.
     pub fn flush(&mut self) -> &'static str {
         let incomplete = !self.tail.is_empty();
         self.tail.clear();
         if incomplete { "\u{FFFD}" } else { "" }
     }
 
-    /// Whether bytes are held back because a character is incomplete.
+    /// Returns whether bytes are held back because a character is incomplete.
     pub fn is_incomplete(&self) -> bool {
         !self.tail.is_empty()
     }

@@ -1,4 +1,4 @@
-//! The vocabulary: as a loader hands it over, and validated.
+//! The vocabulary: as passed by a loader, and validated.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,29 +16,29 @@ const KEY_BOS: &str = "tokenizer.ggml.bos_token_id";
 const KEY_EOS: &str = "tokenizer.ggml.eos_token_id";
 const KEY_SEP: &str = "tokenizer.ggml.seperator_token_id";
 
-/// Longest text of one token, in bytes. Real vocabularies stay below a thousand.
+/// Maximum length of a token's text, in bytes. Real vocabularies stay below a thousand.
 const LONGEST_TOKEN: usize = 1 << 16;
 
-/// Which kind of tokenizer a vocabulary belongs to (`tokenizer.ggml.model`).
+/// Kind of tokenizer of a vocabulary (`tokenizer.ggml.model`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TokenizerModel {
     /// `"llama"`: SentencePiece style, merges by score, byte fallback.
     Llama,
     /// `"gpt2"`: byte-level BPE, merges by rank.
     Gpt2,
-    /// `"gemma4"`: BPE on text as it is, with `▁` for a space, byte fallback.
+    /// `"gemma4"`: BPE on plain text, with `▁` for a space, byte fallback.
     Gemma4,
     /// `"bert"`: WordPiece.
     Bert,
     /// `"t5"`: a unigram language model.
     T5,
-    /// `"rwkv"`: the longest token, again and again.
+    /// `"rwkv"`: repeated longest match.
     Rwkv,
-    /// `"plamo2"`: the tokens whose scores add up best.
+    /// `"plamo2"`: the tokens with the best sum of scores.
     Plamo2,
     /// `"hybriddna"`: byte-level BPE, with DNA in groups of six bases.
     HybridDna,
-    /// `"whitespace"`: BPE of what lies between white space.
+    /// `"whitespace"`: BPE of the text between white space.
     Whitespace,
 }
 
@@ -56,7 +56,7 @@ impl TokenizerModel {
         Self::Whitespace,
     ];
 
-    /// The names that GGUF files use, in the order of the variants.
+    /// Names in GGUF files, in the order of the variants.
     pub const NAMES: [&'static str; 9] = [
         "llama",
         "gpt2",
@@ -69,7 +69,7 @@ impl TokenizerModel {
         "whitespace",
     ];
 
-    /// The model of this name; an unknown name is an error that lists the known ones.
+    /// Returns the model with this name, or an error that lists the supported names.
     pub fn from_name(name: &str) -> Result<Self, VocabError> {
         let known = Self::ALL.into_iter().find(|model| model.name() == name);
         known.ok_or_else(|| VocabError::UnknownModel {
@@ -78,7 +78,7 @@ impl TokenizerModel {
         })
     }
 
-    /// The name that GGUF files use.
+    /// Returns the name in GGUF files.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -98,19 +98,19 @@ impl fmt::Display for TokenizerModel {
     }
 }
 
-/// A vocabulary as it stands in a file, not validated. Each field names its GGUF key; what a file
-/// lacks is `None`, and [`Tokenizer::new`](crate::Tokenizer::new) fills in llama.cpp's defaults.
+/// A vocabulary as stored in a file, not validated. Each field names its GGUF key. A missing value
+/// is `None`, and [`Tokenizer::new`](crate::Tokenizer::new) fills in llama.cpp's defaults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VocabData {
     /// `tokenizer.ggml.model`.
     pub model: TokenizerModel,
-    /// `tokenizer.ggml.pre`: which pre-tokenizer cuts text into words. Only byte-level BPE uses it;
-    /// `None` is `"default"`.
+    /// `tokenizer.ggml.pre`: pre-tokenizer that splits text into words. Only byte-level BPE uses
+    /// it; `None` is `"default"`.
     pub pre: Option<String>,
-    /// `general.name`. Phi-3 models swallow white space after special tokens, and ModernBERT before its mask token; they are known by their
-    /// names alone.
+    /// `general.name`. Phi-3 models strip white space after special tokens, and ModernBERT before
+    /// its mask token; they are recognized only by their names.
     pub model_name: Option<String>,
-    /// `general.architecture`. Some encoders swallow white space before their mask token.
+    /// `general.architecture`. Some encoders strip white space before their mask token.
     pub architecture: Option<String>,
     /// `tokenizer.ggml.tokens`: the tokens' texts as stored, at most 64 KiB each.
     pub tokens: Vec<Vec<u8>>,
@@ -119,67 +119,72 @@ pub struct VocabData {
     /// `tokenizer.ggml.token_type`: one for each token, see [`TokenAttributes`]; `None` is "normal"
     /// for all.
     pub token_types: Option<Vec<i32>>,
-    /// `tokenizer.ggml.merges`: pairs with a space between them, best first. Byte-level BPE needs
+    /// `tokenizer.ggml.merges`: pairs separated by a space, best first. Byte-level BPE requires
     /// them.
     pub merges: Option<Vec<Vec<u8>>>,
     /// `tokenizer.ggml.bos_token_id`: begin of text. `"llama"` defaults to 1.
     pub bos_id: Option<u32>,
     /// `tokenizer.ggml.eos_token_id`: end of text. `"llama"` defaults to 2.
     pub eos_id: Option<u32>,
-    /// `tokenizer.ggml.eot_token_id`: end of turn. Found by its text where missing.
+    /// `tokenizer.ggml.eot_token_id`: end of turn. Found by its text if missing.
     pub eot_id: Option<u32>,
-    /// `tokenizer.ggml.eom_token_id`: end of message. Found by its text where missing.
+    /// `tokenizer.ggml.eom_token_id`: end of message. Found by its text if missing.
     pub eom_id: Option<u32>,
-    /// `tokenizer.ggml.unknown_token_id`: stands for text that no token covers. `"llama"` defaults
+    /// `tokenizer.ggml.unknown_token_id`: token for text that no token covers. `"llama"` defaults
     /// to 0.
     pub unk_id: Option<u32>,
-    /// `tokenizer.ggml.seperator_token_id` (spelled so in the format).
+    /// `tokenizer.ggml.seperator_token_id` (the format's spelling).
     pub sep_id: Option<u32>,
     /// `tokenizer.ggml.padding_token_id`.
     pub pad_id: Option<u32>,
     /// `tokenizer.ggml.mask_token_id`.
     pub mask_id: Option<u32>,
-    /// `tokenizer.ggml.fim_pre_token_id`, in old files `prefix_token_id`: begins the text before a gap to fill. Found by its text where missing,
-    /// as the next two.
+    /// `tokenizer.ggml.fim_pre_token_id`, in old files `prefix_token_id`: token before the prefix
+    /// in fill-in-the-middle prompts. Found by its text if missing, like the next two.
     pub fim_prefix_id: Option<u32>,
-    /// `tokenizer.ggml.fim_suf_token_id`, in old files `suffix_token_id`: begins the text behind the gap.
+    /// `tokenizer.ggml.fim_suf_token_id`, in old files `suffix_token_id`: token before the suffix.
     pub fim_suffix_id: Option<u32>,
-    /// `tokenizer.ggml.fim_mid_token_id`, in old files `middle_token_id`: begins what fills the gap.
+    /// `tokenizer.ggml.fim_mid_token_id`, in old files `middle_token_id`: token before the middle.
     pub fim_middle_id: Option<u32>,
     /// `tokenizer.ggml.fim_pad_token_id`: fill-in-the-middle padding; ends generation. Found by its
-    /// text where missing.
+    /// text if missing.
     pub fim_pad_id: Option<u32>,
-    /// `tokenizer.ggml.fim_rep_token_id`: repository name; ends generation. Found by its text where
+    /// `tokenizer.ggml.fim_rep_token_id`: repository name; ends generation. Found by its text if
     /// missing.
     pub fim_rep_id: Option<u32>,
-    /// `tokenizer.ggml.fim_sep_token_id`: file separator; ends generation. Found by its text where
+    /// `tokenizer.ggml.fim_sep_token_id`: file separator; ends generation. Found by its text if
     /// missing.
     pub fim_sep_id: Option<u32>,
-    /// `tokenizer.ggml.add_bos_token`. Defaults to true for `"llama"` and for some pre-tokenizers; always true for `"bert"` and `"gemma4"`.
+    /// `tokenizer.ggml.add_bos_token`. Defaults to true for `"llama"` and for some pre-tokenizers;
+    /// always true for `"bert"` and `"gemma4"`.
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`. Defaults to true for `"t5"`.
     pub add_eos: Option<bool>,
-    /// `tokenizer.ggml.add_sep_token`. `"bert"` always adds one. Others expect one between two texts: see
-    /// [`Tokenizer::adds_sep`](crate::Tokenizer::adds_sep).
+    /// `tokenizer.ggml.add_sep_token`. `"bert"` always adds one. Others expect one between two
+    /// texts: see [`Tokenizer::adds_sep`](crate::Tokenizer::adds_sep).
     pub add_sep: Option<bool>,
-    /// `tokenizer.ggml.add_space_prefix`. Defaults to true for `"llama"`; counts for `"t5"`, too.
+    /// `tokenizer.ggml.add_space_prefix`. Defaults to true for `"llama"`; `"t5"` uses it as well.
     pub add_space_prefix: Option<bool>,
-    /// `tokenizer.ggml.remove_extra_whitespaces`, for `"t5"`: runs of white space count as one. Defaults to false.
+    /// `tokenizer.ggml.remove_extra_whitespaces`, for `"t5"`: runs of white space count as one.
+    /// Defaults to false.
     pub remove_extra_whitespaces: Option<bool>,
-    /// For `"t5"`: the space of `add_space_prefix` goes behind the text. No key of today's files says so. Defaults to false.
+    /// For `"t5"`: the space of `add_space_prefix` goes after the text. Current files have no key
+    /// for it. Defaults to false.
     pub treat_whitespace_as_suffix: Option<bool>,
-    /// `tokenizer.ggml.precompiled_charsmap`, for `"t5"`: which characters become others.
+    /// `tokenizer.ggml.precompiled_charsmap`, for `"t5"`: the character map.
     pub precompiled_charsmap: Option<Vec<u8>>,
-    /// `tokenizer.ggml.normalizer.lowercase`, for `"bert"` (true where missing) and `"whitespace"` (false).
+    /// `tokenizer.ggml.normalizer.lowercase`, for `"bert"` (true if missing) and `"whitespace"`
+    /// (false).
     pub lowercase: Option<bool>,
     /// `tokenizer.ggml.normalizer.strip_accents`, for `"bert"`. Defaults to `lowercase`.
     pub strip_accents: Option<bool>,
-    /// `tokenizer.ggml.suppress_tokens`: never to be generated. Ids outside of the vocabulary are left out.
+    /// `tokenizer.ggml.suppress_tokens`: tokens that must never be generated. Ids outside the
+    /// vocabulary are ignored.
     pub suppress_tokens: Vec<i32>,
 }
 
 impl VocabData {
-    /// A vocabulary with these tokens and nothing else said.
+    /// Creates a vocabulary with these tokens and no other values.
     pub fn new(model: TokenizerModel, tokens: Vec<Vec<u8>>) -> Self {
         Self {
             model,
@@ -217,16 +222,19 @@ impl VocabData {
         }
     }
 
-    /// Bytes of memory that a vocabulary and its [`Tokenizer`](crate::Tokenizer) take together at most, while they are made: for so many
-    /// tokens and merges, whose texts have so many bytes in all. Making them asks for memory in pieces of a few bytes, each of which ends the
-    /// program where it is refused; a loader that may meet a limit asks for this much at once, before.
+    /// Returns the maximum memory in bytes that a vocabulary and its
+    /// [`Tokenizer`](crate::Tokenizer) need together during construction, for these numbers of
+    /// tokens and merges, whose texts have `bytes` bytes in total. Construction allocates in pieces
+    /// of a few bytes, and a failed allocation aborts the process. A loader that may reach a limit
+    /// therefore first allocates this much at once.
     pub fn memory_needed(
         model: TokenizerModel,
         tokens: usize,
         merges: usize,
         bytes: usize,
     ) -> usize {
-        // As measured, see `tests/memory.rs`: texts are kept several times, in trees of bytes for some kinds.
+        // Measured, see `tests/memory.rs`: texts are stored several times, for some kinds in byte
+        // tries.
         let for_each_byte = match model {
             TokenizerModel::Bert
             | TokenizerModel::T5
@@ -242,27 +250,27 @@ impl VocabData {
     }
 }
 
-/// What a token is for: a set of flags, from `tokenizer.ggml.token_type` and from well-known token
-/// texts.
+/// Attributes of a token: a set of flags, from `tokenizer.ggml.token_type` and from well-known
+/// token texts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct TokenAttributes(u8);
 
 impl TokenAttributes {
     /// Ordinary text (type 1).
     pub const NORMAL: Self = Self(1);
-    /// Stands for text that no token covers (type 2).
+    /// Placeholder for text that no token covers (type 2).
     pub const UNKNOWN: Self = Self(1 << 1);
-    /// Steers the model and is no text, such as `<s>` or `<|im_end|>` (type 3).
+    /// Token that controls the model and has no text, such as `<s>` or `<|im_end|>` (type 3).
     pub const CONTROL: Self = Self(1 << 2);
-    /// Text that is always one token, whatever surrounds it (type 4).
+    /// Text that is always one token, regardless of its context (type 4).
     pub const USER_DEFINED: Self = Self(1 << 3);
-    /// A reserved place in the vocabulary (type 5).
+    /// Reserved entry of the vocabulary (type 5).
     pub const UNUSED: Self = Self(1 << 4);
     /// One byte, written `<0xHH>` (type 6).
     pub const BYTE: Self = Self(1 << 5);
-    /// White space after the token is swallowed when text is tokenized.
+    /// Tokenizing strips white space after the token.
     pub const RIGHT_STRIP: Self = Self(1 << 6);
-    /// White space before the token is swallowed when text is tokenized.
+    /// Tokenizing strips white space before the token.
     pub const LEFT_STRIP: Self = Self(1 << 7);
 
     fn from_type(token_type: i32) -> Self {
@@ -277,12 +285,12 @@ impl TokenAttributes {
         }
     }
 
-    /// Whether any of `flags` is set.
+    /// Returns whether any of `flags` is set.
     pub fn intersects(self, flags: Self) -> bool {
         self.0 & flags.0 != 0
     }
 
-    /// The flags of both.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn union(self, flags: Self) -> Self {
         Self(self.0 | flags.0)
@@ -315,13 +323,13 @@ impl fmt::Debug for TokenAttributes {
 
 #[derive(Debug)]
 pub(crate) struct Token {
-    /// As stored in the file: escaped spaces, byte-level characters and all.
+    /// Text as stored in the file, including escaped spaces and byte-level characters.
     pub text: Box<[u8]>,
     pub score: f32,
     pub attributes: TokenAttributes,
 }
 
-/// Ids of the tokens with a role.
+/// Ids of tokens with a role.
 #[derive(Debug, Default)]
 pub(crate) struct SpecialIds {
     pub bos: Option<u32>,
@@ -337,15 +345,15 @@ pub(crate) struct SpecialIds {
     pub fim_middle: Option<u32>,
 }
 
-/// A vocabulary that has been found sound.
+/// A validated vocabulary.
 #[derive(Debug)]
 pub(crate) struct Vocab {
     pub tokens: Vec<Token>,
     by_text: HashMap<Box<[u8]>, u32>,
     pub special: SpecialIds,
-    /// The tokens that end a generation, ascending.
+    /// Tokens that end a generation, ascending.
     pub end_of_generation: Vec<u32>,
-    /// The tokens that are never to be generated, ascending.
+    /// Tokens that must never be generated, ascending.
     pub suppressed: Vec<u32>,
 }
 
@@ -402,7 +410,7 @@ impl Vocab {
                     text: display(&text),
                 });
             }
-            // Adding zero turns -0.0 into 0.0, so that equal scores compare as equal.
+            // Adding zero converts -0.0 to 0.0, so that equal scores compare as equal.
             tokens.push(Token {
                 text,
                 score: score + 0.0,
@@ -420,12 +428,12 @@ impl Vocab {
         Ok(vocab)
     }
 
-    /// The token with exactly this stored text.
+    /// Returns the token with exactly this stored text.
     pub(crate) fn find(&self, text: &[u8]) -> Option<u32> {
         self.by_text.get(text).copied()
     }
 
-    /// The token `<0xHH>` of a byte.
+    /// Returns the token `<0xHH>` of a byte.
     pub(crate) fn byte_token(&self, byte: u8) -> Option<u32> {
         self.find(format!("<0x{byte:02X}>").as_bytes())
     }
@@ -442,7 +450,7 @@ fn suppressed(data: &VocabData) -> Vec<u32> {
     ids
 }
 
-/// Special ids where a file does not say: those of the first models of each kind.
+/// Returns the default special ids for files without them: those of the first models of each kind.
 fn default_ids(model: TokenizerModel) -> SpecialIds {
     let none = SpecialIds::default();
     match model {
@@ -531,7 +539,7 @@ fn special_ids(data: &VocabData) -> Result<SpecialIds, VocabError> {
     Ok(special)
 }
 
-/// Ids and ranks are counted in 31 bits, as ggml does.
+/// Ids and ranks are limited to 31 bits, as in ggml.
 pub(crate) fn check_count(key: &'static str, count: usize) -> Result<(), VocabError> {
     let limit = i32::MAX as usize;
     if count > limit {
@@ -552,7 +560,7 @@ fn check_covers(key: &'static str, length: Option<usize>, tokens: usize) -> Resu
     }
 }
 
-/// The byte that `<0xHH>` stands for.
+/// Returns the byte of a `<0xHH>` token.
 pub(crate) fn byte_of(text: &[u8]) -> Option<u8> {
     let digits = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
     let &[high, low] = digits else { return None };
@@ -560,7 +568,7 @@ pub(crate) fn byte_of(text: &[u8]) -> Option<u8> {
     u8::try_from(value(high)? * 16 + value(low)?).ok()
 }
 
-/// A token's text for a message: short, whatever it holds.
+/// Shortens a token's text for a message.
 fn display(text: &[u8]) -> String {
     let mut shown: String = String::from_utf8_lossy(&text[..text.len().min(64)])
         .escape_debug()
@@ -660,7 +668,7 @@ mod tests {
             set(&mut bad);
             refused(&bad, key);
         }
-        // Defaults that do not exist are no fault of the file.
+        // Nonexistent default tokens are not an error of the file.
         let vocab = Vocab::new(&data(&["a", "b"])).unwrap();
         assert_eq!(
             (vocab.special.unk, vocab.special.bos, vocab.special.eos),
@@ -696,7 +704,7 @@ mod tests {
     #[test]
     fn duplicates_are_refused() {
         refused(&data(&["a", "b", "a"]), "tokenizer.ggml.tokens[2]");
-        // Empty texts get names of their own.
+        // Empty texts get their own names.
         assert!(Vocab::new(&data(&["", "", "a"])).is_ok());
     }
 

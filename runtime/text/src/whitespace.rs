@@ -1,4 +1,4 @@
-//! BPE of what lies between white space; the white space is dropped.
+//! BPE of the text between white space; the white space is dropped.
 
 use crate::bpe::Bpe;
 
@@ -6,12 +6,12 @@ use crate::bpe::Bpe;
 #[derive(Debug)]
 pub(crate) struct Whitespace {
     pub(crate) bpe: Box<Bpe>,
-    /// Text is turned into lower case first.
+    /// True to convert text to lower case first.
     pub(crate) lowercase: bool,
 }
 
 impl Whitespace {
-    /// Tokenizes one stretch of text.
+    /// Tokenizes a section of text.
     pub(crate) fn tokenize(&self, text: &str, output: &mut Vec<u32>) {
         let mut lower = String::new();
         for word in text.split_whitespace() {

@@ -1,33 +1,34 @@
-//! Words of a text whose tokens are known already.
+//! Cache for the tokens of repeated words.
 //!
-//! Most words of a text come again. Where a word stood and which part of the output is its own is enough to copy its tokens, so the cache is
-//! one small table that lives as long as a text is tokenized.
+//! Most words of a text occur repeatedly. The word's position in the text and its range in the
+//! output suffice to copy its tokens, so the cache is one small table that exists while a text is
+//! tokenized.
 
-/// Longer words are not looked for: few come again.
+/// Maximum length of cached words; few longer words are repeated.
 const LONGEST: usize = 64;
 
-/// Texts shorter than this have too few words.
+/// Minimum length of a text; shorter texts have too few words.
 const SHORTEST_TEXT: usize = 512;
 
-/// Most entries.
+/// Maximum number of entries.
 const MOST: usize = 1 << 14;
 
 #[derive(Debug, Clone, Copy)]
 struct Entry<'t> {
     word: &'t [u8],
-    /// Its tokens in the output.
+    /// Start of its tokens in the output.
     start: usize,
     tokens: usize,
 }
 
-/// The words of a text, by a hash each; of two with the same, the later one stays.
+/// Words of a text by hash. On a collision, the later word replaces the earlier one.
 #[derive(Debug)]
 pub(crate) struct WordCache<'t> {
     entries: Vec<Entry<'t>>,
 }
 
 impl<'t> WordCache<'t> {
-    /// A cache for a text of so many bytes.
+    /// Creates a cache for a text of `length` bytes.
     pub(crate) fn new(length: usize) -> Self {
         let entries = match length {
             0..SHORTEST_TEXT => 0,
@@ -43,7 +44,7 @@ impl<'t> WordCache<'t> {
         }
     }
 
-    /// Adds the tokens of a word to `output`: those that it had before, or what `make` adds.
+    /// Adds the tokens of a word to `output`: the cached ones, or those that `make` adds.
     #[inline]
     pub(crate) fn tokens_of(
         &mut self,
@@ -75,7 +76,7 @@ impl<'t> WordCache<'t> {
     }
 }
 
-/// Spreads words over a table. Whoever finds words that meet in it only makes the cache useless.
+/// Hashes words. Deliberate collisions only make the cache useless.
 #[inline]
 fn hash(word: &[u8]) -> u64 {
     const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -95,7 +96,7 @@ fn hash(word: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// More words than the table has places, each of them more than once.
+    /// More words than the table has entries, each of them more than once.
     #[test]
     fn words_keep_their_tokens() {
         let words: Vec<String> = (0..3000).map(|i| format!("{}", i * 7919 % 1500)).collect();

@@ -1,7 +1,9 @@
-//! WordPiece, as BERT has it: text is normalized and cut into words, and each word is written in the longest tokens from the left.
+//! WordPiece, as in BERT: text is normalized and split into words, and each word is split into the
+//! longest tokens from the left.
 //!
-//! The normalizer is that of the models' own tokenizers: control characters go, Chinese characters are words of their own, marks on letters
-//! and capital letters go where the vocabulary has none. It is not lossless.
+//! The normalizer is that of the models' own tokenizers. It removes control characters, separates
+//! Chinese characters into words, and removes accents and capital letters if the vocabulary has
+//! none. It is not lossless.
 
 use unicode_general_category::{GeneralCategory, get_general_category};
 use unicode_normalization::UnicodeNormalization;
@@ -11,34 +13,35 @@ use crate::trie::Trie;
 use crate::vocab::{Vocab, VocabData};
 use crate::word_cache::WordCache;
 
-/// Longer words, in characters, are unknown.
+/// Maximum length of words, in characters; longer ones are unknown.
 const LONGEST_WORD: usize = 100;
 
-/// Chinese characters as BERT counts them.
+/// Chinese characters in BERT's definition.
 const CHINESE: [(char, char); 8] = [
     ('\u{4E00}', '\u{9FFF}'),
     ('\u{3400}', '\u{4DBF}'),
     ('\u{20000}', '\u{2A6DF}'),
     ('\u{2A700}', '\u{2B73F}'),
     ('\u{2B740}', '\u{2B81F}'),
-    // From 2B820 on in BERT's first code; the tokenizers that models come with begin here.
+    // BERT's original code starts at 2B820; the tokenizers of the models start here.
     ('\u{2B920}', '\u{2CEAF}'),
     ('\u{F900}', '\u{FAFF}'),
     ('\u{2F800}', '\u{2FA1F}'),
 ];
 
-/// What a token that begins a word has behind the `▁` that marks it. Alone, `▁` is the character within a word.
+/// Returns the text of a token that starts a word, after the `▁` that marks it. A single `▁` is the
+/// character within a word.
 fn begun(token: &[u8]) -> Option<&[u8]> {
     let rest = token.strip_prefix(ESCAPED_SPACE.as_bytes());
     rest.filter(|rest| !rest.is_empty())
 }
 
-/// The part of a WordPiece tokenizer that the vocabulary does not hold.
+/// The part of a WordPiece tokenizer that is not in the vocabulary.
 #[derive(Debug)]
 pub(crate) struct Wpm {
-    /// Tokens that begin a word, without the `▁` that marks them.
+    /// Tokens that start a word, without the `▁` that marks them.
     begin: Trie,
-    /// Tokens that go on with one.
+    /// Tokens that continue a word.
     go_on: Trie,
     unknown: Option<u32>,
     lowercase: bool,
@@ -65,7 +68,7 @@ impl Wpm {
         }
     }
 
-    /// Tokenizes one stretch of text.
+    /// Tokenizes a section of text.
     pub(crate) fn tokenize(&self, text: &str, output: &mut Vec<u32>) {
         let normalized = self.normalize(text);
         let mut cache = WordCache::new(normalized.len());
@@ -95,7 +98,7 @@ impl Wpm {
         }
     }
 
-    /// The words of a text, with spaces between them.
+    /// Returns the words of a text, separated by spaces.
     fn normalize(&self, text: &str) -> String {
         let mut normalized = String::with_capacity(text.len() + text.len() / 4);
         let spaced = text.chars().flat_map(|c| {
@@ -132,7 +135,7 @@ impl Wpm {
     }
 }
 
-/// Control characters, also those of formats and of private use.
+/// Returns whether a character is a control, format or private-use character.
 fn is_control(c: char) -> bool {
     use GeneralCategory as G;
     !c.is_ascii()
@@ -153,7 +156,7 @@ fn is_chinese(c: char) -> bool {
         .any(|&(first, last)| (first..=last).contains(&c))
 }
 
-/// Punctuation, and all of ASCII that is neither letter nor digit.
+/// Returns whether a character is punctuation, which includes all ASCII symbols.
 fn is_punctuation(c: char) -> bool {
     use GeneralCategory as G;
     if c.is_ascii() {
@@ -176,7 +179,7 @@ mod tests {
     use crate::tokenizer::Tokenizer;
     use crate::vocab::{TokenizerModel, VocabData};
 
-    /// As a vocabulary is written to a file, `▁` within a word (`##▁`) looks like a beginning without a word.
+    /// In a file's encoding, `▁` within a word (`##▁`) looks like the start of a word without text.
     #[test]
     fn the_mark_of_beginnings_is_a_character_too() {
         let texts = ["[UNK]", "▁▁", "▁", "▁a", "b"];

@@ -1,10 +1,10 @@
-//! A vocabulary takes no more memory than is said before it is made.
+//! A vocabulary takes no more memory than estimated before its creation.
 
 use samite_text::{Tokenizer, TokenizerModel, VocabData};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// Counts what the current thread has allocated, and the most that it had at once.
+/// Counts the current thread's allocated bytes, and their peak.
 struct Counting;
 
 thread_local! {
@@ -12,12 +12,13 @@ thread_local! {
     static PEAK: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What the allocators of glibc and others take for one piece: a head of eight bytes, in steps of 16.
+/// Returns the size of an allocation in glibc and similar allocators: an eight-byte header, in
+/// steps of 16.
 fn taken(layout: Layout) -> usize {
     (layout.size() + 8).next_multiple_of(16).max(32)
 }
 
-// SAFETY: Everything is handed to the system's allocator unchanged; the counters allocate nothing.
+// SAFETY: all calls go to the system's allocator unchanged; the counters do not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // Thread-local values are gone while a thread ends.
@@ -25,13 +26,13 @@ unsafe impl GlobalAlloc for Counting {
             now.set(now.get().wrapping_add(taken(layout)));
             let _ = PEAK.try_with(|peak| peak.set(peak.get().max(now.get())));
         });
-        // SAFETY: The caller keeps the contract, which is the same.
+        // SAFETY: the caller fulfils the contract, which is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         let _ = NOW.try_with(|now| now.set(now.get().saturating_sub(taken(layout))));
-        // SAFETY: The caller keeps the contract, which is the same.
+        // SAFETY: the caller fulfils the contract, which is the same.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -39,7 +40,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A text for one token: 256 bytes, then letters by chance, which few others begin with.
+/// Returns a token's text: the 256 bytes first, then random letters, which few others begin with.
 fn text(model: TokenizerModel, index: usize, length: usize) -> Vec<u8> {
     let mut text = match index {
         0..256 => format!("<0x{index:02X}>"),

@@ -1,6 +1,6 @@
-//! Each sampler against its definition, written down without any thought of speed, over random logits.
+//! Compares each sampler with a naive implementation of its definition, over random logits.
 
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_text::{Rng, Sampler, SamplerParams, Stage, Tokenizer, TokenizerModel, VocabData};
 use std::collections::{BTreeMap, HashMap};
@@ -24,7 +24,7 @@ fn softmax(logits: &Logits) -> Distribution {
         .collect()
 }
 
-/// Tokens from the likeliest down, each with its probability.
+/// Returns tokens from most to least probable, each with its probability.
 fn ranked(logits: &Logits) -> Vec<(u32, f64)> {
     let mut ranked: Vec<_> = softmax(logits).into_iter().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -151,7 +151,7 @@ fn penalties(logits: &Logits, text: &[u32], params: &SamplerParams) -> Logits {
     changed
 }
 
-/// `is_breaker` says of a token that it is one.
+/// `is_breaker` tells whether a token is a sequence breaker.
 fn dry(
     logits: &Logits,
     text: &[u32],
@@ -166,7 +166,8 @@ fn dry(
         .count();
     let mut changed = logits.clone();
     for (id, logit) in &mut changed {
-        // For each place where the token stood: how much of what came before it is how the text ends.
+        // For each occurrence of the token: the length of the match between the text before it and
+        // the end of the text.
         let places = (1..text.len()).filter(|place| text[*place] == *id);
         let longest = places
             .map(|place| {
@@ -209,13 +210,14 @@ fn drawn_from(sampler: &Sampler) -> Distribution {
         .collect()
 }
 
-/// Whether two distributions are the same but for rounding.
+/// Returns whether two distributions are equal up to rounding.
 fn are_equal(a: &Distribution, b: &Distribution) -> bool {
     let close = |(a, b): (f64, f64)| (a - b).abs() < 2e-5;
     a.keys().eq(b.keys()) && a.values().copied().zip(b.values().copied()).all(close)
 }
 
-/// `expected` gets a small number that is added where something is cut off: at a limit, single precision decides another way.
+/// `expected` receives a small number to add to cutoffs, because single precision may decide
+/// differently at a limit.
 fn check(actual: &Distribution, expected: impl Fn(f64) -> Logits, case: &dyn std::fmt::Debug) {
     let found = [0.0, 1e-5, -1e-5].map(&expected);
     let is_one = found
@@ -228,7 +230,7 @@ fn check(actual: &Distribution, expected: impl Fn(f64) -> Logits, case: &dyn std
     );
 }
 
-/// Parameters of one stage alone.
+/// Returns parameters for a single stage.
 fn only(stage: Stage) -> SamplerParams {
     SamplerParams {
         stages: vec![stage],
@@ -236,7 +238,7 @@ fn only(stage: Stage) -> SamplerParams {
     }
 }
 
-/// Runs one stage that knows nothing of the text.
+/// Runs a single stage without previous text.
 fn alone(
     stage: Stage,
     seed: u64,
@@ -336,7 +338,7 @@ fn dynamic_temperature_goes_by_the_entropy() {
             params.dynatemp_exponent,
         ]
         .map(f64::from);
-        // Logits as near to 0 as this are a division by it.
+        // A temperature this close to 0 would divide by it.
         dynamic_temperature(logits, t, range, exponent)
     });
 }
@@ -399,7 +401,8 @@ fn penalties_fall_on_what_came_lately() {
     }
 }
 
-/// `</s>` ends a text; others are letters, `\n` and words of them.
+/// Returns a vocabulary in which `</s>` ends a text; other tokens are letters, `\n` and words of
+/// them.
 fn vocabulary() -> Arc<Tokenizer> {
     let texts = [
         "<unk>", "<s>", "</s>", "a", "ab", "abc", "b", "c", "bc", "d", "\n", "d\nc", "de", "e",
@@ -435,7 +438,7 @@ fn dry_falls_on_what_goes_on_repeating() {
         };
         let mut sampler = Sampler::new(params.clone()).unwrap();
         sampler.set_vocabulary(&vocabulary);
-        // Of few tokens, so that much is repeated; two of them hold the line end.
+        // Few different tokens, so that much repeats; two of them contain the line end.
         let text: Vec<u32> = (0..rng.below(40))
             .map(|_| 8 + rng.below(4) as u32)
             .collect();
@@ -464,13 +467,13 @@ fn breakers_may_stand_in_several_tokens() {
         sampler.sample(&[0.0; 14]).unwrap();
         drawn_from(&sampler)[&c] < 1.0 / 14.0 - 1e-4
     };
-    // "abcab" goes on with "c" unless a breaker lies in its last two tokens.
+    // "abcab" continues with "c" unless a breaker is in its last two tokens.
     assert!(falls("e", &[a, b, c, a, b]));
     assert!(falls("dea", &[a, b, c, d, a, b]));
     assert!(falls("ea", &[a, b, c, d, e, e, d, a, b]));
     assert!(!falls("ab", &[a, b, c, a, b]));
     assert!(!falls("ba", &[b, a, c, b, a]));
-    // The token "de" ends with the beginning of "eab".
+    // The token "de" ends with the start of "eab".
     assert!(falls("b\n", &[de, ab, c, de, ab]));
     assert!(!falls("eab", &[de, ab, c, de, ab]));
 }
@@ -574,7 +577,7 @@ fn mirostat_keeps_the_surprise() {
             };
             let mut sampler = Sampler::new(params).unwrap();
             let mut mu = 2.0 * tau;
-            // Several tokens of one text: the state counts.
+            // Several tokens of one text, because the state matters.
             for _ in 0..10 {
                 cases += 1;
                 let logits: Vec<f32> = (0..200).map(|_| (rng.uniform() * 6.0) as f32).collect();
@@ -649,7 +652,8 @@ fn adaptive_p_goes_by_what_was_drawn() {
     }
 }
 
-/// All stages at once, in any order, over several tokens of a text; a large vocabulary, of which only a part is loaded, gives the same.
+/// All stages at once, in any order, over several tokens of a text. A large vocabulary, only partly
+/// loaded, gives the same result.
 #[test]
 fn stages_in_any_order_with_what_came_before() {
     let mut rng = Rng::new(14);
@@ -671,7 +675,7 @@ fn stages_in_any_order_with_what_came_before() {
         }
         stages.truncate(1 + rng.below(9));
         if case % 2 == 0 {
-            // The usual order begins with what changes logits, and top-k.
+            // The default order begins with the stages that change logits, and top-k.
             stages.sort_by_key(|stage| Stage::DEFAULT.iter().position(|other| other == stage));
         }
         let params = SamplerParams {

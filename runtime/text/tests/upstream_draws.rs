@@ -1,24 +1,25 @@
-//! The tokens that libllama's sampler chains draw with a seed, against those of the same stages
-//! with the Mersenne twister.
+//! Compares the tokens that libllama's sampler chains draw for a seed with those of the same stages
+//! with the Mersenne Twister.
 //!
-//! From a program that loads `libllama.v0.5.0.so` of the npm package `@node-llama-cpp/linux-x64`
-//! 3.22.1, applies `llama_sampler_chain` to the logits below, and accepts each token.
+//! The expected tokens come from a program that loads `libllama.v0.5.0.so` of the npm package
+//! `@node-llama-cpp/linux-x64` 3.22.1, applies `llama_sampler_chain` to the logits below, and
+//! accepts each token.
 
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_text::{Generator, Sampler, SamplerParams, Stage};
 
 const SEED: u64 = 42;
 const VOCABULARY: u32 = 64;
 
-/// Logits from 0 to 6.7 at even steps, to 2.5 at odd ones, without order.
+/// Returns unordered logits from 0 to 6.7 at even steps, to 2.5 at odd ones.
 fn logits(step: u32) -> Vec<f32> {
     let scale = [150.0, 400.0][step as usize % 2];
     let logit = |token: u32| ((token * 7919 + step * 104_729) % 1009) as f32 / scale;
     (0..VOCABULARY).map(logit).collect()
 }
 
-/// Stages as letters; every number that is not set here is off.
+/// Returns parameters for stages given as letters; every unset stage is off.
 fn params(stages: &str) -> SamplerParams {
     SamplerParams {
         seed: SEED,
@@ -38,7 +39,7 @@ fn check(params: SamplerParams, expected: &[u32]) {
         sampler.accept(token).unwrap();
         seen.push(token);
         if step == 9 {
-            // What is saved in between is enough to go on.
+            // A state saved in between suffices to continue.
             let state = sampler.state();
             for wrong in [-1.0, 0.5, 1e12].into_iter().filter(|_| has_counts) {
                 let mut state = state.clone();

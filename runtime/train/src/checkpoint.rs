@@ -1,4 +1,4 @@
-//! Checkpoints: everything that a run needs to go on exactly where it was, in one GGUF file.
+//! Checkpoints: everything that a run needs to resume exactly where it stopped, in one GGUF file.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -16,11 +16,11 @@ const BASE: &str = "samite.checkpoint.base";
 const DATA: &str = "samite.checkpoint.data";
 const CHECKSUM: &str = "samite.checkpoint.checksum";
 
-/// A checkpoint's file.
+/// The file of a checkpoint.
 #[derive(Debug)]
 pub struct Checkpoint;
 
-/// The tensors of a parameter that outlive a step, with their names in the file.
+/// Returns the tensors of a parameter that persist after a step, with their names in the file.
 fn tensors(parameter: &Stored) -> [(String, &Arc<StoredTensor>); 3] {
     let [mean, square] = &parameter.means;
     let name = &parameter.spec.name;
@@ -31,8 +31,8 @@ fn tensors(parameter: &Stored) -> [(String, &Arc<StoredTensor>); 3] {
     ]
 }
 
-/// What must be the same for a run to go on. Where files lie, how often is measured and saved, and what is computed twice, may
-/// change.
+/// Returns the part of a configuration that must be the same to resume a run. Paths, the intervals
+/// of measurements and checkpoints, and recomputation may change.
 fn identity(config: &Config) -> Config {
     let mut config = config.clone();
     config.data.train = "".into();
@@ -47,11 +47,11 @@ fn identity(config: &Config) -> Config {
     config
 }
 
-/// A checksum of all that a checkpoint says: CRC-32.
+/// CRC-32 of the contents of a checkpoint.
 struct Checksum(crc32fast::Hasher);
 
 impl Checksum {
-    /// Begins with what is no tensor.
+    /// Starts with the contents that are not tensors.
     fn new(metadata: &Metadata) -> Result<Self> {
         let mut sum = Checksum(crc32fast::Hasher::new());
         sum.add(metadata.require::<&str>(CONFIG)?.as_bytes());
@@ -74,11 +74,11 @@ impl Checksum {
 }
 
 impl Checkpoint {
-    /// Writes the state of `trainer` to `path`: complete, or not at all. `data` is the [fingerprint](crate::Dataset::fingerprint)
-    /// of what it learns from.
+    /// Writes the state of `trainer` to `path`. The file appears complete or not at all. `data` is
+    /// the [fingerprint](crate::Dataset::fingerprint) of the training data.
     ///
     /// # Errors
-    /// If the file cannot be written; then the one before is still there.
+    /// Returns an error if the file cannot be written. The previous file still exists then.
     pub fn save(path: impl AsRef<Path>, trainer: &mut Trainer, data: u64) -> Result<()> {
         trainer.scheduler_mut().synchronize()?;
         let config = serde_json::to_string(&identity(trainer.config()))
@@ -91,7 +91,7 @@ impl Checkpoint {
         if let Some(base) = trainer.base() {
             metadata.set(BASE, base.fingerprint()?)?;
         }
-        // Every tensor is read twice, for the checksum comes first in the file.
+        // Every tensor is read twice, because the checksum comes first in the file.
         let read = |tensor: &StoredTensor| -> Result<Vec<u8>> {
             let place = tensor.tensor();
             let mut bytes = buffer(place.layout().bytes())?;
@@ -124,10 +124,11 @@ impl Checkpoint {
         Ok(writer.commit()?)
     }
 
-    /// Brings `trainer` to the state in the file at `path`.
+    /// Restores the state of `trainer` from the file at `path`.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if it is no checkpoint, one of another configuration or of other data; if it cannot be read.
+    /// Returns [`Error::Checkpoint`] if the file is not a checkpoint, or has another configuration
+    /// or other data. Also fails if it cannot be read.
     pub fn load(path: impl AsRef<Path>, trainer: &mut Trainer, data: u64) -> Result<()> {
         let path = path.as_ref();
         let wrong = |problem: String| Error::Checkpoint {
@@ -166,7 +167,7 @@ impl Checkpoint {
             ));
         }
         let step = metadata.require::<u64>(STEP)?;
-        // Everything is checked before anything changes.
+        // Check everything before changing anything.
         for parameter in trainer.parameters() {
             for (name, tensor) in tensors(parameter) {
                 let info = file.require_tensor(&name)?;
@@ -201,7 +202,7 @@ impl Checkpoint {
     }
 }
 
-/// The first field in which two configurations differ.
+/// Returns the first field in which two configurations differ.
 fn difference(a: &Config, b: &Config) -> String {
     fn first(path: &str, a: &serde_json::Value, b: &serde_json::Value) -> Option<String> {
         if a == b {

@@ -8,117 +8,121 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// A training run. Two runs with the same configuration and the same data go the same way, bit for bit.
+/// A training run. Two runs with the same configuration and the same data are bit-identical.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Name of the model, for its file.
     #[serde(default = "untitled")]
     pub name: String,
-    /// Licence of the model, for its file.
+    /// License of the model, for its file.
     #[serde(default)]
     pub license: Option<String>,
-    /// Start of all random numbers: initial weights and the order of the data.
+    /// Seed of all random numbers: initial weights and the order of the data.
     #[serde(default)]
     pub seed: u64,
-    /// The shape of a model that is trained from the start.
+    /// Shape of a model that is trained from scratch.
     #[serde(default)]
     pub model: Option<ModelConfig>,
-    /// The adapter that is trained instead, of a model that is there already.
+    /// Adapter that is trained for an existing model instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
-    /// The texts.
+    /// Training texts.
     pub data: DataConfig,
     /// Steps and rates.
     pub training: TrainingConfig,
 }
 
-/// The shape of a model of the llama architecture whose embedding is its output matrix, too.
+/// Shape of a model with the llama architecture whose embedding table is also its output matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Tokens that the tokenizer is trained to have: special ones, bytes, letters, and pieces of words.
+    /// Size of the vocabulary that the tokenizer is trained to: special tokens, bytes, letters, and
+    /// pieces of words.
     pub vocabulary: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Elements of the vector of a token.
+    /// Width of the residual stream.
     pub width: usize,
-    /// Heads of queries.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of keys and values: a divisor of `heads`.
+    /// Number of key and value heads: a divisor of `heads`.
     pub kv_heads: usize,
-    /// Width of the feed-forward part.
+    /// Width of the feed-forward network.
     pub feed_forward: usize,
-    /// Tokens that the model can see together.
+    /// Context length in tokens.
     pub context: usize,
-    /// Tokens of a text that are learnt together, if fewer than the context.
+    /// Number of tokens of a text in a training window, if fewer than the context.
     #[serde(default)]
     pub window: Option<usize>,
-    /// Base of the frequencies of rotary position embedding.
+    /// Base of the RoPE frequencies.
     #[serde(default = "rope_base")]
     pub rope_base: f32,
-    /// Added to the mean of squares in norms.
+    /// Epsilon of norms.
     #[serde(default = "norm_eps")]
     pub norm_eps: f32,
 }
 
-/// The shape of an adapter: for each of some matrices `W` of a model, two small ones, so that `W x` becomes
-/// `W x + alpha / rank · B (A x)`.
+/// Shape of an adapter: for each of some matrices `W` of a model, two low-rank ones, so that `W x`
+/// becomes `W x + alpha / rank · B (A x)`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoraConfig {
-    /// The model: a GGUF file, which is only read. A relative path starts at the configuration file.
+    /// Model: a GGUF file, which is only read. A relative path is relative to the configuration
+    /// file.
     pub base: PathBuf,
     /// Rows of `A` and columns of `B`.
     pub rank: usize,
-    /// How much the adapter counts, times its rank.
+    /// Scale of the adapter, times its rank.
     pub alpha: f32,
-    /// Which matrices: `attn_q` for that of every layer; `output`.
+    /// Matrices to change: `attn_q` for that of every layer; `output`.
     #[serde(default = "targets")]
     pub targets: Vec<String>,
-    /// Tokens of a text that are seen together.
+    /// Number of tokens of a text that are seen together.
     pub context: usize,
 }
 
-/// Text files with one text in each line. Relative paths start at the configuration file.
+/// Text files with one text per line. Relative paths are relative to the configuration file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// What is learnt from.
+    /// Training texts.
     pub train: PathBuf,
-    /// What the model is measured with.
+    /// Held-out texts for measuring the model.
     pub held_out: PathBuf,
 }
 
-/// How the weights change.
+/// Parameters of the training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainingConfig {
-    /// Steps in all.
+    /// Total number of steps.
     pub steps: u64,
-    /// Texts that are computed together.
+    /// Number of texts that are computed together.
     pub batch: usize,
-    /// Batches whose gradients are added up for one step.
+    /// Number of batches whose gradients are added for one step.
     #[serde(default = "one")]
     pub accumulate: usize,
-    /// The learning rate over time.
+    /// Learning rate over time.
     pub schedule: Schedule,
-    /// What makes steps out of gradients.
+    /// Optimizer.
     #[serde(default)]
     pub optimizer: Optimizer,
-    /// Longest that the gradient of all weights together may be; longer ones are scaled down. 0 for no limit.
+    /// Maximum norm of the gradient of all weights together; larger ones are scaled down. 0 for no
+    /// limit.
     #[serde(default)]
     pub clip: f32,
-    /// Computes what a layer needs for its gradients again instead of keeping it: less memory, more time, the same results.
+    /// True to recompute intermediate results of layers for gradients instead of keeping them: less
+    /// memory, more time, the same results.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recompute: bool,
-    /// Steps between measurements on held-out texts.
+    /// Number of steps between measurements on held-out texts.
     #[serde(default = "hundred")]
     pub evaluate_every: u64,
-    /// Batches of held-out texts that a measurement takes.
+    /// Number of batches of held-out texts in a measurement.
     #[serde(default = "eight")]
     pub evaluate_batches: usize,
-    /// Steps between checkpoints.
+    /// Number of steps between checkpoints.
     #[serde(default = "hundred")]
     pub checkpoint_every: u64,
 }
@@ -151,17 +155,17 @@ fn hundred() -> u64 {
     100
 }
 
-/// Everything that takes memory stays far below what would overflow.
+/// Limit of all sizes that determine memory, far below an overflow.
 const MOST: usize = 1 << 24;
 
-/// Longer files are no configurations. Some files, such as devices, have no end.
+/// Maximum size of a configuration file. Some files, such as devices, have no end.
 const MOST_BYTES: u64 = 1 << 20;
 
 impl Config {
     /// Reads and checks a configuration.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Config`] with line and field.
+    /// Returns [`Error::Io`], or [`Error::Config`] with line and field.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let wrong = |problem: &dyn std::fmt::Display| {
@@ -190,14 +194,14 @@ impl Config {
     /// Parses and checks a configuration.
     ///
     /// # Errors
-    /// [`Error::Config`] with line and field.
+    /// Returns [`Error::Config`] with line and field.
     pub fn from_toml(text: &str) -> Result<Self> {
         let config: Config = toml::from_str(text).map_err(|error| in_line(text, &error))?;
         config.check()?;
         Ok(config)
     }
 
-    /// Tokens of a text that are learnt together.
+    /// Returns the number of tokens of a text in a training window.
     pub fn context(&self) -> usize {
         let lora = self.lora.as_ref().map(|lora| lora.context);
         let model = || {
@@ -207,10 +211,10 @@ impl Config {
         lora.or_else(model).unwrap_or(0)
     }
 
-    /// Checks that the numbers fit together.
+    /// Checks that the numbers are consistent.
     ///
     /// # Errors
-    /// [`Error::Config`] with the field.
+    /// Returns [`Error::Config`] with the field.
     pub fn check(&self) -> Result<()> {
         match (&self.model, &self.lora) {
             (Some(model), None) => model.check()?,
@@ -257,10 +261,10 @@ fn bounded(field: &str, value: usize) -> Result<()> {
 }
 
 impl LoraConfig {
-    /// Checks that the numbers fit together.
+    /// Checks that the numbers are consistent.
     ///
     /// # Errors
-    /// [`Error::Config`] with the field.
+    /// Returns [`Error::Config`] with the field.
     pub fn check(&self) -> Result<()> {
         bounded("lora.rank", self.rank)?;
         bounded("lora.context", self.context)?;
@@ -275,15 +279,15 @@ impl LoraConfig {
 }
 
 impl ModelConfig {
-    /// Elements of a head.
+    /// Returns the number of elements in a head.
     pub fn head(&self) -> usize {
         self.width / self.heads.max(1)
     }
 
-    /// Checks that the numbers fit together.
+    /// Checks that the numbers are consistent.
     ///
     /// # Errors
-    /// [`Error::Config`] with the field.
+    /// Returns [`Error::Config`] with the field.
     pub fn check(&self) -> Result<()> {
         for (field, value) in [
             ("vocabulary", self.vocabulary),
@@ -327,7 +331,7 @@ impl ModelConfig {
     }
 }
 
-/// What is wrong with a text, with the number of the line.
+/// Converts a parse error to one with the line number.
 fn in_line(text: &str, error: &toml::de::Error) -> Error {
     let before = error.span().and_then(|span| text.get(..span.start));
     Error::config(match before {

@@ -1,25 +1,25 @@
-//! The loss over time, as a table and as a picture.
+//! The loss curve, as a table and as an image.
 
 use crate::error::{Error, Result};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// What is known about one step.
+/// Measurements of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Steps done.
+    /// Number of steps done.
     pub step: u64,
     /// Loss of the step, in nats per token.
     pub loss: f32,
-    /// Loss on held-out texts, where it was measured.
+    /// Loss on held-out texts, if it was measured.
     pub held_out: Option<f32>,
     /// Learning rate.
     pub rate: f32,
-    /// Length of the gradient.
+    /// Norm of the gradient.
     pub gradient_norm: f32,
 }
 
-/// The loss over time.
+/// Loss over time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curve {
     points: Vec<Point>,
@@ -28,24 +28,24 @@ pub struct Curve {
 const HEADER: &str = "step,loss,held_out,rate,gradient_norm";
 
 impl Curve {
-    /// No points.
+    /// Creates an empty curve.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// All points, in the order of steps.
+    /// Returns all points, in the order of steps.
     pub fn points(&self) -> &[Point] {
         &self.points
     }
 
-    /// Adds a point behind all others. Those that are not before it are forgotten: a run that goes on from a checkpoint repeats
-    /// some steps.
+    /// Appends a point. Removes points that are not before it, because a run that resumes from a
+    /// checkpoint repeats some steps.
     pub fn push(&mut self, point: Point) {
         self.points.retain(|known| known.step < point.step);
         self.points.push(point);
     }
 
-    /// The table.
+    /// Returns the table.
     pub fn to_csv(&self) -> String {
         let mut text = format!("{HEADER}\n");
         for point in &self.points {
@@ -64,10 +64,11 @@ impl Curve {
         text
     }
 
-    /// Reads a table that [`to_csv`](Self::to_csv) made; nothing if there is no file.
+    /// Reads a table in the format of [`to_csv`](Self::to_csv). Returns an empty curve if the file
+    /// does not exist.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Data`] with the line that is wrong.
+    /// Returns [`Error::Io`], or [`Error::Data`] with the invalid line.
     pub fn read_csv(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let text = match std::fs::read_to_string(path) {
@@ -89,7 +90,8 @@ impl Curve {
         Ok(curve)
     }
 
-    /// The picture: loss over steps, the losses of single steps as a line, those of held-out texts as dots.
+    /// Returns the image: loss over steps, with a line for the losses of single steps and dots for
+    /// those of held-out texts.
     pub fn to_svg(&self, title: &str) -> String {
         const SIZE: [f32; 2] = [720.0, 400.0];
         const MARGIN: f32 = 48.0;
@@ -122,7 +124,7 @@ impl Curve {
                 SIZE[1] - MARGIN + 18.0
             );
         }
-        // Not more points than there are pixels.
+        // At most as many points as there are pixels.
         let stride = self.points.len().div_ceil(1000).max(1);
         let line: Vec<_> = self
             .points

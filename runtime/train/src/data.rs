@@ -1,22 +1,24 @@
-//! Datasets: texts as tokens, and the order in which they are learnt.
+//! Datasets: texts as tokens, and the order in which they are used for training.
 
 use crate::error::{Error, Result};
 use samite_text::{Rng, Tokenizer};
 
-/// Texts, one after the other, each from its begin token to its end token.
+/// Concatenated texts, each from its BOS token to its EOS token.
 #[derive(Clone, Debug)]
 pub struct Dataset {
     tokens: Vec<u32>,
-    /// Where texts begin that are followed by at least one window.
+    /// Starts of texts that are followed by at least one window.
     starts: Vec<usize>,
     window: usize,
 }
 
 impl Dataset {
-    /// The texts of `lines`, one in each, for windows of `context` tokens and the next one.
+    /// Creates a dataset from the texts in `text`, one per line, for windows of `context` tokens
+    /// and the next one.
     ///
     /// # Errors
-    /// [`Error::Data`] if there are not enough tokens for one window, or the tokenizer cannot be used.
+    /// Returns [`Error::Data`] if there are not enough tokens for one window, or if the tokenizer
+    /// cannot be used.
     pub fn from_lines(text: &str, tokenizer: &Tokenizer, context: usize) -> Result<Self> {
         let (mut tokens, mut starts) = (Vec::new(), Vec::new());
         let (Some(begin), Some(end)) = (tokenizer.bos(), tokenizer.eos()) else {
@@ -41,10 +43,11 @@ impl Dataset {
         Self::new(tokens, starts, context)
     }
 
-    /// Tokens, of which windows of `context` and one more that begin at `starts` are learnt.
+    /// Creates a dataset from tokens. Its windows have `context` tokens and the next one, and start
+    /// at `starts`.
     ///
     /// # Errors
-    /// [`Error::Data`] if no window is whole.
+    /// Returns [`Error::Data`] if no window is complete.
     pub fn new(tokens: Vec<u32>, mut starts: Vec<usize>, context: usize) -> Result<Self> {
         let window = context + 1;
         starts.retain(|&start| {
@@ -65,12 +68,12 @@ impl Dataset {
         })
     }
 
-    /// Tokens in all.
+    /// Returns the total number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens.len()
     }
 
-    /// A number that differs for different data.
+    /// Returns a hash of the data.
     pub fn fingerprint(&self) -> u64 {
         // FNV-1a.
         let tokens = self.tokens.iter().map(|&token| u64::from(token));
@@ -80,24 +83,26 @@ impl Dataset {
         })
     }
 
-    /// Windows in all: those of one epoch.
+    /// Returns the number of windows, which is one epoch.
     pub fn len(&self) -> usize {
         self.starts.len()
     }
 
-    /// Whether there is no window, which does not happen.
+    /// Returns whether there are no windows, which does not happen.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
     }
 
-    /// Window number `index`, in the order of the texts: the context's tokens and the next one. Starts again behind the last.
+    /// Returns window `index`, in the order of the texts: the context's tokens and the next one.
+    /// Wraps around after the last window.
     pub fn window(&self, index: usize) -> &[u32] {
         let start = self.starts[index % self.starts.len()];
         &self.tokens[start..start + self.window]
     }
 }
 
-/// The order of the windows of a data set: shuffled anew in each epoch, and a function of seed and position alone.
+/// Order of the windows of a dataset: reshuffled in each epoch, and a function of only seed and
+/// position.
 #[derive(Clone, Debug)]
 pub struct Order {
     seed: u64,
@@ -107,7 +112,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// The order of `len` windows.
+    /// Creates the order of `len` windows.
     pub fn new(seed: u64, len: usize) -> Self {
         Order {
             seed,
@@ -117,7 +122,7 @@ impl Order {
         }
     }
 
-    /// Which window comes at `position`, counted over all epochs.
+    /// Returns the index of the window at `position`, counted over all epochs.
     pub fn at(&mut self, position: u64) -> usize {
         let (epoch, index) = (position / self.len as u64, position % self.len as u64);
         if self.epoch != Some(epoch) {
@@ -151,7 +156,7 @@ mod tests {
             windows.sort_unstable();
             assert_eq!(windows, (0..50).collect::<Vec<_>>());
         }
-        // From any position on, it goes on the same way.
+        // The order is the same from any start position.
         let mut again = Order::new(7, 50);
         assert_eq!(again.at(17), first[17]);
         assert_eq!(epoch(&mut again, 0), first);

@@ -2,58 +2,58 @@
 
 use std::path::PathBuf;
 
-/// The result of everything in this crate that can fail.
+/// Result of fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, in one line that says what to do.
+/// An error of training. The message is one line that contains the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A graph cannot be differentiated.
     #[error("{0}")]
     Gradient(String),
-    /// The configuration contradicts itself or asks for what is not there.
+    /// The configuration is contradictory, or requires something that does not exist.
     #[error("{0}")]
     Config(String),
-    /// The data cannot be trained on.
+    /// The data cannot be used for training.
     #[error("{0}")]
     Data(String),
     /// The loss is not a finite number.
     #[error("step {step}: the loss is {loss}; {first}")]
     Diverged {
-        /// The step.
+        /// Step of the loss.
         step: u64,
-        /// What the loss is.
+        /// Value of the loss.
         loss: f32,
-        /// Where it began.
+        /// First result that is not finite.
         first: String,
     },
-    /// A checkpoint is of another model or run, or damaged.
+    /// A checkpoint belongs to another model or run, or is damaged.
     #[error("{}: {problem}", path.display())]
     Checkpoint {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
-    /// Tensors, devices, plans.
+    /// Error of tensors, devices or plans.
     #[error(transparent)]
     Core(#[from] samite_core::Error),
-    /// Files of tensors.
+    /// Error of a GGUF file.
     #[error(transparent)]
     Gguf(#[from] samite_gguf::Error),
-    /// Models.
+    /// Error of a model.
     #[error(transparent)]
     Model(#[from] samite_llm::Error),
-    /// Vocabularies.
+    /// Error of a vocabulary.
     #[error(transparent)]
     Vocabulary(#[from] samite_text::VocabError),
-    /// Other files.
+    /// Error of another file.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
 }

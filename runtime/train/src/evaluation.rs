@@ -10,7 +10,7 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// Of the losses of batches, of which there is at least one.
+    /// Evaluates the losses of at least one batch.
     pub(crate) fn of(losses: &[f32]) -> Self {
         let count = losses.len() as f64;
         let mean = losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / count;

@@ -1,4 +1,4 @@
-//! Exports what was learnt as GGUF models and adapters.
+//! Exports trained weights as GGUF models and adapters.
 
 use crate::error::{Error, Result};
 use crate::parameters::{Stored, buffer, numbers};
@@ -10,11 +10,12 @@ use samite_llm::adapter::{KEY_ADAPTER_TYPE, KEY_ALPHA, KEY_TYPE};
 use samite_quant::{can_encode, encode_row};
 use std::path::Path;
 
-/// Writes the weights of `trainer` with `vocabulary` to `path`: matrices as `dtype`, vectors as F32. Complete, or not at all.
+/// Writes the weights of `trainer` with `vocabulary` to `path`: matrices as `dtype`, vectors as
+/// F32. The file appears complete or not at all.
 ///
 /// # Errors
-/// [`Error::Config`] if an adapter is learnt, if `dtype` cannot be written or its blocks do not fill the rows of a matrix; if the
-/// file cannot be written.
+/// Returns [`Error::Config`] if an adapter is trained, if `dtype` cannot be written, or if its
+/// blocks do not fill the rows of a matrix. Also fails if the file cannot be written.
 pub fn export(
     path: impl AsRef<Path>,
     trainer: &mut Trainer,
@@ -31,11 +32,12 @@ pub fn export(
     write(path, trainer, metadata, dtype)
 }
 
-/// Writes the adapter that `trainer` learns to `path`, as `dtype`, for `samite run --lora` and llama.cpp. Complete, or not at all.
+/// Writes the adapter that `trainer` trains to `path`, as `dtype`, for `samite run --lora` and
+/// llama.cpp. The file appears complete or not at all.
 ///
 /// # Errors
-/// [`Error::Config`] if no adapter is learnt, if `dtype` cannot be written or its blocks do not fill the rows of a matrix; if
-/// the file cannot be written.
+/// Returns [`Error::Config`] if no adapter is trained, if `dtype` cannot be written, or if its
+/// blocks do not fill the rows of a matrix. Also fails if the file cannot be written.
 pub fn export_adapter(path: impl AsRef<Path>, trainer: &mut Trainer, dtype: DType) -> Result<()> {
     let (Some(lora), Some(base)) = (&trainer.config().lora, trainer.base()) else {
         return Err(Error::config(

@@ -1,4 +1,5 @@
-//! Fitting any graph to data: the loop of [`Trainer`](crate::Trainer) for models that are no language models.
+//! Fitting any graph to data: the loop of [`Trainer`](crate::Trainer) for models that are not
+//! language models.
 
 use crate::data::Order;
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ use samite_sched::{Options, Scheduler};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Data: rows of numbers, and what should come out for each.
+/// Training data: rows of numbers, with their expected outputs.
 #[derive(Clone, Debug)]
 pub struct Samples {
     inputs: Vec<f32>,
@@ -26,10 +27,11 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Inputs of `input_len` numbers each, one after the other, and as many labels of `label_len` numbers, which may be 0.
+    /// Creates samples from concatenated inputs of `input_len` numbers, and as many labels of
+    /// `label_len` numbers, which may be 0.
     ///
     /// # Errors
-    /// [`Error::Data`] if there is no input, or not one label for each.
+    /// Returns [`Error::Data`] if there are no inputs, or if the number of labels differs.
     pub fn new(
         inputs: Vec<f32>,
         input_len: usize,
@@ -56,12 +58,12 @@ impl Samples {
         })
     }
 
-    /// How many there are.
+    /// Returns the number of samples.
     pub fn len(&self) -> usize {
         self.inputs.len() / self.lens[0]
     }
 
-    /// Whether there is none, which does not happen.
+    /// Returns whether there are no samples, which does not happen.
     pub fn is_empty(&self) -> bool {
         self.inputs.is_empty()
     }
@@ -75,20 +77,20 @@ impl Samples {
     }
 }
 
-/// How to fit.
+/// Options of a fit.
 #[derive(Clone, Copy, Debug)]
 pub struct FitOptions {
-    /// Samples that are computed together.
+    /// Number of samples that are computed together.
     pub batch: usize,
-    /// What is made small.
+    /// Loss to minimize.
     pub loss: Loss,
-    /// What makes steps out of gradients.
+    /// Optimizer.
     pub optimizer: Optimizer,
-    /// The learning rate over the steps of all epochs.
+    /// Learning rate over the steps of all epochs.
     pub schedule: Schedule,
-    /// Longest gradient of all weights together; 0 for no limit.
+    /// Maximum norm of the gradient of all weights together; 0 for no limit.
     pub clip: f32,
-    /// Start of all random numbers.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
@@ -109,16 +111,16 @@ impl Default for FitOptions {
     }
 }
 
-/// What an epoch gave.
+/// Result of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FitReport {
-    /// The loss of what was learnt, while it was.
+    /// Loss on the training samples, measured during training.
     pub learnt: Evaluation,
-    /// The loss of what was held back, afterwards.
+    /// Loss on the held-out samples, measured after the epoch.
     pub held_back: Option<Evaluation>,
 }
 
-/// A graph from inputs to a loss, perhaps with gradients.
+/// A graph from inputs to a loss, optionally with gradients.
 struct Work {
     graph: Graph,
     inputs: TensorId,
@@ -151,12 +153,15 @@ impl std::fmt::Debug for Fit {
 }
 
 impl Fit {
-    /// A graph with random weights on the first of `devices`. `build` appends it: from inputs f32 `[lens[0], batch]` and the
-    /// weights, in the order of `parameters`, to outputs that for losses with labels are f32 `[lens[1], batch]`.
+    /// Creates a graph with random weights on the first of `devices`. `build` appends it: from
+    /// inputs f32 `[lens[0], batch]` and the weights, in the order of `parameters`, to outputs,
+    /// which are f32 `[lens[1], batch]` for losses with labels.
     ///
     /// # Errors
-    /// Those of `build`; [`Error::Config`] if there are no samples in a batch, no parameters or no device; [`Error::Gradient`]
-    /// if outputs have another shape or a node has no gradient; if a device has not enough memory or cannot do something.
+    /// Returns the errors of `build`. Returns [`Error::Config`] if a batch has no samples, or if
+    /// there are no parameters or devices. Returns [`Error::Gradient`] if outputs have another
+    /// shape, or if a node has no gradient. Also fails if a device does not have enough memory or
+    /// does not support an operation.
     pub fn new(
         options: FitOptions,
         lens: [usize; 2],
@@ -193,12 +198,14 @@ impl Fit {
         })
     }
 
-    /// Learns from `samples` for some epochs, each in another order. The last `held_back` of the samples, a share of 0 to below 1,
-    /// are not learnt but measured after each epoch. What does not fill a batch is left out.
+    /// Trains on `samples` for some epochs, each in another order. The last fraction `held_back` of
+    /// the samples, from 0 to below 1, is not used for training but measured after each epoch.
+    /// Incomplete batches are ignored.
     ///
     /// # Errors
-    /// [`Error::Data`] if samples have other lengths, or not enough for a batch are learnt, or held back; [`Error::Diverged`] if a
-    /// loss is not finite; if a device fails; when cancelled.
+    /// Returns [`Error::Data`] if samples have other lengths, or if there are not enough for a
+    /// batch of training or held-out samples. Returns [`Error::Diverged`] if a loss is not finite.
+    /// Also fails if a device fails, or if it is cancelled.
     pub fn fit(
         &mut self,
         samples: &Samples,
@@ -226,7 +233,7 @@ impl Fit {
         Ok(reports)
     }
 
-    /// Learns from a range of samples once; `steps` is how many steps the schedule has in all.
+    /// Trains on a range of samples once; `steps` is the total number of steps in the schedule.
     fn epoch(&mut self, samples: &Samples, range: Range<usize>, steps: u64) -> Result<Evaluation> {
         let batches = self.batches(samples, &range)?;
         let batch = self.options.batch;
@@ -247,10 +254,10 @@ impl Fit {
         Ok(Evaluation::of(&losses))
     }
 
-    /// The loss of a range of samples. What does not fill a batch is left out.
+    /// Measures the loss on a range of samples. Incomplete batches are ignored.
     ///
     /// # Errors
-    /// As [`fit`](Self::fit).
+    /// Fails like [`fit`](Self::fit).
     pub fn evaluate(&mut self, samples: &Samples, range: Range<usize>) -> Result<Evaluation> {
         let batches = self.batches(samples, &range)?;
         let mut losses = Vec::new();
@@ -270,10 +277,11 @@ impl Fit {
         Ok(Evaluation::of(&losses))
     }
 
-    /// What comes out for the samples of a range, one after the other.
+    /// Returns the concatenated outputs for a range of samples.
     ///
     /// # Errors
-    /// [`Error::Data`] if they do not fill batches; otherwise as [`fit`](Self::fit).
+    /// Returns [`Error::Data`] if the samples do not fill batches. Also fails like
+    /// [`fit`](Self::fit).
     pub fn predict(&mut self, samples: &Samples, range: Range<usize>) -> Result<Vec<f32>> {
         self.batches(samples, &range)?;
         let batch = self.options.batch;
@@ -301,10 +309,11 @@ impl Fit {
         Ok(all)
     }
 
-    /// The weights of parameter `name`.
+    /// Returns the weights of parameter `name`.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no such parameter; if its memory cannot be read.
+    /// Returns [`Error::Config`] if the parameter does not exist. Also fails if its memory cannot
+    /// be read.
     pub fn read(&mut self, name: &str) -> Result<Vec<f32>> {
         self.scheduler.synchronize()?;
         let known = self.parameters.iter().find(|p| p.spec.name == name);
@@ -313,7 +322,7 @@ impl Fit {
         read(&known.weights)
     }
 
-    /// How many whole batches there are in a range, which is checked.
+    /// Checks a range, and returns the number of complete batches in it.
     fn batches(&self, samples: &Samples, range: &Range<usize>) -> Result<usize> {
         if samples.lens != self.lens {
             return Err(Error::data(format!(

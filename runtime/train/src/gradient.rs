@@ -1,27 +1,32 @@
-//! Differentiation: from a graph with a loss to the same graph with the nodes that compute the loss's gradients.
+//! Automatic differentiation: extends a graph with a loss by the nodes that compute the loss's
+//! gradients.
 //!
-//! Reverse mode: going backwards from the loss, each node turns the gradient of its result into those of its operands, and
-//! what reaches a tensor on several ways is added. The rules are in [`rules`](crate::rules); what they append are ordinary
-//! nodes, so gradients are placed, planned and run like everything else.
+//! This is reverse mode: going backwards from the loss, each node converts the gradient of its
+//! result to those of its operands, and gradients that reach a tensor on several paths are added.
+//! The rules are in [`rules`](crate::rules). They append ordinary nodes, so gradients are placed,
+//! planned and run like everything else.
 
 use crate::error::{Error, Result};
 use crate::rules;
 use samite_core::{DType, Graph, TensorId};
 
-/// The gradients of one loss.
+/// Gradients of one loss.
 #[derive(Clone, Debug)]
 pub struct Gradients {
-    /// By position of the forward tensor.
+    /// Gradients by position of the forward tensor.
     of: Vec<Option<TensorId>>,
 }
 
 impl Gradients {
-    /// Appends to `graph` the nodes that compute the gradient of `scale * loss` with respect to each of `parameters`.
+    /// Appends to `graph` the nodes that compute the gradient of `scale * loss` with respect to
+    /// each of `parameters`.
     ///
-    /// `scale` is what the loss counts: `1 / n` for one of `n` micro-batches whose gradients are added up.
+    /// `scale` is the weight of the loss: `1 / n` for one of `n` micro-batches whose gradients are
+    /// added.
     ///
     /// # Errors
-    /// [`Error::Gradient`] if `loss` is not one f32 element, or if a node on the way has no rule: the message names it.
+    /// Returns [`Error::Gradient`] if `loss` is not one f32 element, or if a node on a path has no
+    /// rule; the message names it.
     pub fn append(
         graph: &mut Graph,
         loss: TensorId,
@@ -31,13 +36,15 @@ impl Gradients {
         Self::append_recomputing(graph, loss, scale, parameters, &[])
     }
 
-    /// As [`append`](Self::append), but what lies between two neighbours of `kept`, which are in the order of the graph, is
-    /// computed once more when the backward pass comes there, from the first of the two, instead of being kept until then. The
-    /// results are the same, bit for bit; what is computed again and not needed is dropped by the scheduler if the graph has
-    /// outputs.
+    /// Appends gradients like [`append`](Self::append), but recomputes intermediate results instead
+    /// of keeping them. `kept` contains tensors in the order of the graph. When the backward pass
+    /// reaches the nodes between two adjacent tensors of `kept`, these are computed again from the
+    /// first of the two. The results are bit-identical. If the graph has outputs, the scheduler
+    /// removes recomputed nodes that are not needed.
     ///
     /// # Errors
-    /// As [`append`](Self::append); [`Error::Gradient`] if a node in between writes to its operands.
+    /// Fails like [`append`](Self::append), and with [`Error::Gradient`] if a node in between
+    /// writes to its operands.
     pub fn append_recomputing(
         graph: &mut Graph,
         loss: TensorId,
@@ -111,24 +118,25 @@ impl Gradients {
         Ok(())
     }
 
-    /// The gradient of forward tensor `id`: f32, of its shape, though perhaps with other strides. `None` if the loss does not
-    /// depend on it, or nobody asked for a parameter behind it.
+    /// Returns the gradient of forward tensor `id`: f32, with the same shape but possibly other
+    /// strides. Returns `None` if the loss does not depend on it, or if no requested parameter
+    /// depends on it.
     pub fn of(&self, id: TensorId) -> Option<TensorId> {
         self.of.get(id.index()).copied().flatten()
     }
 }
 
-/// Part of a graph that is there a second time.
+/// A part of a graph that is duplicated.
 #[derive(Debug, Default)]
 struct Again {
     /// Position of the first tensor in the part.
     first: usize,
-    /// For each of them, the one that takes its place.
+    /// Copies of the tensors, in order.
     copies: Vec<TensorId>,
 }
 
 impl Again {
-    /// Appends the nodes behind `start` up to `end` once more.
+    /// Appends copies of the nodes after `start` up to `end`.
     fn append(graph: &mut Graph, start: TensorId, end: TensorId) -> Result<Self> {
         let mut again = Again {
             first: start.index() + 1,
@@ -157,7 +165,7 @@ impl Again {
         Ok(again)
     }
 
-    /// What takes the place of `id`: itself, if it is not in the part.
+    /// Returns the copy of `id`, or `id` itself if it is not in the part.
     fn of(&self, id: TensorId) -> TensorId {
         let place = id.index().checked_sub(self.first);
         let copy = place.and_then(|place| self.copies.get(place));
@@ -165,7 +173,8 @@ impl Again {
     }
 }
 
-/// Which tensors depend on the values of one of `parameters`, by position; those are among them.
+/// Returns which tensors depend on the values of one of `parameters`, by position, including the
+/// parameters.
 fn depends_on(graph: &Graph, parameters: &[TensorId]) -> Vec<bool> {
     let mut depends = vec![false; graph.len()];
     for id in graph.ids() {

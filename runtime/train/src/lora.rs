@@ -1,4 +1,4 @@
-//! Adapters: of which models, and which of their matrices they change.
+//! Adapters: supported models, and the matrices that adapters change.
 
 use crate::config::LoraConfig;
 use crate::error::{Error, Result};
@@ -9,10 +9,10 @@ use samite_llm::adapter::{SUFFIX_A, SUFFIX_B};
 use samite_llm::arch::WeightUse;
 use std::sync::Arc;
 
-/// Architectures whose models are llama's, up to biases.
+/// Architectures whose models equal llama's, except for biases.
 const ARCHITECTURES: [&str; 2] = ["llama", "qwen2"];
 
-/// The weights of a model by llama.cpp's names, each once.
+/// Returns the weights of a model by llama.cpp's names, each once.
 pub(crate) fn weights(base: &Model) -> Vec<(String, Arc<StoredTensor>)> {
     let weights = base.weights();
     let stored = |name: String| {
@@ -25,12 +25,12 @@ pub(crate) fn weights(base: &Model) -> Vec<(String, Arc<StoredTensor>)> {
 }
 
 impl LoraConfig {
-    /// What the products of pairs are multiplied with.
+    /// Returns the factor of the products of pairs.
     pub(crate) fn factor(&self) -> f32 {
         self.alpha / self.rank as f32
     }
 
-    /// The parameters of an adapter of `base`, each with the number of its device.
+    /// Returns the parameters of an adapter for `base`, each with the index of its device.
     pub(crate) fn parameters(&self, base: &Model) -> Result<Vec<(ParameterSpec, usize)>> {
         let architecture = base.architecture().name;
         if !ARCHITECTURES.contains(&architecture) || base.spec().experts().is_some() {
@@ -74,7 +74,7 @@ impl LoraConfig {
                 parameter(SUFFIX_A, [inputs, self.rank, 1, 1], deviation),
                 device,
             ));
-            // Zeros, so that the adapter changes nothing in the beginning.
+            // Zeros, so that the adapter changes nothing initially.
             all.push((parameter(SUFFIX_B, [self.rank, outputs, 1, 1], 0.0), device));
         }
         if let Some(missing) = found.iter().position(|found| !found) {

@@ -3,30 +3,32 @@
 use crate::error::{Error, Result};
 use samite_core::{Graph, TensorId};
 
-/// Makes one number out of a graph's outputs, and the labels that they should be.
+/// Loss function, which reduces a graph's outputs, and their labels, to one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// The mean of all outputs.
+    /// Mean of all outputs.
     Mean,
-    /// The sum of all outputs.
+    /// Sum of all outputs.
     Sum,
-    /// The mean over rows of the cross entropy between the softmax of outputs and labels, which are probabilities.
+    /// Mean over rows of the cross entropy between the softmax of outputs and labels, which are
+    /// probabilities.
     CrossEntropy,
-    /// The mean of squared differences between outputs and labels.
+    /// Mean of squared differences between outputs and labels.
     MeanSquaredError,
 }
 
 impl Loss {
-    /// Whether outputs are compared with labels.
+    /// Returns whether outputs are compared with labels.
     pub fn has_labels(self) -> bool {
         matches!(self, Loss::CrossEntropy | Loss::MeanSquaredError)
     }
 
-    /// Appends the loss, one element, to `graph`. Labels are needed, and of the outputs' shape, where there [are](Self::has_labels)
-    /// any.
+    /// Appends the loss, one element, to `graph`. If the loss [has labels](Self::has_labels), they
+    /// are required, and must have the shape of the outputs.
     ///
     /// # Errors
-    /// [`Error::Gradient`] if labels are missing, or there and not needed; if operands do not fit.
+    /// Returns [`Error::Gradient`] if labels are missing or unexpected. Also fails if operands do
+    /// not match.
     pub fn append(
         self,
         graph: &mut Graph,

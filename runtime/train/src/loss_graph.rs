@@ -13,29 +13,29 @@ use samite_sched::Scheduler;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The model behind a loss: what does not change from one graph to the next.
+/// The model of a loss: everything that the graphs share.
 pub(crate) struct Subject {
     pub spec: Spec,
-    /// The model that an adapter is trained for.
+    /// Model that an adapter is trained for.
     pub base: Option<Arc<Model>>,
     pub parameters: Vec<Stored>,
-    /// Weights that are used as they are.
+    /// Weights that do not change.
     pub frozen: Vec<(String, Arc<StoredTensor>)>,
     pub constants: StoredConstants,
 }
 
-/// What a graph of the loss is for.
+/// Purpose of a graph of the loss.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// The loss alone.
+    /// Computes only the loss.
     Measure,
-    /// Gradients that take the place of those before.
+    /// Computes gradients that replace the previous ones.
     SetGradients,
-    /// Gradients that are added to those before.
+    /// Computes gradients that are added to the previous ones.
     AddGradients,
 }
 
-/// A graph that computes the loss, and perhaps gradients.
+/// A graph that computes the loss, and optionally gradients.
 pub(crate) struct LossGraph {
     pub graph: Graph,
     forward: Forward,

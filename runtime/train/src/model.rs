@@ -1,4 +1,5 @@
-//! The model that is trained, or whose adapter is: llama's architecture over whole texts, without a cache.
+//! The model that is trained, or whose adapter is: llama's architecture over whole texts, without a
+//! cache.
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -11,31 +12,31 @@ use samite_llm::arch::spec::{
 };
 use std::collections::BTreeMap;
 
-/// What models are, that are trained from the start.
+/// Architecture of models that are trained from scratch.
 const ARCHITECTURE: &str = "llama";
 
-/// One parameter of a model: its name in files, its shape, and how it begins.
+/// One parameter of a model: its name in files, its shape, and its initialization.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterSpec {
     /// llama.cpp's name.
     pub name: String,
     /// Extents, innermost first.
     pub shape: Shape,
-    /// Deviation of the initial weights, which are zeros for 0; `None` for ones.
+    /// Deviation of the initial weights, which are zeros for 0. `None` initializes to ones.
     pub deviation: Option<f32>,
-    /// The layer that it belongs to.
+    /// Layer of the parameter.
     pub layer: Option<usize>,
 }
 
 impl ParameterSpec {
-    /// Whether it is a matrix: what weight decay is for.
+    /// Returns whether the parameter is a matrix, to which weight decay applies.
     pub fn is_matrix(&self) -> bool {
         self.deviation.is_some()
     }
 }
 
 impl ModelConfig {
-    /// All parameters, in the order in which they are written.
+    /// Returns all parameters, in the order in which they are written.
     pub fn parameters(&self) -> Vec<ParameterSpec> {
         let (width, kv) = (self.width, self.kv_heads * self.head());
         let matrix =
@@ -58,7 +59,8 @@ impl ModelConfig {
             self.vocabulary,
             0.5,
         )];
-        // What is added to the residual stream starts small, so that depth does not make it grow.
+        // Matrices whose products are added to the residual stream start small, so that it does not
+        // grow with depth.
         let added = (2.0 * self.layers as f32).sqrt().recip();
         for layer in 0..self.layers {
             let name = |part: &str| format!("blk.{layer}.{part}.weight");
@@ -89,20 +91,20 @@ impl ModelConfig {
         all
     }
 
-    /// What the model is made of.
+    /// Returns the structure of the model.
     ///
     /// # Errors
-    /// If its numbers contradict each other.
+    /// Returns an error if the numbers contradict each other.
     pub fn spec(&self) -> Result<Spec> {
         Ok(Spec::from_metadata(&self.metadata()?, usize::MAX, &|_| {
             false
         })?)
     }
 
-    /// What a model's file says about its shape.
+    /// Returns the metadata of a model's file that describe its shape.
     ///
     /// # Errors
-    /// If a key cannot be set.
+    /// Returns an error if a key cannot be set.
     pub fn metadata(&self) -> Result<Metadata> {
         let mut metadata = Metadata::new();
         metadata.set(KEY_ARCHITECTURE, ARCHITECTURE)?;
@@ -126,44 +128,47 @@ impl ModelConfig {
     }
 }
 
-/// The values that a model's graph needs beside its weights and tokens: the same in each run.
+/// Values that a model's graph needs in addition to its weights and tokens, and that are the same
+/// in each run.
 #[derive(Clone, Copy, Debug)]
 pub struct Constants {
     /// 0, 1, …: i32 `[context]`.
     pub positions: TensorId,
-    /// 0 where a token sees another one, minus infinity elsewhere: f16 `[context, context]`.
+    /// 0 if a token sees another one, else minus infinity: f16 `[context, context]`.
     pub mask: TensorId,
     /// Ones: f32 `[1, context · batch]`.
     pub ones: TensorId,
 }
 
-/// What a graph of a model is made of.
+/// Inputs for building a graph of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts<'a> {
-    /// What the model is made of.
+    /// Structure of the model.
     pub spec: &'a Spec,
-    /// Tokens of a text that are seen together.
+    /// Number of tokens of a text that are seen together.
     pub context: usize,
-    /// Texts.
+    /// Number of texts.
     pub batch: usize,
-    /// Weights by llama.cpp's names, and those of an adapter. Without an output matrix, the embedding is it, too.
+    /// Weights by llama.cpp's names, and those of an adapter. Without an output matrix, the
+    /// embedding table is used instead.
     pub weights: &'a BTreeMap<String, TensorId>,
-    /// What the products of the adapter are multiplied with: its alpha over its rank.
+    /// Factor of the adapter's products: its alpha divided by its rank.
     pub adapter_factor: f32,
-    /// The values that are the same in each run.
+    /// Values that are the same in each run.
     pub constants: Constants,
 }
 
-/// The inputs and results of a model's graph.
+/// Inputs and results of a model's graph.
 #[derive(Clone, Debug)]
 pub struct Forward {
     /// Token ids, text after text: i32 `[context · batch]`.
     pub tokens: TensorId,
-    /// For each token, where among all logits that of the next one is, `vocabulary · i + id`: i64 `[context · batch]`.
+    /// Index of the next token's logit among all logits, for each token, `vocabulary · i + id`: i64
+    /// `[context · batch]`.
     pub targets: TensorId,
-    /// What goes into the first layer and comes out of each one: f32 `[width, context · batch]`.
+    /// Input of the first layer, and result of each layer: f32 `[width, context · batch]`.
     pub layers: Vec<TensorId>,
-    /// f32 `[vocabulary, context · batch]`.
+    /// Logits: f32 `[vocabulary, context · batch]`.
     pub logits: TensorId,
     /// Cross entropy in nats per token, one element.
     pub loss: TensorId,
@@ -173,7 +178,7 @@ impl Forward {
     /// Appends a model and its loss to `graph`.
     ///
     /// # Errors
-    /// If a parameter is missing or operands do not fit.
+    /// Returns an error if a parameter is missing or operands do not match.
     pub fn append(graph: &mut Graph, parts: Parts<'_>) -> Result<Self> {
         let count = parts.context * parts.batch;
         let mut model = Builder {
@@ -219,11 +224,11 @@ impl Forward {
 struct Builder<'a> {
     graph: &'a mut Graph,
     parts: Parts<'a>,
-    /// What names of a layer's tensors begin with.
+    /// Prefix of the names of a layer's tensors.
     prefix: String,
 }
 
-/// The error for a part whose gradients are not known.
+/// Creates the error for a construct without known gradients.
 fn unknown<T>(part: &str) -> Result<T> {
     Err(Error::config(format!(
         "the model has {part}: it cannot be trained, nor an adapter of it"
@@ -256,7 +261,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The residual stream after a part of a layer.
+    /// Returns the residual stream after a sub-layer.
     fn part(&mut self, x: TensorId, part: &Part) -> Result<TensorId> {
         let normed = self.maybe_norm(x, &part.norm)?;
         let [branch] = &part.branches[..] else {
@@ -274,7 +279,8 @@ impl Builder<'_> {
         self.product(x, &format!("{}{}", self.prefix, linear.name))
     }
 
-    /// The product with the matrix of `part`, what the adapter adds to it, and the bias.
+    /// Returns the product with the matrix called `part`, including the adapter's change and the
+    /// bias.
     fn product(&mut self, x: TensorId, part: &str) -> Result<TensorId> {
         let name = format!("{part}.weight");
         let weights = self.weight(&name)?;
@@ -293,7 +299,8 @@ impl Builder<'_> {
         Ok(y)
     }
 
-    /// Splits rows into heads, `[head, tokens, heads, batch]`, and turns them by their positions if `attention` is given.
+    /// Splits rows into heads, `[head, tokens, heads, batch]`, and rotates them by their positions
+    /// if `turned_by` is set.
     fn heads(
         &mut self,
         x: TensorId,
@@ -359,7 +366,7 @@ impl Builder<'_> {
         self.linear(inner, &mlp.down)
     }
 
-    /// 1 for the next token of each, 0 for all others.
+    /// Returns 1 for the next token of each token, 0 for all others.
     fn labels(&mut self, logits: TensorId, targets: TensorId) -> Result<TensorId> {
         let shape = self.graph.tensor(logits).layout.shape();
         let zeros = self.graph.fill(logits, 0.0)?;

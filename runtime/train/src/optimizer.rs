@@ -8,27 +8,28 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "kind", deny_unknown_fields)]
 pub enum Optimizer {
-    /// AdamW: steps by the running mean of the gradient over the root of that of its square.
+    /// AdamW: steps by the running mean of the gradient divided by the root of the running mean of
+    /// its square.
     Adamw {
-        /// How much of the mean stays.
+        /// Decay of the running mean.
         #[serde(default = "beta1")]
         beta1: f32,
-        /// How much of the mean of squares stays.
+        /// Decay of the running mean of squares.
         #[serde(default = "beta2")]
         beta2: f32,
-        /// Added to the root.
+        /// Epsilon that is added to the root.
         #[serde(default = "eps")]
         eps: f32,
-        /// Share of the learning rate by which matrices shrink.
+        /// Fraction of the learning rate by which matrices decay.
         #[serde(default)]
         weight_decay: f32,
     },
     /// Gradient descent with momentum.
     Sgd {
-        /// How much of the last step's direction stays.
+        /// Fraction of the previous direction that is kept.
         #[serde(default)]
         momentum: f32,
-        /// Share of the learning rate by which matrices shrink.
+        /// Fraction of the learning rate by which matrices decay.
         #[serde(default)]
         weight_decay: f32,
     },
@@ -57,14 +58,14 @@ impl Default for Optimizer {
     }
 }
 
-/// The tensors of one parameter.
+/// Tensors of one parameter.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameter {
     /// The weights.
     pub weights: TensorId,
-    /// Their gradient.
+    /// Gradient of the weights.
     pub gradient: TensorId,
-    /// What the optimizer keeps: the running means.
+    /// Optimizer state: the running means.
     pub means: [TensorId; 2],
 }
 
@@ -101,7 +102,7 @@ impl Optimizer {
         }
     }
 
-    /// How many numbers the step operation takes.
+    /// Returns the number of values that the step operation takes.
     pub fn numbers(&self) -> usize {
         match self {
             Optimizer::Adamw { .. } => 7,
@@ -109,7 +110,8 @@ impl Optimizer {
         }
     }
 
-    /// The numbers for step `step`, counted from 0, at a learning rate; `decays` says whether these weights shrink.
+    /// Returns the values for step `step`, counted from 0, with a learning rate. Weight decay
+    /// applies if `decays` is set.
     pub fn values(&self, step: u64, rate: f32, decays: bool) -> Vec<f32> {
         let decay = |weight_decay| if decays { weight_decay } else { 0.0 };
         match *self {
@@ -138,7 +140,7 @@ impl Optimizer {
     /// Appends one step of a parameter; `numbers` is the tensor of [`values`](Self::values).
     ///
     /// # Errors
-    /// If operands do not fit.
+    /// Returns an error if operands do not match.
     pub fn append(
         &self,
         graph: &mut Graph,

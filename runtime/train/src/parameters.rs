@@ -36,10 +36,11 @@ pub(crate) fn scalar(scheduler: &mut Scheduler, id: TensorId) -> Result<f32> {
     Ok(f32::from_le_bytes(data))
 }
 
-/// What is read or written of a tensor at a time, in bytes: so much memory is there always.
+/// Number of bytes of a tensor that are read or written at a time: this much memory is always
+/// available.
 const PIECE: usize = 64 << 10;
 
-/// Memory for `bytes` bytes of a tensor, which may be refused.
+/// Allocates `bytes` bytes for a tensor, fallibly.
 pub(crate) fn buffer(bytes: usize) -> Result<Vec<u8>> {
     reserved(bytes).map(|mut buffer| {
         buffer.resize(bytes, 0);
@@ -60,7 +61,7 @@ fn reserved<T>(count: usize) -> Result<Vec<T>> {
     Ok(all)
 }
 
-/// Gives `each` the numbers of a stored tensor, some at a time.
+/// Calls `each` with the numbers of a stored tensor, some at a time.
 pub(crate) fn read_pieces(
     place: &TensorRef,
     mut each: impl FnMut(&[f32]) -> samite_core::Result<()>,
@@ -75,7 +76,7 @@ pub(crate) fn read_pieces(
     Ok(())
 }
 
-/// All numbers of a stored tensor.
+/// Reads all numbers of a stored tensor.
 pub(crate) fn read(tensor: &StoredTensor) -> Result<Vec<f32>> {
     let mut all = reserved(tensor.layout().shape().iter().product())?;
     read_pieces(tensor.tensor(), |piece| {
@@ -85,7 +86,7 @@ pub(crate) fn read(tensor: &StoredTensor) -> Result<Vec<f32>> {
     Ok(all)
 }
 
-/// Sets the elements of a stored tensor, some at a time, to values in their bytes.
+/// Sets the elements of a stored tensor, some at a time, to values given as bytes.
 pub(crate) fn write<const N: usize>(
     tensor: &StoredTensor,
     values: impl Iterator<Item = [u8; N]>,
@@ -135,13 +136,14 @@ pub(crate) fn initialize(parameters: &[Stored], seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// A normally distributed number (Box and Muller 1958).
+/// Returns a normally distributed number (Box and Muller 1958).
 fn normal(rng: &mut Rng) -> f32 {
     let radius = (-2.0 * (1.0 - rng.uniform()).ln()).sqrt();
     (radius * (2.0 * std::f64::consts::PI * rng.uniform()).cos()) as f32
 }
 
-/// Appends nodes that write the gradients of `ids` to where those of `parameters` are, or add them to what is there.
+/// Appends nodes that write the gradients of `ids` to the gradients of `parameters`, or add to
+/// them.
 pub(crate) fn store_gradients(
     graph: &mut Graph,
     gradients: &Gradients,
@@ -164,17 +166,18 @@ pub(crate) fn store_gradients(
     Ok(())
 }
 
-/// A graph that changes the weights.
+/// A graph that updates the weights.
 pub(crate) struct StepGraph {
     graph: Graph,
     optimizer: Optimizer,
-    /// The optimizer's numbers for matrices and for other weights.
+    /// Values of the optimizer for matrices and for other weights.
     numbers: [TensorId; 2],
     norm: TensorId,
 }
 
 impl StepGraph {
-    /// Steps by `optimizer`, whose gradients together are no longer than `clip`, if that is above 0.
+    /// Creates the graph for steps by `optimizer`. It limits the norm of all gradients together to
+    /// `clip`, if that is above 0.
     pub fn new(optimizer: Optimizer, clip: f32, parameters: &[Stored]) -> Result<Self> {
         let mut graph = Graph::new();
         let shape = [optimizer.numbers(), 1, 1, 1];
@@ -225,7 +228,8 @@ impl StepGraph {
         })
     }
 
-    /// Does step number `step`, counted from 0, at a learning rate. Returns the length of the gradient before it was limited.
+    /// Runs step `step`, counted from 0, with a learning rate. Returns the norm of the gradient
+    /// before it was clipped.
     pub fn run(
         &self,
         scheduler: &mut Scheduler,

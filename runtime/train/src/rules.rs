@@ -1,16 +1,18 @@
-//! The rules of differentiation: from the gradient of a node's result to that of one of its operands.
+//! The rules of differentiation: from the gradient of a node's result to that of one of its
+//! operands.
 
 use crate::error::{Error, Result};
 use samite_core::{DIMS, DType, Glu, Graph, Op, Shape, TensorId, Unary};
 use std::f32::consts::PI;
 
-/// Whether the result of `op` changes with the values of its operand `number`, where it changes smoothly at all.
+/// Returns whether the result of `op` depends on the values of its operand `number`, as far as it
+/// is differentiable.
 pub(crate) fn depends_on(op: &Op, number: usize) -> bool {
     match op {
-        // All of the destination is overwritten.
+        // The destination is overwritten completely.
         Op::Cpy => number == 0,
         Op::Fill { .. } | Op::ArgMax | Op::ArgSort { .. } | Op::TopK { .. } => false,
-        // Flat between the places where they jump.
+        // Constant between the points where they jump.
         Op::Unary(
             Unary::Sgn | Unary::Step | Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc,
         ) => false,
@@ -18,17 +20,17 @@ pub(crate) fn depends_on(op: &Op, number: usize) -> bool {
     }
 }
 
-/// A node whose result's gradient is known.
+/// A node with the gradient of its result.
 struct Rule<'g> {
     graph: &'g mut Graph,
-    /// The node.
+    /// Node.
     y: TensorId,
-    /// The gradient of its result.
+    /// Gradient of its result.
     g: TensorId,
 }
 
-/// Appends the gradient of operand `number` of node `y`, where `g` is the gradient of its result. The result [depends on](depends_on) that
-/// operand.
+/// Appends the gradient of operand `number` of node `y`, where `g` is the gradient of its result.
+/// The result must [depend on](depends_on) that operand.
 pub(crate) fn apply(
     graph: &mut Graph,
     y: TensorId,
@@ -72,7 +74,7 @@ pub(crate) fn apply(
             Ok(rule.graph.repeat(each, shape)?)
         }
         (Op::CumSum, 0) => {
-            // What comes after an element depends on it: the sum of all, less those before.
+            // All later elements depend on an element: the total minus the earlier ones.
             let total = rule.graph.sum_rows(g)?;
             let running = rule.graph.cumsum(g)?;
             let rest = rule.graph.sub(g, running)?;
@@ -106,7 +108,7 @@ pub(crate) fn apply(
             Ok(rule.graph.get_rows(g, numbers)?)
         }
         (Op::SetRows, 2) => {
-            // Rows that were overwritten have no influence.
+            // Overwritten rows have no influence.
             let (rows, numbers) = (rule.source(0)?, rule.source(1)?);
             let zeros = rule.graph.fill(rows, 0.0)?;
             let copy = rule.graph.dup(g)?;
@@ -261,7 +263,8 @@ impl Rule<'_> {
         self.summed(negative, 1)
     }
 
-    /// The part of the gradient that belongs to source `number`, from `start` on, without gaps.
+    /// Returns the part of the gradient that belongs to source `number`, starting at `start`,
+    /// without gaps.
     fn window(&mut self, start: Shape, number: usize) -> Result<TensorId> {
         let shape = self.shape(number)?;
         let g = self.contiguous(self.g)?;
@@ -280,7 +283,7 @@ impl Rule<'_> {
         self.window(start, number)
     }
 
-    /// Zeros of the source's shape, with the gradient in the window.
+    /// Returns zeros in the source's shape, with the gradient in the window.
     fn view(
         &mut self,
         shape: Shape,
@@ -298,7 +301,7 @@ impl Rule<'_> {
         Ok(zeros)
     }
 
-    /// With `s = sqrt(variance + eps)`: `(g - mean(g) - y mean(g y)) / s`.
+    /// Computes `(g - mean(g) - y mean(g y)) / s` with `s = sqrt(variance + eps)`.
     fn norm(&mut self, eps: f32) -> Result<TensorId> {
         let (x, y, g) = (self.source(0)?, self.y, self.g);
         let graph = &mut *self.graph;
@@ -317,7 +320,7 @@ impl Rule<'_> {
         Ok(graph.div(rest, deviation)?)
     }
 
-    /// `(g - y sum(g y)) / length`, where the second term is only there if the length is not the smallest one.
+    /// Computes `(g - y sum(g y)) / length`. The second term is zero if the length is the minimum.
     fn l2_norm(&mut self, eps: f32) -> Result<TensorId> {
         let (x, y, g) = (self.source(0)?, self.y, self.g);
         let graph = &mut *self.graph;
@@ -335,8 +338,9 @@ impl Rule<'_> {
         Ok(graph.div(rest, length)?)
     }
 
-    /// With `y = mul_mat(w, x)`: `dw = out_prod(x, g)` and `dx = out_prod(w, gᵀ)`. Blocks lie along the rows, the wrong way for
-    /// sums over them, so quantized weights are decoded first.
+    /// Computes `dw = out_prod(x, g)` and `dx = out_prod(w, gᵀ)` for `y = mul_mat(w, x)`. The
+    /// blocks of quantized weights are along the rows, which is the wrong direction for these sums,
+    /// so the weights are decoded first.
     fn mul_mat(&mut self, number: usize) -> Result<TensorId> {
         if number == 0 {
             let x = self.source(1)?;
@@ -352,7 +356,8 @@ impl Rule<'_> {
         Ok(self.graph.out_prod(w, turned)?)
     }
 
-    /// With `y = out_prod(a, b)`: `da = out_prod(g, bᵀ)`, and `dbᵀ` is the product of `a` and `g`.
+    /// Computes `da = out_prod(g, bᵀ)` for `y = out_prod(a, b)`, and `dbᵀ` as the product of `a`
+    /// and `g`.
     fn out_prod(&mut self, number: usize) -> Result<TensorId> {
         if number == 0 {
             let b = self.source(1)?;
@@ -365,7 +370,7 @@ impl Rule<'_> {
         Ok(self.graph.transpose(product)?)
     }
 
-    /// The part of the gradients of queries, keys and values, which one node computes.
+    /// Returns the gradient of queries, keys or values, which one node computes together.
     fn flash_attn(&mut self, op: Op, number: usize) -> Result<TensorId> {
         let Op::FlashAttn {
             scale,
@@ -400,7 +405,7 @@ impl Rule<'_> {
         Ok(self.graph.view(all, shape, strides, 4 * offset)?)
     }
 
-    /// Sums the gradient of a matrix over the consecutive batches that shared it: of source 0.
+    /// Sums the gradient of a matrix (source 0) over the consecutive batches that share it.
     fn summed_batches(&mut self, whole: TensorId) -> Result<TensorId> {
         let [n0, n1, a2, a3] = self.shape(0)?;
         let [_, _, b2, b3] = self.shape_of(whole);
@@ -419,8 +424,8 @@ impl Rule<'_> {
         Ok(self.graph.reshape(sum, [n0, n1, a2, a3])?)
     }
 
-    /// The gradient of a function of one element at `x`; `y` is its value there, if it is known. `h` is the gradient of the
-    /// value.
+    /// Returns the gradient of a function of one element at `x`; `y` is its value there, if it is
+    /// known, and `h` is the gradient of the value.
     fn unary(
         &mut self,
         function: Unary,
@@ -476,7 +481,7 @@ impl Rule<'_> {
         Ok(graph.mul(h, slope)?)
     }
 
-    /// `y = f(x) gate`: the gradients are `f'(x) gate g` and `f(x) g`.
+    /// Computes the gradients of `y = f(x) gate`: `f'(x) gate g` and `f(x) g`.
     fn glu(&mut self, kind: Glu, swapped: bool, number: usize) -> Result<TensorId> {
         let whole = self.source(0)?;
         let Some(gate) = self.optional(1) else {
@@ -547,11 +552,12 @@ impl Rule<'_> {
     }
 }
 
-/// What a gated unit computes.
+/// Function of a gated unit.
 enum Gated {
     /// `f(x) gate`.
     Unary(Unary),
-    /// `x sigmoid(alpha x) (gate + bias)`, where neither `x` nor the size of `gate` goes above a limit.
+    /// `x sigmoid(alpha x) (gate + bias)`, where a limit applies to `x` and to the magnitude of
+    /// `gate`.
     Limited { alpha: f32, limit: f32, bias: f32 },
 }
 
@@ -575,7 +581,8 @@ impl Gated {
     }
 }
 
-/// The slope of `x sigmoid(u)`, where `u` depends on `x` with slope `slope`: `s + x s (1 - s) u'`.
+/// Returns the slope of `x sigmoid(u)`, where `u` depends on `x` with slope `slope`: `s + x s (1 -
+/// s) u'`.
 fn logistic_slope(
     graph: &mut Graph,
     x: TensorId,
@@ -591,9 +598,10 @@ fn logistic_slope(
     Ok(graph.add(s, bend)?)
 }
 
-/// The slope of `x Φ(x)`, where Φ is the normal distribution: `Φ(x) + x exp(-x²/2) / sqrt(2π)`.
+/// Returns the slope of `x Φ(x)`, where Φ is the normal distribution: `Φ(x) + x exp(-x²/2) /
+/// sqrt(2π)`.
 fn gelu_erf_slope(graph: &mut Graph, x: TensorId) -> Result<TensorId> {
-    // Φ(|x|) is the function divided by |x|, which is kept away from 0.
+    // Φ(|x|) is the function divided by |x|, which is limited to avoid a division by 0.
     let size = graph.unary(x, Unary::Abs)?;
     let size = graph.clamp(size, 1e-30, f32::INFINITY)?;
     let value = graph.unary(size, Unary::GeluErf)?;

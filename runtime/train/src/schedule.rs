@@ -3,23 +3,23 @@
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// A learning rate that rises linearly to `rate` over the first `warmup` steps, then falls to `last_rate` along half a
-/// cosine.
+/// A learning rate that increases linearly to `rate` over the first `warmup` steps, and then
+/// decreases to `last_rate` along half a cosine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
-    /// The largest rate.
+    /// Maximum rate.
     pub rate: f32,
-    /// The rate of the last step; that of all steps after the warm-up if it is left out.
+    /// Rate of the last step. If it is missing, the rate stays constant after the warm-up.
     #[serde(default)]
     pub last_rate: Option<f32>,
-    /// Steps until the largest rate.
+    /// Number of steps until the maximum rate.
     #[serde(default)]
     pub warmup: u64,
 }
 
 impl Schedule {
-    /// The rate of step number `step` of `steps`, counted from 0.
+    /// Returns the rate of step `step` of `steps`, counted from 0.
     pub fn rate(&self, step: u64, steps: u64) -> f32 {
         if step < self.warmup {
             return self.rate * (step + 1) as f32 / self.warmup as f32;

@@ -1,4 +1,4 @@
-//! The training loop: it runs the graphs of batches and of steps.
+//! The training loop, which runs the graphs of batches and of steps.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -13,12 +13,12 @@ use samite_llm::arch::Spec;
 use samite_sched::{Options, Scheduler, Watch};
 use std::sync::Arc;
 
-/// What a step did.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
     /// Mean loss over the step's batches, in nats per token.
     pub loss: f32,
-    /// Length of the gradient of all weights together, before it was limited.
+    /// Norm of the gradient of all weights together, before it was clipped.
     pub gradient_norm: f32,
     /// Learning rate.
     pub rate: f32,
@@ -30,7 +30,7 @@ pub struct Trainer {
     scheduler: Scheduler,
     subject: Subject,
     evaluate: LossGraph,
-    /// Sets the gradients; adds to them.
+    /// Graphs that set the gradients, and that add to them.
     learn: [LossGraph; 2],
     change: StepGraph,
     step: u64,
@@ -47,11 +47,13 @@ impl std::fmt::Debug for Trainer {
 }
 
 impl Trainer {
-    /// A model with random weights. Layer `i` lies on device number `layers[i]`, everything else and missing ones on the first.
+    /// Creates a model with random weights. Layer `i` is on device `layers[i]`; other tensors, and
+    /// layers without an entry, are on the first device.
     ///
     /// # Errors
-    /// [`Error::Config`], also for a configuration of an adapter; if there is no device, a device has not enough memory or
-    /// cannot do something.
+    /// Returns [`Error::Config`] for an invalid configuration or one of an adapter. Also fails if
+    /// there is no device, or if a device does not have enough memory or does not support an
+    /// operation.
     pub fn new(
         config: Config,
         devices: Vec<Arc<dyn Device>>,
@@ -70,13 +72,15 @@ impl Trainer {
         Self::build(config, model.spec()?, None, parameters, devices, cancel)
     }
 
-    /// A random adapter of `base` that changes nothing yet. The model's weights stay as they are, whatever their type, but
-    /// must lie in their file's layout ([`ModelOptions::repack`](samite_llm::ModelOptions::repack) is off). Each pair lies on the
+    /// Creates a random adapter for `base`, which initially changes nothing. The model's weights do
+    /// not change, and may have any type, but must have their file's layout
+    /// ([`ModelOptions::repack`](samite_llm::ModelOptions::repack) is off). Each pair is on the
     /// device of its weight.
     ///
     /// # Errors
-    /// [`Error::Config`], also for a configuration of a model, for architectures that cannot be trained and targets that the
-    /// model does not have; if a device has not enough memory or cannot do something.
+    /// Returns [`Error::Config`] for an invalid configuration or one of a model, for architectures
+    /// that cannot be trained, and for targets that the model does not have. Also fails if a device
+    /// does not have enough memory or does not support an operation.
     pub fn for_adapter(config: Config, base: Arc<Model>, cancel: CancelToken) -> Result<Self> {
         config.check()?;
         let Some(lora) = &config.lora else {
@@ -88,7 +92,7 @@ impl Trainer {
         Self::build(config, spec, Some(base), parameters, devices, cancel)
     }
 
-    /// `parameters` are given with the numbers of their devices.
+    /// Builds the trainer; `parameters` come with the indices of their devices.
     fn build(
         config: Config,
         spec: Spec,
@@ -129,12 +133,12 @@ impl Trainer {
         })
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Steps done.
+    /// Returns the number of steps done.
     pub fn steps(&self) -> u64 {
         self.step
     }
@@ -147,26 +151,26 @@ impl Trainer {
         &self.subject.parameters
     }
 
-    /// The model that an adapter is trained for.
+    /// Returns the model that an adapter is trained for.
     pub fn base(&self) -> Option<&Arc<Model>> {
         self.subject.base.as_ref()
     }
 
-    /// The scheduler, for traces and plans.
+    /// Returns the scheduler, for traces and plans.
     pub fn scheduler_mut(&mut self) -> &mut Scheduler {
         &mut self.scheduler
     }
 
-    /// Number of weights that are learnt.
+    /// Returns the number of trained weights.
     pub fn weights(&self) -> usize {
         let elements = |p: &Stored| p.spec.shape.iter().product::<usize>();
         self.parameters().iter().map(elements).sum()
     }
 
-    /// The weights of parameter `name`.
+    /// Returns the weights of parameter `name`.
     ///
     /// # Errors
-    /// If there is no such parameter, or its memory cannot be read.
+    /// Returns an error if the parameter does not exist, or if its memory cannot be read.
     pub fn read(&mut self, name: &str) -> Result<Vec<f32>> {
         self.scheduler.synchronize()?;
         let known = self.parameters().iter().find(|p| p.spec.name == name);
@@ -175,12 +179,13 @@ impl Trainer {
         read(&known.weights)
     }
 
-    /// One step: as many batches as the configuration accumulates, each as many windows as it has in a batch, one after the
-    /// other. A window is the tokens of a context, and the one after it.
+    /// Runs one step with the configured number of batches, whose windows are concatenated in
+    /// `windows`. A window consists of the tokens of a context and the next one.
     ///
     /// # Errors
-    /// [`Error::Data`] for a wrong number of windows or tokens, or a token outside of the vocabulary; [`Error::Diverged`] if a
-    /// loss is not finite: then the weights are as before; if a device fails; when cancelled.
+    /// Returns [`Error::Data`] for a wrong number of windows or tokens, or a token outside the
+    /// vocabulary. Returns [`Error::Diverged`] if a loss is not finite; the weights are unchanged
+    /// then. Also fails if a device fails, or if it is cancelled.
     pub fn step(&mut self, windows: &[&[u32]]) -> Result<StepReport> {
         let training = self.config.training;
         if windows.len() != training.batch * training.accumulate {
@@ -210,10 +215,10 @@ impl Trainer {
         })
     }
 
-    /// The loss of some windows, a whole number of batches.
+    /// Measures the loss on some windows, a whole number of batches.
     ///
     /// # Errors
-    /// As [`step`](Self::step).
+    /// Fails like [`step`](Self::step).
     pub fn evaluate(&mut self, windows: &[&[u32]]) -> Result<Evaluation> {
         let batch = self.config.training.batch;
         if windows.is_empty() || !windows.len().is_multiple_of(batch) {
@@ -232,7 +237,7 @@ impl Trainer {
         Ok(Evaluation::of(&losses))
     }
 
-    /// Runs a batch node by node to find where the first number comes from that is not finite.
+    /// Runs a batch node by node to find the first result that is not finite.
     fn diverged(&mut self, loss: f32, batch: &[&[u32]]) -> Result<Error> {
         let work = &self.evaluate;
         work.write(&mut self.scheduler, batch)?;

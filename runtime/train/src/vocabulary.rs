@@ -1,24 +1,25 @@
-//! Training a tokenizer: byte pair encoding ([Sennrich et al. 2016](https://arxiv.org/abs/1508.07909)) in the form of a
-//! SentencePiece vocabulary with bytes for what it does not know.
+//! Training a tokenizer: byte pair encoding ([Sennrich et al.
+//! 2016](https://arxiv.org/abs/1508.07909)) in the form of a SentencePiece vocabulary with byte
+//! fallback.
 
 use crate::error::{Error, Result};
 use samite_gguf::{Metadata, StringArray};
 use samite_text::{Tokenizer, TokenizerModel, VocabData};
 use std::collections::BTreeMap;
 
-/// Stands for a space.
+/// Replacement for a space.
 const SPACE: char = '\u{2581}';
 
-/// Special tokens, then all bytes.
+/// Number of special tokens and bytes, which come first.
 const FIXED: usize = 3 + 256;
 
-/// Kinds of tokens, as files number them.
+/// Kinds of tokens, with the numbers in files.
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const BYTE: i32 = 6;
 
-/// A vocabulary: pieces of words, the more frequent the earlier.
+/// A vocabulary: pieces of words, the more frequent ones first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vocabulary {
     tokens: Vec<String>,
@@ -27,11 +28,12 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Learns a vocabulary of `size` tokens from `text`: first every letter, then again and again the pair of tokens that most
-    /// often follow each other in a word. The same for the same text.
+    /// Trains a vocabulary of `size` tokens on `text`: first all letters, then repeatedly the most
+    /// frequent pair of adjacent tokens within words. The result is deterministic.
     ///
     /// # Errors
-    /// [`Error::Config`] if `size` is too small for the letters of the text, or the text has not so many pairs.
+    /// Returns [`Error::Config`] if `size` is too small for the letters of the text, or if the text
+    /// has too few pairs.
     pub fn train(text: &str, size: usize) -> Result<Self> {
         let words = count_words(text);
         let mut letters: BTreeMap<char, u64> = BTreeMap::new();
@@ -60,7 +62,8 @@ impl Vocabulary {
                     *pairs.entry((pair[0], pair[1])).or_default() += count;
                 }
             }
-            // Of equally frequent pairs the one of earlier tokens, so that the result is one.
+            // Among equally frequent pairs, the one with earlier tokens applies, so that the result
+            // is deterministic.
             let best = pairs
                 .into_iter()
                 .max_by_key(|&(pair, count)| (count, std::cmp::Reverse(pair)));
@@ -89,7 +92,7 @@ impl Vocabulary {
         }
         let mut scores = vec![0.0; FIXED];
         for (rank, piece) in pieces.into_iter().enumerate() {
-            // Letters come into being last, so to speak: pairs are joined in the order of their scores.
+            // Letters get the lowest score, because pairs merge in the order of their scores.
             let score = if rank < letters {
                 -1e6
             } else {
@@ -106,20 +109,20 @@ impl Vocabulary {
         }
     }
 
-    /// How many tokens there are.
+    /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Whether there is no token, which does not happen.
+    /// Returns whether there are no tokens, which does not happen.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// The tokenizer of this vocabulary.
+    /// Returns the tokenizer of this vocabulary.
     ///
     /// # Errors
-    /// If it is refused, which would be a mistake.
+    /// Returns an error if the tokenizer rejects the vocabulary, which would be a bug.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let model = TokenizerModel::from_name("llama")?;
         let tokens = self.tokens.iter().map(|t| t.clone().into_bytes()).collect();
@@ -134,10 +137,10 @@ impl Vocabulary {
         Ok(Tokenizer::new(data)?)
     }
 
-    /// Writes the vocabulary into a model's metadata.
+    /// Writes the vocabulary to a model's metadata.
     ///
     /// # Errors
-    /// If a key cannot be set.
+    /// Returns an error if a key cannot be set.
     pub fn write(&self, metadata: &mut Metadata) -> Result<()> {
         let tokens: StringArray = self.tokens.iter().cloned().collect();
         metadata.set("tokenizer.ggml.model", "llama")?;
@@ -151,7 +154,8 @@ impl Vocabulary {
     }
 }
 
-/// How often each word comes, with the space before it. What is no letter is a word of its own.
+/// Counts the words, each with the space before it. Characters that are not letters form separate
+/// words.
 fn count_words(text: &str) -> BTreeMap<String, u64> {
     let mut words = BTreeMap::new();
     for line in text.lines() {
@@ -161,7 +165,7 @@ fn count_words(text: &str) -> BTreeMap<String, u64> {
                 *words.entry(std::mem::take(word)).or_default() += 1;
             }
         };
-        // As tokenizers do it, a space is put before the first word.
+        // Add a space before the first word, as tokenizers do.
         for letter in std::iter::once(' ').chain(line.chars()) {
             let in_word = letter.is_alphanumeric() || letter == '\'';
             let after_word = word.chars().any(|c| c != SPACE);
@@ -180,7 +184,7 @@ fn count_words(text: &str) -> BTreeMap<String, u64> {
     words
 }
 
-/// Replaces each pair in a word by the token `joined`.
+/// Replaces each occurrence of a pair in a word by the token `joined`.
 fn join(word: &mut Vec<usize>, (a, b): (usize, usize), joined: usize) {
     let (mut from, mut to) = (0, 0);
     while from < word.len() {

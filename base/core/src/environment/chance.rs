@@ -1,17 +1,18 @@
-//! Rare branches, taken on purpose.
+//! Fault injection: rare branches, taken on purpose.
 
 use std::fmt::Debug;
 
-/// Says whether code takes a branch that nothing demands.
+/// Decides whether code takes an optional branch.
 ///
-/// Some branches are right at any time but seldom needed: to forget a plan, to read a file in tiny pieces. Code offers them here by name,
-/// so that a simulation takes them often, in every state that the program can be in. (FoundationDB's name for it is *buggify*.)
+/// Some branches are always correct but rarely taken, such as forgetting a plan or reading a file
+/// in tiny pieces. Code offers them here by name, so that a simulation takes them often, in every
+/// state of the program. (FoundationDB calls this *buggify*.)
 pub trait Chance: Send + Sync + Debug {
-    /// Whether to take `branch` now.
+    /// Returns whether to take `branch` now.
     fn takes(&self, branch: &str) -> bool;
 }
 
-/// Takes no branch that nothing demands.
+/// Takes no optional branch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoChance;
 

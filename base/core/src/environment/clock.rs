@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// A point in time. The standard library's panics in browsers.
+/// A point in time. The standard library's type panics in browsers.
 #[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 pub use std::time::Instant;
 #[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
@@ -11,10 +11,10 @@ pub use web_time::Instant;
 
 /// A clock that never goes back.
 ///
-/// An [`Instant`] cannot be made from a number. So a simulated clock asks the system for one when it is made, and adds the time that
-/// passed in the simulation.
+/// An [`Instant`] cannot be made from a number. A simulated clock therefore takes one from the
+/// system at its creation, and adds the simulated time.
 pub trait Clock: Send + Sync + Debug {
-    /// Now.
+    /// Returns the current time.
     fn now(&self) -> Instant;
 
     /// Blocks the thread until `time` has passed on this clock.

@@ -1,4 +1,4 @@
-//! Files that are read past the page cache of the system.
+//! Files that are read without the system's page cache.
 
 use super::files::{File, regular_file};
 use memmap2::MmapMut;
@@ -7,21 +7,22 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Offsets, lengths and addresses have to be multiples of the size of a disk's block, which is at most this.
+/// Alignment of offsets, lengths and addresses. They must be multiples of the disk's block size,
+/// which is at most this.
 const BLOCK: usize = 4096;
 
-/// How much is read at a time, and two blocks for the ends.
+/// Bytes of one read, and one extra block at either end.
 const BUFFER: usize = (1 << 20) + 2 * BLOCK;
 
-/// A file that was opened with `O_DIRECT`.
+/// A file opened with `O_DIRECT`.
 #[derive(Debug)]
 struct DirectFile {
     file: std::fs::File,
-    /// Aligned memory for as many reads as there were at once.
+    /// Aligned buffers, at most one for each concurrent read so far.
     buffers: Mutex<Vec<MmapMut>>,
 }
 
-/// Opens a file, and tries whether it can be read.
+/// Opens a file, and tries to read it.
 pub(super) fn open(path: &Path) -> Result<Arc<dyn File>> {
     regular_file(path)?;
     let mut options = std::fs::OpenOptions::new();
@@ -30,7 +31,7 @@ pub(super) fn open(path: &Path) -> Result<Arc<dyn File>> {
         file,
         buffers: Mutex::default(),
     };
-    // Some file systems refuse no sooner than here.
+    // Some file systems refuse only the first read.
     if file.size()? > 0 {
         file.read_exact_at(&mut [0], 0)?;
     }
@@ -65,7 +66,7 @@ impl DirectFile {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 count => count?,
             };
-            // After a part of a block, the file's last, this reads the same part again.
+            // After a partial block, the last one of the file, this reads the same part again.
             let Some(read) = aligned[..count]
                 .get(skipped..)
                 .filter(|read| !read.is_empty())
@@ -129,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_is_no_file_of_a_disk_is_refused() {
-        // It is a regular file by name, of a file system without blocks.
+        // It looks like a regular file, but its file system has no blocks.
         assert!(open(Path::new("/proc/self/status")).is_err());
         let error = open(Path::new("/proc")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::IsADirectory);

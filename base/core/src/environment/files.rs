@@ -1,4 +1,4 @@
-//! Files that are read.
+//! Files for reading.
 
 use std::fmt::Debug;
 use std::io::{Error, ErrorKind, Result};
@@ -10,50 +10,52 @@ pub trait Files: Send + Sync + Debug {
     /// Opens a file for reading.
     ///
     /// # Errors
-    /// [`ErrorKind::IsADirectory`] for a directory, [`ErrorKind::NotSeekable`] for anything else that is no regular file, such as a pipe; or what
-    /// the system says.
+    /// [`ErrorKind::IsADirectory`] for a directory, [`ErrorKind::NotSeekable`] for anything else
+    /// that is not a regular file, such as a pipe. Otherwise the system's error.
     fn open(&self, path: &Path) -> Result<Arc<dyn File>>;
 
-    /// As [`open`](Self::open), but reading goes past the page cache of the system: for data that is read once, where the cache would only push
-    /// out something else.
+    /// Does what [`open`](Self::open) does, but bypasses the system's page cache. For data that is
+    /// read once, which would only evict other data from the cache.
     ///
     /// # Errors
-    /// As [`open`](Self::open); also where that is not possible.
+    /// As [`open`](Self::open), and if direct reading is not possible.
     fn open_direct(&self, _path: &Path) -> Result<Arc<dyn File>> {
         Err(ErrorKind::Unsupported.into())
     }
 }
 
-/// An open file. It may change, or become shorter, while it is open.
+/// An open file. It may change or get shorter while it is open.
 pub trait File: Send + Sync + Debug {
-    /// Its size in bytes, now.
+    /// Returns its current size in bytes.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn size(&self) -> Result<u64>;
 
-    /// Fills `buffer` from byte `offset` on. There is no position in the file, so that threads can read at the same time.
+    /// Fills `buffer` from byte `offset` on. The file has no position, so threads can read
+    /// concurrently.
     ///
     /// # Errors
-    /// [`ErrorKind::UnexpectedEof`] if the file ends before; or what the system says.
+    /// [`ErrorKind::UnexpectedEof`] if the file ends too early. Otherwise the system's error.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
 
-    /// Says that it will be read from the beginning to the end soon, so that the system reads ahead. A hint.
+    /// Hints that the file will soon be read from start to end, so that the system reads ahead.
     fn advise_in_order(&self) {}
 
-    /// The file of the operating system, if it is one, to map it into memory. Without one, files are read.
+    /// Returns the operating system's file, if it is one, so that it can be mapped into memory.
+    /// Other files are read.
     fn as_system_file(&self) -> Option<&std::fs::File> {
         None
     }
 }
 
-/// Returns true if the owner of a file is this user or root, so that no other user can have chosen
-/// its content. Always true on systems without such owners.
+/// Returns whether this user or root owns the file, so that no other user can have chosen its
+/// content. Always true on systems without owners.
 pub fn is_own(about: &std::fs::Metadata) -> bool {
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt;
-        // SAFETY: the function takes nothing and cannot fail.
+        // SAFETY: the function has no parameters and cannot fail.
         let user = unsafe { libc::geteuid() };
         [0, user].contains(&about.uid())
     }
@@ -80,7 +82,8 @@ impl Files for SystemFiles {
     }
 }
 
-/// Refuses everything but regular files. To be asked before opening: opening a pipe would wait for its other end.
+/// Refuses everything but regular files. Must be called before opening, because opening a pipe
+/// would wait for its other end.
 pub(super) fn regular_file(path: &Path) -> Result<()> {
     let about = std::fs::metadata(path)?;
     if about.is_dir() {
@@ -118,14 +121,14 @@ impl File for std::fs::File {
         Ok(())
     }
 
-    // The standard library reads at an offset on Unix and Windows only.
+    // The standard library reads at an offset only on Unix and Windows.
     #[cfg(not(any(unix, windows)))]
     fn read_exact_at(&self, _buffer: &mut [u8], _offset: u64) -> Result<()> {
         Err(ErrorKind::Unsupported.into())
     }
 
     fn advise_in_order(&self) {
-        // Reading works without.
+        // It is only a hint.
         let _ = advise_in_order(self);
     }
 
@@ -137,7 +140,7 @@ impl File for std::fs::File {
 #[cfg(target_os = "linux")]
 fn advise_in_order(file: &std::fs::File) -> Result<()> {
     use std::os::fd::AsRawFd;
-    // SAFETY: the descriptor is open as long as `file` is borrowed, and no memory is touched.
+    // SAFETY: the descriptor is open while `file` is borrowed, and the call does not touch memory.
     match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_SEQUENTIAL) } {
         0 => Ok(()),
         number => Err(Error::from_raw_os_error(number)),

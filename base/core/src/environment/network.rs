@@ -1,4 +1,4 @@
-//! Connections to other processes: for devices on other machines.
+//! Connections to other processes, for remote devices.
 
 use std::fmt::Debug;
 use std::io::{Error, ErrorKind, Read, Result, Write};
@@ -6,57 +6,61 @@ use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Makes connections: streams of bytes that arrive complete and in order, as TCP's do.
+/// Makes connections: byte streams that are complete and ordered, like TCP's.
 pub trait Network: Send + Sync + Debug {
     /// Connects to `address`, such as `host:port`.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] after `timeout`; or what the system says.
+    /// [`ErrorKind::TimedOut`] after `timeout`. Otherwise the system's error.
     fn connect(&self, address: &str, timeout: Duration) -> Result<Box<dyn Connection>>;
 
-    /// Waits for connections at `address`. Port 0 stands for any that is free.
+    /// Listens for connections at `address`. Port 0 selects any free port.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn listen(&self, address: &str) -> Result<Box<dyn Listener>>;
 }
 
 /// An address at which connections are accepted.
 pub trait Listener: Send + Sync + Debug {
-    /// The address, with the port that was chosen.
+    /// Returns the address, with the chosen port.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn address(&self) -> Result<String>;
 
     /// Waits for the next connection.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn accept(&self) -> Result<Box<dyn Connection>>;
 }
 
-/// A stream of bytes each way.
+/// A byte stream in each direction.
 pub trait Connection: Send + Debug {
-    /// Sends some of `bytes`, at least one, and returns how many.
+    /// Sends some of `bytes`, at least one, and returns their number.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if the other side takes none for longer than the [timeout](Connection::set_timeout); or what the system says.
+    /// [`ErrorKind::TimedOut`] if the peer accepts none for longer than the
+    /// [timeout](Connection::set_timeout). Otherwise the system's error.
     fn send(&mut self, bytes: &[u8]) -> Result<usize>;
 
-    /// Receives at least one byte, if `buffer` has room, and returns how many; 0 when the other side has closed.
+    /// Receives at least one byte, if `buffer` has room, and returns their number. 0 if the peer
+    /// has closed the connection.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if nothing comes for longer than the [timeout](Connection::set_timeout); or what the system says.
+    /// [`ErrorKind::TimedOut`] if nothing arrives for longer than the
+    /// [timeout](Connection::set_timeout). Otherwise the system's error.
     fn receive(&mut self, buffer: &mut [u8]) -> Result<usize>;
 
-    /// Sets how long [`send`](Connection::send) and [`receive`](Connection::receive) may wait. `None`, as at first, is for ever.
+    /// Sets the timeout of [`send`](Connection::send) and [`receive`](Connection::receive). `None`,
+    /// the default, waits forever.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] for a timeout of zero; or what the system says.
+    /// [`ErrorKind::InvalidInput`] for a timeout of zero. Otherwise the system's error.
     fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<()>;
 
-    /// Returns the address of the other side, if it is known.
+    /// Returns the peer's address, if known.
     fn peer(&self) -> Option<IpAddr> {
         None
     }
@@ -67,14 +71,15 @@ pub trait Connection: Send + Debug {
     }
 }
 
-/// A connection that another thread uses: to learn that its other side has left, or to end it.
+/// A connection handle for another thread, which detects that the peer has left, or closes the
+/// connection.
 pub trait ConnectionHandle: Send + Sync + Debug {
-    /// Returns true when the other side has closed its end. On Linux, that is seen behind bytes that
-    /// are unread. Takes no bytes and does not wait; no other thread may use the connection
+    /// Returns whether the peer has closed its end. On Linux, this works even if unread bytes are
+    /// pending. Consumes no bytes and does not wait. No other thread may use the connection
     /// meanwhile.
     fn has_left(&self) -> bool;
 
-    /// Closes both directions: calls that wait return, and later ones fail.
+    /// Closes both directions. Waiting calls return, and later ones fail.
     fn shut_down(&self);
 }
 
@@ -99,7 +104,8 @@ impl Network for SystemNetwork {
     }
 }
 
-/// Turns off Nagle's algorithm, which holds a small message back until more is sent: who waits for an answer sends nothing more.
+/// Turns off Nagle's algorithm, which delays a small message until more is sent. A peer that waits
+/// for a reply sends nothing more.
 fn connection(stream: TcpStream) -> Result<Box<dyn Connection>> {
     stream.set_nodelay(true)?;
     Ok(Box::new(stream))
@@ -145,12 +151,12 @@ impl ConnectionHandle for TcpStream {
     }
 
     fn shut_down(&self) {
-        // One that is closed already stays so.
+        // A closed connection stays closed.
         let _ = self.shutdown(Shutdown::Both);
     }
 }
 
-/// The event of a peer that has closed its end. Elsewhere, only the next byte tells.
+/// The event for a peer that has closed its end. On other systems, only the next read shows it.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const PEER_CLOSED: libc::c_short = libc::POLLRDHUP;
 #[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
@@ -165,7 +171,8 @@ fn has_left(stream: &TcpStream) -> bool {
         events: PEER_CLOSED,
         revents: 0,
     };
-    // SAFETY: the descriptor is open as long as `stream` is borrowed; one `pollfd` is written to.
+    // SAFETY: the descriptor is open while `stream` is borrowed, and the call writes only to one
+    // `pollfd`.
     if unsafe { libc::poll(&raw mut events, 1, 0) } > 0 {
         return true;
     }
@@ -173,7 +180,7 @@ fn has_left(stream: &TcpStream) -> bool {
         return false;
     }
     let mut byte = 0u8;
-    // SAFETY: the descriptor is open, and there is room for the one byte, which stays unread.
+    // SAFETY: the descriptor is open, and the buffer has room for the byte, which stays unread.
     let found = unsafe {
         let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
         libc::recv(fd, (&raw mut byte).cast(), 1, flags)
@@ -196,7 +203,8 @@ fn has_left(stream: &TcpStream) -> bool {
     has_left | stream.set_nonblocking(false).is_err()
 }
 
-/// Calls again after a signal. Unix reports a timeout as [`ErrorKind::WouldBlock`], Windows as [`ErrorKind::TimedOut`]: here it is always the latter.
+/// Repeats a call that a signal interrupted. Unix reports a timeout as [`ErrorKind::WouldBlock`],
+/// Windows as [`ErrorKind::TimedOut`]. This always reports the latter.
 fn retry(mut call: impl FnMut() -> Result<usize>) -> Result<usize> {
     loop {
         match call() {
@@ -244,7 +252,7 @@ mod tests {
         client.set_timeout(Some(SHORT)).unwrap();
         let silence = client.receive(&mut [0]).unwrap_err();
         assert_eq!(silence.kind(), ErrorKind::TimedOut);
-        // Nobody takes what is sent.
+        // The peer does not read.
         let full = loop {
             if let Err(error) = client.send(&[0; 1 << 16]) {
                 break error;

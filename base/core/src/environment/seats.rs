@@ -1,11 +1,12 @@
-//! Seats of a server: a limited number of connections, shared among client addresses.
+//! Connection limit of a server, shared fairly among client addresses.
 //!
-//! A connection takes its seat when it is accepted, before it has said anything. When all seats are
-//! taken, a connection that has done nothing makes room for a newcomer:
+//! A connection takes its seat when it is accepted, before it has sent anything. When all seats are
+//! taken, a connection without state makes room for a newcomer:
 //!
-//! - first one that has not greeted, of the address with the most of those;
-//! - then one that has greeted but holds nothing, of the address with the most of those, if that
-//!   is not the newcomer's address and has more seats than the newcomer's.
+//! - first a connection that has not greeted, of the address with the most such connections;
+//! - then a connection that has greeted but holds nothing, of the address with the most such
+//!   connections, provided that this is not the newcomer's address and that it has more seats than
+//!   the newcomer's.
 //!
 //! A connection that holds something never makes room.
 
@@ -35,7 +36,7 @@ pub struct Seats {
 
 #[derive(Debug, Default)]
 struct Taken {
-    /// The number of the next seat. Older seats have lower numbers.
+    /// Number of the next seat. Older seats have lower numbers.
     next: u64,
     seats: BTreeMap<u64, Occupant>,
 }
@@ -72,8 +73,9 @@ impl Seats {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a seat for a connection from `address`. When all are taken, another connection is shut
-    /// down through its handle to make room. Returns `None` if no connection has to make room.
+    /// Takes a seat for a connection from `address`. If all are taken, shuts down another
+    /// connection through its handle to make room. Returns `None` if no connection has to make
+    /// room.
     pub fn take(
         self: &Arc<Self>,
         address: Option<IpAddr>,
@@ -143,7 +145,7 @@ impl Taken {
 }
 
 impl Seat {
-    /// Says how far the connection has come.
+    /// Records the progress of the connection.
     pub fn set_stage(&self, stage: Stage) {
         if let Some(occupant) = self.seats.lock().seats.get_mut(&self.number) {
             occupant.stage = stage;
@@ -157,7 +159,8 @@ impl Drop for Seat {
     }
 }
 
-/// The part of an address that one client controls at least: of IPv6, networks of 64 bits.
+/// Returns the part of an address that one client controls at least. For IPv6 that is a 64-bit
+/// network.
 fn origin(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -186,7 +189,7 @@ mod tests {
         }
     }
 
-    /// A seat for `10.0.0.host`, and its line.
+    /// Takes a seat for `10.0.0.host` and returns it with its line.
     fn sit(seats: &Arc<Seats>, host: u8) -> Option<(Seat, Arc<Line>)> {
         let line = Arc::new(Line::default());
         let handle = Arc::clone(&line) as Arc<dyn ConnectionHandle>;
@@ -207,7 +210,7 @@ mod tests {
         all.push(sit(&seats, 4).unwrap());
         assert_eq!(cut(&all), [false, true, false, false, false]);
         assert_eq!(seats.taken(), 4);
-        // A seat that made room frees no other one.
+        // A seat that has made room does not free another one.
         drop(all.remove(1));
         assert_eq!(seats.taken(), 4);
         drop(all);

@@ -3,19 +3,21 @@
 use std::fmt::Debug;
 use std::num::NonZero;
 
-/// Runs several pieces of work at once.
+/// Runs several tasks concurrently.
 pub trait Threads: Send + Sync + Debug {
-    /// How many pieces the machine can run at once.
+    /// Returns how many tasks the machine can run concurrently.
     fn parallelism(&self) -> usize;
 
-    /// Calls `work` with every number below `count`, all at once or in any order, and returns when all are done. The calling thread takes part.
+    /// Calls `work` with every number below `count`, concurrently or in any order, and returns when
+    /// all calls are done. The calling thread takes part.
     ///
     /// # Panics
     /// If `work` panics.
     fn run_all(&self, count: usize, work: &(dyn Fn(usize) + Sync));
 }
 
-/// Threads of the operating system. Where it refuses one, the calling thread does that piece after its own.
+/// Threads of the operating system. If the system refuses one, the calling thread runs that task
+/// after its own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemThreads;
 

@@ -1,4 +1,4 @@
-//! Warnings whose cause a peer can repeat without end.
+//! Limit for warnings that a peer can trigger without end.
 
 use super::Instant;
 use std::sync::{Mutex, PoisonError};
@@ -18,7 +18,7 @@ struct State {
 }
 
 impl Throttle {
-    /// A throttle that passes one warning per `interval`.
+    /// Returns a throttle that passes one warning per `interval`.
     pub fn new(interval: Duration) -> Self {
         Throttle {
             interval,

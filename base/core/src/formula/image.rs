@@ -1,30 +1,32 @@
-//! Convolutions, pooling, scaling: elements of images and signals.
+//! Convolutions, pooling and scaling of images and signals.
 
 use super::{Elements, Shapes};
 use crate::op::{Interpolation, Op, Pool, Window};
 use std::ops::Range;
 
-/// Where element `k` of the kernel lies at place `o`, along dimension `d`; `None` in the padding.
+/// Returns the input index under kernel element `k` at output `o`, along dimension `d`. `None` in
+/// the padding.
 fn seen(window: &Window, d: usize, o: usize, k: usize, extent: usize) -> Option<usize> {
     let at = o * window.stride[d] as usize + k * window.dilation[d] as usize;
     at.checked_sub(window.padding[d] as usize)
         .filter(|&at| at < extent)
 }
 
-/// At which place of the kernel its element `k` lies on `at`, along dimension `d`.
+/// Returns the output index at which kernel element `k` lies on input `at`, along dimension `d`.
 fn place(window: &Window, d: usize, at: usize, k: usize, places: usize) -> Option<usize> {
     let stride = window.stride[d] as usize;
     let from = (at + window.padding[d] as usize).checked_sub(k * window.dilation[d] as usize)?;
     (from.is_multiple_of(stride) && from / stride < places).then_some(from / stride)
 }
 
-/// What a window of pooling has of `extent` elements: no more, however long it is.
+/// Returns the part of a pooling window that lies within `extent` elements, however long the window
+/// is.
 fn pooled(o: usize, stride: usize, padding: usize, kernel: usize, extent: usize) -> Range<usize> {
     let first = o * stride;
     first.saturating_sub(padding)..(first + kernel).saturating_sub(padding).min(extent)
 }
 
-/// Element `at` of the result.
+/// Returns element `at` of the result.
 pub fn element(op: &Op, shapes: &Shapes, at: [usize; 4], x: &impl Elements) -> f64 {
     let [i0, i1, i2, i3] = at;
     let [kernel, image, ..] = shapes.sources;
@@ -41,7 +43,8 @@ pub fn element(op: &Op, shapes: &Shapes, at: [usize; 4], x: &impl Elements) -> f
             w.zip(h).map_or(0.0, |(w, h)| x.get(1, [w, h, c, i3]))
         }
         Op::Im2Col { window, .. } => {
-            // A row is an image of height 1: with a padding above it, all that is read lies in that.
+            // A row is an image of height 1. If there is padding above it, all that is read lies in
+            // the padding.
             let w = seen(window, 0, i1, i0 % k0, image[0]);
             let h = seen(window, 1, 0, 0, 1);
             w.zip(h).map_or(0.0, |(w, _)| x.get(1, [w, i0 / k0, i2, 0]))
@@ -241,7 +244,8 @@ pub fn element(op: &Op, shapes: &Shapes, at: [usize; 4], x: &impl Elements) -> f
     }
 }
 
-/// An element of a scaled image. Positions are computed in f32, as ggml does: which neighbours are taken depends on their rounding.
+/// Returns an element of a scaled image. Computes positions in f32 like ggml, because their
+/// rounding decides which neighbours are used.
 fn upscale(
     shapes: &Shapes,
     at: [usize; 4],
@@ -269,7 +273,7 @@ fn upscale(
     match interpolation {
         Interpolation::Nearest => x.get(0, [nearest(0), nearest(1), nearest(2), nearest(3)]),
         Interpolation::Bilinear if antialias => {
-            // The weights of a triangle, as wide as the distance of the result's elements.
+            // Weights of a triangle filter, as wide as the distance between elements of the result.
             let weights = |d: usize| {
                 let center = (at[d] as f32 + offset) / scale[d];
                 let support = (1.0 / scale[d]).max(1.0);
@@ -320,7 +324,7 @@ fn upscale(
     }
 }
 
-/// Weights of four neighbours of a place that is `t` behind the second one.
+/// Returns the weights of four neighbours for a position `t` after the second one.
 fn cubic(t: f64) -> [f64; 4] {
     const A: f64 = -0.75;
     let near = |t: f64| ((A + 2.0) * t - (A + 3.0)) * t * t + 1.0;

@@ -1,9 +1,10 @@
-//! Recurrences of linear attention: a matrix for each head and sequence, which lies in the result behind what tokens get.
+//! Recurrences of linear attention, with a matrix state per head and sequence. In the result, the
+//! states follow the outputs of the tokens.
 
 use super::{Elements, Shapes};
 use crate::op::Op;
 
-/// The source with the matrices at the beginning.
+/// Returns the source with the initial matrices.
 fn state_source(op: &Op) -> usize {
     match op {
         Op::RwkvWkv6 => 5,
@@ -12,13 +13,13 @@ fn state_source(op: &Op) -> usize {
     }
 }
 
-/// Heads times sequences, times the parts of a matrix that do not depend on each other.
+/// Returns the number of heads times sequences, times the rows or columns of a matrix.
 pub fn units(op: &Op, shapes: &Shapes) -> usize {
     let [size, heads, ..] = shapes.sources[0];
     size * heads * shapes.sources[state_source(op)][1]
 }
 
-/// One row (RWKV-7) or column of the matrix of one head of one sequence.
+/// Computes one row (RWKV-7) or column of the matrix of one head of one sequence.
 pub fn compute(op: &Op, shapes: &Shapes, unit: usize, x: &mut impl Elements) {
     let [size, heads, all_tokens, _] = shapes.sources[0];
     let first_state = state_source(op);
@@ -27,7 +28,7 @@ pub fn compute(op: &Op, shapes: &Shapes, unit: usize, x: &mut impl Elements) {
     let (head, sequence) = (unit % heads, unit / heads);
     let tokens = all_tokens / sequences;
     let width = size * heads;
-    // Element (i, j) of the matrix, in the result and in the source.
+    // Position of element (i, j) of the matrix, in the result and in the source.
     let flat = |i: usize, j: usize| head * size * size + i * size + j;
     let place = |i: usize, j: usize| {
         let at = flat(i, j);
@@ -55,7 +56,7 @@ pub fn compute(op: &Op, shapes: &Shapes, unit: usize, x: &mut impl Elements) {
             x.put(out(i), sum);
             continue;
         }
-        // All that is read of a column of the matrix is read before it is written.
+        // Each column of the matrix is read completely before it is written.
         let j = part;
         for i in 0..size {
             let old = before(x, i, j);

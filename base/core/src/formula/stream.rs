@@ -2,7 +2,7 @@
 
 use super::{Elements, Shapes};
 
-/// One column of `A⁻¹ B`, from the top down.
+/// Computes one column of `A⁻¹ B`, from the top down.
 pub fn solve(shapes: &Shapes, unit: usize, x: &mut impl Elements) {
     let [columns, n, n2, _] = shapes.result;
     let (column, i2, i3) = (unit % columns, unit / columns % n2, unit / (columns * n2));
@@ -15,7 +15,7 @@ pub fn solve(shapes: &Shapes, unit: usize, x: &mut impl Elements) {
     }
 }
 
-/// How much key `at[0]` matters for token `at[1]`.
+/// Returns the score of key `at[0]` for token `at[1]`.
 pub fn score(shapes: &Shapes, [key, token, _, batch]: [usize; 4], x: &impl Elements) -> f64 {
     let [size, heads, ..] = shapes.sources[0];
     let masks = shapes.sources[3][3].max(1);
@@ -29,10 +29,10 @@ pub fn score(shapes: &Shapes, [key, token, _, batch]: [usize; 4], x: &impl Eleme
     sum + x.get(3, [key, token, 0, batch % masks])
 }
 
-/// Streams that are mixed.
+/// Number of residual streams that are mixed.
 const STREAMS: usize = 4;
 
-/// The mixing matrix of one token.
+/// Computes the mixing matrix of one token.
 pub fn comb(token: usize, eps: f64, iterations: usize, x: &mut impl Elements) {
     let mut m = [[0.0; STREAMS]; STREAMS]; // [from][to]
     for (from, row) in m.iter_mut().enumerate() {
@@ -66,7 +66,7 @@ pub fn comb(token: usize, eps: f64, iterations: usize, x: &mut impl Elements) {
     }
 }
 
-/// The sum of weighted streams.
+/// Returns the sum of weighted streams.
 pub fn pre(
     shapes: &Shapes,
     [i, token, ..]: [usize; 4],
@@ -87,7 +87,7 @@ pub fn pre(
     scale * sum
 }
 
-/// What a stream becomes.
+/// Returns an element of an updated stream.
 pub fn post(shapes: &Shapes, [i, to, token, _]: [usize; 4], x: &impl Elements) -> f64 {
     let own = x.get(0, [i, token, 0, 0]) * x.get(2, [to, token, 0, 0]);
     let residual = |from| x.get(1, [i, from, token, 0]);

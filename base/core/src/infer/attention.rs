@@ -1,4 +1,4 @@
-//! Attention and what it is made of: softmax and rotary positions.
+//! Attention and its parts: softmax and rotary positions.
 
 use super::{Check, FLOATS};
 use crate::dtype::DType;
@@ -124,7 +124,8 @@ pub(super) fn flash_attn_back(c: &Check<'_>) -> Result<Layout> {
     c.result(DType::F32, [elements, 1, 1, 1])
 }
 
-/// Source `first` queries, and the next ones keys, values and, if there is one, the mask; the layout of the attention's result.
+/// Checks queries in source `first`, then keys, values and the optional mask. Returns the layout of
+/// the attention's result.
 fn attention(c: &Check<'_>, first: usize) -> Result<Layout> {
     let (q, k, v) = (c.source(first)?, c.source(first + 1)?, c.source(first + 2)?);
     let ([d, tokens, heads, batch], [kd, kv, k_heads, k_batch], [dv, v_kv, v_heads, v_batch]) =

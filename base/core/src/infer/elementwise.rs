@@ -1,4 +1,4 @@
-//! Operations on each element.
+//! Element-wise operations.
 
 use super::{Check, FLOATS};
 use crate::dtype::DType;
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::layout::Layout;
 use crate::op::Glu;
 
-/// Two operands of which the second repeats to the shape of the first.
+/// Checks two operands. The second repeats to the shape of the first.
 pub(super) fn binary(c: &Check<'_>) -> Result<Layout> {
     let (a, b) = (c.source(0)?, c.source(1)?);
     c.is(0, "source 0", FLOATS)?;
@@ -18,7 +18,7 @@ pub(super) fn binary(c: &Check<'_>) -> Result<Layout> {
     c.like(a)
 }
 
-/// A function of each element of floats.
+/// Checks the operand of an element-wise function of floats.
 pub(super) fn each(c: &Check<'_>) -> Result<Layout> {
     c.is(0, "source 0", FLOATS)?;
     c.like(c.source(0)?)

@@ -6,11 +6,11 @@ use crate::error::Result;
 use crate::layout::{DIMS, Layout, Shape};
 use crate::op::{Op, Pool, Window};
 
-/// Longest extent that a convolution may have: sums of such do not overflow.
+/// Maximum extent of a convolution. Sums of such extents do not overflow.
 const LONGEST: usize = i32::MAX as usize;
 
 impl Check<'_> {
-    /// Sources `sources` are f32.
+    /// Checks that `sources` are f32.
     fn all_f32(&self, sources: std::ops::Range<usize>) -> Result<()> {
         for index in sources {
             self.is(index, "what it computes with", &[DType::F32])?;
@@ -25,14 +25,15 @@ impl Check<'_> {
         )
     }
 
-    /// The shapes of a kernel, f32 or f16, and of what it is applied to, f32.
+    /// Returns the shapes of a kernel (f32 or f16) and of its input (f32).
     fn kernel_and_image(&self) -> Result<(Shape, Shape)> {
         self.is(0, "the kernel", &[DType::F32, DType::F16])?;
         self.all_f32(1..2)?;
         Ok((self.source(0)?.shape(), self.source(1)?.shape()))
     }
 
-    /// Places of a kernel of `k` elements along dimension `d` of `extent` elements.
+    /// Returns the number of output positions of a kernel of `k` elements along dimension `d` of
+    /// `extent` elements.
     fn places(&self, window: &Window, d: usize, extent: usize, k: usize) -> Result<usize> {
         let (stride, padding, dilation) = (
             i128::from(window.stride[d]),
@@ -167,7 +168,7 @@ pub(super) fn formula(c: &Check<'_>) -> Result<Layout> {
     }
 }
 
-/// Source 1 in a window of source 0.
+/// Checks source 1 in a window of source 0.
 fn window(
     c: &Check<'_>,
     strides: [usize; DIMS - 1],
@@ -186,7 +187,7 @@ fn window(
         .iter()
         .chain([&offset])
         .all(|n| n.is_multiple_of(size));
-    // Each dimension steps over all of those before it, so that no two elements are one.
+    // Each dimension steps over all previous ones, so all elements are distinct.
     let steps = (1..DIMS).all(|dim| {
         let extent = part.shape()[dim - 1];
         part.shape()[dim] == 1
@@ -218,7 +219,8 @@ fn indexer(c: &Check<'_>) -> Result<Layout> {
     c.result(DType::F32, [kv, tokens, 1, batch])
 }
 
-/// Queries, keys and so on, and the matrices in source `state`; source `bonus` has no tokens.
+/// Checks queries, keys and so on, and the matrices in source `state`. Source `bonus` has no token
+/// dimension.
 fn recurrence(c: &Check<'_>, state: usize, bonus: Option<usize>) -> Result<Layout> {
     c.all_f32(0..state + 1)?;
     let [size, heads, tokens, one] = c.source(0)?.shape();
@@ -244,7 +246,7 @@ fn recurrence(c: &Check<'_>, state: usize, bonus: Option<usize>) -> Result<Layou
         sequences > 0 && tokens > 0 && tokens.is_multiple_of(sequences),
         "sequences differ in length",
     )?;
-    // The matrices are there already, so that this does not overflow.
+    // The matrices exist already, so this does not overflow.
     c.result(DType::F32, [size * heads, tokens + size * sequences, 1, 1])
 }
 
@@ -416,7 +418,7 @@ fn pooled(c: &Check<'_>, _: Pool) -> Result<Shape> {
     Ok(c.source(0)?.shape())
 }
 
-/// Windows of `kernel` elements along `extent`.
+/// Returns the number of windows of `kernel` elements along `extent`.
 fn pool_places(
     c: &Check<'_>,
     extent: usize,

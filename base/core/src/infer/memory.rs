@@ -1,11 +1,11 @@
-//! Copies, new shapes and views.
+//! Copies, reshapes and views.
 
 use super::Check;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::layout::{DIMS, Layout, Shape};
 
-/// The same elements in new memory.
+/// Returns the layout of a copy.
 pub(super) fn copy(c: &Check<'_>) -> Result<Layout> {
     c.like(c.source(0)?)
 }

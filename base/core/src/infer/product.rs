@@ -55,7 +55,7 @@ pub(super) fn mul_mat_id(c: &Check<'_>) -> Result<Layout> {
     c.result(DType::F32, [m, used, tokens, 1])
 }
 
-/// Whether the matrices of source 0, not transposed, repeat over those of source 1.
+/// Checks that the matrices of source 0, not transposed, repeat over those of source 1.
 fn repeats_over_batches(c: &Check<'_>, a: &Layout, b: &Layout) -> Result<()> {
     let ([_, _, a2, a3], [_, _, b2, b3]) = (a.shape(), b.shape());
     c.ensure(

@@ -1,11 +1,11 @@
-//! Operations on rows: norms, sums, orders, rows by number.
+//! Operations on rows: norms, sums, sorting, rows by number.
 
 use super::{Check, FLOATS};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::layout::{DIMS, Layout};
 
-/// Norms of rows.
+/// Checks the norm of rows.
 pub(super) fn norm(c: &Check<'_>, eps: f32) -> Result<Layout> {
     c.is(0, "source 0", &[DType::F32])?;
     c.ensure(eps >= 0.0, "eps is negative or not a number")?;
@@ -22,7 +22,7 @@ pub(super) fn sum(c: &Check<'_>) -> Result<Layout> {
     c.result(c.source(0)?.dtype(), [1; DIMS])
 }
 
-/// One number for each row.
+/// Returns the layout of one number per row.
 pub(super) fn sum_rows(c: &Check<'_>) -> Result<Layout> {
     c.is(0, "source 0", &[DType::F32])?;
     let [_, n1, n2, n3] = c.source(0)?.shape();

@@ -1,4 +1,4 @@
-//! Shapes and types of results, and what is refused.
+//! Shapes and types of results, and rejected operands.
 
 use super::*;
 use crate::layout::shape;
@@ -134,7 +134,8 @@ fn rope_by_several_positions() {
     }
 }
 
-/// Which position turns each pair, written down by hand from what ggml documents: `t`, `h`, `w` and `e`.
+/// Checks which position rotates each pair, written by hand from ggml's documentation: `t`, `h`,
+/// `w` and `e`.
 #[test]
 fn pairs_take_their_positions() {
     let turns = |mode, dims: usize| {
@@ -153,7 +154,7 @@ fn pairs_take_their_positions() {
     assert_eq!((&*axes, &steps), ("ttthhwwe", &whole));
     let (axes, steps) = turns(RopeMode::Interleaved { sections }, 16);
     assert_eq!((&*axes, &steps), ("thwthwte", &whole));
-    // Fewer pairs in the sections than in the head: they begin again.
+    // The sections have fewer pairs than the head, so they start again.
     let (axes, _) = turns(
         RopeMode::Multi {
             sections: [1, 1, 1, 0],
@@ -181,12 +182,12 @@ fn glu_with_one_and_two_sources() {
     assert!(err(op, &[&f(&[7, 3])]).contains("halves"));
 }
 
-/// Operands as the graphs of real models have them, which must not be refused.
+/// Checks operands as they occur in graphs of real models, which must be accepted.
 #[test]
 fn what_models_need_is_accepted() {
     use DType::*;
     let rope = Op::Rope(Rope::new(64, RopeMode::Neox, 10000.0));
-    // Queries inside of rows that hold keys and values, too: gaps between tokens.
+    // Queries in rows that also hold keys and values: gaps between tokens.
     let fused = Layout::strided(F32, [64, 16, 5, 1], [4, 256, 24 * 256, 5 * 24 * 256]).unwrap();
     ok(rope, &[&fused, &t(I32, &[5])]);
     ok(rope, &[&fused, &t(I32, &[5]), &f(&[32])]);
@@ -264,7 +265,7 @@ fn what_models_need_is_accepted() {
     ok(swiglu, &[&halves, &halves]);
     ok(Op::Cpy, &[&turned, &t(F16, &[40])]);
     ok(Op::Cast { dtype: F16 }, &[&turned]);
-    // Chosen experts: a window into a sorted row.
+    // Selected experts: a window into a sorted row.
     let chosen = Layout::strided(I32, [2, 5, 1, 1], [4, 32, 160, 160]).unwrap();
     let expert = Op::MulMatId {
         precision: Precision::Default,
@@ -276,7 +277,7 @@ fn what_models_need_is_accepted() {
         );
     }
     ok(Op::AddId, &[&f(&[16, 2, 5]), &f(&[16, 8]), &chosen]);
-    // Empty batches are tensors, too.
+    // Empty batches are also tensors.
     ok(Op::RmsNorm { eps: 1e-6 }, &[&f(&[64, 0])]);
     ok(MUL_MAT, &[&t(Q4_0, &[64, 7]), &f(&[64, 0])]);
     ok(

@@ -1,4 +1,4 @@
-//! Gradients, losses and steps of optimizers.
+//! Gradients, losses and optimizer steps.
 
 use super::Check;
 use crate::dtype::DType;
@@ -46,7 +46,8 @@ pub(super) fn cross_entropy_loss_back(c: &Check<'_>) -> Result<Layout> {
     logits_and_labels(c, 1)
 }
 
-/// A gradient and one more operand of the same shape, f32; so is the result.
+/// Checks a gradient and one more operand of the same shape, both f32. The result has the same
+/// layout.
 pub(super) fn gradient_of_rows(c: &Check<'_>) -> Result<Layout> {
     c.is(0, "the gradient", &[DType::F32])?;
     c.is(1, "source 1", &[DType::F32])?;
@@ -58,7 +59,8 @@ pub(super) fn gradient_of_rows(c: &Check<'_>) -> Result<Layout> {
     c.like(gradient)
 }
 
-/// Source `first` logits and the next one labels; the layout of a gradient of the logits.
+/// Checks logits in source `first` and labels in the next one. Returns the layout of a gradient of
+/// the logits.
 fn logits_and_labels(c: &Check<'_>, first: usize) -> Result<Layout> {
     c.is(first, "the logits", &[DType::F32])?;
     c.is(first + 1, "the labels", &[DType::F32])?;
@@ -74,7 +76,8 @@ fn logits_and_labels(c: &Check<'_>, first: usize) -> Result<Layout> {
     c.like(logits)
 }
 
-/// Weights and, up to source `parameters`, what belongs to them; there, `count` numbers. The layout of the weights.
+/// Checks weights, tensors of the same shape up to source `parameters`, and `count` numbers there.
+/// Returns the layout of the weights.
 pub(super) fn step(c: &Check<'_>, parameters: usize, count: usize) -> Result<Layout> {
     let weights = c.source(0)?;
     for index in 0..parameters {

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Makes an enumeration of functions from a table: a name for each, and parameters with sample values.
+/// Defines an enumeration of functions from a table with a name for each, and parameters with
+/// sample values.
 macro_rules! functions {
     (
         $(#[$type_doc:meta])* $type:ident, $all:literal;
@@ -12,7 +13,6 @@ macro_rules! functions {
         )*
     ) => {
         $(#[$type_doc])*
-        ///
         /// Parameters are compared bit by bit.
         #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
         pub enum $type {
@@ -42,7 +42,7 @@ macro_rules! functions {
             #[doc = $all]
             pub const ALL: [$type; [$($name),*].len()] = [$($type::$kind $({ $($field: $sample),* })?),*];
 
-            /// ggml's name.
+            /// Returns ggml's name.
             pub fn name(self) -> &'static str {
                 match self {
                     $($type::$kind { .. } => $name,)*
@@ -58,7 +58,7 @@ functions! {
     Unary, "One of each, with sample parameters where there are any: for tables and tests.";
 
     Abs => "abs";
-    /// -1, 0 or 1.
+    /// Sign: -1, 0 or 1.
     Sgn => "sgn";
     Neg => "neg";
     /// 1 where the element is positive, else 0.
@@ -68,7 +68,7 @@ functions! {
     Elu => "elu";
     Relu => "relu";
     Sigmoid => "sigmoid";
-    /// The approximation with tanh.
+    /// GELU, approximated with tanh.
     Gelu => "gelu";
     /// `x * sigmoid(1.702 x)`.
     GeluQuick => "gelu_quick";
@@ -82,10 +82,11 @@ functions! {
     ExpM1 => "expm1";
     /// `log(1 + exp(x))`; the identity above 20.
     SoftPlus => "softplus";
-    /// The definition with the error function.
+    /// GELU, defined with the error function.
     GeluErf => "gelu_erf";
-    /// Expanded integral of the ELU ([Huang 2024](https://arxiv.org/abs/2411.13010)), with parameters as ggml stores
-    /// them: `alpha_n` already holds `beta + softplus(·)`, `alpha_p` `softplus(·)`.
+    /// Expanded integral of the ELU ([Huang 2024](https://arxiv.org/abs/2411.13010)), with
+    /// parameters as ggml stores them: `alpha_n` already holds `beta + softplus(·)`, `alpha_p`
+    /// `softplus(·)`.
     Xielu {
         alpha_n: 4.0,
         alpha_p: 20.0,
@@ -94,7 +95,7 @@ functions! {
     } => "xielu";
     Floor => "floor";
     Ceil => "ceil";
-    /// To the nearest integer, halves away from zero.
+    /// Rounds to the nearest integer, halves away from zero.
     Round => "round";
     Trunc => "trunc";
 }
@@ -103,13 +104,14 @@ functions! {
     /// Gated linear units, numbered as ggml's.
     Glu, "One of each, with the usual parameters: for tables and tests.";
 
-    /// `relu(x) * g`
+    /// `relu(x) * g`.
     Reglu => "reglu";
     /// `gelu(x) * g`, with tanh.
     Geglu => "geglu";
-    /// `silu(x) * g`
+    /// `silu(x) * g`.
     Swiglu => "swiglu";
-    /// gpt-oss: `x' = min(x, limit)`, `g' = clamp(g, -limit, limit)`: `x' * sigmoid(alpha * x') * (1 + g')`.
+    /// Function of gpt-oss: `x' * sigmoid(alpha * x') * (1 + g')`, where `x' = min(x, limit)` and
+    /// `g' = clamp(g, -limit, limit)`.
     SwigluOai {
         /// Steepness of the sigmoid.
         alpha: 1.702,
@@ -118,9 +120,9 @@ functions! {
     } => "swiglu_oai";
     /// `gelu(x) * g`, with the error function.
     GegluErf => "geglu_erf";
-    /// `gelu_quick(x) * g`
+    /// `gelu_quick(x) * g`.
     GegluQuick => "geglu_quick";
-    /// `silu(x') * g'` with `x' = min(x, limit)`, `g' = clamp(g, -limit, limit)`.
+    /// `silu(x') * g'`, where `x' = min(x, limit)` and `g' = clamp(g, -limit, limit)`.
     SwigluClamp {
         /// Limit of both halves.
         limit: 7.0,

@@ -1,4 +1,4 @@
-//! The types of parameters: how each is printed, and how it is written so that it comes back exactly.
+//! Parameter types: how each is printed, and how it is serialised exactly.
 
 use super::{Glu, Unary};
 use crate::dtype::DType;
@@ -8,22 +8,22 @@ use std::fmt::Debug;
 
 /// A type of parameters of operations.
 pub(super) trait Parameter: Debug + PartialEq + Serialize + DeserializeOwned {
-    /// Whether both are the same bit by bit.
+    /// Returns whether both are equal bit by bit.
     fn is_same(&self, other: &Self) -> bool {
         self == other
     }
 
-    /// Adds what is to be printed, if anything, to `list`: a name and a value.
+    /// Adds the name and value to print, if any, to `list`.
     fn list(&self, name: &'static str, list: &mut Vec<(&'static str, String)>) {
         list.push((name, format!("{self:?}")));
     }
 
-    /// As [`Serialize`], but exact.
+    /// Serialises like [`Serialize`], but exactly.
     fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.serialize(serializer)
     }
 
-    /// As [`Deserialize`], but exact.
+    /// Deserialises like [`Deserialize`], but exactly.
     fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::deserialize(deserializer)
     }
@@ -83,12 +83,12 @@ impl Parameter for Rope {
     }
 }
 
-/// The name of the operation is that of the function.
+/// The operation's name is the function's name.
 impl Parameter for Unary {
     fn list(&self, _: &'static str, _: &mut Vec<(&'static str, String)>) {}
 }
 
-/// The name of the operation is that of the function.
+/// The operation's name is the function's name.
 impl Parameter for Glu {
     fn list(&self, _: &'static str, _: &mut Vec<(&'static str, String)>) {}
 }
@@ -102,7 +102,7 @@ impl<T: Parameter> PartialEq for Bits<'_, T> {
     }
 }
 
-/// For `#[serde(with)]` in the table: parameters come back bit by bit, NaN and -0 included.
+/// For `#[serde(with)]` in the table: parameters round-trip bit by bit, including NaN and -0.
 pub(super) fn serialize<T: Parameter, S: Serializer>(
     x: &T,
     serializer: S,
@@ -116,7 +116,7 @@ pub(super) fn deserialize<'de, T: Parameter, D: Deserializer<'de>>(
     T::read(deserializer)
 }
 
-/// Least precision that a product must be accumulated in. A device may always do better.
+/// Minimum precision of the accumulation of a product. A device may always use a higher one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Precision {
@@ -130,16 +130,18 @@ pub enum Precision {
     Q4,
 }
 
-/// Parameters of rotary position embedding with YaRN scaling ([Peng et al. 2023](https://arxiv.org/abs/2309.00071)).
+/// Parameters of rotary position embedding with YaRN scaling ([Peng et al.
+/// 2023](https://arxiv.org/abs/2309.00071)).
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Rope {
-    /// How many elements of each head are rotated, or half of them with [`RopeMode::Vision`]. Even.
+    /// Number of rotated elements of each head. With [`RopeMode::Vision`], half of that number.
+    /// Even.
     pub dims: usize,
-    /// Elements of each head before the rotated ones. Even.
+    /// Number of elements of each head before the rotated ones. Even.
     pub offset: usize,
-    /// Which elements form a pair.
+    /// Assignment of elements to pairs.
     pub mode: RopeMode,
-    /// Context length that the model was trained with; used by YaRN's corrections.
+    /// Context length of the model's training, for YaRN's corrections.
     pub original_context: usize,
     /// Base of the geometric series of frequencies.
     #[serde(with = "crate::exact")]
@@ -147,7 +149,7 @@ pub struct Rope {
     /// Factor of the positions: 1 / (linear scaling factor).
     #[serde(with = "crate::exact")]
     pub freq_scale: f32,
-    /// Mix of interpolation and extrapolation; 0 for no YaRN.
+    /// Mix of interpolation and extrapolation. 0 without YaRN.
     #[serde(with = "crate::exact")]
     pub ext_factor: f32,
     /// Factor of the rotated vector's magnitude.
@@ -162,7 +164,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Positions that each token has.
+    /// Returns the number of positions of each token.
     pub fn axes(&self) -> usize {
         match self.mode.sections() {
             Some(sections) => sections.len(),
@@ -170,7 +172,7 @@ impl Rope {
         }
     }
 
-    /// How many pairs of each head are rotated.
+    /// Returns the number of rotated pairs of each head.
     pub fn pairs(&self) -> usize {
         match self.mode {
             RopeMode::Vision { .. } => self.dims,
@@ -178,7 +180,7 @@ impl Rope {
         }
     }
 
-    /// What turns pair number `pair`.
+    /// Returns the rotation of pair number `pair`.
     pub fn turn(&self, pair: usize) -> Turn {
         let Some(sections) = self.mode.sections() else {
             return Turn {
@@ -201,14 +203,15 @@ impl Rope {
             _ => (1..4).filter(|&i| sector >= starts[i]).count(),
         };
         let start = starts[axis];
-        // As ggml does: an axis that begins where one before it begins does not begin anew.
+        // As in ggml, an axis that begins at the same pair as an earlier one does not restart the
+        // frequencies.
         let begins_anew =
             matches!(self.mode, RopeMode::Vision { .. }) && !starts[..axis].contains(&start);
         let step = if begins_anew { sector - start } else { pair };
         Turn { axis, step }
     }
 
-    /// Plain rotary embedding of `dims` elements with base `freq_base`, without scaling.
+    /// Returns plain rotary embedding of `dims` elements with base `freq_base`, without scaling.
     pub fn new(dims: usize, mode: RopeMode, freq_base: f32) -> Self {
         Rope {
             dims,
@@ -225,7 +228,7 @@ impl Rope {
     }
 }
 
-/// Bit by bit, as operations are compared.
+/// Compares bit by bit, like all operations.
 impl PartialEq for Rope {
     fn eq(&self, other: &Self) -> bool {
         let whole = |rope: &Rope| (rope.dims, rope.offset, rope.mode, rope.original_context);
@@ -246,38 +249,40 @@ impl PartialEq for Rope {
 
 impl Eq for Rope {}
 
-/// What a pair of elements turns by: `positions[axis] * freq_base^(-2 step / dims)`, before scaling.
+/// Rotation angle of a pair: `positions[axis] * freq_base^(-2 step / dims)`, before scaling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Which of the token's positions.
+    /// Index of the token's position.
     pub axis: usize,
     /// Steps down the series of frequencies.
     pub step: usize,
 }
 
-/// Which elements of a head are rotated together, and by which positions.
+/// Pairs of elements that are rotated together, and the positions that rotate them.
 ///
-/// With `sections`, a token has four positions, such as time, height and width, and one that is seldom used. So many pairs turn by each
-/// of them, in this order; if there are more pairs, it begins again.
+/// With `sections`, a token has four positions, such as time, height and width, and a rarely used
+/// one. Section `i` is the number of pairs that position `i` rotates, in order. After the last
+/// section the first one starts again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RopeMode {
-    /// Neighbours: `(0, 1), (2, 3), …`
+    /// Adjacent elements: `(0, 1), (2, 3), …`
     Normal,
     /// Halves: `(0, dims/2), (1, dims/2 + 1), …`
     Neox,
     /// Halves, as in Qwen2-VL.
     #[allow(missing_docs)]
     Multi { sections: [u32; 4] },
-    /// Halves whose pairs take the first three positions in turn, as in Qwen3-VL: so many each, and the fourth when those are used up.
+    /// Halves whose pairs alternate between the first three positions, as in Qwen3-VL. Each
+    /// position gets its section's number of pairs. The fourth gets the rest.
     #[allow(missing_docs)]
     Interleaved { sections: [u32; 4] },
-    /// Halves of the whole head, `dims` pairs; frequencies begin anew with each section.
+    /// Halves of the whole head, `dims` pairs. Frequencies restart with each section.
     #[allow(missing_docs)]
     Vision { sections: [u32; 4] },
 }
 
 impl RopeMode {
-    /// How many pairs turn by each of a token's positions, if it has several.
+    /// Returns the number of pairs for each of a token's positions, if it has several.
     pub fn sections(self) -> Option<[u32; 4]> {
         match self {
             RopeMode::Normal | RopeMode::Neox => None,
@@ -297,14 +302,14 @@ pub enum SortOrder {
     Descending,
 }
 
-/// How the kernel of a convolution moves over what it is applied to: along width, height and depth.
+/// Movement of a convolution's kernel over its input, along width, height and depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Window {
-    /// Distances between its places.
+    /// Distances between kernel positions.
     pub stride: [u32; 3],
-    /// How far its first place begins before the first element; as far its last one may end behind the last element. There are zeros.
+    /// Zeros before the first element and after the last one.
     pub padding: [u32; 3],
-    /// Distances between elements that neighbours of the kernel are applied to.
+    /// Input distances between adjacent kernel elements.
     pub dilation: [u32; 3],
 }
 
@@ -318,7 +323,7 @@ impl Default for Window {
     }
 }
 
-/// What pooling takes of a window.
+/// Reduction of a pooling window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Pool {
@@ -326,24 +331,25 @@ pub enum Pool {
     Mean,
 }
 
-/// How elements between others come about.
+/// Interpolation between elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Interpolation {
     Nearest,
     Bilinear,
-    /// With the kernel of [Keys 1981](https://doi.org/10.1109/TASSP.1981.1163711) for `a = -0.75`.
+    /// Bicubic, with the kernel of [Keys 1981](https://doi.org/10.1109/TASSP.1981.1163711) for `a =
+    /// -0.75`.
     Bicubic,
 }
 
-/// What of a square matrix.
+/// Part of a square matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Triangle {
-    /// Right of the diagonal, and the diagonal.
+    /// Right of the diagonal, including the diagonal.
     UpperDiag,
     /// Right of the diagonal.
     Upper,
-    /// Left of the diagonal, and the diagonal.
+    /// Left of the diagonal, including the diagonal.
     LowerDiag,
     /// Left of the diagonal.
     Lower,

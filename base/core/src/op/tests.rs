@@ -1,4 +1,4 @@
-//! The table holds together, and operations are printed and written as they are.
+//! Consistency of the table, and printing and serialisation of operations.
 
 use super::*;
 use std::collections::HashSet;
@@ -28,7 +28,7 @@ fn entries_hold_together() {
             result_in == Some(0) && writes.is_empty(),
             "{kind:?}"
         );
-        // What is written to is what the result is a view of.
+        // The result is a view of a written source.
         assert!(is_view || result_in.is_none_or(|source| writes.contains(&source)));
         assert!(result_in.is_none() || may_overwrite.is_empty(), "{kind:?}");
     }
@@ -89,7 +89,7 @@ fn parameters_are_printed() {
     }
 }
 
-/// Floats of every operation are written exactly because the table writes them, whatever the operation.
+/// Checks that floats of every operation are serialised exactly, because the table serialises them.
 #[test]
 fn floats_come_back_bit_by_bit() {
     let nan = f32::from_bits(0xffc0_1234);
@@ -126,7 +126,7 @@ fn floats_come_back_bit_by_bit() {
         let bits = format!("{op:?}").contains("NaN");
         assert!(bits && text.contains("nan:ffc01234"), "{text}");
     }
-    // The form of every release: parameters by name, in one object by the operation's.
+    // The format of every release: parameters by name, in one object under the operation's name.
     let op = Op::MulMat {
         precision: Precision::F32,
     };

@@ -1,7 +1,7 @@
-//! Builds GGUF files byte by byte, right or wrong.
-#![allow(dead_code)] // Every test program uses another part of it.
+//! Builds GGUF files byte by byte, valid or invalid.
+#![allow(dead_code)] // each test program uses another part
 
-/// Value types, as numbers.
+/// Numbers of the value types.
 pub const U32: u32 = 4;
 pub const STRING: u32 = 8;
 pub const ARRAY: u32 = 9;
@@ -27,7 +27,7 @@ impl Bytes {
         self.u64(text.as_ref().len() as u64).raw(text)
     }
 
-    /// Magic, version 3, counts.
+    /// Starts a file with magic, version 3 and counts.
     pub fn header(tensors: u64, keys: u64) -> Self {
         Self::default().raw("GGUF").u32(3).u64(tensors).u64(keys)
     }
@@ -40,7 +40,7 @@ impl Bytes {
         self.string(key).u32(STRING).string(value)
     }
 
-    /// A tensor's description.
+    /// Returns a tensor's description.
     pub fn tensor(mut self, name: &str, dims: &[u64], dtype: u32, offset: u64) -> Self {
         self = self.string(name).u32(dims.len() as u32);
         for &extent in dims {
@@ -49,13 +49,13 @@ impl Bytes {
         self.u32(dtype).u64(offset)
     }
 
-    /// Zeros up to a multiple of `alignment`.
+    /// Appends zeros up to a multiple of `alignment`.
     pub fn pad(mut self, alignment: usize) -> Self {
         self.0.resize(self.0.len().next_multiple_of(alignment), 0);
         self
     }
 
-    /// Padding, then `count` bytes of tensor data.
+    /// Appends padding, then `count` bytes of tensor data.
     pub fn data(self, count: usize) -> Self {
         self.pad(32)
             .raw((0..count).map(|i| i as u8).collect::<Vec<_>>())
@@ -66,7 +66,8 @@ impl Bytes {
     }
 }
 
-/// A small valid file with every sort of field; it ends with the last byte of the last tensor.
+/// Returns a small valid file with every sort of field; it ends with the last byte of the last
+/// tensor.
 pub fn valid() -> Vec<u8> {
     Bytes::header(2, 4)
         .key_str("general.architecture", "test")

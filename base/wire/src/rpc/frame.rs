@@ -1,4 +1,4 @@
-//! Commands, and how long their messages are.
+//! Commands and the lengths of their messages.
 
 use super::graph::MOST_SOURCES;
 use super::record::RECORD;
@@ -8,10 +8,10 @@ use crate::Reason;
 /// Bytes before the payload of a request: command and length.
 pub const HEADER: usize = 9;
 
-/// Makes the enumeration of commands and the way back from a number.
+/// Defines the enumeration of commands and the conversion from numbers.
 macro_rules! commands {
     ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
-        /// What a client asks for.
+        /// Command of a client.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum Command {
@@ -26,51 +26,51 @@ macro_rules! commands {
 }
 
 commands! {
-    /// Memory.
+    /// Allocates memory.
     AllocBuffer = 0,
-    /// What tensors begin at multiples of.
+    /// Returns the alignment of tensors.
     GetAlignment = 1,
-    /// The largest buffer.
+    /// Returns the maximum buffer size.
     GetMaxSize = 2,
-    /// The address at which a buffer begins.
+    /// Returns the base address of a buffer.
     BufferGetBase = 3,
-    /// A buffer is not needed any more.
+    /// Frees a buffer.
     FreeBuffer = 4,
     /// Sets every byte of a buffer.
     BufferClear = 5,
-    /// Writes.
+    /// Writes to a tensor.
     SetTensor = 6,
-    /// Writes what the server knows already, by its hash.
+    /// Writes data that the server already has, by its hash.
     SetTensorHash = 7,
-    /// Reads.
+    /// Reads a tensor.
     GetTensor = 8,
     /// Copies between two buffers of the server.
     CopyTensor = 9,
-    /// Computes.
+    /// Computes a graph.
     GraphCompute = 10,
-    /// Memory of a device.
+    /// Returns the memory of a device.
     GetDeviceMemory = 11,
-    /// A tensor got its place.
+    /// Initialises a tensor after its placement.
     InitTensor = 12,
-    /// How much memory a tensor takes.
+    /// Returns the bytes that a tensor takes.
     GetAllocSize = 13,
-    /// The greeting.
+    /// Greets the server.
     Hello = 14,
-    /// How many devices there are.
+    /// Returns the number of devices.
     DeviceCount = 15,
-    /// Computes what was computed last.
+    /// Computes the last graph again.
     GraphRecompute = 16,
     /// Sets bytes of a tensor.
     MemsetTensor = 17,
 }
 
 impl Command {
-    /// The command with this number.
+    /// Returns the command with this number.
     pub fn of(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
     }
 
-    /// How many bytes its payload has: at least, and at most where that does not depend on what is in it.
+    /// Returns the minimum length of the payload, and the maximum unless it depends on the content.
     pub fn payload(self, protocol: &Protocol) -> (u64, Option<u64>) {
         let exactly = |len: usize| (len as u64, Some(len as u64));
         match self {
@@ -93,10 +93,10 @@ impl Command {
         }
     }
 
-    /// Checks the length that a request says.
+    /// Checks the length in a request.
     ///
     /// # Errors
-    /// If no such request is so long.
+    /// If no such request has this length.
     pub fn check(self, protocol: &Protocol, len: u64) -> Result<(), Reason> {
         let (least, most) = self.payload(protocol);
         if len < least || most.is_some_and(|most| len > most) {
@@ -105,7 +105,7 @@ impl Command {
         Ok(())
     }
 
-    /// The header of a request.
+    /// Returns the header of a request.
     pub fn header(self, len: u64) -> [u8; HEADER] {
         let mut header = [self as u8; HEADER];
         header[1..].copy_from_slice(&len.to_le_bytes());
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use crate::rpc::version::V7;
 
-    /// Figures from the table of protocol 7.0.0.
+    /// Compares with numbers from the table of protocol 7.0.0.
     #[test]
     fn numbers_and_lengths_are_those_of_upstream() {
         for (number, &command) in Command::ALL.iter().enumerate() {

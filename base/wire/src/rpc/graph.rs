@@ -1,4 +1,4 @@
-//! A graph as a message: which nodes to compute, and all tensors, sources first.
+//! Graph messages: the nodes to compute, and all tensors, sources first.
 
 use super::Fields;
 use super::record::{RECORD, Record};
@@ -6,27 +6,27 @@ use crate::Reason;
 use crate::numbers::MAX_SRC;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Operands of a node.
+/// Number of operands of a node.
 pub const MOST_SOURCES: usize = MAX_SRC;
 
 /// A graph.
 #[derive(Clone, Debug)]
 pub struct GraphMessage {
-    /// Which device computes it.
+    /// Device that computes the graph.
     pub device: u32,
-    /// The nodes to compute, by their place in [`tensors`](GraphMessage::tensors), in order.
+    /// Nodes to compute, as indices in [`tensors`](GraphMessage::tensors), in order.
     pub nodes: Vec<usize>,
-    /// All tensors. What a tensor refers to comes before it.
+    /// All tensors. Tensors come after the tensors that they refer to.
     pub tensors: Vec<Record>,
     places: BTreeMap<u64, usize>,
 }
 
 impl GraphMessage {
-    /// Reads a graph and checks that it is one: every node is there, once; every tensor refers to others that come before it. So whoever
-    /// follows the relations comes to an end.
+    /// Reads a graph and validates it. Every node exists, once, and every tensor refers only to
+    /// earlier ones, so following references terminates.
     ///
     /// # Errors
-    /// If it is none, or has more than `most` tensors.
+    /// If it is invalid, or has more than `most` tensors.
     pub fn read(payload: &[u8], most: usize) -> Result<Self, Reason> {
         let too_many = |n| Reason::from(format!("a graph of {n} tensors; {most} are allowed"));
         let mut fields = Fields::of(payload);
@@ -53,7 +53,7 @@ impl GraphMessage {
         let mut places = BTreeMap::new();
         for place in 0..count {
             let record = Record::read(&mut fields)?;
-            // A cast names itself as an operand.
+            // A cast refers to itself as an operand.
             let known = |id: u64| id == 0 || id == record.id || places.contains_key(&id);
             let related = record.src.into_iter().chain([record.view_src]);
             if let Some(missing) = related.into_iter().find(|&id| !known(id)) {
@@ -68,7 +68,7 @@ impl GraphMessage {
             }
             tensors.push(record);
         }
-        // What comes behind is left to later versions.
+        // Trailing data is left to later versions.
         let mut nodes = Vec::with_capacity(ids.len());
         let mut seen = BTreeSet::new();
         for id in ids {
@@ -87,12 +87,12 @@ impl GraphMessage {
         })
     }
 
-    /// The place of the tensor called `id`.
+    /// Returns the index of the tensor with `id`.
     pub fn place(&self, id: u64) -> Option<usize> {
         self.places.get(&id).copied()
     }
 
-    /// The payload of the message.
+    /// Returns the payload of the message.
     pub fn write(device: u32, nodes: &[u64], tensors: &[Record]) -> Vec<u8> {
         let mut out = Vec::with_capacity(12 + 8 * nodes.len() + RECORD * tensors.len());
         out.extend(device.to_le_bytes());

@@ -1,4 +1,5 @@
-//! Requests and replies other than graphs. Of a request that carries data, this is what comes before the data.
+//! Requests and replies other than graphs. For a request with data, this is the part before the
+//! data.
 
 use super::Fields;
 use super::frame::Command;
@@ -7,15 +8,15 @@ use super::record::{RECORD, Record};
 use super::version::{Protocol, Version};
 use crate::Reason;
 
-/// What the greeting of a server has behind its version if it answers whether it can compute a node. Upstream's programs
-/// do not look at the byte.
+/// Byte after the version in a server's greeting, if the server answers whether it can compute a
+/// node. Upstream's programs ignore the byte.
 pub const ANSWERS_SUPPORT: u8 = b's';
 
-/// The bit of a device's number in [`Request::GetAllocSize`] that asks whether the device can compute the node (1) or not (0), instead of
-/// how much memory it takes.
+/// Bit of the device number in [`Request::GetAllocSize`] that makes the request a query whether the
+/// device can compute the node (1) or not (0), instead of how much memory it takes.
 pub const ASKS_SUPPORT: u32 = 1 << 31;
 
-/// A request, but for graphs.
+/// A request, except for graphs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the fields are those of upstream
 #[allow(clippy::large_enum_variant)] // there is one at a time
@@ -40,7 +41,7 @@ pub enum Request {
         buffer: u64,
         value: u8,
     },
-    /// The bytes come behind it.
+    /// The data follows the request.
     SetTensor {
         tensor: Record,
         cache: bool,
@@ -88,11 +89,11 @@ impl Request {
     /// Bytes of a write before its data.
     pub const SET_TENSOR: usize = RECORD + 9;
 
-    /// Reads the payload of `command`, whose length was [checked](Command::check); of a write, its first
-    /// [`SET_TENSOR`](Request::SET_TENSOR) bytes.
+    /// Parses the payload of `command`, whose length was [checked](Command::check). For a write,
+    /// parses its first [`SET_TENSOR`](Request::SET_TENSOR) bytes.
     ///
     /// # Errors
-    /// If it is too short or too long, or of a graph.
+    /// If it is too short or too long, or belongs to a graph.
     pub fn read(command: Command, payload: &[u8]) -> Result<Self, Reason> {
         let f = &mut Fields::of(payload);
         let request = match command {
@@ -158,7 +159,7 @@ impl Request {
         Ok(request)
     }
 
-    /// Its command.
+    /// Returns its command.
     pub fn command(&self) -> Command {
         match self {
             Request::AllocBuffer { .. } => Command::AllocBuffer,
@@ -181,7 +182,7 @@ impl Request {
         }
     }
 
-    /// The payload; of a write, what comes before the data.
+    /// Returns the payload. For a write, returns the part before the data.
     pub fn payload(&self, protocol: &Protocol) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
@@ -260,20 +261,21 @@ impl Request {
 pub struct Greeting {
     /// The server's version.
     pub version: Version,
-    /// Whether it answers [whether it can compute a node](ASKS_SUPPORT).
+    /// True if it answers [support queries](ASKS_SUPPORT).
     pub answers_support: bool,
 }
 
 impl Greeting {
-    /// Bytes before those that say what the network can do.
+    /// Bytes before the network capabilities.
     const NUMBERS: usize = 4;
 
-    /// How long it is.
+    /// Returns the length of the greeting.
     pub fn len(protocol: &Protocol) -> usize {
         Self::NUMBERS + protocol.capabilities
     }
 
-    /// The payload. Everything that the network could do is zero: upstream's programs would wait for what else is said there.
+    /// Returns the payload. All network capabilities are zero, because upstream's programs would
+    /// wait for whatever else is announced there.
     pub fn payload(&self, protocol: &Protocol) -> Vec<u8> {
         let Version {
             major,
@@ -290,7 +292,7 @@ impl Greeting {
         out
     }
 
-    /// Reads the reply.
+    /// Parses the reply.
     ///
     /// # Errors
     /// If it is too short.
@@ -364,7 +366,7 @@ mod tests {
                 value: 19,
             },
         ];
-        // All but graphs.
+        // All except graphs.
         assert_eq!(requests.len(), Command::ALL.len() - 1);
         for request in requests {
             let (command, payload) = (request.command(), request.payload(&V7));

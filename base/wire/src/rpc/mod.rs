@@ -1,16 +1,18 @@
-//! The messages of ggml's RPC protocol, as bytes.
+//! Messages of ggml's RPC protocol, as bytes.
 //!
-//! A request is `command u8 | length u64 | payload`; a reply is `length u64 | payload`, for commands that have one. Numbers are little-endian,
-//! and nothing is padded. There are no request numbers and no errors: replies come in the order of the requests, and whoever cannot answer closes the
-//! connection.
+//! A request is `command u8 | length u64 | payload`. A reply is `length u64 | payload`, for
+//! commands that have one. Numbers are little-endian, without padding. There are no request numbers
+//! and no errors: replies come in the order of the requests, and a server that cannot reply closes
+//! the connection.
 //!
-//! - [`version`]: what differs between versions of the protocol.
-//! - [`frame`]: commands, and how long their messages may be.
+//! - [`version`]: differences between protocol versions.
+//! - [`frame`]: commands, and the lengths of their messages.
 //! - [`message`]: requests and replies.
 //! - [`record`]: the 296 bytes of a tensor.
 //! - [`graph`]: the message of a graph.
 //!
-//! Decoding takes no memory that the message does not fill, and every number of it that stands for a size or a place is checked by who uses it.
+//! Decoding allocates no more memory than the message fills. The users of sizes and offsets in a
+//! message check these.
 
 pub mod frame;
 pub mod graph;
@@ -20,22 +22,22 @@ pub mod version;
 
 use crate::Reason;
 
-/// Reads fields one after the other.
+/// Sequential parser of fields.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of a payload.
+    /// Creates a parser of a payload.
     pub fn of(payload: &'a [u8]) -> Self {
         Fields { rest: payload }
     }
 
-    /// The next `N` bytes.
+    /// Returns the next `N` bytes.
     ///
     /// # Errors
-    /// If the payload ends before that.
+    /// If the payload ends too early.
     pub fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Reason> {
         let (bytes, rest) = self
             .rest
@@ -45,47 +47,47 @@ impl<'a> Fields<'a> {
         Ok(*bytes)
     }
 
-    /// The next number.
+    /// Returns the next number.
     ///
     /// # Errors
-    /// If the payload ends before that.
+    /// If the payload ends too early.
     pub fn u8(&mut self) -> Result<u8, Reason> {
         Ok(u8::from_le_bytes(self.bytes()?))
     }
 
-    /// The next number.
+    /// Returns the next number.
     ///
     /// # Errors
-    /// If the payload ends before that.
+    /// If the payload ends too early.
     pub fn u32(&mut self) -> Result<u32, Reason> {
         Ok(u32::from_le_bytes(self.bytes()?))
     }
 
-    /// The next number.
+    /// Returns the next number.
     ///
     /// # Errors
-    /// If the payload ends before that.
+    /// If the payload ends too early.
     pub fn i32(&mut self) -> Result<i32, Reason> {
         Ok(i32::from_le_bytes(self.bytes()?))
     }
 
-    /// The next number.
+    /// Returns the next number.
     ///
     /// # Errors
-    /// If the payload ends before that.
+    /// If the payload ends too early.
     pub fn u64(&mut self) -> Result<u64, Reason> {
         Ok(u64::from_le_bytes(self.bytes()?))
     }
 
-    /// The bytes behind what was read.
+    /// Returns the remaining bytes.
     pub fn rest(self) -> &'a [u8] {
         self.rest
     }
 
-    /// Makes sure that nothing is left.
+    /// Checks that nothing is left.
     ///
     /// # Errors
-    /// If something is.
+    /// If bytes are left.
     pub fn end(self) -> Result<(), Reason> {
         match self.rest.len() {
             0 => Ok(()),

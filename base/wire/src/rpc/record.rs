@@ -1,4 +1,4 @@
-//! A tensor as messages have it: 296 bytes.
+//! Tensor records of messages: 296 bytes.
 
 use super::Fields;
 use crate::numbers::{MAX_DIMS, MAX_NAME, MAX_OP_PARAMS, MAX_SRC};
@@ -10,11 +10,11 @@ pub const RECORD: usize = 296;
 /// A tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What other records of a graph call it; 0 if there is none.
+    /// Identity for other records of a graph, or 0.
     pub id: u64,
     /// Number of the element type.
     pub dtype: u32,
-    /// The buffer that it lies in, or 0.
+    /// Id of its buffer, or 0.
     pub buffer: u64,
     /// Extents.
     pub ne: [u32; MAX_DIMS],
@@ -22,26 +22,26 @@ pub struct Record {
     pub nb: [u32; MAX_DIMS],
     /// Number of the operation.
     pub op: u32,
-    /// Its parameters.
+    /// Parameters of the operation.
     pub op_params: [i32; MAX_OP_PARAMS],
     /// Roles.
     pub flags: i32,
-    /// Operands, or 0.
+    /// Ids of the operands, or 0.
     pub src: [u64; MAX_SRC],
-    /// The tensor in whose memory it lies, or 0.
+    /// Id of the tensor in whose memory it lies, or 0.
     pub view_src: u64,
-    /// Where in there.
+    /// Offset in that tensor.
     pub view_offs: u64,
-    /// The address where it begins: that of its buffer and an offset.
+    /// Address of its first byte: that of its buffer plus an offset.
     pub data: u64,
     /// Name, padded with zeros.
     pub name: [u8; MAX_NAME],
-    /// How often it is an operand in the whole graph.
+    /// Number of operands in the whole graph that refer to it.
     pub use_count: i32,
 }
 
 impl Record {
-    /// A record with everything zero.
+    /// A record of zeros.
     pub const NONE: Record = Record {
         id: 0,
         dtype: 0,
@@ -59,7 +59,7 @@ impl Record {
         use_count: 0,
     };
 
-    /// A tensor without memory, name and relations.
+    /// Returns a tensor without memory, name and references.
     ///
     /// # Errors
     /// If an extent or a stride does not fit into 32 bits.
@@ -90,7 +90,7 @@ impl Record {
         Ok(record)
     }
 
-    /// What it is.
+    /// Returns the tensor's description.
     pub fn description(&self) -> Description {
         Description {
             dtype: self.dtype,
@@ -103,13 +103,13 @@ impl Record {
         }
     }
 
-    /// The name, with characters that are not UTF-8 replaced.
+    /// Returns the name, with characters that are not UTF-8 replaced.
     pub fn name(&self) -> String {
         let len = self.name.iter().position(|&byte| byte == 0);
         String::from_utf8_lossy(&self.name[..len.unwrap_or(MAX_NAME)]).into_owned()
     }
 
-    /// Sets the name, cut off where there is no more room.
+    /// Sets the name, truncated to fit.
     pub fn set_name(&mut self, name: &str) {
         self.name = [0; MAX_NAME];
         let len = name.floor_char_boundary(MAX_NAME - 1);
@@ -120,7 +120,7 @@ impl Record {
     pub fn write(&self, out: &mut Vec<u8>) {
         let mut bytes = [0; RECORD];
         let mut rest = &mut bytes[..];
-        // Questions about a graph are some thousand of these: one copy each.
+        // Graph queries consist of thousands of these, so each record is copied only once.
         let mut put = |field: &[u8]| {
             if let Some(to) = rest.split_off_mut(..field.len()) {
                 to.copy_from_slice(field);
@@ -144,10 +144,10 @@ impl Record {
         out.extend_from_slice(&bytes);
     }
 
-    /// Reads a record.
+    /// Parses a record.
     ///
     /// # Errors
-    /// If the message ends before that.
+    /// If the message ends too early.
     pub fn read(fields: &mut Fields<'_>) -> Result<Self, Reason> {
         let mut record = Record::NONE;
         record.id = fields.u64()?;
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn every_field_is_where_upstream_has_it() {
-        // One byte at the beginning of each field.
+        // One byte at the start of each field.
         let fields = [
             (0, "id"),
             (8, "dtype"),

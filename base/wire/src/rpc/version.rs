@@ -1,7 +1,8 @@
-//! What differs between versions of the protocol.
+//! Differences between protocol versions.
 //!
-//! The client sends no version. It demands the server's major number, and of the minor one that the server's is not greater than its own. So
-//! a server says the least version that has everything it offers.
+//! The client sends no version. It demands the server's major number, and of the minor one that the
+//! server's is not greater than its own. So a server says the least version that has everything it
+//! offers.
 
 use crate::Reason;
 use crate::numbers::op;
@@ -10,7 +11,8 @@ use std::fmt;
 /// A version of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Raised when old programs cannot talk to new ones, also where ggml's numbers of operations moved.
+    /// Raised when old programs cannot talk to new ones, also where ggml's numbers of operations
+    /// moved.
     pub major: u8,
     /// Raised for commands that old programs need not know.
     pub minor: u8,
@@ -24,7 +26,8 @@ impl fmt::Display for Version {
     }
 }
 
-/// The messages of a major version. Another one is one more entry in [`KNOWN`]; where its bytes differ, it is one more field here.
+/// The messages of a major version. Another one is one more entry in [`KNOWN`]; where its bytes
+/// differ, it is one more field here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protocol {
     /// What a server of ours says.
@@ -50,7 +53,7 @@ pub const V7: Protocol = Protocol {
 pub const KNOWN: &[Protocol] = &[V7];
 
 impl Protocol {
-    /// The protocol of a server that says `version`.
+    /// Returns the protocol of a server that says `version`.
     ///
     /// # Errors
     /// If it is not known, with those that are.

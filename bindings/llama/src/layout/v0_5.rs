@@ -1,42 +1,43 @@
-//! The structures of llama.cpp 0.5.0, as its C header lays them out.
+//! Structures of llama.cpp 0.5.0, with the layout of its C header.
 //!
-//! What a caller passes by value comes in its size, so each of these is exactly as in the header; `tests/layout.rs` compares them with what a C program
-//! prints. Truth values are [`Flag`]s: a caller may pass bytes that are no `bool`.
+//! Callers pass these by value, so each must match the header exactly; `tests/layout.rs` compares
+//! them with the output of a C program. Booleans are [`Flag`]s, because callers may pass bytes that
+//! are not a valid `bool`.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// The release.
+/// Release of llama.cpp.
 pub const VERSION: &std::ffi::CStr = c"0.5.0";
 
-/// A truth value of a caller: anything but 0 is true.
+/// A caller's boolean: anything but 0 is true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Flag(u8);
 
 impl Flag {
-    /// As C writes it.
+    /// Creates a C boolean.
     pub const fn new(is_on: bool) -> Self {
         Flag(is_on as u8)
     }
 
-    /// Whether it is not 0.
+    /// Returns whether it is not 0.
     pub const fn is_on(self) -> bool {
         self.0 != 0
     }
 }
 
-/// A token that stands for none.
+/// Token id that means no token.
 pub const TOKEN_NULL: i32 = -1;
-/// The seed that stands for any.
+/// Seed that means a random one.
 pub const DEFAULT_SEED: u32 = u32::MAX;
-/// Most sequences of a context.
+/// Maximum number of sequences in a context.
 pub const MAX_SEQUENCES: usize = 256;
-/// Most devices.
+/// Maximum number of devices.
 pub const MAX_DEVICES: usize = 16;
-/// Most overrides of buffer types.
+/// Maximum number of buffer type overrides.
 pub const MAX_BUFFER_OVERRIDES: usize = 4096;
 
-/// What a caller knows by a pointer only.
+/// An object that callers only access through a pointer.
 #[repr(C)]
 pub struct Opaque {
     _private: [u8; 0],
@@ -91,7 +92,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Nothing.
+    /// Empty tensor.
     pub const EMPTY: Self = Tensor {
         dtype: 0,
         buffer: std::ptr::null_mut(),
@@ -132,7 +133,7 @@ pub struct Embd {
     pub n_embd: usize,
 }
 
-/// The value of a `llama_model_kv_override`.
+/// Value of a `llama_model_kv_override`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union OverrideValue {
@@ -356,7 +357,7 @@ pub struct OptParams {
 }
 
 impl ModelParams {
-    /// What `llama_model_default_params` gives.
+    /// Result of `llama_model_default_params`.
     pub const DEFAULT: Self = ModelParams {
         devices: std::ptr::null_mut(),
         tensor_buft_overrides: std::ptr::null(),
@@ -379,7 +380,7 @@ impl ModelParams {
 }
 
 impl ContextParams {
-    /// What `llama_context_default_params` gives.
+    /// Result of `llama_context_default_params`.
     pub const DEFAULT: Self = ContextParams {
         n_ctx: 512,
         n_batch: 2048,
@@ -421,11 +422,11 @@ impl ContextParams {
     };
 }
 
-/// The number that stands for "no type" in quantization parameters: how many types ggml has.
+/// Number that means "no type" in quantization parameters: ggml's type count.
 pub const TYPE_COUNT: c_int = 43;
 
 impl QuantizeParams {
-    /// What `llama_model_quantize_default_params` gives.
+    /// Result of `llama_model_quantize_default_params`.
     pub const DEFAULT: Self = QuantizeParams {
         nthread: 0,
         ftype: 7,

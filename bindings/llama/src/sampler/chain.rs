@@ -1,4 +1,4 @@
-//! Chains: samplers one after the other.
+//! Sampler chains.
 
 use super::own::{Own, Passing, Stage};
 use super::{accept, apply, duplicate, free, items, make, own, read, reset};
@@ -8,10 +8,10 @@ use crate::log::{self, Level};
 use crate::names::now_us;
 use std::sync::{Mutex, PoisonError};
 
-/// The samplers of a chain, by address.
+/// Samplers of a chain, by address.
 pub struct Link {
     members: Vec<usize>,
-    /// Chains that this one is in, one in the other.
+    /// Number of chains that enclose this one.
     level: usize,
     no_perf: bool,
     took_us: i64,
@@ -19,7 +19,8 @@ pub struct Link {
 }
 
 impl Clone for Link {
-    /// For the enum; members belong to one chain, so a clone has none. [`duplicate`](Self::duplicate) has theirs.
+    /// Needed for the enum. Members belong to a single chain, so a clone has none;
+    /// [`duplicate`](Self::duplicate) clones them.
     fn clone(&self) -> Self {
         Link {
             members: Vec::new(),
@@ -29,7 +30,7 @@ impl Clone for Link {
 }
 
 impl Link {
-    /// The samplers.
+    /// Returns the samplers.
     pub fn members(&self) -> Vec<*mut Sampler> {
         let members = self.members.iter();
         members
@@ -47,26 +48,27 @@ impl Link {
         done
     }
 
-    /// Has all of them change a caller's candidates. Those of this library pass them on without going through the caller's list.
+    /// Applies all members to a caller's candidates. Samplers of this library pass candidates on
+    /// without copying them to the caller's list.
     ///
     /// # Errors
-    /// If the candidates cannot be read. A sampler that fails is told, and passed by.
+    /// If the candidates cannot be read. Failing members are logged and skipped.
     ///
     /// # Safety
-    /// As in the header.
+    /// The caller must uphold the header's contract.
     pub unsafe fn apply(&mut self, candidates: *mut TokenDataArray) -> Outcome<()> {
         self.timed(|link| {
             let mut passing: Option<Passing> = None;
             let flush = |passing: Option<Passing>| -> Outcome<()> {
                 if let Some(passing) = passing {
-                    // SAFETY: the caller keeps to the header.
+                    // SAFETY: the caller upholds the header's contract.
                     let (list, items) = unsafe { items(candidates) }?;
                     passing.give_back(list, items);
                 }
                 Ok(())
             };
             for member in link.members() {
-                // SAFETY: what is in a chain is a sampler.
+                // SAFETY: every member of a chain is a sampler.
                 let of_library = run("llama_sampler_apply", None, || unsafe { own(member) });
                 let mut stage = of_library.as_ref().map(|own| own.lock());
                 match stage.as_deref_mut() {
@@ -75,7 +77,7 @@ impl Link {
                         let passing = match &mut passing {
                             Some(passing) => passing,
                             none => {
-                                // SAFETY: the caller keeps to the header.
+                                // SAFETY: the caller upholds the header's contract.
                                 let (list, items) = unsafe { items(candidates) }?;
                                 none.insert(Passing::of(items, list.sorted.is_on()))
                             }
@@ -85,7 +87,7 @@ impl Link {
                     _ => {
                         drop(stage);
                         flush(passing.take())?;
-                        // SAFETY: the caller keeps to the header.
+                        // SAFETY: the caller upholds the header's contract.
                         run("llama_sampler_apply", (), || unsafe {
                             apply(member, candidates)
                         });
@@ -96,14 +98,14 @@ impl Link {
         })
     }
 
-    /// Has all of them take note of a token.
+    /// Makes all members accept a token.
     ///
     /// # Errors
-    /// None: one that fails is told.
+    /// Never; failing members are logged.
     pub fn accept(&mut self, token: i32) -> Outcome<()> {
         self.timed(|link| {
             for member in link.members() {
-                // SAFETY: what is in a chain is a sampler.
+                // SAFETY: every member of a chain is a sampler.
                 run("llama_sampler_accept", (), || unsafe {
                     accept(member, token)
                 });
@@ -113,26 +115,26 @@ impl Link {
         Ok(())
     }
 
-    /// Has all of them begin anew.
+    /// Resets all members.
     ///
     /// # Errors
-    /// None: one that fails is told.
+    /// Never; failing members are logged.
     pub fn reset(&mut self) -> Outcome<()> {
         for member in self.members() {
-            // SAFETY: what is in a chain is a sampler.
+            // SAFETY: every member of a chain is a sampler.
             run("llama_sampler_reset", (), || unsafe { reset(member) });
         }
         Ok(())
     }
 
-    /// Another one with clones of all.
+    /// Returns a chain with clones of all members.
     ///
     /// # Errors
-    /// If one cannot be cloned; then nothing is left of the others.
+    /// If a member cannot be cloned; the other clones are freed.
     pub fn duplicate(&self) -> Outcome<Self> {
         let mut members = Vec::new();
         for member in self.members() {
-            // SAFETY: what is in a chain is a sampler.
+            // SAFETY: every member of a chain is a sampler.
             match unsafe { duplicate(member) } {
                 Ok(clone) => members.push(clone.expose_provenance()),
                 Err(failure) => {
@@ -150,7 +152,7 @@ impl Link {
         }
         for &member in &members {
             let member = std::ptr::with_exposed_provenance_mut(member);
-            // SAFETY: the clones are samplers, and in no other chain.
+            // SAFETY: the clones are samplers that are in no other chain.
             unsafe { set_level(member, 1) }?;
         }
         Ok(Link {
@@ -162,13 +164,13 @@ impl Link {
         })
     }
 
-    /// The seed of the last one that has one.
+    /// Returns the seed of the last member that has one.
     ///
     /// # Errors
-    /// If one was freed.
+    /// If a member was freed.
     pub fn seed(&self) -> Outcome<u32> {
         for member in self.members().into_iter().rev() {
-            // SAFETY: what is in a chain is a sampler.
+            // SAFETY: every member of a chain is a sampler.
             if let Some(own) = unsafe { own(member) }? {
                 match own.seed()? {
                     DEFAULT_SEED => {}
@@ -180,18 +182,18 @@ impl Link {
     }
 }
 
-/// Held while chains get members, so that none gets into itself.
+/// Held while members are added, so that a chain cannot contain itself.
 static GROWING: Mutex<()> = Mutex::new(());
 
-/// Chains that may be in each other. Calls recurse through them.
+/// Maximum nesting depth of chains. Calls recurse through them.
 const MAX_NESTING: usize = 32;
 
-/// The level of a chain, and its samplers. Returns `None` for other samplers.
+/// Returns the level and the samplers of a chain, or `None` for other samplers.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn link_of(sampler: *mut Sampler) -> Outcome<Option<(usize, Vec<*mut Sampler>)>> {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let own = unsafe { own(sampler) }?;
     Ok(own.and_then(|own| match &*own.lock() {
         Stage::Chain(link) => Some((link.level, link.members())),
@@ -199,16 +201,16 @@ unsafe fn link_of(sampler: *mut Sampler) -> Outcome<Option<(usize, Vec<*mut Samp
     }))
 }
 
-/// Returns how many chains are in each other from `sampler` on, which must not contain `chain`.
+/// Returns the nesting depth of chains below `sampler`, which must not contain `chain`.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn height(sampler: *mut Sampler, chain: *mut Sampler) -> Outcome<usize> {
     if std::ptr::eq(sampler, chain) {
         return Err(Failure::new("a chain cannot be in itself"));
     }
     let mut height = 0;
-    // SAFETY: what is in a chain is a sampler; chains are not in circles, and not deep.
+    // SAFETY: every member of a chain is a sampler; chains have no cycles and limited depth.
     if let Some((_, members)) = unsafe { link_of(sampler) }? {
         height = 1;
         for member in members {
@@ -219,12 +221,12 @@ unsafe fn height(sampler: *mut Sampler, chain: *mut Sampler) -> Outcome<usize> {
     Ok(height)
 }
 
-/// Sets the level of a chain and of those in it. Other samplers have none.
+/// Sets the level of a chain and of chains within it. Ignores other samplers.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn set_level(sampler: *mut Sampler, level: usize) -> Outcome<()> {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let Some(own) = unsafe { own(sampler) }? else {
         return Ok(());
     };
@@ -236,7 +238,7 @@ unsafe fn set_level(sampler: *mut Sampler, level: usize) -> Outcome<()> {
         _ => return Ok(()),
     };
     for member in members {
-        // SAFETY: what is in a chain is a sampler; chains are not in circles, and not deep.
+        // SAFETY: every member of a chain is a sampler; chains have no cycles and limited depth.
         unsafe { set_level(member, level + 1) }?;
     }
     Ok(())
@@ -245,12 +247,12 @@ unsafe fn set_level(sampler: *mut Sampler, level: usize) -> Outcome<()> {
 /// Calls `ask` for a chain.
 ///
 /// # Safety
-/// As in the header.
+/// The caller must uphold the header's contract.
 unsafe fn of_chain<T>(
     chain: *const Sampler,
     ask: impl FnOnce(&mut Link) -> Outcome<T>,
 ) -> Outcome<T> {
-    // SAFETY: the caller keeps to the header.
+    // SAFETY: the caller upholds the header's contract.
     let own = unsafe { own(chain) }?;
     match own.as_ref().map(|own| own.lock()).as_deref_mut() {
         Some(Stage::Chain(link)) => ask(link),
@@ -259,20 +261,20 @@ unsafe fn of_chain<T>(
 }
 
 export! {
-    /// The usual parameters.
+    /// Returns the default parameters.
     fn llama_sampler_chain_default_params() -> SamplerChainParams, or SamplerChainParams { no_perf: Flag::new(true) }; {
         Ok(SamplerChainParams { no_perf: Flag::new(true) })
     }
 
-    /// A chain without samplers.
+    /// Creates a chain without samplers.
     fn llama_sampler_chain_init(params: SamplerChainParams) -> *mut Sampler, or std::ptr::null_mut(); {
         let link = Link { members: Vec::new(), level: 0, no_perf: params.no_perf.is_on(), took_us: 0, sampled: 0 };
         Ok(make(Own::new(c"chain", None, Stage::Chain(link))))
     }
 
-    /// Adds a sampler, which is the chain's then.
+    /// Adds a sampler and transfers its ownership to the chain.
     fn llama_sampler_chain_add(chain: *mut Sampler, sampler: *mut Sampler), or (); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe {
             read(sampler)?;
             let _growing = GROWING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -293,12 +295,13 @@ export! {
         }
     }
 
-    /// A sampler of a chain; the chain itself for -1; null for one that is none, or has not so many.
+    /// Returns a sampler of a chain, or the chain itself for -1. Returns null if `chain` is not a
+    /// chain or has fewer samplers.
     fn llama_sampler_chain_get(chain: *mut Sampler, index: i32) -> *mut Sampler, or std::ptr::null_mut(); {
         if chain.is_null() {
             return Ok(std::ptr::null_mut());
         }
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let found = unsafe {
             of_chain(chain, |link| Ok(match index {
                 -1 => chain,
@@ -309,19 +312,19 @@ export! {
                 }
             }))
         };
-        // Who asks whether it is a chain wants to know.
+        // Callers use this to test whether a sampler is a chain, so it is not an error.
         Ok(found.unwrap_or(std::ptr::null_mut()))
     }
 
-    /// How many samplers a chain has.
+    /// Returns the number of samplers in a chain.
     fn llama_sampler_chain_n(chain: *const Sampler) -> i32, or 0; {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { of_chain(chain, |link| Ok(link.members.len() as i32)) }
     }
 
-    /// Removes a sampler, which is the caller's then.
+    /// Removes a sampler and transfers its ownership to the caller.
     fn llama_sampler_chain_remove(chain: *mut Sampler, index: i32) -> *mut Sampler, or std::ptr::null_mut(); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe {
             let _growing = GROWING.lock().unwrap_or_else(PoisonError::into_inner);
             let removed: *mut Sampler = of_chain(chain, |link| {
@@ -329,32 +332,32 @@ export! {
                 Ok(index.map_or(std::ptr::null_mut(), |index| std::ptr::with_exposed_provenance_mut(link.members.remove(index))))
             })?;
             if !removed.is_null() {
-                // It is the caller's although something in it was freed.
+                // The removal succeeds even if something in it was freed.
                 let _ = set_level(removed, 0);
             }
             Ok(removed)
         }
     }
 
-    /// How long sampling took.
+    /// Returns the sampling time.
     fn llama_perf_sampler(chain: *const Sampler) -> PerfSampler, or PerfSampler::default(); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe {
             of_chain(chain, |link| Ok(PerfSampler { t_sample_ms: link.took_us as f64 * 1e-3, n_sample: link.sampled }))
         }
     }
 
-    /// Writes it to the log.
+    /// Logs the sampling time.
     fn llama_perf_sampler_print(chain: *const Sampler), or (); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let data = unsafe { of_chain(chain, |link| Ok((link.took_us as f64 * 1e-3, link.sampled))) }?;
         log::line(Level::Info, &format!("llama_perf_sampler_print:    sampling time = {:10.2} ms / {:5} runs", data.0, data.1));
         Ok(())
     }
 
-    /// Counts from now on.
+    /// Resets the sampling time.
     fn llama_perf_sampler_reset(chain: *mut Sampler), or (); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe {
             of_chain(chain, |link| {
                 (link.took_us, link.sampled) = (0, 0);

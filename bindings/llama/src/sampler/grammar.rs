@@ -10,15 +10,15 @@ use samite_text::{Candidates, Constraint, Tokenizer};
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Up to so many candidates are asked for one by one.
+/// Maximum number of candidates to check one by one.
 const FEW: usize = 16;
 
-/// A text that keeps to a grammar.
+/// State of a text that a grammar constrains.
 #[derive(Clone)]
 pub struct GrammarStage(Box<dyn Constraint>);
 
 impl GrammarStage {
-    /// Drops the candidates that the grammar does not allow: they can never be chosen.
+    /// Removes the candidates that the grammar does not allow: they can never be chosen.
     pub fn apply(&mut self, candidates: &mut Candidates) -> Outcome<()> {
         let ids = candidates.as_slice().iter().map(|kept| kept.id);
         if candidates.as_slice().len() <= FEW {
@@ -38,24 +38,24 @@ impl GrammarStage {
         Ok(())
     }
 
-    /// Takes note of a token.
+    /// Advances the state by a token.
     pub fn accept(&mut self, token: u32) -> Outcome<()> {
         Ok(self.0.accept(token)?)
     }
 
-    /// Begins anew.
+    /// Resets the state.
     pub fn reset(&mut self) -> Outcome<()> {
         Ok(self.0.reset()?)
     }
 }
 
-/// Vocabularies that grammars were made for: each takes a while.
+/// Cache of vocabularies for grammars, because building one takes a while.
 static VOCABULARIES: Mutex<Vec<GrammarVocabulary>> = Mutex::new(Vec::new());
 
-/// Forgets the vocabularies of models that are gone.
+/// Removes the vocabularies of models that are gone.
 pub fn forget_unused() {
     let mut known = VOCABULARIES.lock().unwrap_or_else(PoisonError::into_inner);
-    // Each holds its tokenizer itself.
+    // Each vocabulary holds one reference to its tokenizer.
     known.retain(|vocabulary| Arc::strong_count(vocabulary.tokenizer()) > 1);
 }
 
@@ -70,7 +70,7 @@ fn vocabulary_of(tokenizer: &Arc<Tokenizer>) -> Outcome<GrammarVocabulary> {
     Ok(vocabulary)
 }
 
-/// A grammar that begins with another rule than "root".
+/// Returns a grammar whose start rule is `root` instead of "root".
 fn rooted(source: &str, root: &str) -> Outcome<String> {
     if root == "root" {
         return Ok(source.to_owned());
@@ -87,10 +87,10 @@ fn rooted(source: &str, root: &str) -> Outcome<String> {
     }
 }
 
-/// Makes a sampler of a grammar; without a text, one that does nothing.
+/// Creates a sampler for a grammar. Without a text, the sampler does nothing.
 ///
 /// # Safety
-/// As in the header.
+/// The contract of the header applies.
 unsafe fn init(
     vocab: *const Opaque,
     source: *const c_char,
@@ -98,7 +98,7 @@ unsafe fn init(
     triggers: Option<Vec<Trigger>>,
 ) -> Outcome<*mut Sampler> {
     let model = model(vocab)?;
-    // SAFETY: the caller keeps to the header.
+    // SAFETY: the caller upholds the header's contract.
     let is_empty = unsafe { text(source) }.is_none_or(|source| source.is_empty());
     if is_empty {
         return Ok(make(Own::new(c"grammar", None, Stage::Nothing)));
@@ -124,10 +124,10 @@ unsafe fn init(
     )))
 }
 
-/// Triggers of a caller.
+/// Reads the triggers of a caller.
 ///
 /// # Safety
-/// As in the header.
+/// The contract of the header applies.
 unsafe fn triggers(
     texts: *const *const c_char,
     n_texts: usize,
@@ -135,7 +135,7 @@ unsafe fn triggers(
     n_tokens: usize,
     make: impl Fn(String) -> Trigger,
 ) -> Outcome<Vec<Trigger>> {
-    // SAFETY: the caller keeps to the header.
+    // SAFETY: the caller upholds the header's contract.
     let (texts, tokens) = unsafe {
         (
             array("triggers", texts, n_texts)?,
@@ -155,30 +155,31 @@ unsafe fn triggers(
 }
 
 export! {
-    /// Keeps to a grammar in GBNF.
+    /// Creates a sampler for a grammar in GBNF.
     fn llama_sampler_init_grammar(vocab: *const Opaque, source: *const c_char, root: *const c_char) -> *mut Sampler, or std::ptr::null_mut(); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe { init(vocab, source, root, None) }
     }
 
-    /// Keeps to a grammar from a word or token on.
+    /// Creates a sampler for a grammar that applies from a word or token on.
     fn llama_sampler_init_grammar_lazy(
         vocab: *const Opaque, source: *const c_char, root: *const c_char, words: *const *const c_char, n_words: usize,
         tokens: *const i32, n_tokens: usize
     ) -> *mut Sampler, or std::ptr::null_mut(); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe {
             let triggers = triggers(words, n_words, tokens, n_tokens, Trigger::Word)?;
             init(vocab, source, root, Some(triggers))
         }
     }
 
-    /// Keeps to a grammar from the first group of an expression, or a token, on.
+    /// Creates a sampler for a grammar that applies from the first group of a regular expression,
+    /// or a token, on.
     fn llama_sampler_init_grammar_lazy_patterns(
         vocab: *const Opaque, source: *const c_char, root: *const c_char, patterns: *const *const c_char, n_patterns: usize,
         tokens: *const i32, n_tokens: usize
     ) -> *mut Sampler, or std::ptr::null_mut(); {
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         unsafe {
             let triggers = triggers(patterns, n_patterns, tokens, n_tokens, Trigger::Pattern)?;
             init(vocab, source, root, Some(triggers))

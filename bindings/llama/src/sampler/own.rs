@@ -1,4 +1,4 @@
-//! The samplers of this library: stages of the engine, on a caller's candidates.
+//! Samplers of this library: sampler stages applied to a caller's candidates.
 
 use super::chain::Link;
 use super::grammar::GrammarStage;
@@ -24,17 +24,17 @@ pub struct Own {
     state: Mutex<Stage>,
 }
 
-/// All of them.
+/// All samplers of this library.
 pub static OWN: Handles<Own> = Handles::new("sampler");
 
-/// What a sampler does.
+/// Algorithm of a sampler.
 #[derive(Clone)]
 pub enum Stage {
-    /// Nothing.
+    /// No operation.
     Nothing,
-    /// Takes the likeliest.
+    /// Selects the most probable token.
     Greedy,
-    /// Draws by probability.
+    /// Samples by probability.
     Draw(Rng),
     TopK(i32),
     TopP(f32, usize),
@@ -50,20 +50,20 @@ pub enum Stage {
     LogitBias(Vec<(u32, f32)>),
     Infill(Arc<Tokenizer>),
     Grammar(GrammarStage),
-    /// Others, one after the other. They are this sampler's.
+    /// Other samplers in sequence, owned by this one.
     Chain(Link),
 }
 
-/// Candidates on their way through stages.
+/// Candidates passed through stages.
 #[derive(Default)]
 pub struct Passing {
     pub candidates: Candidates,
-    /// The token that was chosen.
+    /// Chosen token.
     pub chosen: Option<u32>,
 }
 
 impl Passing {
-    /// Those of a caller.
+    /// Copies a caller's candidates.
     pub fn of(items: &[TokenData], is_sorted: bool) -> Self {
         let candidate = |item: &TokenData| Candidate {
             id: item.id.cast_unsigned(),
@@ -78,7 +78,7 @@ impl Passing {
         }
     }
 
-    /// Gives them back to the caller: there are never more than before.
+    /// Copies them back to the caller; there are never more than before.
     pub fn give_back(&self, list: &mut TokenDataArray, items: &mut [TokenData]) {
         let kept = self.candidates.as_slice();
         for (to, from) in items.iter_mut().zip(kept) {
@@ -98,7 +98,7 @@ impl Passing {
 }
 
 impl Stage {
-    /// Runs it. A stage that fails leaves the candidates.
+    /// Runs the stage. On failure, the candidates are unchanged.
     pub fn run(&mut self, passing: &mut Passing) -> Outcome<()> {
         let Passing { candidates, chosen } = passing;
         match self {
@@ -140,7 +140,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Takes note of a token.
+    /// Accepts a token.
     pub fn accept(&mut self, token: i32) -> Outcome<()> {
         let Ok(token) = u32::try_from(token) else {
             return Ok(());
@@ -177,7 +177,7 @@ impl Stage {
     }
 }
 
-/// Where no candidate can be chosen, the first one is, as far as there is one.
+/// If no candidate can be chosen, falls back to the first one, if any.
 fn first(candidates: &Candidates) -> impl FnOnce(SamplerError) -> Outcome<(usize, f32)> {
     let is_there = !candidates.as_slice().is_empty();
     move |error| match is_there {
@@ -187,7 +187,7 @@ fn first(candidates: &Candidates) -> impl FnOnce(SamplerError) -> Outcome<(usize
 }
 
 impl Own {
-    /// One that does this.
+    /// Creates a sampler with this stage.
     pub fn new(name: &'static CStr, seed: Option<u32>, stage: Stage) -> Self {
         Own {
             name,
@@ -196,27 +196,27 @@ impl Own {
         }
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &'static CStr {
         self.name
     }
 
-    /// Its state for oneself.
+    /// Locks its state.
     pub fn lock(&self) -> MutexGuard<'_, Stage> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes a caller's candidates.
+    /// Applies it to a caller's candidates.
     ///
     /// # Errors
-    /// What the stage says; then the candidates are as they were.
+    /// If the stage fails; then the candidates are unchanged.
     ///
     /// # Safety
-    /// As in the header.
+    /// The caller must uphold the header's contract.
     pub unsafe fn apply(&self, candidates: *mut TokenDataArray) -> Outcome<()> {
         let mut stage = self.lock();
         if let Stage::Chain(link) = &mut *stage {
-            // SAFETY: the caller keeps to the header.
+            // SAFETY: the caller upholds the header's contract.
             return unsafe { link.apply(candidates) };
         }
         // SAFETY: as above.
@@ -227,7 +227,7 @@ impl Own {
         Ok(())
     }
 
-    /// Takes note of a token.
+    /// Accepts a token.
     ///
     /// # Errors
     /// If a grammar does not allow it.
@@ -238,10 +238,10 @@ impl Own {
         }
     }
 
-    /// Begins anew.
+    /// Resets the sampler.
     ///
     /// # Errors
-    /// If a grammar cannot.
+    /// If a grammar cannot be reset.
     pub fn reset(&self) -> Outcome<()> {
         match &mut *self.lock() {
             Stage::Chain(link) => link.reset(),
@@ -249,10 +249,10 @@ impl Own {
         }
     }
 
-    /// Another one in the same state.
+    /// Returns a sampler with the same state.
     ///
     /// # Errors
-    /// If a caller's own in a chain cannot be cloned.
+    /// If a chain contains a caller's own sampler that cannot be cloned.
     pub fn duplicate(&self) -> Outcome<Own> {
         let stage = match &*self.lock() {
             Stage::Chain(link) => Stage::Chain(link.duplicate()?),
@@ -261,7 +261,7 @@ impl Own {
         Ok(Own::new(self.name, self.seed, stage))
     }
 
-    /// Knows what the other one knows.
+    /// Copies the state of another sampler.
     ///
     /// # Errors
     /// If it is of another kind.
@@ -287,7 +287,7 @@ impl Own {
                     return Err(Failure::new("the chains have not as many samplers"));
                 }
                 for (from, to) in members.into_iter().zip(own) {
-                    // SAFETY: what is in a chain is a sampler.
+                    // SAFETY: every member of a chain is a sampler.
                     unsafe { super::llama_sampler_copy(from, to) };
                 }
             }
@@ -295,21 +295,21 @@ impl Own {
         Ok(())
     }
 
-    /// Gives up what is this sampler's.
+    /// Frees the samplers that it owns.
     pub fn free_parts(&self) {
         let stage = std::mem::replace(&mut *self.lock(), Stage::Nothing);
         if let Stage::Chain(link) = stage {
             for member in link.members() {
-                // SAFETY: what is in a chain is a sampler, and the chain's.
+                // SAFETY: every member of a chain is a sampler that the chain owns.
                 run("llama_sampler_free", (), || unsafe { free(member) });
             }
         }
     }
 
-    /// The seed.
+    /// Returns the seed.
     ///
     /// # Errors
-    /// If there is a sampler that was freed in the chain.
+    /// If a chain contains a freed sampler.
     pub fn seed(&self) -> Outcome<u32> {
         match &*self.lock() {
             Stage::Chain(link) => link.seed(),
@@ -318,7 +318,7 @@ impl Own {
     }
 }
 
-/// The functions of this library's samplers, for those who call them by the table.
+/// Table of functions of this library's samplers, for callers that use it directly.
 pub static TABLE: SamplerI = SamplerI {
     name: Some(super::llama_sampler_name),
     accept: Some(super::llama_sampler_accept),
@@ -334,7 +334,7 @@ pub static TABLE: SamplerI = SamplerI {
     copy_state: Some(super::llama_sampler_copy),
 };
 
-/// A seed as given, or any.
+/// Returns the seed, or a random one for the default.
 pub fn random_seed(seed: u32) -> u32 {
     match seed {
         DEFAULT_SEED => RandomState::new().hash_one(crate::names::now_us()) as u32,
@@ -367,54 +367,54 @@ fn number(name: &str, value: f32) -> Outcome<f32> {
     }
 }
 
-/// How many tokens back something looks: of negative numbers, all.
+/// Returns the window of a penalty in tokens; negative numbers mean all.
 fn last_n(count: i32) -> usize {
     usize::try_from(count).unwrap_or(1 << 20)
 }
 
 export! {
-    /// Takes the likeliest.
+    /// Creates a greedy sampler.
     fn llama_sampler_init_greedy() -> *mut Sampler, or std::ptr::null_mut(); {
         plain(c"greedy", true, Stage::Greedy)
     }
 
-    /// Draws by probability.
+    /// Creates a sampler that draws by probability.
     fn llama_sampler_init_dist(seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
         seeded(c"dist", seed, Stage::Draw)
     }
 
-    /// Keeps so many of the likeliest.
+    /// Creates a top-k sampler.
     fn llama_sampler_init_top_k(k: i32) -> *mut Sampler, or std::ptr::null_mut(); {
         plain(c"top-k", k > 0, Stage::TopK(k))
     }
 
-    /// Keeps the likeliest that together have a probability.
+    /// Creates a top-p sampler, which keeps the most probable tokens up to a total probability.
     fn llama_sampler_init_top_p(p: f32, least: usize) -> *mut Sampler, or std::ptr::null_mut(); {
         plain(c"top-p", number("p", p)? < 1.0, Stage::TopP(p, least))
     }
 
-    /// Keeps what has a share of the best probability.
+    /// Creates a min-p sampler, which keeps tokens with a fraction of the best probability.
     fn llama_sampler_init_min_p(p: f32, least: usize) -> *mut Sampler, or std::ptr::null_mut(); {
         plain(c"min-p", number("p", p)? > 0.0, Stage::MinP(p, least))
     }
 
-    /// Keeps what is about as surprising as is to be expected.
+    /// Creates a locally typical sampler, which keeps tokens whose surprise is near the entropy.
     fn llama_sampler_init_typical(p: f32, least: usize) -> *mut Sampler, or std::ptr::null_mut(); {
         plain(c"typical", number("p", p)? < 1.0, Stage::TypicalP(p, least))
     }
 
-    /// Divides logits; 0 or less keeps the likeliest alone.
+    /// Creates a temperature sampler, which divides logits; 0 or less keeps the best token only.
     fn llama_sampler_init_temp(value: f32) -> *mut Sampler, or std::ptr::null_mut(); {
         plain(c"temp", number("t", value)? != 1.0, Stage::Temperature(value, 0.0, 1.0))
     }
 
-    /// Divides logits by what goes with how undecided the model is.
+    /// Creates a dynamic temperature sampler: the temperature depends on the entropy.
     fn llama_sampler_init_temp_ext(value: f32, range: f32, exponent: f32) -> *mut Sampler, or std::ptr::null_mut(); {
         let stage = Stage::Temperature(number("t", value)?, number("delta", range)?, number("exponent", exponent)?);
         plain(c"temp-ext", value != 1.0 || range > 0.0, stage)
     }
 
-    /// Sometimes drops the likeliest.
+    /// Creates an XTC sampler, which sometimes drops the most probable tokens.
     fn llama_sampler_init_xtc(chance: f32, threshold: f32, least: usize, seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
         number("p", chance)?;
         match number("t", threshold)? <= 0.5 && chance > 0.0 {
@@ -423,25 +423,26 @@ export! {
         }
     }
 
-    /// Keeps what is near the best logit, in standard deviations.
+    /// Creates a top-n-sigma sampler, which keeps logits within n standard deviations of the best.
     fn llama_sampler_init_top_n_sigma(n: f32) -> *mut Sampler, or std::ptr::null_mut(); {
         plain(c"top-n-sigma", number("n", n)? > 0.0, Stage::TopNSigma(n))
     }
 
-    /// Draws so that the text keeps a surprise. From how many tokens that is estimated is not to be chosen: it is 100.
+    /// Creates a Mirostat sampler, which targets a given surprise. The number of tokens for its
+    /// estimate is fixed at 100.
     fn llama_sampler_init_mirostat(count: i32, seed: u32, tau: f32, eta: f32, _m: i32) -> *mut Sampler, or std::ptr::null_mut(); {
         let count = usize::try_from(count).unwrap_or(0).max(1);
         let mirostat = Mirostat::new(1, number("tau", tau)?, number("eta", eta)?);
         seeded(c"mirostat", seed, |rng| Stage::Mirostat(mirostat, count, rng))
     }
 
-    /// The same in its second version.
+    /// Creates a Mirostat 2.0 sampler.
     fn llama_sampler_init_mirostat_v2(seed: u32, tau: f32, eta: f32) -> *mut Sampler, or std::ptr::null_mut(); {
         let mirostat = Mirostat::new(2, number("tau", tau)?, number("eta", eta)?);
         seeded(c"mirostat-v2", seed, |rng| Stage::Mirostat(mirostat, 1, rng))
     }
 
-    /// Makes tokens less likely that were seen lately.
+    /// Creates a sampler that penalizes recent tokens.
     fn llama_sampler_init_penalties(
         _count: i32, last: i32, repeat: f32, frequency: f32, presence: f32
     ) -> *mut Sampler, or std::ptr::null_mut(); {
@@ -453,7 +454,7 @@ export! {
         plain(c"penalties", is_on, Stage::Penalties(Penalties::new(last_n(last), repeat, frequency, presence)))
     }
 
-    /// Makes tokens less likely that would go on with a repetition.
+    /// Creates a DRY sampler, which penalizes tokens that would continue a repetition.
     fn llama_sampler_init_dry(
         vocab: *const Opaque, multiplier: f32, base: f32, allowed: i32, last: i32, breakers: *const *const c_char, count: usize
     ) -> *mut Sampler, or std::ptr::null_mut(); {
@@ -462,7 +463,7 @@ export! {
             return plain(c"dry", false, Stage::Nothing);
         }
         let model = model(vocab)?;
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let texts = unsafe { array("seq_breakers", breakers, count) }?;
         let texts = texts.iter().filter_map(|&breaker| {
             // SAFETY: as above.
@@ -473,7 +474,8 @@ export! {
         plain(c"dry", true, Stage::Dry(Dry::new(params, breakers)))
     }
 
-    /// Draws near a target probability; a negative target is off, and draws by probability.
+    /// Creates an adaptive-p sampler, which draws near a target probability; a negative target
+    /// disables it and draws by probability.
     fn llama_sampler_init_adaptive_p(target: f32, decay: f32, seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
         number("target", target)?;
         let decay = number("decay", decay)?.clamp(0.0, 0.99);
@@ -483,16 +485,16 @@ export! {
         })
     }
 
-    /// Adds to logits.
+    /// Creates a sampler that adds biases to logits.
     fn llama_sampler_init_logit_bias(_vocabulary: i32, count: i32, biases: *const LogitBias) -> *mut Sampler, or std::ptr::null_mut(); {
         let count = usize::try_from(count).unwrap_or(0);
-        // SAFETY: the caller keeps to the header.
+        // SAFETY: the caller upholds the header's contract.
         let biases = unsafe { array("logit_bias", biases, count) }?;
         let biases = biases.iter().filter_map(|bias| Some((u32::try_from(bias.token).ok()?, bias.bias)));
         plain(c"logit-bias", count > 0, Stage::LogitBias(biases.collect()))
     }
 
-    /// Keeps what fits into a gap.
+    /// Creates an infill sampler, which keeps tokens suitable for filling a gap.
     fn llama_sampler_init_infill(vocab: *const Opaque) -> *mut Sampler, or std::ptr::null_mut(); {
         let model = model(vocab)?;
         plain(c"infill", true, Stage::Infill(Arc::clone(&model.vocabulary()?.tokenizer)))

@@ -1,27 +1,27 @@
 //! The library as a program finds it, and models for it.
 
-#![allow(dead_code, clippy::unwrap_used, clippy::macro_metavars_in_unsafe)] // Helpers of tests; each program uses some.
+#![allow(dead_code, clippy::unwrap_used, clippy::macro_metavars_in_unsafe)] // test helpers; each test uses some
 
 use llama::layout::*;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock};
 
-/// The address of a function.
+/// Returns the address of a function.
 pub fn symbol(name: &str) -> *mut c_void {
     static LIBRARY: OnceLock<usize> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| {
-        // Built beside the test.
+        // Built next to the test.
         let path = std::env::current_exe().unwrap();
         let path = path.parent().unwrap().join("libllama.so");
         let path = CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: the library has no initialisers.
+        // SAFETY: the library has no initializers.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         assert!(!library.is_null(), "{path:?}");
         library.expose_provenance()
     });
     let name = CString::new(name).unwrap();
-    // SAFETY: asks for an address only.
+    // SAFETY: only looks up an address.
     unsafe {
         libc::dlsym(
             std::ptr::with_exposed_provenance_mut(*library),
@@ -37,30 +37,30 @@ macro_rules! call {
         let function = $crate::common::symbol(stringify!($name));
         assert!(!function.is_null(), stringify!($name));
         #[allow(unused_unsafe, clippy::macro_metavars_in_unsafe)]
-        // SAFETY: the function has this type in the header, and the test keeps to it.
+        // SAFETY: the function has this type in the header, and the test follows its contract.
         unsafe {
             std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) $(-> $result)?>(function)($($value),*)
         }
     }};
 }
 
-/// What the library said.
+/// Log messages of the library.
 pub static SAID: Mutex<Vec<(c_int, String)>> = Mutex::new(Vec::new());
 
 unsafe extern "C" fn listen(level: c_int, text: *const c_char, _data: *mut c_void) {
-    // SAFETY: the library passes a text.
+    // SAFETY: the library passes a C string.
     let text = unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned();
     SAID.lock().unwrap().push((level, text));
 }
 
-/// Has the library tell its log to the test.
+/// Sends the library's log to the test.
 pub fn listen_to_all() {
     call!(llama_log_set(Some(listen) => LogCallback, std::ptr::null_mut() => *mut c_void));
 }
 
-/// Whether something was said that has this in it.
+/// Returns whether a log message contains this text.
 pub fn was_said(part: &str) -> bool {
     SAID.lock()
         .unwrap()
@@ -68,7 +68,7 @@ pub fn was_said(part: &str) -> bool {
         .any(|(_, text)| text.contains(part))
 }
 
-/// The path of a small model.
+/// Returns the path of a small model.
 pub fn path() -> CString {
     static PATH: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = PATH.get_or_init(|| {
@@ -80,7 +80,7 @@ pub fn path() -> CString {
     CString::new(path.to_str().unwrap()).unwrap()
 }
 
-/// A model.
+/// Loads a model.
 pub fn load() -> *mut Opaque {
     let path = path();
     let model = call!(llama_model_load_from_file(path.as_ptr() => *const c_char, ModelParams::DEFAULT => ModelParams) -> *mut Opaque);
@@ -88,7 +88,7 @@ pub fn load() -> *mut Opaque {
     model
 }
 
-/// A context.
+/// Creates a context.
 pub fn context(model: *mut Opaque, change: impl Fn(&mut ContextParams)) -> *mut Opaque {
     let mut params = ContextParams {
         n_threads: 1,
@@ -102,7 +102,7 @@ pub fn context(model: *mut Opaque, change: impl Fn(&mut ContextParams)) -> *mut 
     context
 }
 
-/// Tokens of a text.
+/// Tokenizes a text.
 pub fn tokenize(model: *mut Opaque, text: &str) -> Vec<i32> {
     let mut tokens = vec![0; text.len() + 2];
     let count = call!(llama_tokenize(
@@ -113,13 +113,13 @@ pub fn tokenize(model: *mut Opaque, text: &str) -> Vec<i32> {
     tokens
 }
 
-/// Decodes tokens behind those of sequence 0.
+/// Decodes tokens after those of sequence 0.
 pub fn decode(context: *mut Opaque, tokens: &mut [i32]) -> i32 {
     let batch = call!(llama_batch_get_one(tokens.as_mut_ptr() => *mut i32, tokens.len() as i32 => i32) -> Batch);
     call!(llama_decode(context => *mut Opaque, batch => Batch) -> i32)
 }
 
-/// The likeliest tokens behind a text, one after the other.
+/// Generates the most likely tokens after a text.
 pub fn greedy(context: *mut Opaque, prompt: &[i32], count: usize) -> Vec<i32> {
     let sampler = call!(llama_sampler_init_greedy() -> *mut Sampler);
     let mut tokens = prompt.to_vec();

@@ -1,27 +1,29 @@
-//! Canaries: fixed pieces of work and the system's counters, which tell whether the machine stayed the same during a measurement.
+//! Canaries: fixed pieces of work and system counters, which show whether the machine stayed the
+//! same during a measurement.
 
 use samite::registry::Probe;
 
-/// How far a canary may move between the samples of a pair.
+/// Maximum change of the clock between the samples of a pair.
 const MOST_DRIFT: f64 = 0.03;
-/// Memory is shared with other machines on the same host: what can be read changes by a fifth from one second to the next.
+/// Maximum change of the read rate. Memory is shared with other machines on the host, so the rate
+/// changes by a fifth from one second to the next.
 const MOST_READ_DRIFT: f64 = 0.25;
-/// Part of the time that the host may keep from this machine.
+/// Maximum share of the time that the host may withhold from this machine.
 const MOST_STOLEN: f64 = 0.01;
-/// Processors that other programs may use meanwhile.
+/// Maximum number of processors that other programs may use meanwhile.
 const MOST_FOREIGN: f64 = 0.05;
 
-/// What the machine can do at one moment.
+/// Speed of the machine at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
     /// Cycles per second.
     pub clock_hz: f64,
-    /// Bytes read from memory per second by one thread.
+    /// Bytes that one thread reads from memory per second.
     pub read_bytes: f64,
 }
 
 impl Reading {
-    /// Now: the best of several tries, about a tenth of a second in all.
+    /// Measures the speed: the best of several tries, about a tenth of a second in total.
     pub fn new(probe: &Probe) -> Self {
         Reading {
             clock_hz: probe.clock_hz(),
@@ -30,26 +32,27 @@ impl Reading {
     }
 }
 
-/// Processor time in seconds since the start of the machine or of the process.
+/// CPU time in seconds since the start of the machine or the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Times {
     /// Work of all processes.
     pub busy: f64,
-    /// Kept back by the host.
+    /// Time withheld by the host.
     pub stolen: f64,
-    /// Work of this process and of its children that ended.
+    /// Work of this process and of its finished children.
     pub own: f64,
 }
 
 impl Times {
-    /// Now; zeros where the system does not say.
+    /// Reads the current times. They are 0 if the system does not report them.
     pub fn now() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         parse_times(&read("/proc/stat"), &read("/proc/self/stat"))
     }
 }
 
-/// The texts of `/proc/stat` and `/proc/self/stat`. Their unit is 10 ms wherever Linux runs.
+/// Parses the texts of `/proc/stat` and `/proc/self/stat`. Their unit is 10 ms on every Linux
+/// system.
 fn parse_times(machine: &str, process: &str) -> Times {
     let second = |ticks: f64| ticks / 100.0;
     let fields: Vec<f64> = machine
@@ -63,7 +66,8 @@ fn parse_times(machine: &str, process: &str) -> Times {
     let at = |i: usize| fields.get(i).copied().unwrap_or(0.0);
     // user, nice, system, idle, iowait, irq, softirq, steal
     let busy = at(0) + at(1) + at(2) + at(5) + at(6);
-    // After the name, which may have spaces and brackets in it, utime is the 12th field, then stime, cutime, cstime.
+    // The name may contain spaces and parentheses. After it, utime is the 12th field, followed by
+    // stime, cutime and cstime.
     let own: f64 = process
         .rsplit_once(')')
         .map_or("", |(_, rest)| rest)
@@ -79,21 +83,21 @@ fn parse_times(machine: &str, process: &str) -> Times {
     }
 }
 
-/// What disturbed a measurement.
+/// Disturbances of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise {
-    /// How much slower the slowest reading of the clock was than the fastest.
+    /// Drop of the slowest clock reading below the fastest, as a fraction.
     pub clock_drift: f64,
-    /// The same of reading from memory.
+    /// Drop of the slowest read rate below the fastest, as a fraction.
     pub read_drift: f64,
-    /// Stolen processors, on average.
+    /// Average number of stolen processors.
     pub stolen: f64,
-    /// Processors that other programs used, on average.
+    /// Average number of processors that other programs used.
     pub foreign: f64,
 }
 
 impl Noise {
-    /// Between two moments with these readings, `seconds` apart.
+    /// Computes the disturbances between two moments that are `seconds` apart.
     pub fn new(readings: &[Reading], before: Times, after: Times, seconds: f64) -> Self {
         let drift = |pick: fn(&Reading) -> f64| {
             let least = readings.iter().map(pick).fold(f64::INFINITY, f64::min);
@@ -101,7 +105,7 @@ impl Noise {
             if most > 0.0 { 1.0 - least / most } else { 0.0 }
         };
         let per_second = |amount: f64| (amount / seconds.max(1e-9)).max(0.0);
-        // Counters tick every 10 ms: a few ticks are no sign of anything.
+        // Counters advance every 10 ms, so ignore a few ticks.
         let foreign = (after.busy - before.busy) - (after.own - before.own) - 0.03;
         Noise {
             clock_drift: drift(|reading| reading.clock_hz),
@@ -111,7 +115,7 @@ impl Noise {
         }
     }
 
-    /// What was too much, if anything.
+    /// Returns the disturbance that exceeds its limit, if any.
     pub fn reason(&self) -> Option<&'static str> {
         let limits = [
             (self.clock_drift, MOST_DRIFT, "clock"),

@@ -1,11 +1,12 @@
-//! Compares samite with llama.cpp in pairs of samples, one right after the other: if the speed of the machine changes, it changes for both.
+//! Compares samite with llama.cpp in pairs of consecutive samples: if the speed of the machine
+//! changes, it changes for both.
 //!
-//! The order within pairs is drawn, and turned round in every second pair. The result is the median of the pairs' ratios.
-//! Pairs during which the machine changed, by its [canaries](super::canary), are dropped and made up for. If there is hardly
-//! anything else, all count, and the result says so.
+//! The order within a pair is random, and reversed in every second pair. The result is the median
+//! of the pairs' ratios. Pairs during which the machine changed, by its [canaries](super::canary),
+//! are dropped and replaced. If almost all pairs are disturbed, all count, and the result says so.
 //!
-//! What the machine can do is measured before and after the pairs of each row: what memory shared with others gives moves, and
-//! the larger limits are nearer to those of the best pairs.
+//! The machine's limits are measured before and after the pairs of each row: the bandwidth of
+//! shared memory varies, and the larger limits are closer to those of the best pairs.
 
 use super::canary::{Noise, Reading, Times};
 use super::flags::BenchArgs;
@@ -28,10 +29,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// So many times the wanted pairs are tried at most.
+/// Maximum number of pairs to try, as a multiple of the wanted ones.
 const MOST_TRIES: usize = 2;
 
-/// Two samples, one after the other.
+/// Two consecutive samples.
 struct Pair {
     samite_first: bool,
     samite: f64,
@@ -49,14 +50,15 @@ impl Pair {
 struct Row {
     work: Work,
     threads: usize,
-    /// How many pairs there are to be.
+    /// Number of wanted pairs.
     wanted: usize,
-    /// Tokens per second of llama.cpp without and with its packed weights, 0 if it failed: the faster is the rival.
+    /// Tokens per second of llama.cpp without and with its packed weights, or 0 if it failed. The
+    /// faster mode is compared.
     trial: [f64; 2],
     pairs: Vec<Pair>,
     /// The machine's limits before and after the pairs.
     limits: Vec<Peaks>,
-    /// The limit of this work by the larger ones of those, and the rate at which it is reached.
+    /// The limiting resource by the larger limits, and the rate at which its limit is reached.
     limit: Option<(&'static str, f64)>,
 }
 
@@ -65,18 +67,18 @@ impl Row {
         self.trial[1] >= self.trial[0]
     }
 
-    /// Pairs during which nothing changed.
+    /// Returns the number of undisturbed pairs.
     fn quiet(&self) -> usize {
         let quiet = |pair: &&Pair| pair.noise.reason().is_none();
         self.pairs.iter().filter(quiet).count()
     }
 
-    /// Whether so few pairs were quiet that all of them count.
+    /// Returns whether too few pairs were undisturbed, so that all of them count.
     fn is_restless(&self) -> bool {
         2 * self.quiet() < self.wanted.min(self.pairs.len())
     }
 
-    /// The pairs that count.
+    /// Returns the pairs that count.
     fn kept(&self) -> impl Iterator<Item = &Pair> {
         let all = self.is_restless();
         let counts = move |pair: &&Pair| all || pair.noise.reason().is_none();
@@ -102,7 +104,7 @@ impl Row {
     }
 }
 
-/// Everything about a comparison.
+/// The report of a comparison.
 #[derive(Default)]
 struct Report {
     model: String,
@@ -111,7 +113,7 @@ struct Report {
     limits: Limits,
 }
 
-/// Compares all `works`, with each number of threads. After Ctrl-C, what was measured so far is printed.
+/// Compares all `works` with each number of threads. After Ctrl-C, prints the results so far.
 pub fn run(args: &BenchArgs, bench: &Path, threads: &[usize], works: &[Work]) -> Outcome {
     let peer = Peer::new(bench, &args.model)?;
     let cancel = interrupt::token();
@@ -190,7 +192,7 @@ fn measure_all(
     Ok(())
 }
 
-/// What one row needs to be measured.
+/// Inputs for the measurement of a row.
 struct Comparison<'a> {
     args: &'a BenchArgs,
     peer: &'a Peer,
@@ -220,8 +222,8 @@ impl Comparison<'_> {
             let rates: Outcome<Vec<f64>> = (0..repetitions).map(|_| samite.sample()).collect();
             Ok(median_of(rates?))
         };
-        // The better of two runs each, in the order 0 1 1 0. One of them may fail: there are builds that do not run with
-        // packed weights on every machine.
+        // Take the better of two runs each, in the order 0 1 1 0. One mode may fail: some builds do
+        // not run with packed weights on every machine.
         let mut failures = [None, None];
         for repack in [false, true, true, false] {
             let (best, failure) = (

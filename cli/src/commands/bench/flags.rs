@@ -31,17 +31,19 @@ pub struct BenchArgs {
     /// Numbers of sequences that generate together; prompts are measured with one
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = sequence_count)]
     pub sequences: Vec<usize>,
-    /// Repetitions; 5 by default. In a comparison, of each sample, whose median counts; 1 by default
+    /// Repetitions; 5 by default. In a comparison, of each sample, whose median counts; 1 by
+    /// default
     #[arg(short = 'r', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: Option<u32>,
-    /// Compare with llama.cpp: the path of its llama-bench (llama-batched-bench is looked for beside it). Where both are to run, `taskset` says
+    /// Compare with llama.cpp: the path of its llama-bench (llama-batched-bench is looked for
+    /// beside it). Where both are to run, `taskset` says
     #[arg(long, value_name = "FILE", conflicts_with_all = ["cpu_mask", "cpu_range", "cpu_strict", "prio", "poll"])]
     pub compare: Option<PathBuf>,
     /// Pairs of samples in a comparison
     #[arg(long, value_name = "N", default_value = "12", value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
     pub pairs: u32,
-    /// Do not measure the machine's limits; otherwise, a comparison measures them before and after the pairs of each test,
-    /// and the larger ones count
+    /// Do not measure the machine's limits; otherwise, a comparison measures them before and after
+    /// the pairs of each test, and the larger ones count
     #[arg(long)]
     pub no_peaks: bool,
     /// Print JSON
@@ -55,7 +57,7 @@ pub struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// All combinations: prompts first.
+    /// Returns all combinations, prompts first.
     pub fn works(&self) -> Vec<Work> {
         let mut works = Vec::new();
         let once = [1];

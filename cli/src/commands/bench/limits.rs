@@ -10,17 +10,17 @@ use std::fmt::Write;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-/// With less than this part of what so many threads would make if each made what one alone does, something is wrong.
+/// Minimum gain of several threads relative to perfect scaling. Less indicates a problem.
 const LEAST_GAIN: f64 = 0.75;
 
-/// The best of what was measured, for each number of threads.
+/// Best measurements for each number of threads.
 #[derive(Default)]
 pub struct Limits(Vec<Peaks>, Vec<(String, DeviceLimits)>);
 
 impl Limits {
-    /// Measures the limits of `threads` threads and, to tell how much more they make than one, at first those of one.
+    /// Measures the limits of `threads` threads, and first those of one thread for comparison.
     ///
-    /// It takes seconds: when cancelled, the rest of it goes on in a thread that nobody waits for.
+    /// This takes seconds. On cancellation, a detached thread finishes the rest.
     pub fn measure(
         &mut self,
         threads: usize,
@@ -35,7 +35,7 @@ impl Limits {
         Ok(peaks)
     }
 
-    /// Measures the limits of a device, if it can tell.
+    /// Measures the limits of a device, if it supports that.
     pub fn measure_device(&mut self, device: &dyn Device) -> Outcome<Option<DeviceLimits>> {
         let known = self.1.iter().find(|(name, _)| name == device.name());
         if let Some((_, limits)) = known {
@@ -62,7 +62,7 @@ impl Limits {
         self.0.is_empty() && self.1.is_empty()
     }
 
-    /// A line for each number of threads.
+    /// Returns a line for each number of threads.
     pub fn lines(&self) -> String {
         self.0.iter().fold(String::new(), |mut text, peaks| {
             let one = self.of(1).filter(|_| peaks.threads > 1);
@@ -94,19 +94,19 @@ impl Limits {
     }
 }
 
-/// The line of some threads alone.
+/// Returns the line for one number of threads.
 pub fn lines_of(peaks: &Peaks) -> String {
     format!("{}\n", wrapped(&line(peaks, None), 79))
 }
 
-/// The limits of so many threads where, and with the priority that, flags say.
+/// Measures the limits of `threads` threads with the affinity and priority that flags set.
 pub fn peaks(threads: usize, pool: &PoolArgs, cancel: &CancelToken) -> Outcome<Peaks> {
     let (sender, receiver) = mpsc::channel();
     let place = pool.place()?;
     samite::thread_builder()
         .and_then(|thread| {
             thread.spawn(move || {
-                // Threads that it starts stay where it is.
+                // Threads started by this one inherit its affinity.
                 place.bind_caller();
                 sender.send(measure_peaks(threads))
             })
@@ -140,7 +140,7 @@ pub fn to_json(peaks: &Peaks) -> Value {
     })
 }
 
-/// The limits of some threads, and how many times as much that is as `one` makes.
+/// Returns a line with the limits of some threads, and their ratio to those of `one`.
 fn line(peaks: &Peaks, one: Option<&Peaks>) -> String {
     let times = |rate: fn(&Peaks) -> f64| {
         let alone = one.map(rate).filter(|&alone| alone > 0.0)?;

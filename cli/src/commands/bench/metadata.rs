@@ -6,7 +6,7 @@ use samite::registry::{BuiltIn, Registry};
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What every report says about that, to which results are added.
+/// Returns the metadata of every report. Results are added to it.
 pub fn metadata() -> Value {
     let registry = Registry::built_in(BuiltIn::default());
     let cpu = registry
@@ -29,7 +29,7 @@ pub fn metadata() -> Value {
     })
 }
 
-/// A line about a model.
+/// Returns a line about a model.
 pub fn describe(model: &Model) -> String {
     format!(
         "{} ({:.1} M parameters, {:.1} MB)",
@@ -39,7 +39,7 @@ pub fn describe(model: &Model) -> String {
     )
 }
 
-/// Seconds since 1970 as ISO 8601 has them.
+/// Formats seconds since 1970 in ISO 8601.
 fn utc(seconds: u64) -> String {
     let is_leap =
         |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);

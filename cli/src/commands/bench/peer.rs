@@ -10,26 +10,26 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-/// The program that decodes several sequences together. It lies beside llama-bench.
+/// Program that decodes several sequences together. It is in the folder of llama-bench.
 const BATCHED: &str = "llama-batched-bench";
 
-/// llama.cpp, as it lies in one folder.
+/// An installation of llama.cpp in one folder.
 pub struct Peer {
     bench: PathBuf,
     model: PathBuf,
 }
 
-/// One run of a peer.
+/// A run of a peer.
 #[derive(Clone, Debug)]
 pub struct PeerSample {
     /// Tokens of all sequences per second: the median of the repetitions.
     pub rate: f64,
-    /// What the program says about its build; nothing from llama-batched-bench.
+    /// Build description. `None` for llama-batched-bench.
     pub version: Option<String>,
 }
 
 impl Peer {
-    /// The peer whose `llama-bench` is at `bench`, with the model of these flags.
+    /// Creates the peer whose `llama-bench` is at `bench`, with the model of these flags.
     pub fn new(bench: &Path, flags: &ModelArgs) -> Outcome<Self> {
         if !bench.is_file() {
             return Err(Failure::usage(format_args!(
@@ -51,7 +51,7 @@ impl Peer {
         })
     }
 
-    /// What `--version` says; not every build knows that flag.
+    /// Returns the output of `--version`. Not every build has that flag.
     pub fn version(&self, cancel: &CancelToken) -> Outcome<Option<String>> {
         let mut command = Command::new(&self.bench);
         command.arg("--version");
@@ -62,7 +62,8 @@ impl Peer {
         }
     }
 
-    /// Does the work `repetitions` times after a warm-up, with or without llama.cpp's packed weights.
+    /// Does the work `repetitions` times after a warm-up, with or without llama.cpp's packed
+    /// weights.
     pub fn sample(
         &self,
         work: Work,
@@ -102,7 +103,8 @@ impl Peer {
     }
 }
 
-/// llama-bench: JSON with a sample for each repetition. Loading is not in them, nor is filling up to the depth.
+/// Returns the arguments of llama-bench. It prints JSON with a sample per repetition, which
+/// excludes loading and filling the context.
 fn bench_arguments(work: Work, threads: usize, repack: bool, repetitions: u32) -> Vec<String> {
     let (prompt, generated) = if work.is_prompt {
         (work.tokens, 0)
@@ -119,10 +121,10 @@ fn bench_arguments(work: Work, threads: usize, repack: bool, repetitions: u32) -
     .collect()
 }
 
-/// llama-batched-bench: a line for each of a list of lengths.
+/// Returns the arguments of llama-batched-bench. It prints a line for each of a list of lengths.
 fn batched_arguments(work: Work, threads: usize, repack: bool, repetitions: u32) -> Vec<String> {
     let lengths = vec![work.tokens.to_string(); repetitions as usize].join(",");
-    // Each sequence has its own part of the context, in steps of 256.
+    // Each sequence has its own part of the context, in multiples of 256.
     let cells = (work.depth + work.tokens).next_multiple_of(256) * work.sequences;
     format!(
         "-npp {} -ntg {lengths} -npl {} -c {cells} -t {threads} -tb {threads} -b 2048 {} -dev none --output-format jsonl",
@@ -154,7 +156,7 @@ fn parse_bench(output: &str) -> Option<PeerSample> {
     (rate > 0.0 && rate.is_finite()).then_some(PeerSample { rate, version })
 }
 
-/// The lines look like JSON, but without a prompt one number is `-nan`.
+/// Parses the lines, which look like JSON except that one number is `-nan` without a prompt.
 fn parse_batched(output: &str, repetitions: u32) -> Option<PeerSample> {
     let rates: Vec<f64> = output
         .lines()
@@ -170,7 +172,7 @@ fn parse_batched(output: &str, repetitions: u32) -> Option<PeerSample> {
     })
 }
 
-/// What a program writes to standard output and to standard error. It is ended when cancelled.
+/// Runs a program and returns its standard output and standard error. Kills it on cancellation.
 fn run(mut command: Command, cancel: &CancelToken) -> Outcome<[String; 2]> {
     let name = command.get_program().to_string_lossy().into_owned();
     let failed = |what: &dyn std::fmt::Display| Failure::error(format_args!("{name}: {what}"));
@@ -184,7 +186,8 @@ fn run(mut command: Command, cancel: &CancelToken) -> Outcome<[String; 2]> {
     let status = loop {
         match child.try_wait() {
             Ok(None) if cancel.is_cancelled() => {
-                // It may have ended by itself, or by the same Ctrl-C. Its pipes are left to whoever it started.
+                // It may have ended by itself or by the same Ctrl-C. Its own children may still
+                // hold the pipes.
                 let _ = child.kill().and_then(|()| child.wait());
                 return Err(Failure::Interrupted);
             }
@@ -208,16 +211,16 @@ fn run(mut command: Command, cancel: &CancelToken) -> Outcome<[String; 2]> {
     }
 }
 
-/// Reads a pipe to its end in a thread of its own, so that it never runs full.
+/// Reads a pipe to its end on a separate thread, so that the pipe never fills up.
 fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     let read = move || {
         let mut bytes = Vec::new();
-        // What cannot be read is missed where it is parsed; that nobody waits for it any more is no error either.
+        // Parsing notices missing output, and the receiver may be gone.
         let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
         let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
     };
-    // Without a thread, the peer finds its pipe closed and fails.
+    // If the thread cannot start, the pipe closes and the peer fails.
     let _ = samite::thread_builder().and_then(|thread| thread.spawn(read));
     receiver
 }

@@ -2,10 +2,10 @@
 
 use samite::text::Rng;
 
-/// How many times the bootstrap draws anew.
+/// Number of bootstrap resamples.
 const RESAMPLES: usize = 4000;
 
-/// The median of sorted numbers; NaN of none.
+/// Returns the median of sorted numbers, or NaN if there are none.
 pub fn median(sorted: &[f64]) -> f64 {
     let middle = sorted.len() / 2;
     match sorted.len() {
@@ -15,14 +15,14 @@ pub fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// The median of numbers in any order; NaN of none.
+/// Returns the median of numbers in any order, or NaN if there are none.
 pub fn median_of(numbers: impl IntoIterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = numbers.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
     median(&sorted)
 }
 
-/// A ratio with the interval that it lies in with a probability of 95 %.
+/// A ratio with its 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
     pub median: f64,
@@ -30,8 +30,9 @@ pub struct Ratio {
     pub high: f64,
 }
 
-/// The median of ratios, by their logarithms so that a ratio and its inverse weigh the same, with the interval between the
-/// 2.5th and the 97.5th percentile of medians of resamples (bootstrap). `None` without ratios.
+/// Returns the median of ratios, computed on logarithms so that a ratio and its inverse have the
+/// same weight. The interval spans the 2.5th to the 97.5th percentile of bootstrap medians. Returns
+/// `None` without ratios.
 pub fn ratio(ratios: &[f64]) -> Option<Ratio> {
     if ratios.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-//! The work that is measured, and how samite does it.
+//! The work to measure, and how samite does it.
 
 use crate::args::ModelArgs;
 use crate::failure::Outcome;
@@ -11,13 +11,13 @@ use std::time::Instant;
 /// A piece of work whose speed is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Whether the tokens come together, as a prompt, or one after the other.
+    /// True for prefill, false for decode.
     pub is_prompt: bool,
-    /// Tokens of each sequence.
+    /// Tokens per sequence.
     pub tokens: usize,
-    /// Tokens of each sequence that are in the context before.
+    /// Tokens of each sequence that are in the context beforehand.
     pub depth: usize,
-    /// Sequences that are decoded together.
+    /// Number of sequences that are decoded together.
     pub sequences: usize,
 }
 
@@ -35,15 +35,16 @@ impl Work {
         format!("{kind}{}{sequences}{depth}", self.tokens)
     }
 
-    /// Cells of the context that it needs.
+    /// Returns the number of context cells that it needs.
     pub fn cells(self) -> usize {
         (self.depth + self.tokens).saturating_mul(self.sequences)
     }
 
-    /// The machine's limit for this: arithmetic for prompts, reading for generation; and the rate in tokens per second
-    /// at which it would be reached. Attention and the cache are left out.
+    /// Returns the machine's limiting resource for this work, which is arithmetic for prefill and
+    /// memory reads for decode, and the rate in tokens per second at which it is reached. Attention
+    /// and the KV cache are ignored.
     pub fn limit_of_device(self, model: &Model, limits: &DeviceLimits) -> (&'static str, f64) {
-        // What it multiplies, it multiplies as F32.
+        // The device multiplies in F32.
         let peaks = Peaks {
             threads: 0,
             clock_hz: 0.0,
@@ -54,7 +55,7 @@ impl Work {
         self.limit(model, &peaks)
     }
 
-    /// As [`limit_of_device`](Work::limit_of_device), for the processor.
+    /// Works like [`limit_of_device`](Work::limit_of_device), for the CPU.
     pub fn limit(self, model: &Model, peaks: &Peaks) -> (&'static str, f64) {
         let cost = model.token_cost();
         if !self.is_prompt {
@@ -72,7 +73,7 @@ impl Work {
     }
 }
 
-/// samite at one piece of work, with all that is not measured done before.
+/// samite at one piece of work, with all unmeasured preparations done.
 pub struct Bench {
     context: Context,
     work: Work,
@@ -81,7 +82,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Sets up a context, fills it to the depth, and warms up.
+    /// Creates a context, fills it to the depth, and warms up.
     pub fn new(
         model: &Arc<Model>,
         work: Work,
@@ -105,7 +106,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Does it once; tokens of all sequences per second.
+    /// Does the work once. Returns tokens of all sequences per second.
     pub fn sample(&mut self) -> Outcome<f64> {
         let Work { tokens, depth, .. } = self.work;
         for sequence in 0..self.work.sequences {
@@ -128,7 +129,7 @@ impl Bench {
         Ok((tokens * self.work.sequences) as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// Any tokens do: speed does not depend on which.
+    /// Returns an arbitrary token: the speed does not depend on it.
     fn token(&self, i: usize) -> u32 {
         (i as u32).wrapping_mul(2_654_435_761) % self.n_vocab
     }

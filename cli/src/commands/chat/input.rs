@@ -1,4 +1,4 @@
-//! Messages as they are typed, or come through a pipe.
+//! Messages from the terminal or a pipe.
 
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
@@ -8,7 +8,7 @@ use rustyline::error::ReadlineError;
 use std::io::{BufRead, ErrorKind};
 use std::path::PathBuf;
 
-/// Where messages come from.
+/// Source of messages.
 pub(super) enum Input {
     Terminal {
         editor: Box<DefaultEditor>,
@@ -26,7 +26,7 @@ impl Input {
         let mut editor = DefaultEditor::new().map_err(Failure::error)?;
         let history = samite::cache_folder().map(|folder| folder.join("chat-history.txt"));
         if let Some(history) = &history {
-            // There may be none yet.
+            // The history file may not exist yet.
             let _ = editor.load_history(history);
         }
         Ok(Self::Terminal {
@@ -35,7 +35,7 @@ impl Input {
         })
     }
 
-    /// The next message, of several lines if they say so; `None` at the end.
+    /// Returns the next message, or `None` at the end. A message may span several lines.
     pub fn next(&mut self) -> Outcome<Option<String>> {
         let text = loop {
             match self.message()? {
@@ -47,7 +47,7 @@ impl Input {
         if let Self::Terminal { editor, history } = self {
             let _ = editor.add_history_entry(&text);
             if let Some(history) = history {
-                // A history that cannot be kept is no reason to stop.
+                // Failing to save the history is not an error.
                 let _ = history.parent().map(std::fs::create_dir_all);
                 let _ = editor.save_history(history);
             }
@@ -64,7 +64,7 @@ impl Input {
         if is_quoted {
             text.drain(..3);
         }
-        // What ends without its mark is taken as it is.
+        // Accept a quoted text without its end mark at the end of the input.
         while if is_quoted {
             !text.ends_with("\"\"\"")
         } else {
@@ -110,10 +110,10 @@ impl Input {
     }
 }
 
-/// What was typed.
+/// Result of reading a line.
 enum Line {
     Text(String),
-    /// Ctrl-C: what was typed so far does not count.
+    /// Ctrl-C: discards the text so far.
     Cancelled,
     End,
 }

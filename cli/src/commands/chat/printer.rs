@@ -1,10 +1,11 @@
-//! Answers on a terminal.
+//! Prints answers to a terminal.
 
 use crate::shown::on_terminal;
 use samite::chat::Event;
 use std::io::Write;
 
-/// Writes an answer as it arrives. On a terminal, reasoning is dimmed and lines break between words.
+/// Writes an answer as it arrives. On a terminal, reasoning is dimmed and lines break between
+/// words.
 pub(super) struct Printer {
     /// `None` if the output is not a terminal.
     wrap: Option<Wrap>,
@@ -13,7 +14,7 @@ pub(super) struct Printer {
 }
 
 impl Printer {
-    /// A printer for a terminal of so many columns, or for something else.
+    /// Creates a printer for a terminal of `columns` columns, or for other output.
     pub fn new(columns: Option<usize>) -> Self {
         Printer {
             wrap: columns.map(Wrap::new),
@@ -43,7 +44,7 @@ impl Printer {
         out.flush()
     }
 
-    /// Ends the line, if there is one or `is_answered`.
+    /// Ends the line, if one was started or `is_answered` is set.
     pub fn end(&mut self, out: &mut impl Write, is_answered: bool) -> std::io::Result<()> {
         if std::mem::take(&mut self.is_dim) {
             write!(out, "\x1b[0m")?;
@@ -55,21 +56,21 @@ impl Printer {
     }
 }
 
-/// Breaks lines between words as text comes in pieces. A word that reaches the edge is taken back
-/// and begins the next line.
+/// Breaks lines between words of a text that arrives in pieces. A word that reaches the edge is
+/// erased and moved to the next line.
 struct Wrap {
     columns: usize,
     column: usize,
     /// True if a line break replaced the last space.
     is_broken: bool,
-    /// The begun word, which stands at the end of the line.
+    /// Current word, at the end of the line.
     word: String,
 }
 
 impl Wrap {
     fn new(columns: usize) -> Self {
         Wrap {
-            // Behind a character in the last column, terminals differ in where the cursor is.
+            // Terminals differ in the cursor position after a character in the last column.
             columns: columns.saturating_sub(1).max(2),
             column: 0,
             is_broken: false,
@@ -77,7 +78,7 @@ impl Wrap {
         }
     }
 
-    /// Returns what to write for the next piece of the text.
+    /// Returns the output for the next piece of the text.
     fn wrapped(&mut self, piece: &str) -> String {
         const TAB: usize = 8;
         let mut shown = String::with_capacity(piece.len());
@@ -89,12 +90,12 @@ impl Wrap {
             };
             let is_space = matches!(character, ' ' | '\n' | '\t');
             if self.is_broken && is_space {
-                // The text's own end of the line is here already.
+                // The line was already broken where the text has a newline.
                 self.is_broken = character != '\n';
                 continue;
             }
             self.is_broken = false;
-            // Scripts of wide characters have no spaces between words.
+            // Scripts with wide characters have no spaces between words.
             let ends_word = is_space || width > 1;
             if ends_word {
                 self.word.clear();
@@ -118,7 +119,7 @@ impl Wrap {
         shown
     }
 
-    /// Begins a line, with the begun word if it fits there.
+    /// Starts a line, with the current word if it fits.
     fn begin_line(&mut self, shown: &mut String) {
         let width = console::measure_text_width(&self.word);
         if width == 0 || width == self.column {
@@ -188,7 +189,7 @@ mod tests {
         assert_eq!(screen(11, &["0123456789   a"]), "0123456789|a");
         assert_eq!(screen(11, &["0123456789 ", "\nb"]), "0123456789|b");
         assert_eq!(screen(11, &["0123456789 \n\nb"]), "0123456789||b");
-        // A word that is longer than a line breaks where the line ends.
+        // A word longer than a line breaks at the end of the line.
         assert_eq!(screen(6, &["ab abcdefghijkl"]), "ab |abcde|fghij|kl");
         assert_eq!(screen(6, &["漢字漢字"]), "漢字|漢字");
         assert_eq!(screen(1, &["abc"]), "ab|c");

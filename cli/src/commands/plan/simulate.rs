@@ -1,4 +1,4 @@
-//! `samite plan --simulate`: how fast a model would be on machines that a file describes.
+//! `samite plan --simulate`: predicts the speed of a model on machines that a file describes.
 
 use super::{PlanArgs, fit_json, memory_json, write_fit, write_memory};
 use crate::failure::{Failure, Outcome};
@@ -9,7 +9,7 @@ use serde_json::json;
 use std::io::Write;
 use std::path::Path;
 
-/// Bytes of a file of machines; more is another kind of file.
+/// Maximum bytes of a file of machines. A larger file is of another kind.
 const MOST_BYTES: u64 = 1 << 20;
 
 pub fn run(args: &PlanArgs, file: &Path, cancel: &CancelToken) -> Outcome {
@@ -81,7 +81,7 @@ pub fn run(args: &PlanArgs, file: &Path, cancel: &CancelToken) -> Outcome {
     Ok(())
 }
 
-/// The machines whose memory does not hold what the plan puts there.
+/// Returns the machines whose memory is too small for the plan.
 fn short_of(memory: &[MemoryUse], cluster: &Cluster) -> Vec<String> {
     let members = cluster.members.iter();
     let needed = |name: &str| -> usize {

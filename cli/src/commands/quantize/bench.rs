@@ -1,4 +1,4 @@
-//! `samite quantize --bench`: how fast types are encoded and decoded.
+//! `samite quantize --bench`: measures how fast types are encoded and decoded.
 
 use crate::failure::{Failure, Outcome};
 use samite::quant::{can_decode, can_encode, can_quantize, decode_row, encode_row, quantize_row};
@@ -8,14 +8,14 @@ use serde_json::json;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Elements of a row, and rows: 1 MiB of F32, which fits into caches.
+/// Elements per row, and rows: 1 MiB of F32, which fits into caches.
 const ROW: usize = 4096;
 const ROWS: usize = 64;
 
-/// Each way is timed for so long at least.
+/// Minimum time of each measurement.
 const LEAST: Duration = Duration::from_millis(100);
 
-/// A type that can be measured.
+/// Parses a type that can be measured.
 pub fn dtype(name: &str) -> Result<DType, String> {
     all()
         .find(|dtype| dtype.name().eq_ignore_ascii_case(name))
@@ -25,13 +25,13 @@ pub fn dtype(name: &str) -> Result<DType, String> {
         })
 }
 
-/// All types that can be written and read.
+/// Returns all types that can be both encoded and decoded.
 fn all() -> impl Iterator<Item = DType> {
     let both = |dtype: &DType| can_quantize(*dtype) && can_decode(*dtype);
     DType::all().filter(both)
 }
 
-/// Encodes a row as quickly as it can be done.
+/// Encodes a row with the fastest method.
 fn encode(dtype: DType, row: &[f32], out: &mut [u8]) -> Outcome {
     let encoded = match can_encode(dtype) {
         true => encode_row(dtype, row, out),
@@ -40,7 +40,7 @@ fn encode(dtype: DType, row: &[f32], out: &mut [u8]) -> Outcome {
     encoded.map_err(Failure::error)
 }
 
-/// Elements per second of a way that goes through all rows again and again.
+/// Returns the elements per second of a method that goes through all rows repeatedly.
 fn elements_per_second(mut row: impl FnMut(usize) -> Outcome) -> Outcome<f64> {
     row(0)?;
     let started = Instant::now();

@@ -1,4 +1,4 @@
-//! llama-server's flags and variables as those of `samite serve`.
+//! Translates llama-server's flags and variables to those of `samite serve`.
 
 use crate::failure::{Failure, Outcome};
 use std::ffi::OsString;
@@ -22,7 +22,7 @@ const NAMES: &[(&str, &str)] = &[
     ("--spec-draft-p-min", "--draft-p-min"),
 ];
 
-/// Flags that ask for what is done anyway, or that mean nothing here.
+/// Flags that are accepted and ignored: they ask for the default, or do not apply.
 const NEEDLESS: &[&str] = &[
     "--ui",
     "-cb",
@@ -42,7 +42,7 @@ const NEEDLESS: &[&str] = &[
     "--kv-offload",
     "-kvo",
     "--op-offload",
-    // There are no pictures.
+    // Images are not supported.
     "--mmproj-offload",
     "--no-mmproj-offload",
     "--spec-draft-backend-sampling",
@@ -62,7 +62,7 @@ const NEEDLESS: &[&str] = &[
     "--no-skip-chat-parsing",
 ];
 
-/// The same, with a value.
+/// Ignored flags with a value.
 const NEEDLESS_VALUES: &[&str] = &[
     "--threads-http",
     "--cache-reuse",
@@ -78,7 +78,7 @@ const NEEDLESS_VALUES: &[&str] = &[
     "--checkpoint-every-n-tokens",
     "--slot-prompt-similarity",
     "-sps",
-    // How much is drafted is measured, and a draft model has as long a context as the model.
+    // The draft length is tuned by measurement, and a draft model has the model's context size.
     "--draft-min",
     "--draft-n-min",
     "--spec-draft-n-min",
@@ -90,7 +90,7 @@ const NEEDLESS_VALUES: &[&str] = &[
     "--spec-draft-sampling",
     "-cms",
     "--checkpoint-min-step",
-    // What is not put elsewhere is on the first device.
+    // The first device gets everything that is not placed elsewhere.
     "-mg",
     "--main-gpu",
     "--image-min-tokens",
@@ -100,7 +100,7 @@ const NEEDLESS_VALUES: &[&str] = &[
     "-dt",
 ];
 
-/// By variable, behind `LLAMA_ARG_`: the flag, and whether it has a value.
+/// Flag of each variable, without its prefix `LLAMA_ARG_`, and whether the flag has a value.
 const VARIABLES: &[(&str, &str, bool)] = &[
     ("MODEL", "--model", true),
     ("HF_REPO", "--hf-repo", true),
@@ -157,13 +157,14 @@ const VARIABLES: &[(&str, &str, bool)] = &[
     ("MODELS_MAX", "--models-max", true),
 ];
 
-/// Arguments of `samite serve` with llama-server's spellings replaced, and its variables in front of them, so that flags win. Others stay as they are.
+/// Translates llama-server's spellings in arguments of `samite serve`. Inserts its variables before
+/// the arguments, so that flags override them. Other arguments stay unchanged.
 pub fn translate(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {
     let mut arguments: Vec<OsString> = arguments.collect();
     let Some(at) = arguments.iter().skip(1).position(|word| word == "serve") else {
         return Ok(arguments);
     };
-    // A command comes first, but for flags of logging.
+    // The command comes first, except for logging flags.
     let before = &arguments[1..=at];
     if !before
         .iter()
@@ -182,7 +183,7 @@ pub fn translate(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsStr
     Ok(arguments)
 }
 
-/// A model that is named again is served, too.
+/// Turns repeated models into additional ones to serve.
 fn several_models(mut rest: Vec<OsString>) -> Vec<OsString> {
     let mut count = 0;
     for word in &mut rest {
@@ -204,7 +205,7 @@ fn several_models(mut rest: Vec<OsString>) -> Vec<OsString> {
     rest
 }
 
-/// What variables say, as flags.
+/// Returns the variables as flags.
 fn variables(get: impl Fn(&str) -> Option<String>) -> Vec<OsString> {
     let mut flags: Vec<OsString> = Vec::new();
     let key = ("API_KEY", "LLAMA_API_KEY");
@@ -270,7 +271,7 @@ fn flags(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {
             },
         }
     }
-    // A model that is a file is never looked for elsewhere.
+    // A model given as a file is never downloaded.
     if is_offline && names_repository {
         flags.push("--offline".into());
     }

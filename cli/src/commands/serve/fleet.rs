@@ -1,4 +1,4 @@
-//! What a server tells the routers of a fleet.
+//! KV cache events for routers of a fleet of servers.
 
 use crate::args::number;
 use crate::failure::{Failure, Outcome};
@@ -10,7 +10,8 @@ use std::sync::Arc;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Fleet")]
 pub struct FleetArgs {
-    /// Tell over ZeroMQ which blocks of tokens are in the cache, as vLLM does, to whoever connects here, such as tcp://*:5557. It is not encrypted
+    /// Tell over ZeroMQ which blocks of tokens are in the cache, as vLLM does, to whoever connects
+    /// here, such as tcp://*:5557. It is not encrypted
     #[arg(long, value_name = "ENDPOINT")]
     kv_events: Option<String>,
     /// Where those ask who missed some of it, such as tcp://*:5558
@@ -28,11 +29,11 @@ fn block_size(text: &str) -> Result<usize, String> {
     number(text, 1, 4096)
 }
 
-/// Messages that are kept for those who missed them; as many as vLLM's.
+/// Number of messages to keep for clients that missed them; the same as vLLM's.
 const KEPT: usize = 10_000;
 
 impl FleetArgs {
-    /// What tells the events of the model of this name, if it was asked for.
+    /// Creates the publisher of events for the model with this name, if it is enabled.
     pub fn publisher(&self, model: &str) -> Outcome<Option<Arc<Publisher>>> {
         let Some(endpoint) = &self.kv_events else {
             return Ok(None);
@@ -52,7 +53,7 @@ impl FleetArgs {
         Ok(Some(Arc::new(publisher)))
     }
 
-    /// Refuses it where there are several models: routers expect one in a process.
+    /// Fails if there are several models: routers expect one per process.
     pub fn check_several(&self) -> Outcome {
         match &self.kv_events {
             None => Ok(()),

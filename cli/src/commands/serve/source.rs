@@ -1,4 +1,4 @@
-//! Models of a server, loaded when they are asked for.
+//! Models of a server, loaded on request.
 
 use super::{ServeArgs, draft_context, draft_failure};
 use crate::args::ModelArgs;
@@ -12,12 +12,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A model, and how it is to be served.
+/// A model and its serving options.
 pub struct ModelSource {
     args: Arc<ServeArgs>,
     flags: ModelArgs,
     options: ServeOptions,
-    /// Where its texts are kept in the folder of the disk cache, if other models have theirs there, too.
+    /// Name of the model's subfolder of the disk cache, if other models use the folder as well.
     disk_name: Option<String>,
 }
 
@@ -31,7 +31,7 @@ impl ModelSource {
         }
     }
 
-    /// The one model of a server, under this name.
+    /// Returns the single model of a server, under this name.
     pub fn served(self, name: String) -> ServedModel {
         let path = match self.flags.file() {
             Ok(Some(path)) => path.to_owned(),
@@ -44,7 +44,7 @@ impl ModelSource {
         }
     }
 
-    /// One of several models, under the name of its file.
+    /// Returns one of several models, under the name of its file.
     pub fn served_file(mut self, path: &Path) -> ServedModel {
         let name = name_of(path);
         let file = path.file_name().unwrap_or(path.as_os_str());
@@ -104,10 +104,10 @@ impl ModelSource {
     }
 
     /// Checks that a limited address space (`ulimit -v`) has room for the model's plan and the
-    /// server. Small allocations while the model is loaded abort the program if they fail, so they
-    /// must not come to the end of the limit.
+    /// server. While the model loads, a small allocation that fails aborts the program, so loading
+    /// must stay below the limit.
     pub fn check_address_space(&self) -> Outcome {
-        // Planning allocates too.
+        // Planning allocates as well.
         for planned in [|_: &Self| Ok(0), Self::planned] {
             let Some(free) = samite::free_address_space() else {
                 return Ok(());
@@ -131,12 +131,12 @@ impl ModelSource {
         Ok(())
     }
 
-    /// Loads it.
+    /// Loads the model.
     pub fn loaded(&self, stop: &CancelToken) -> Outcome<Loaded> {
         let args = &self.args;
         let model = self.flags.load(&args.cpu, stop)?;
         let mut options = self.options.clone();
-        // Seeds mean what they mean to llama-server.
+        // Seeds must give the same results as in llama-server.
         let defaults = SamplerParams {
             generator: Generator::Mersenne,
             ..sampler_params(model.metadata())?
@@ -172,13 +172,13 @@ impl Source for ModelSource {
     }
 
     fn load(&self) -> Result<Loaded, String> {
-        // Signals do not stop it in the middle: who waits for it is told.
+        // Signals do not interrupt loading: the waiting client gets an answer.
         self.loaded(&CancelToken::new())
             .map_err(|failure| failure.text())
     }
 }
 
-/// What a file is called: without its ending, and without what parts of a model have at their ends.
+/// Returns the name of a model file: without its extension and the suffix of split models.
 fn name_of(path: &Path) -> String {
     let name = path.file_stem().unwrap_or(path.as_os_str());
     let name = name.to_string_lossy();
@@ -188,7 +188,7 @@ fn name_of(path: &Path) -> String {
     }
 }
 
-/// The model and the number of a part, such as `model-00001-of-00003`.
+/// Returns the model name and the number of a part, such as `model-00001-of-00003`.
 fn part(name: &str) -> Option<(&str, u32)> {
     let (before, count) = name.rsplit_once("-of-")?;
     let (model, number) = before.rsplit_once('-')?;
@@ -197,10 +197,10 @@ fn part(name: &str) -> Option<(&str, u32)> {
     Some((model, number.parse().ok()?))
 }
 
-/// The models of a folder, in order: its GGUF files, of those in parts the first ones.
+/// Returns the models of a folder in order: its GGUF files, and of split models the first part.
 ///
 /// # Errors
-/// If the folder cannot be read.
+/// Returns an error if the folder cannot be read.
 pub fn folder(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder)? {
@@ -209,7 +209,7 @@ pub fn folder(folder: &Path) -> io::Result<Vec<PathBuf>> {
             .extension()
             .is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        // What turns pictures into embeddings is no model by itself.
+        // An image projector is not a model.
         let is_model = !stem.starts_with("mmproj") && part(&stem).is_none_or(|(_, n)| n == 1);
         if is_gguf && is_model && path.is_file() {
             files.push(path);

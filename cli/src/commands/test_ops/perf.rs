@@ -14,17 +14,18 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Each case is timed for so long at least.
+/// Minimum time of each case.
 const LEAST: Duration = Duration::from_millis(200);
 
-/// What bounds a case: reading and writing, or multiplying.
+/// Bottleneck of a case: memory or arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bound {
     Memory,
     Multiply,
 }
 
-/// What bounds a case on a machine with these limits, and the least seconds that it takes there.
+/// Returns the bottleneck of a case on a machine with these limits, and the minimum time in
+/// seconds.
 fn bound(perf: &PerfCase, peaks: &Peaks) -> (Bound, f64) {
     let multiply = match peaks.i8_operations {
         Some(operations) if perf.quantized => operations,
@@ -37,7 +38,7 @@ fn bound(perf: &PerfCase, peaks: &Peaks) -> (Bound, f64) {
     }
 }
 
-/// A line of at most 80 columns.
+/// Returns a line of at most 80 columns.
 fn line(perf: &PerfCase, result: PerfResult, peaks: Option<&Peaks>) -> String {
     let per_second = |amount: f64| amount / result.seconds / 1e9;
     let (bound, share) = match peaks {
@@ -45,7 +46,7 @@ fn line(perf: &PerfCase, result: PerfResult, peaks: Option<&Peaks>) -> String {
             let (bound, least) = bound(perf, peaks);
             (bound, format!("{:4.0}%", 100.0 * least / result.seconds))
         }
-        // More than a few operations for each byte: every processor can read that fast.
+        // With more than a few operations per byte, every CPU can read fast enough.
         None if perf.operations > 16.0 * perf.bytes => (Bound::Multiply, String::new()),
         None => (Bound::Memory, String::new()),
     };

@@ -1,7 +1,7 @@
-//! Columns of activations, rounded to 8 bits for products with packed weights.
+//! Activation columns rounded to 8 bits, for products with packed weights.
 //!
-//! Codes of weights are unsigned in products; what has to be subtracted from them is taken into account here, once for
-//! all rows: the sum of a group's codes times the offset is where an accumulator starts.
+//! Codes of weights are unsigned in products, so their offset must be subtracted. This is done
+//! here, once for all rows: accumulators start with the offset times the sum of a group's codes.
 
 use super::SLAB;
 use crate::activations::slabs::Slabs;
@@ -9,48 +9,50 @@ use crate::detect::{Isa, vectorized};
 use crate::simd::math::{ROUND, round};
 use std::array::from_fn;
 
-/// The largest code. That of -128 has no counterpart, which signs are moved to on some processors.
+/// Maximum code. The code -128 has no positive counterpart, which some processors need because they
+/// move signs to the other operand.
 const LARGEST: f32 = 127.0;
 
-/// What a type of weights needs to know about columns.
+/// Requirements of a weight type for its columns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ColumnSpec {
-    /// Elements that share a scale of the column: 32 or 256.
+    /// Number of elements that share a scale of the column: 32 or 256.
     pub scaled: usize,
-    /// Elements that are summed up before a scale of the weights is applied: 16, 32 or 128, and 32 where as many share one of the
-    /// column.
+    /// Number of elements that are summed before a scale of the weights is applied: 16, 32 or 128.
+    /// It is 32 if the column has a scale for each 32.
     pub group: usize,
-    /// True if [`Sums::Offset`] starts with the bits of [`ROUND`], so that sums of products that start
-    /// with it are the bits of numbers.
+    /// True if [`Sums::Offset`] starts with the bits of [`ROUND`], so that sums that start with it
+    /// are the bits of floats.
     pub bits: bool,
-    /// How groups are summed up.
+    /// Form of the sums of groups.
     pub sums: Sums,
 }
 
-/// What is stored for the sum of the codes of a group.
+/// Value that is stored for the sum of a group's codes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Sums {
-    /// The sum times minus the offset of the weights' codes, as i32.
+    /// The sum times the negated offset of the weights' codes, as i32.
     Offset(i32),
-    /// Minus the sum, as f32, for weights with minimums; times the column's scale if each group has one.
+    /// The negated sum, as f32, for weights with minimums. Multiplied with the column's scale if
+    /// each group has one.
     Minus,
 }
 
 impl ColumnSpec {
-    /// Offset of the sums in a slab: behind its codes and scales.
+    /// Returns the offset of the sums in a slab, after its codes and scales.
     #[inline(always)]
     pub const fn sums_at(&self) -> usize {
         SLAB + SLAB / self.scaled * 4
     }
 
-    /// Bytes of a slab: whole cache lines.
+    /// Returns the bytes of a slab, a multiple of the cache line size.
     #[inline(always)]
     pub const fn slab_bytes(&self) -> usize {
         (self.sums_at() + SLAB / self.group * 4).next_multiple_of(64)
     }
 }
 
-/// Columns of slabs that have their codes, then scales (f32) and sums of groups.
+/// Columns of slabs with codes, then scales (f32), then sums of groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Int8Slabs {
     isa: Isa,
@@ -59,21 +61,21 @@ pub(crate) struct Int8Slabs {
 }
 
 impl Int8Slabs {
-    /// For `columns` columns of `k` elements; `None` if the size overflows.
+    /// Describes `columns` columns of `k` elements. Returns `None` if the size overflows.
     pub fn new(isa: Isa, spec: ColumnSpec, k: usize, columns: usize) -> Option<Self> {
         let slabs = Slabs::new(SLAB, spec.slab_bytes(), k, columns)?;
         Some(Int8Slabs { isa, spec, slabs })
     }
 
-    /// Quantizes elements of a column from element `start` on, a multiple of 256.
+    /// Quantizes elements of a column, from element `start`, a multiple of 256.
     ///
     /// # Safety
-    /// `out` must be the place of one of the columns that `self` describes, writable and aligned to 4; columns have
-    /// these elements.
+    /// `out` must be one of the columns that `self` describes, writable and aligned to 4. The
+    /// column must have these elements.
     pub unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
         for (x, slab) in self.slabs.pieces(x, start, out) {
-            // SAFETY: the column at `out` has all these elements, so each piece has a slab there that is writable and aligned, as
-            // `quantize` asks.
+            // SAFETY: the column at `out` has all these elements, so each piece has a writable and
+            // aligned slab there, as `quantize` requires.
             unsafe { quantize(self.isa, &self.spec, x, slab) };
         }
     }
@@ -83,8 +85,8 @@ vectorized! {
     /// Quantizes the elements of a slab.
     ///
     /// # Safety
-    /// The slab must have `spec.slab_bytes()` that are writable and nobody else's, be aligned to 4, and `x` at most
-    /// [`SLAB`] elements.
+    /// The slab must have `spec.slab_bytes()` writable bytes that no other code uses, and be
+    /// aligned to 4. `x` must have at most [`SLAB`] elements.
     unsafe fn quantize(spec: &ColumnSpec, x: &[f32], slab: *mut u8) {
         let padded;
         let x = match x.as_array() {
@@ -96,8 +98,8 @@ vectorized! {
                 &padded
             }
         };
-        // SAFETY: the slab has `slab_bytes()`, which count the codes, scales and sums of 256 elements even where the column ends
-        // before; each arm has the constants of the spec that made that number.
+        // SAFETY: the slab has `slab_bytes()`, which count the codes, scales and sums of 256
+        // elements even if the column ends earlier. Each arm has the constants of the spec.
         unsafe {
             match (spec.scaled, spec.group) {
                 (32, _) => spec.quantize::<32, 32>(x, slab),
@@ -110,11 +112,12 @@ vectorized! {
 }
 
 impl ColumnSpec {
-    /// Quantizes the elements of a slab; `SCALED` of them share a scale, and `GROUP` of them are summed up.
+    /// Quantizes the elements of a slab. `SCALED` elements share a scale, and `GROUP` elements are
+    /// summed.
     ///
     /// # Safety
-    /// The slab must have [`slab_bytes`](ColumnSpec::slab_bytes) that are writable and nobody else's, and be aligned to 4.
-    /// `SCALED` and `GROUP` must be those of `self`.
+    /// The slab must have [`slab_bytes`](ColumnSpec::slab_bytes) writable bytes that no other code
+    /// uses, and be aligned to 4. `SCALED` and `GROUP` must be those of `self`.
     #[inline(always)]
     unsafe fn quantize<const SCALED: usize, const GROUP: usize>(
         &self,
@@ -139,7 +142,8 @@ impl ColumnSpec {
             } else {
                 0
             };
-            // Of whole words of codes, which compilers make vectors of; they would sum up those of a single group one by one.
+            // Sums whole words of codes, which compilers vectorise. They would sum the codes of a
+            // single group one by one.
             let words: [i32; SLAB / 4] = from_fn(|i| {
                 let [a, b, c, d] = codes.as_chunks().0[i];
                 i32::from_le_bytes([a, b, c, d].map(|code: i8| code as u8))
@@ -160,7 +164,7 @@ impl ColumnSpec {
     }
 }
 
-/// Byte `i` of a word, with its sign.
+/// Returns byte `i` of a word, sign-extended.
 #[inline(always)]
 fn byte(word: i32, i: usize) -> i32 {
     word << (24 - 8 * i) >> 24

@@ -1,13 +1,13 @@
-//! Columns of activations, quantized to 8 bits in blocks of 32, for weights as they lie in the file.
+//! Activation columns quantized to 8 bits in blocks of 32, for weights in the file's layout.
 //!
-//! A column is quantized once for all rows; each block has an f32 scale ([`Int8Blocks`]). Scaled sums of its codes are stored
-//! beside it: a row whose codes have an offset or a minimum is then multiplied as if it had none,
-//! and the product of the offset with the sum is added.
+//! A column is quantized once for all rows, and each block has an f32 scale ([`Int8Blocks`]).
+//! Scaled sums of its codes are stored with it. A row whose codes have an offset or a minimum is
+//! multiplied as if it had none, and the product of the offset with the sum is added.
 
 use crate::detect::vectorized;
 
-/// How a column that was quantized to 8 bits lies in memory: codes, then scales, then scaled sums of each 32 codes, then
-/// those of each 16.
+/// Layout of a column that was quantized to 8 bits: codes, scales, scaled sums of each 32 codes,
+/// scaled sums of each 16 codes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Int8Blocks {
     /// Offset of the scales: one f32 for each 32 elements.
@@ -21,18 +21,18 @@ pub(crate) struct Int8Blocks {
 }
 
 vectorized! {
-    /// Quantizes elements of a column from element `start` on, a multiple of 32.
+    /// Quantizes elements of a column, from element `start`, a multiple of 32.
     ///
     /// # Safety
     /// As [`Int8Blocks::quantize`].
     pub unsafe fn quantize(int8: &Int8Blocks, x: &[f32], start: usize, out: *mut u8) {
-        // SAFETY: both functions ask the same.
+        // SAFETY: both functions have the same requirements.
         unsafe { int8.quantize(x, start, out) }
     }
 }
 
 impl Int8Blocks {
-    /// For columns of `k` elements, a multiple of 32.
+    /// Describes columns of `k` elements, a multiple of 32.
     pub fn new(k: usize) -> Option<Self> {
         let blocks = k / 32;
         let scales = k.checked_next_multiple_of(64)?;
@@ -49,17 +49,19 @@ impl Int8Blocks {
         })
     }
 
-    /// Quantizes elements of a column from element `start` on, a multiple of 32, by what instructions the caller has.
+    /// Quantizes elements of a column, from element `start`, a multiple of 32, with the
+    /// instructions of the caller.
     ///
     /// # Safety
-    /// `self.bytes` must be writable at `out`, which is aligned to 4; elements `start..start + x.len()` are inside of the
-    /// column, and nobody else uses their places.
+    /// `self.bytes` must be writable at `out`, which is aligned to 4. Elements `start..start +
+    /// x.len()` must be inside the column, and no other code may use their places.
     #[inline(always)]
     pub unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
         let (first, blocks) = (start / 32, x.len() / 32);
-        // SAFETY: codes are at `start`, and the numbers of their blocks at `first`, of each part. `new` put the parts one behind
-        // the other, from a multiple of 4 on, each with room for all blocks, so these slices are in the column, aligned, and do
-        // not overlap; `x` is borrowed, so it is elsewhere.
+        // SAFETY: the codes are at `start` and the numbers of their blocks at `first` of each part.
+        // `new` placed the parts one after the other, starting at multiples of 4, each with room
+        // for all blocks. These slices are therefore in the column, aligned and disjoint. `x` is
+        // borrowed, so it is elsewhere.
         let (codes, scales, sums, half_sums) = unsafe {
             let floats = |offset| out.add(offset).cast::<f32>();
             let halves = floats(self.half_sums).cast::<[f32; 2]>();
@@ -83,10 +85,10 @@ impl Int8Blocks {
     }
 }
 
-/// The scale, and the scaled sums of both halves.
+/// Quantizes a block, and returns the scale and the scaled sums of both halves.
 #[inline(always)]
 fn quantize_block(x: &[f32; 32], codes: &mut [i8; 32]) -> (f32, [f32; 2]) {
-    // Added to a number, it rounds it to a whole one, whose lowest bits then are those of the code.
+    // Adding it to a number rounds to an integer and leaves the code in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     let mut largest = [0.0f32; 8];
     for x in x.as_chunks::<8>().0 {

@@ -1,4 +1,4 @@
-//! Activation quantization: the forms in which products take columns, and how columns are brought into them.
+//! Activation quantization: the column formats of products, and the conversion to them.
 //!
 //! | file | form | for weights |
 //! |---|---|---|
@@ -8,7 +8,7 @@
 //! | [`int8`] | 8 bits, a scale for each 32 or 256 | packed quantized ones |
 //! | [`int8_blocks`] | 8 bits, a scale for each 32 | quantized ones as they lie in the file |
 //!
-//! All but the last lie in [`slabs`].
+//! All but the last are stored in [`slabs`].
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod bf16;
@@ -28,10 +28,10 @@ use int8_blocks::Int8Blocks;
 use int16::Int16Slabs;
 use slabs::Slabs;
 
-/// Elements of a slab: what is multiplied at a time.
+/// Elements of a slab, which is multiplied at a time.
 pub(crate) const SLAB: usize = 256;
 
-/// What a product needs columns to be.
+/// Column format that a product needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum ActivationForm {
     F32,
@@ -45,7 +45,7 @@ pub(crate) enum ActivationForm {
 }
 
 impl ActivationForm {
-    /// Distance in bytes of columns of `k` elements.
+    /// Returns the distance in bytes of columns of `k` elements.
     pub fn stride(self, k: usize) -> Option<usize> {
         match self {
             ActivationForm::F32 => k.checked_mul(4)?.checked_next_multiple_of(64),
@@ -54,7 +54,7 @@ impl ActivationForm {
         }
     }
 
-    /// Bytes of all `columns` columns of `k` elements.
+    /// Returns the bytes of all `columns` columns of `k` elements.
     pub fn bytes(self, k: usize, columns: usize) -> Option<usize> {
         match self.slabs() {
             Some(slabs) => Some(slabs.total()),
@@ -62,7 +62,7 @@ impl ActivationForm {
         }
     }
 
-    /// How columns lie in slabs, if they do.
+    /// Returns the layout of columns in slabs, if they are in slabs.
     pub fn slabs(self) -> Option<Slabs> {
         match self {
             ActivationForm::F32Slabs(slabs) => Some(slabs),
@@ -75,13 +75,15 @@ impl ActivationForm {
         }
     }
 
-    /// Writes elements of a column from element `start` on, a multiple of 256, to the column at `out`.
+    /// Writes elements of a column, from element `start`, a multiple of 256, to the column at
+    /// `out`.
     ///
     /// # Safety
-    /// `out` must be the place of a column of this form, which has these elements; `isa` was detected.
+    /// `out` must be a column of this form, which has these elements, and `isa` must have been
+    /// detected.
     pub unsafe fn write(self, x: &[f32], start: usize, out: *mut u8, isa: Isa) {
-        // SAFETY: `out` is a column of this form with these elements, so that each form's function finds the room that it asks
-        // for; `x` is borrowed, so it is elsewhere.
+        // SAFETY: `out` is a column of this form with these elements, so it has the room that each
+        // form's function requires. `x` is borrowed, so it is elsewhere.
         unsafe {
             match self {
                 ActivationForm::F32 => {

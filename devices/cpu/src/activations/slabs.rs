@@ -1,22 +1,23 @@
-//! Columns in slabs, of as many elements as products take at a time.
+//! Columns in slabs of the number of elements that products process at a time.
 
 use crate::product::Column;
 
-/// How columns lie in memory: the first slabs of all of them, then the second ones, and so on.
+/// Layout of columns in memory: the first slabs of all columns, then the second ones, and so on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Slabs {
     /// Elements of a slab.
     len: usize,
-    /// Bytes of a slab, which are the distance of columns.
+    /// Bytes of a slab, and so the distance of columns.
     pub slab_bytes: usize,
-    /// How many slabs a column has.
+    /// Number of slabs of a column.
     count: usize,
     /// Distance in bytes of the slabs of a column.
     pub distance: usize,
 }
 
 impl Slabs {
-    /// For `columns` columns of `k` elements in slabs of `len` elements and so many bytes; `None` if the size overflows.
+    /// Describes `columns` columns of `k` elements in slabs of `len` elements and `slab_bytes`
+    /// bytes. Returns `None` if the size overflows.
     pub fn new(len: usize, slab_bytes: usize, k: usize, columns: usize) -> Option<Self> {
         let (count, distance) = (k.div_ceil(len), columns.checked_mul(slab_bytes)?);
         distance.checked_mul(count)?;
@@ -28,17 +29,18 @@ impl Slabs {
         })
     }
 
-    /// Bytes of a column.
+    /// Returns the bytes of a column.
     pub fn column_bytes(&self) -> usize {
         self.slab_bytes * self.count
     }
 
-    /// Bytes of all columns.
+    /// Returns the bytes of all columns.
     pub fn total(&self) -> usize {
         self.distance * self.count
     }
 
-    /// Elements from element `start` on, which begins a slab, in slabs, and where in the column each of these is.
+    /// Splits elements from element `start`, the first of a slab, into slabs, and returns each with
+    /// its place in the column.
     #[inline(always)]
     pub fn pieces(
         self,
@@ -51,18 +53,19 @@ impl Slabs {
         x.chunks(self.len).enumerate().map(move |(i, x)| (x, at(i)))
     }
 
-    /// Copies columns to `to`, side by side in slabs again; the distance of a column's slabs there.
+    /// Copies columns to `to`, in adjacent slabs again. Returns the distance of a column's slabs
+    /// there.
     ///
     /// # Safety
-    /// The columns must be there, and room for them.
+    /// The columns must exist, and `to` must have room for them.
     pub unsafe fn gather(&self, columns: &[Column], to: *mut u8) -> usize {
         let distance = columns.len() * self.slab_bytes;
         for slab in 0..self.count {
             for (c, column) in columns.iter().enumerate() {
                 let from = column.x.wrapping_add(slab * self.distance);
                 let to = to.wrapping_add(slab * distance + c * self.slab_bytes);
-                // SAFETY: slab `slab` of column `c` is below the number of both, so it exists in the columns and in `to`, which
-                // is other memory.
+                // SAFETY: slab `slab` of column `c` is below both counts, so it exists in the
+                // columns and in `to`, which is other memory.
                 unsafe { to.copy_from_nonoverlapping(from, self.slab_bytes) };
             }
         }

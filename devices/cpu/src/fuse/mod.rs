@@ -1,14 +1,17 @@
-//! Fused regions: which nodes are computed together.
+//! Fusion: decides which nodes are computed together.
 //!
-//! - Products of the same columns, one after the other, share their quantized activations. Threads do not wait for each other between them.
-//! - A prologue is computed while activations are quantized: a scaled norm, or a gated unit, that nothing else reads. It is never written to
-//!   memory. A sum that such a norm is of is written then, too.
-//! - A gated unit is the epilogue of two products of the same columns where their results are too large for the caches: they never get
-//!   to memory.
+//! - Consecutive products of the same columns share their quantized activations. Threads do not
+//!   wait for each other between them.
+//! - A prologue is computed while activations are quantized: a scaled norm or a gated unit without
+//!   other readers. It is never written to memory. If the norm's operand is a sum, that is also
+//!   written then.
+//! - A gated unit is the epilogue of two products of the same columns whose results exceed the
+//!   caches. These results are never written to memory.
 //! - Other scaled norms take one pass.
-//! - Angles of positions are computed once for all that are rotated by them.
+//! - Angles of positions are computed once for all nodes that rotate by them.
 //!
-//! No result changes by that: every number is computed by the same operations in the same order.
+//! Fusion does not change results: every number is computed by the same operations in the same
+//! order.
 
 use crate::activations::ActivationForm;
 use crate::detect::Isa;
@@ -19,32 +22,33 @@ use crate::operand::whole;
 use crate::table::kernel_for;
 use samite_core::{DType, Layout, Node, Op, Placed, Readers, TensorId};
 
-/// What becomes of a computed node.
+/// Role of a computed node in fusion.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fusion {
     /// It is computed on its own.
     Alone,
-    /// Computed by what comes behind; never in memory.
+    /// Computed by a later node, and never in memory.
     Absorbed,
-    /// A sum that the product behind writes.
+    /// A sum that the product after it writes.
     WrittenByPrologue,
-    /// A product whose columns the one before has packed.
+    /// A product whose columns the previous one has packed.
     SharesActivations,
-    /// The same, at the same time as the product before.
+    /// Like `SharesActivations`, and runs concurrently with the previous product.
     JoinsPhase,
-    /// A rotation whose angles the one before has computed.
+    /// A rotation whose angles the previous one has computed.
     SharesAngles,
-    /// A product that makes its columns: source 1 is a scaled norm or a gated unit.
+    /// A product that computes its own columns: source 1 is a scaled norm or a gated unit.
     FusedPrologue,
-    /// A product of a gated unit: only its columns are packed here, `fused` as those of `FusedPrologue`.
+    /// A product of a gated unit. It only packs its columns. `fused` means that it computes them
+    /// like `FusedPrologue`.
     PreparesActivations { fused: bool },
     /// A gated unit and the two products before it, whose columns are packed.
     GatedEpilogue,
-    /// A scaled norm: the factor, with the norm before it.
+    /// A scaled norm: the multiplication, together with the norm before it.
     ScaledNorm,
 }
 
-/// Columns in a product's form: the memory that they come from, their type, how long they are and how many.
+/// Identity of packed columns: source memory, form, length and number.
 #[derive(PartialEq)]
 struct ActivationKey {
     memory: (TensorId, usize),
@@ -53,15 +57,16 @@ struct ActivationKey {
     form: ActivationForm,
 }
 
-/// The parts of all computed nodes, by position in the graph.
+/// Returns the fusion of all computed nodes, by position in the graph.
 pub(crate) fn fusions(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Fusion> {
     let nodes: Vec<_> = work.computed().collect();
     let mut fusions = vec![Fusion::Alone; work.graph.len()];
     let readers = Readers::new(work.graph);
-    // The product that packed what lies in the scratch memory; and how many products use what each one packed.
+    // The product that packed the columns in scratch memory, and the number of products that use
+    // each packing.
     let mut packer: Option<(usize, ActivationKey)> = None;
     let mut uses = vec![0; nodes.len()];
-    // The angles that lie in the workspace.
+    // The angles in the workspace.
     let mut angles: Option<Angles> = None;
     for (i, &node) in nodes.iter().enumerate() {
         if matches!(node.op(), Op::Rope(_) | Op::RopeBack(_)) && !node.layout().is_empty() {
@@ -113,8 +118,8 @@ pub(crate) fn fusions(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Fusion
         let is_columns = uses[i] > 0
             && node.source(1).is_some_and(|x| has_rows_of(x, before))
             && readers.only(before.id(), uses[i]);
-        // Operands may be read as late as that: nothing is written between the first of these nodes and the product, which writes
-        // its result after all columns are packed.
+        // Operands may be read as late as in the product: nothing is written between the first of
+        // these nodes and the product, which writes its result after packing all columns.
         let norm = back(2).filter(|&norm| is_scaled_norm(norm, before, &readers));
         if is_columns && (norm.is_some() || is_gated(before) && !is_written) {
             let sum = back(3).filter(|&sum| norm.is_some_and(|norm| is_sum_of(sum, norm)));
@@ -129,7 +134,7 @@ pub(crate) fn fusions(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Fusion
             set(before, Fusion::ScaledNorm);
         }
     }
-    // The product that others join. A thread alone would gain nothing by it.
+    // The product that others join. A single thread would not benefit.
     let mut first = 0;
     for i in (1..nodes.len()).filter(|_| threads > 1) {
         let fusion = |i: usize| fusions[nodes[i].id().index()];
@@ -146,7 +151,8 @@ pub(crate) fn fusions(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Fusion
     fusions
 }
 
-/// Whether the last of these products of the same columns touches nothing that the others do, so that it does not matter which is first.
+/// Returns whether the last of these products of the same columns touches no memory of the others,
+/// so that their order does not matter.
 fn are_independent(work: &Placed<'_>, products: &[Node<'_>], isa: Isa, threads: usize) -> bool {
     let [others @ .., last] = products else {
         return false;
@@ -169,14 +175,15 @@ fn are_independent(work: &Placed<'_>, products: &[Node<'_>], isa: Isa, threads: 
         overlap(a.id(), Some(b.id()))
             || sources(b).into_iter().any(|source| overlap(a.id(), source))
     };
-    // Workers' parts of the scratch memory lie behind the columns: where it is of the same size, they are the same.
+    // The workers' scratch memory follows the columns, so products with the same sizes use the same
+    // parts.
     scratch(*last).is_some()
         && others.iter().all(|&other| {
             scratch(other) == scratch(*last) && !writes_to(*last, other) && !writes_to(other, *last)
         })
 }
 
-/// The columns that a product packs.
+/// Returns the columns that a product packs.
 fn columns(node: Node<'_>, isa: Isa) -> Option<ActivationKey> {
     let is_product = matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. });
     if !is_product || node.layout().is_empty() {
@@ -196,19 +203,19 @@ fn columns(node: Node<'_>, isa: Isa) -> Option<ActivationKey> {
     })
 }
 
-/// Whether `view` is nothing but all rows of `node`.
+/// Returns whether `view` consists of exactly all rows of `node`.
 fn has_rows_of(view: Node<'_>, node: Node<'_>) -> bool {
     let rows = |layout: &Layout| (layout.shape()[0], layout.rows());
     whole(view) == Some((node.id(), 0)) && rows(view.layout()) == rows(node.layout())
 }
 
-/// Whether scratch memory and all operands stay what they are.
+/// Returns whether `node` leaves the scratch memory and all operands unchanged.
 fn leaves_scratch(node: Node<'_>, isa: Isa, threads: usize) -> bool {
     let scratch = kernel_for(node).map(|kernel| (kernel.scratch)(node, isa, threads));
     scratch.is_ok_and(|bytes| bytes == Some(0)) && node.tensor().written().next().is_none()
 }
 
-/// Whether `scaled` is nothing but `norm`, an RMS norm, times one row.
+/// Returns whether `scaled` is just the RMS norm `norm` times one row.
 fn is_scaled_norm(norm: Node<'_>, scaled: Node<'_>, readers: &Readers) -> bool {
     let (Op::RmsNorm { .. }, Op::Mul) = (norm.op(), scaled.op()) else {
         return false;
@@ -227,7 +234,7 @@ fn is_scaled_norm(norm: Node<'_>, scaled: Node<'_>, readers: &Readers) -> bool {
         && scale.layout().shape()[0] == x.layout().shape()[0]
 }
 
-/// Whether `sum` is a sum of two tensors of equal shape, and what `norm` is a norm of.
+/// Returns whether `sum` is a sum of two tensors of equal shape, and is the operand of `norm`.
 fn is_sum_of(sum: Node<'_>, norm: Node<'_>) -> bool {
     let operands = [sum.source_layout(0), sum.source_layout(1)];
     matches!(sum.op(), Op::Add)
@@ -238,7 +245,7 @@ fn is_sum_of(sum: Node<'_>, norm: Node<'_>) -> bool {
             .all(|operand| is_usable(operand) && operand.shape() == sum.layout().shape())
 }
 
-/// Whether `node` is a gated unit of two tensors.
+/// Returns whether `node` is a gated unit of two tensors.
 fn is_gated(node: Node<'_>) -> bool {
     matches!(node.op(), Op::Glu { .. })
         && [0, 1]
@@ -246,7 +253,8 @@ fn is_gated(node: Node<'_>) -> bool {
             .all(|&i| node.source_layout(i).is_some_and(is_usable))
 }
 
-/// Whether two products are computed with `gated`, the unit of their results.
+/// Returns whether two products are computed together with `gated`, the gated unit of their
+/// results.
 fn are_gated_products(
     products: [Node<'_>; 2],
     gated: Node<'_>,
@@ -262,7 +270,8 @@ fn are_gated_products(
         && are_worth_gating(products, isa)
 }
 
-/// Whether the memory of a scaled norm's result is exactly that of the norm's operand, or touches none of the operands.
+/// Returns whether the memory of a scaled norm's result is exactly that of the norm's operand, or
+/// disjoint from all operands.
 fn may_be_written(work: &Placed<'_>, norm: Node<'_>, scaled: Node<'_>) -> bool {
     let place = |node: Option<Node<'_>>| node.and_then(|node| work.place(node.id()).ok());
     let (Some(x), Some(scale), Some(result)) = (

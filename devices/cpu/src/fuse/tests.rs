@@ -1,4 +1,4 @@
-//! Tests of fused regions.
+//! Tests of fusion.
 
 use super::*;
 use crate::harness::*;
@@ -12,12 +12,13 @@ use std::sync::Arc;
 const WIDTH: usize = 512;
 const INNER: usize = 768;
 
-/// Whether products on this processor need columns in another form, so that there is something to do together.
+/// Returns whether products on this processor need columns in another form, so that sharing is
+/// possible.
 fn packs_columns() -> bool {
     crate::unpacked::product(tune::detect(None), DType::Q8_0).is_some()
 }
 
-/// A place in memory of its own, unless the tensor is stored.
+/// Returns separate memory for a tensor, unless it is stored.
 fn own_place(graph: &Graph, id: TensorId) -> TensorRef {
     if let Some(stored) = &graph.tensor(id).stored {
         return stored.tensor().clone();
@@ -30,7 +31,7 @@ fn own_place(graph: &Graph, id: TensorId) -> TensorRef {
     }
 }
 
-/// The parts of all tensors of a graph whose nodes lie at `places`.
+/// Returns the fusion of all tensors of a graph whose nodes lie at `places`.
 fn placed_fusions(
     graph: &Graph,
     nodes: &[TensorId],
@@ -47,7 +48,7 @@ fn placed_fusions(
     fusions(&work, tune::detect(None), threads)
 }
 
-/// The parts of all computed nodes of a graph, each in memory of its own.
+/// Returns the fusion of all computed nodes of a graph, each in memory of its own.
 fn fusions_of(graph: &Graph, threads: usize) -> Vec<Fusion> {
     let nodes: Vec<_> = graph.ids().collect();
     let places: Vec<_> = nodes.iter().map(|&id| Some(own_place(graph, id))).collect();
@@ -56,17 +57,17 @@ fn fusions_of(graph: &Graph, threads: usize) -> Vec<Fusion> {
     computed.map(|id| fusions[id.index()]).collect()
 }
 
-/// A layer's worth of nodes that can be computed together: its inputs and the result.
+/// Inputs, result and fusible nodes of a layer.
 struct Layer {
     graph: Graph,
     inputs: Vec<(TensorId, usize)>,
-    /// Everything that is computed.
+    /// All computed nodes.
     nodes: Vec<TensorId>,
     result: TensorId,
 }
 
 impl Layer {
-    /// For so many columns.
+    /// Creates a layer for this number of columns.
     fn new(columns: usize) -> Self {
         let mut g = Graph::new();
         let mut inputs = vec![];
@@ -169,7 +170,7 @@ fn parts_of_a_layer() {
     assert_eq!(fusions_of(&layer.graph, 2), expected);
 }
 
-/// Lets a tensor lie so many bytes behind the beginning of another one.
+/// Places a tensor at `bytes` after the start of another one.
 fn lie_behind(places: &mut [Option<TensorRef>], id: TensorId, other: TensorId, bytes: usize) {
     let place = places[other.index()].clone().unwrap();
     let layout = places[id.index()].as_ref().unwrap().slot.layout;
@@ -204,16 +205,17 @@ fn products_that_touch_each_other_are_apart() {
     let lies = |product: usize, other| {
         fusion(&|places: &mut [_]| lie_behind(places, products[product], other, 0))
     };
-    // A later result where the weights of an earlier product are, which nobody needs any more.
+    // A later result lies where the weights of an earlier product are, which are not needed any
+    // more.
     assert_eq!(lies(1, weights[0]), [SharesActivations, JoinsPhase]);
     assert_eq!(lies(2, weights[1]), [JoinsPhase, SharesActivations]);
     assert_eq!(lies(2, weights[0]), [JoinsPhase, SharesActivations]);
-    // An earlier result where the weights of a later product are.
+    // An earlier result lies where the weights of a later product are.
     assert_eq!(lies(0, weights[1]), [SharesActivations, JoinsPhase]);
     assert_eq!(lies(0, weights[2]), [JoinsPhase, SharesActivations]);
-    // Two results in one place.
+    // Two results lie in one place.
     assert_eq!(lies(2, products[0]), [JoinsPhase, SharesActivations]);
-    // A result over the columns.
+    // A result overlaps the columns.
     assert_eq!(lies(2, x), [JoinsPhase, SharesActivations]);
 }
 
@@ -236,12 +238,12 @@ fn what_is_written_between_products_ends_the_sharing_of_columns() {
         *fusions_of(&g, 1).last().unwrap()
     };
     assert_eq!(last(&|_, _| {}), SharesActivations);
-    // What needs no scratch memory and writes only its result changes nothing.
+    // Nodes that need no scratch memory and write only their result change nothing.
     let silu = |g: &mut Graph, x| {
         g.unary(x, samite_core::Unary::Silu).unwrap();
     };
     assert_eq!(last(&silu), SharesActivations);
-    // What takes the scratch memory for itself.
+    // Nodes that use the scratch memory themselves.
     let sort = |g: &mut Graph, x| {
         g.argsort(x, samite_core::SortOrder::Ascending).unwrap();
     };
@@ -259,7 +261,7 @@ fn what_is_written_between_products_ends_the_sharing_of_columns() {
     assert_eq!(last(&set_rows), Alone);
 }
 
-/// The norm of `x` times a scale, and something that reads it: the scale, the norm, their product.
+/// Returns the norm of `x` times a scale, with a reader: the scale, the norm, their product.
 fn scaled_norm(g: &mut Graph, x: TensorId) -> (TensorId, TensorId, TensorId) {
     let scale = input(g, &[WIDTH]);
     let norm = g.rms_norm(x, 1e-5).unwrap();
@@ -296,13 +298,13 @@ fn a_scaled_norm_takes_one_pass_only_where_nothing_is_lost() {
         [norm, scaled].map(|id| fusions[id.index()])
     };
     assert_eq!(parts(None), [Absorbed, ScaledNorm]);
-    // Exactly over `x`, each row is read before it is written.
+    // If the result lies exactly over `x`, each row is read before it is written.
     assert_eq!(parts(Some((x, 0))), [Absorbed, ScaledNorm]);
-    // Partly over it, rows are lost.
+    // If the result overlaps `x` partly, rows are lost.
     assert_eq!(parts(Some((x, WIDTH * 4))), [Alone; 2]);
-    // Over the scale, which every row needs.
+    // If the result lies over the scale, which every row needs, it is not fused.
     assert_eq!(parts(Some((x, 4 * WIDTH * 4))), [Alone; 2]);
-    // Over an operand with gaps: its second row is not where that of the result is.
+    // Over an operand with gaps, the second row of the result is not where that of the operand is.
     let mut g = Graph::new();
     let base = input(&mut g, &[2 * WIDTH, 4]);
     let row = 2 * WIDTH * 4;
@@ -326,7 +328,7 @@ fn nothing_is_left_out_that_is_read_elsewhere() {
     if !packs_columns() {
         return;
     }
-    // Without outputs, all results are wanted.
+    // Without outputs, all results are needed.
     let mut layer = Layer::new(3);
     assert!(!layer.fusions().contains(&Fusion::Absorbed));
     layer.graph.set_output(layer.result);
@@ -460,7 +462,7 @@ fn angles_are_computed_again_only_where_others_are_needed() {
     assert!(first != slower && first != moved && slower != moved);
 }
 
-/// Packed weights of random numbers.
+/// Returns packed weights of random numbers.
 fn packed(g: &mut Graph, dtype: DType, [k, rows]: [usize; 2], seed: u32) -> TensorId {
     let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
     let mut bytes = vec![0; layout.bytes()];
@@ -494,7 +496,7 @@ fn products_and_the_gated_unit_of_them_are_one_step() {
             let product = Product::of(first, tune::detect(None)).unwrap();
             let (a, b) = if swapped { (b, a) } else { (a, b) };
             let gated = g.glu_split(a, b, Glu::Swiglu).unwrap();
-            // Its columns may still be there.
+            // Its columns may still be packed.
             let out = if third {
                 g.mul_mat(weights[2], y).unwrap()
             } else {

@@ -1,4 +1,4 @@
-//! Gradients of operations that are no products.
+//! Gradients of operations other than products.
 
 use super::elementwise::zip;
 use super::reduce::{change_rows, dot_of, sum_row};
@@ -8,10 +8,10 @@ use crate::kernel::{KernelContext, Phase};
 use crate::simd::math;
 use samite_core::Result;
 
-/// Columns of a task where rows are summed.
+/// Columns of a task that sums rows.
 const COLUMNS: usize = 64;
 
-/// The gradient of silu.
+/// Returns the gradient of silu.
 pub(crate) fn silu(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (gradient, x) = (context.source(0)?, context.source(1)?);
     let phase = zip(context, gradient, x, 1.2, |g, x| {
@@ -21,21 +21,23 @@ pub(crate) fn silu(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     Ok(vec![phase?])
 }
 
-/// The gradient of an RMS norm. Rows of its operand must lie without gaps.
+/// Returns the gradient of an RMS norm. Rows of its operand must have no gaps.
 pub(crate) fn rms_norm(context: &KernelContext<'_>, eps: f32) -> Result<Phase> {
     let x = context.source(1)?;
     change_rows(context, 0.6, move |isa, row, out| {
-        // SAFETY: inference checked that both sources have the same rows, the table that there are no gaps.
+        // SAFETY: inference checked that both sources have the same rows, and the table that they
+        // have no gaps.
         let x = unsafe { x.row::<f32>(row) };
         rms_norm_row(isa, out, x, eps);
     })
 }
 
-/// The gradient of softmax. Rows of its result must lie without gaps.
+/// Returns the gradient of softmax. Rows of its result must have no gaps.
 pub(crate) fn soft_max(context: &KernelContext<'_>, scale: f32) -> Result<Phase> {
     let y = context.source(1)?;
     change_rows(context, 0.6, move |isa, row, out| {
-        // SAFETY: inference checked that both sources have the same rows, the table that there are no gaps.
+        // SAFETY: inference checked that both sources have the same rows, and the table that they
+        // have no gaps.
         let y = unsafe { y.row::<f32>(row) };
         soft_max_row(isa, out, y, scale);
     })
@@ -61,13 +63,14 @@ vectorized! {
     }
 }
 
-/// Sums what a repetition spread out: each task some columns of a row of the result.
+/// Sums all elements that a repetition created. Each task computes some columns of a row of the
+/// result.
 pub(crate) fn repeat(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
     let [n0, n1, n2, n3] = result.shape();
     let [s0, s1, s2, s3] = source.shape();
     let parts = n0.div_ceil(COLUMNS);
-    // Every row of the source that ends up in row `row` of the result.
+    // Every row of the source that contributes to row `row` of the result.
     let rows_of = move |[i1, i2, i3]: [usize; 3]| {
         (i3..s3).step_by(n3).flat_map(move |i3| {
             (i2..s2)
@@ -90,7 +93,7 @@ pub(crate) fn repeat(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                 let (sums, buffer) = (&mut sums[..len], &mut buffer[..len]);
                 for from in rows_of(row) {
                     if n0 == 1 {
-                        // SAFETY: the row is inside of the source.
+                        // SAFETY: the row is inside the source.
                         sums[0] += unsafe { sum_row(isa, &source, from) } as f32;
                         continue;
                     }
@@ -100,7 +103,7 @@ pub(crate) fn repeat(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                         isa.run(|| sums.iter_mut().zip(&*buffer).for_each(|(s, x)| *s += *x));
                     }
                 }
-                // SAFETY: inside of the row; tasks do not overlap.
+                // SAFETY: inside the row, and tasks do not overlap.
                 unsafe { result.store(isa, row, start, sums) };
             }
             Ok(())
@@ -108,7 +111,8 @@ pub(crate) fn repeat(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     )])
 }
 
-/// Adds up the gradients of each row of a table: each task some columns, in the order of the rows.
+/// Sums the gradients of each row of a table. Each task computes some columns, in the order of the
+/// rows.
 pub(crate) fn get_rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (result, gradient, numbers, isa) = (
         context.result(),
@@ -126,8 +130,8 @@ pub(crate) fn get_rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
             for task in tasks {
                 let start = task * COLUMNS;
                 let len = (n0 - start).min(COLUMNS);
-                // SAFETY: the columns are inside of the rows of result and gradient; row numbers are checked; tasks do not
-                // overlap.
+                // SAFETY: the columns are inside the rows of result and gradient. Row numbers are
+                // checked. Tasks do not overlap.
                 unsafe {
                     let part = |row: usize| {
                         let first = result.at([row, 0, 0]).cast::<f32>().add(start);

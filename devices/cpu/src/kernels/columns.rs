@@ -1,7 +1,7 @@
-//! The columns of products, and what makes them.
+//! Columns of products, and their computation.
 //!
-//! Most products need columns in a form of their own. Where nothing else reads what makes them row by row, it is computed on
-//! the way, and its results are never in memory as they are.
+//! Most products need columns in a special form. If they are computed row by row and have no other
+//! reader, they are computed during packing and never stored in their original form.
 
 use super::{elementwise, glu, reduce};
 use crate::activations::ActivationForm;
@@ -12,14 +12,14 @@ use crate::simd::prefetch;
 use samite_core::{DType, Layout};
 
 impl Prologue {
-    /// What is computed with a row at a time.
+    /// Returns the operand that is processed row by row.
     fn x(&self) -> &Operand {
         match self {
             Prologue::Norm { x, .. } | Prologue::Gated { x, .. } => x,
         }
     }
 
-    /// Estimated nanoseconds for an element.
+    /// Returns the estimated nanoseconds for an element.
     fn cost(&self) -> f64 {
         match self {
             Prologue::Norm { .. } => 0.4,
@@ -27,15 +27,16 @@ impl Prologue {
         }
     }
 
-    /// Gives row number `row` to `take`, in pieces of 256 elements with their starts.
+    /// Passes row number `row` to `take`, in pieces of 256 elements with their starts.
     ///
     /// # Safety
     /// See [`Operand`]; there must be such a row.
     unsafe fn each(&self, isa: Isa, row: usize, mut take: impl FnMut(usize, &[f32])) {
         let row = self.x().layout().row_index(row);
         let mut buffer = [0.0; 256];
-        // SAFETY: the row exists in `x`, and in all operands of its shape; the scale is one row. All are F32 with dense rows.
-        // Where `x` is a sum that is computed here, the caller alone writes this row.
+        // SAFETY: the row exists in `x`, and in all operands of its shape. The scale is one row.
+        // All are F32 with dense rows. If `x` is a sum that is computed here, only the caller
+        // writes this row.
         unsafe {
             match *self {
                 Prologue::Norm { sum, x, eps, scale } => {
@@ -64,18 +65,18 @@ impl Prologue {
     }
 }
 
-/// The columns of source 1, in the form that the product needs.
+/// Columns of source 1, in the form that the product needs.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns {
     source: Operand,
     input: InputSource,
     form: ActivationForm,
-    /// Where they are packed, and their distance; `None` if the source is used as it is.
+    /// Place and distance of packed columns, or `None` if the source is used in place.
     packed: Option<(Scratch, usize)>,
 }
 
 impl Columns {
-    /// Bytes of scratch memory for all columns.
+    /// Returns the bytes of scratch memory for all columns.
     pub fn bytes(form: ActivationForm, layout: &Layout) -> Option<usize> {
         if matches!(form, ActivationForm::F32) && is_usable(layout) {
             return Some(0);
@@ -100,7 +101,7 @@ impl Columns {
         }
     }
 
-    /// Where column `i1` of matrix `i2, i3` lies.
+    /// Returns the address of column `i1` of matrix `i2, i3`.
     #[inline]
     pub fn at(&self, [i1, i2, i3]: [usize; 3]) -> *const u8 {
         match self.packed {
@@ -112,7 +113,7 @@ impl Columns {
         }
     }
 
-    /// The phase that packs them, if needed.
+    /// Returns the phase that packs the columns, if needed.
     pub fn pack(self, isa: Isa) -> Option<Phase> {
         let (scratch, stride) = self.packed?;
         let cost = match self.input {
@@ -125,7 +126,7 @@ impl Columns {
             self.source.elements() as f64 * cost,
             move |tasks, _| {
                 for task in tasks {
-                    // SAFETY: each task has its own part of the scratch memory, and there is a row for each.
+                    // SAFETY: each task has its own part of the scratch memory, and its row exists.
                     unsafe { self.pack_row(task, scratch.at(task * stride), isa) };
                 }
                 Ok(())
@@ -134,11 +135,12 @@ impl Columns {
     }
 
     /// # Safety
-    /// See [`Operand`]; there is such a row, and `out` has room for a column of the form.
+    /// See [`Operand`]. The row must exist, and `out` must have room for a column of the form.
     unsafe fn pack_row(&self, row: usize, out: *mut u8, isa: Isa) {
         let (source, form) = (&self.source, self.form);
-        // SAFETY: the row exists, and pieces of 256 elements end at its `k`. `out` has room for a column of `form` and is
-        // scratch memory, which the source is not in; `isa` was detected.
+        // SAFETY: the row exists, and pieces of 256 elements end at its `k`. `out` has room for a
+        // column of `form` and is scratch memory, which does not contain the source. `isa` was
+        // detected.
         unsafe {
             if let InputSource::Fused(prologue) = &self.input {
                 return prologue.each(isa, row, |start, x| form.write(x, start, out, isa));
@@ -162,14 +164,14 @@ impl Columns {
     }
 }
 
-/// Asks for what comes behind a piece of 256 elements: many columns come from memory.
+/// Prefetches the memory after a piece of 256 elements, since many columns come from memory.
 fn ask_ahead(piece: &[f32]) {
     for line in (0..256).step_by(16) {
         prefetch(piece.as_ptr().wrapping_add(512 + line));
     }
 }
 
-/// Whether columns of such a tensor can be used in place.
+/// Returns whether columns of such a tensor can be used in place.
 pub(crate) fn is_usable(layout: &Layout) -> bool {
     layout.dtype() == DType::F32 && layout.has_contiguous_rows()
 }

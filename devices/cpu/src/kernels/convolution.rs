@@ -1,4 +1,5 @@
-//! Convolutions of images and volumes: what a kernel lies on is gathered for some places, and multiplied with all kernels.
+//! Convolutions of images and volumes. The inputs under a kernel are gathered for some output
+//! positions, and multiplied with all kernels.
 
 use super::{formula, reduce::dot_of};
 use crate::detect::Isa;
@@ -7,13 +8,15 @@ use crate::kernel::{Kernel, KernelContext, Phase, Reason};
 use crate::operand::Operand;
 use samite_core::{Error, Node, Op, Result, Window};
 
-/// Places of a task: each kernel that is read is used so many times.
+/// Number of output positions of a task. Each kernel is read once for all of them.
 const PLACES: usize = 8;
 
-/// Most elements of a kernel: what is gathered takes [`PLACES`] times as much memory in each worker.
+/// Maximum number of elements of a kernel. Gathered inputs take [`PLACES`] times as much memory in
+/// each worker.
 const LARGEST: usize = 1 << 20;
 
-/// The kernel for a convolution. One that is very large is computed element by element, which takes no memory.
+/// Returns the kernel for a convolution. Convolutions with very large kernels are computed element
+/// by element, which takes no memory.
 pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     match Convolution::of(node).and_then(|convolution| convolution.size()) {
         Some(size) if size <= LARGEST => Ok(Kernel::with_scratch(scratch, build)),
@@ -21,11 +24,11 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     }
 }
 
-/// A convolution in two or three dimensions: an image is a volume of depth 1.
+/// A convolution in two or three dimensions. An image is a volume of depth 1.
 #[derive(Clone, Copy)]
 struct Convolution {
     window: Window,
-    /// Whether the third dimension of tensors is depth, so that channels are a part of the fourth.
+    /// True if the third dimension of tensors is depth, so that channels are part of the fourth.
     is_deep: bool,
     channels: usize,
     outputs: usize,
@@ -55,13 +58,14 @@ impl Convolution {
         })
     }
 
-    /// Elements of one kernel, with all channels.
+    /// Returns the number of elements of one kernel, with all channels.
     fn size(&self) -> Option<usize> {
         let area = self.kernel[0].checked_mul(self.kernel[1])?;
         area.checked_mul(self.kernel[2])?.checked_mul(self.channels)
     }
 
-    /// The row of a tensor at a height and depth: of channel or output `i` of `count`, of image or kernel number `of`.
+    /// Returns the row of a tensor at a height and depth, for channel or output `i` of `count`, of
+    /// image or kernel number `of`.
     fn row(&self, at: [usize; 2], of: usize, count: usize, i: usize) -> [usize; 3] {
         match self.is_deep {
             true => [at[0], at[1], of * count + i],
@@ -69,7 +73,8 @@ impl Convolution {
         }
     }
 
-    /// Where element `k` of the kernel lies at place `o`, along dimension `d`; `None` in the padding.
+    /// Returns the input index under kernel element `k` at output `o`, along dimension `d`. `None`
+    /// in the padding.
     fn seen(&self, d: usize, o: usize, k: usize, extent: usize) -> Option<usize> {
         let at = o * self.window.stride[d] as usize + k * self.window.dilation[d] as usize;
         at.checked_sub(self.window.padding[d] as usize)
@@ -79,7 +84,7 @@ impl Convolution {
     /// Writes kernel number `output` to `out`.
     ///
     /// # Safety
-    /// As for [`Operand::load`]; `out` has the kernel's size.
+    /// As for [`Operand::load`]. `out` must have the kernel's size.
     unsafe fn load(&self, kernels: Operand, output: usize, out: &mut [f32]) {
         let [k0, k1, k2] = self.kernel;
         let mut rows = out.chunks_exact_mut(k0.max(1));
@@ -87,17 +92,18 @@ impl Convolution {
             for d in 0..k2 {
                 for (h, out) in (0..k1).zip(&mut rows) {
                     let row = self.row([h, d], output, self.channels, channel);
-                    // SAFETY: the row is one of this kernel's; the rest is the caller's contract.
+                    // SAFETY: the row belongs to this kernel. The caller guarantees the rest.
                     unsafe { kernels.load(row, 0, out) };
                 }
             }
         }
     }
 
-    /// Writes what a kernel lies on at a place of image number `n` to `out`: zero in the padding.
+    /// Writes the inputs under a kernel at a position of image number `n` to `out`. The padding is
+    /// zero.
     ///
     /// # Safety
-    /// As for [`Operand::load`]; elements are F32, and `out` has the kernel's size.
+    /// As for [`Operand::load`]. Elements must be F32, and `out` must have the kernel's size.
     unsafe fn gather(&self, image: Operand, n: usize, place: [usize; 3], out: &mut [f32]) {
         let [k0, k1, k2] = self.kernel;
         let [width, height, n2, _] = image.shape();
@@ -115,7 +121,8 @@ impl Convolution {
                     let row = image.at(self.row([y, z], n, self.channels, channel));
                     for (w, out) in out.iter_mut().enumerate() {
                         *out = self.seen(0, place[0], w, width).map_or(0.0, |x| {
-                            // SAFETY: the element is inside of the image, by `seen`; the rest is the caller's contract.
+                            // SAFETY: the element is inside the image, by `seen`. The caller
+                            // guarantees the rest.
                             unsafe { *row.wrapping_add(x * stride).cast::<f32>() }
                         });
                     }
@@ -125,7 +132,7 @@ impl Convolution {
     }
 }
 
-/// Bytes of all kernels as F32, and of what a worker gathers.
+/// Returns the bytes of all kernels as F32, and of a worker's gathered inputs.
 fn bytes(convolution: &Convolution) -> Option<(usize, usize)> {
     let size = convolution.size()?.checked_mul(4)?;
     let kernels = size.checked_mul(convolution.outputs)?;
@@ -154,8 +161,8 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let decode = move |tasks: std::ops::Range<usize>, _| {
         for output in tasks {
             let out = scratch.at(output * size * 4).cast::<f32>();
-            // SAFETY: each task writes a kernel of its own, in the scratch memory's part for kernels; inference checked that there are
-            // so many, of F32 or F16.
+            // SAFETY: each task writes its own kernel, in the scratch memory's part for kernels.
+            // Inference checked their number and that they are F32 or F16.
             unsafe {
                 let out = std::slice::from_raw_parts_mut(out, size);
                 convolution.load(kernels, output, out);
@@ -172,7 +179,7 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let parts = width.div_ceil(PLACES);
     let multiply = move |tasks: std::ops::Range<usize>, worker: usize| {
         let own = scratch.at(kernel_bytes + worker * worker_bytes);
-        // SAFETY: each worker has memory of its own behind the kernels, which the phase before wrote.
+        // SAFETY: each worker has its own memory after the kernels, which the phase before wrote.
         let (all, gathered) = unsafe {
             (
                 std::slice::from_raw_parts(scratch.at(0).cast::<f32>(), outputs * size),
@@ -187,7 +194,8 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
             let count = (width - first).min(PLACES);
             for i in 0..count {
                 let out = &mut gathered[i * size..][..size];
-                // SAFETY: inference checked the image, which is F32; the place is one of the result's.
+                // SAFETY: inference checked the image, which is F32. The position is one of the
+                // result's.
                 unsafe { convolution.gather(image, n, [first + i, y, z], out) };
             }
             for output in 0..outputs {
@@ -196,7 +204,8 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                 products(isa, &mut sums[..count], gathered, kernel);
                 let row = result.at(convolution.row([y, z], n, outputs, output));
                 for (x, sum) in (first..).zip(&sums[..count]) {
-                    // SAFETY: inference made the result of so many places, images and outputs, in F32; tasks write different places.
+                    // SAFETY: inference created the result with these positions, images and
+                    // outputs, in F32. Tasks write different positions.
                     unsafe { *row.wrapping_add(x * result.strides()[0]).cast::<f32>() = *sum };
                 }
             }
@@ -216,7 +225,7 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
 }
 
 vectorized! {
-    /// The products of a kernel and what it lies on at some places.
+    /// Computes the products of a kernel with the gathered inputs of some positions.
     fn products(sums: &mut [f32], gathered: &[f32], kernel: &[f32]) {
         for (i, sum) in sums.iter_mut().enumerate() {
             *sum = dot_of(&gathered[i * kernel.len()..][..kernel.len()], kernel);

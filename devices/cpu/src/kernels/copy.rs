@@ -1,4 +1,4 @@
-//! Copies and conversions between layouts and types, element by element in their common order.
+//! Copies and conversions between layouts and types, element by element in logical order.
 
 use crate::detect::Isa;
 use crate::kernel::{Kernel, Reason};
@@ -7,14 +7,14 @@ use crate::operand::{Operand, pieces};
 use samite_core::{DType, Layout, Node, Op, Result};
 use std::ops::Range;
 
-/// Elements that one task copies: a multiple of every block length.
+/// Number of elements that one task copies: a multiple of every block length.
 const TASK: usize = 4096;
 
-/// Rows of up to so many numbers are short; so many of them are a task.
+/// Maximum number of elements of a short row, and number of such rows in a task.
 const SHORT: usize = 8;
 const ROWS: usize = 512;
 
-/// Dup, cont, cast and cpy.
+/// Returns the kernel of dup, cont, cast and cpy.
 pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     let (from, to) = (
         node.source_layout(0).map(Layout::dtype),
@@ -37,7 +37,7 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     }
     let rows = node.source_layout(0).map(|layout| layout.shape()[0]);
     if (from.is_quantized() || to.is_quantized()) && rows != Some(node.layout().shape()[0]) {
-        // Otherwise a block could go over the end of a row.
+        // Otherwise a block could cross the end of a row.
         let contiguous = |layout: &Layout| !layout.dtype().is_quantized() || layout.is_contiguous();
         if !(node.source_layout(0).is_some_and(contiguous) && contiguous(node.layout())) {
             return Err("blocks would be cut at the ends of rows".into());
@@ -72,7 +72,7 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         elements as f64 * cost,
         move |tasks, _| {
             let range = tasks.start * TASK..(tasks.end * TASK).min(elements);
-            // SAFETY: both have `elements` elements; tasks do not overlap in the result.
+            // SAFETY: both have `elements` elements, and tasks do not overlap in the result.
             unsafe {
                 if same_type {
                     copy(&source, &result, range);
@@ -85,7 +85,8 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     )])
 }
 
-/// Copies short rows of four-byte numbers, row by row, if that is what there is to do: counting elements takes longer than they do.
+/// Copies short rows of four-byte elements row by row, if that suffices, because counting elements
+/// would take longer than copying them.
 fn short_rows(source: &Operand, result: &Operand) -> Option<Phase> {
     let [n0, n1, n2, n3] = result.shape();
     let dtype = result.dtype();
@@ -101,7 +102,7 @@ fn short_rows(source: &Operand, result: &Operand) -> Option<Phase> {
             let first = task % parts * ROWS;
             for i1 in first..(first + ROWS).min(n1) {
                 let row = [i1, task / parts % n2, task / parts / n2];
-                // SAFETY: both have the row; tasks do not overlap.
+                // SAFETY: both have the row, and tasks do not overlap.
                 unsafe {
                     copy_blocks(
                         source.at(row),
@@ -118,10 +119,10 @@ fn short_rows(source: &Operand, result: &Operand) -> Option<Phase> {
     }))
 }
 
-/// Copies elements, counted in order, of one type.
+/// Copies elements of one type, counted in logical order.
 ///
 /// # Safety
-/// See [`Operand`]; both must have the elements.
+/// See [`Operand`]. Both must have the elements.
 unsafe fn copy(source: &Operand, result: &Operand, range: Range<usize>) {
     let dtype = source.dtype();
     let source_n0 = source.shape()[0];
@@ -142,7 +143,7 @@ unsafe fn copy(source: &Operand, result: &Operand, range: Range<usize>) {
             let dst = result
                 .at(piece.row)
                 .wrapping_add(to_start / dtype.block_len() * to_stride);
-            // SAFETY: both pieces lie inside of their rows.
+            // SAFETY: both pieces lie inside their rows.
             unsafe {
                 copy_blocks(
                     src,
@@ -157,11 +158,11 @@ unsafe fn copy(source: &Operand, result: &Operand, range: Range<usize>) {
     });
 }
 
-/// Copies `count` blocks of `size` bytes at even distances.
+/// Copies `count` blocks of `size` bytes at equal distances.
 ///
 /// # Safety
-/// All blocks must be readable at `from` and writable at `to`, and aligned to `size` where that is 2 or 4. Both may be the
-/// same memory.
+/// All blocks must be readable at `from` and writable at `to`, and aligned to `size` where that is
+/// 2 or 4. Both may be the same memory.
 #[inline]
 pub(crate) unsafe fn copy_blocks(
     from: *const u8,
@@ -171,10 +172,11 @@ pub(crate) unsafe fn copy_blocks(
     size: usize,
     count: usize,
 ) {
-    // SAFETY: `i` is below `count`, so each block is readable at `from` and writable at `to`, and blocks of 2 and 4 bytes are
-    // aligned to that. Blocks may overlap, as `cpy` onto itself is allowed: no reference is made.
+    // SAFETY: `i` is below `count`, so each block is readable at `from` and writable at `to`, and
+    // blocks of 2 and 4 bytes are aligned to that. Blocks may overlap, since `cpy` onto itself is
+    // allowed, so no reference is created.
     unsafe {
-        // Of a few numbers, a call takes longer than the copy.
+        // For few numbers, a call takes longer than the copy.
         let is_short = size == 4 && count <= SHORT;
         if ((from_stride == size && to_stride == size) || count == 1) && !is_short {
             std::ptr::copy(from, to, size * count);
@@ -200,10 +202,10 @@ pub(crate) unsafe fn copy_blocks(
     }
 }
 
-/// Converts elements, counted in order.
+/// Converts elements, counted in logical order.
 ///
 /// # Safety
-/// See [`Operand`]; both must have the elements.
+/// See [`Operand`]. Both must have the elements.
 unsafe fn convert(isa: Isa, source: &Operand, result: &Operand, range: Range<usize>) {
     const BUFFER: usize = 256; // a multiple of every block length
     let mut buffer = [0.0; BUFFER];
@@ -212,13 +214,15 @@ unsafe fn convert(isa: Isa, source: &Operand, result: &Operand, range: Range<usi
         let end = (start + BUFFER).min(range.end);
         let mut filled = 0;
         pieces(source.layout(), start..end, |from| {
-            // SAFETY: the piece is inside of its row; quantized rows are cut at blocks, as `kernel` checked.
+            // SAFETY: the piece is inside its row. Quantized rows are cut at blocks, as `kernel`
+            // checked.
             unsafe { source.load(from.row, from.start, &mut buffer[filled..][..from.len]) };
             filled += from.len;
         });
         let mut written = 0;
         pieces(result.layout(), start..end, |to| {
-            // SAFETY: the piece is inside of the result's row; quantized rows are cut at blocks, as `kernel` checked.
+            // SAFETY: the piece is inside the result's row. Quantized rows are cut at blocks, as
+            // `kernel` checked.
             unsafe { result.store(isa, to.row, to.start, &buffer[written..][..to.len]) };
             written += to.len;
         });

@@ -1,4 +1,4 @@
-//! The gated delta rule.
+//! Gated delta net.
 
 use super::state::{MOST_DECAYS, ROWS, check_decays};
 use crate::detect::Isa;
@@ -8,13 +8,13 @@ use crate::simd::float::Vector;
 use crate::simd::generic::Lanes;
 use samite_core::{Node, Result};
 
-/// The gated delta rule.
+/// Returns the kernel of the gated delta rule.
 pub(crate) fn delta_net_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, Reason> {
     check_decays(node, 3, |decays| format!("{decays} decays of a head"))?;
     Ok(Kernel::one_phase(move |c| delta_net(c, snapshots)))
 }
 
-/// What one token brings to a matrix.
+/// Input of one token to a matrix.
 struct Step<'a> {
     query: &'a [f32],
     key: &'a [f32],
@@ -24,7 +24,8 @@ struct Step<'a> {
     scale: f32,
 }
 
-/// Rows of a transposed matrix that one token changes, each with its value; `out` is what each gives.
+/// Rows of a transposed matrix that one token updates, each with its value. `out` gets each row's
+/// output.
 struct Rows<'a> {
     rows: &'a mut [f32],
     values: &'a [f32],
@@ -33,16 +34,16 @@ struct Rows<'a> {
 
 type StepFn = unsafe fn(Rows<'_>, &Step<'_>);
 
-/// Rows that are worked on together, so that their sums do not wait for each other.
+/// Number of rows that are updated together, so that their sums are independent.
 const TOGETHER: usize = 4;
 
-/// The next of `count` numbers, then zeros.
+/// Loads the next `count` numbers, then zeros.
 ///
 /// # Safety
 /// As [`Vector::load`].
 #[inline(always)]
 unsafe fn load<V: Vector>(from: *const f32, count: usize) -> V {
-    // SAFETY: the caller promises as much.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match count < V::LANES {
             true => V::load_part(from, count),
@@ -51,13 +52,13 @@ unsafe fn load<V: Vector>(from: *const f32, count: usize) -> V {
     }
 }
 
-/// Writes as many.
+/// Stores `count` numbers.
 ///
 /// # Safety
 /// As [`Vector::store`].
 #[inline(always)]
 unsafe fn store<V: Vector>(x: V, to: *mut f32, count: usize) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match count < V::LANES {
             true => x.store_part(to, count),
@@ -66,14 +67,14 @@ unsafe fn store<V: Vector>(x: V, to: *mut f32, count: usize) {
     }
 }
 
-/// The sum of products of two rows.
+/// Returns the sum of products of two rows.
 ///
 /// # Safety
-/// The instructions of `V` must be there.
+/// The instructions of `V` must be available.
 #[inline(always)]
 unsafe fn dot<V: Vector>(x: &[f32], y: &[f32]) -> f32 {
     let size = x.len().min(y.len());
-    // SAFETY: all that is read is inside of both rows; the caller promises the instructions.
+    // SAFETY: all reads are inside both rows. The caller guarantees the instructions.
     unsafe {
         let mut sum = V::splat(0.0);
         for at in (0..size).step_by(V::LANES) {
@@ -84,12 +85,13 @@ unsafe fn dot<V: Vector>(x: &[f32], y: &[f32]) -> f32 {
     }
 }
 
-/// Changes `R` rows, at most [`TOGETHER`]. What a row gives after the change is `decay (row · q) + delta (k · q)`, so that a row is read twice only: for
-/// its sums, and to be changed.
+/// Updates `R` rows, at most [`TOGETHER`]. The output of a row after the update is `decay (row ·
+/// q) + delta (k · q)`, so a row is read only twice: for its sums, and for the update.
 ///
 /// # Safety
-/// The instructions of `V` must be there. Key and query must have as many elements, and the decays one, or, with `EACH`, as many; `R` such rows
-/// must be readable and writable at `rows`, and `R` numbers at `values` and `out`.
+/// The instructions of `V` must be available. Key and query must have the same number of elements,
+/// and the decays one, or, with `EACH`, that number. `R` such rows must be readable and writable at
+/// `rows`, and `R` numbers at `values` and `out`.
 #[inline(always)]
 unsafe fn change<V: Vector, const R: usize, const EACH: bool>(
     rows: *mut f32,
@@ -102,7 +104,8 @@ unsafe fn change<V: Vector, const R: usize, const EACH: bool>(
     let (key, query) = (step.key.as_ptr(), step.query.as_ptr());
     let decays = step.decay.as_ptr();
     let decay = if EACH { 1.0 } else { step.decay[0] };
-    // SAFETY: `at` and what is loaded from there on are inside of rows, which are as long as key and query; the rest is the caller's contract.
+    // SAFETY: `at` and the elements loaded from there are inside the rows, which are as long as key
+    // and query. The caller guarantees the rest.
     unsafe {
         let zero = V::splat(0.0);
         let mut sums = [zero; 2 * TOGETHER];
@@ -147,10 +150,10 @@ unsafe fn change<V: Vector, const R: usize, const EACH: bool>(
     }
 }
 
-/// Changes rows by one token.
+/// Updates rows by one token.
 ///
 /// # Safety
-/// The instructions of `V` must be there.
+/// The instructions of `V` must be available.
 #[inline(always)]
 unsafe fn step<V: Vector>(work: Rows<'_>, step: &Step<'_>) {
     let Rows { rows, values, out } = work;
@@ -159,7 +162,7 @@ unsafe fn step<V: Vector>(work: Rows<'_>, step: &Step<'_>) {
         step.query.len() == size && rows.len() == values.len() * size && out.len() == values.len()
     );
     assert!(step.decay.len() == size || step.decay.len() == 1);
-    // SAFETY: checked above, block by block; the caller promises the instructions.
+    // SAFETY: checked above, block by block. The caller guarantees the instructions.
     unsafe {
         let key_query = dot::<V>(step.key, step.query);
         let mut at = 0;
@@ -193,7 +196,8 @@ macro_rules! compile {
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn step(work: Rows<'_>, step: &Step<'_>) {
-                // SAFETY: the features above are those of the vector type, and only a detected instruction set leads here.
+                // SAFETY: the features above are those of the vector type, and only a detected
+                // instruction set leads here.
                 unsafe { super::step::<$vector>(work, step) }
             }
         }
@@ -213,7 +217,7 @@ compile!(
 #[cfg(target_arch = "aarch64")]
 compile!(neon, std::arch::aarch64::float32x4_t);
 
-/// The function for an instruction set.
+/// Returns the function for an instruction set.
 fn step_of(isa: Isa) -> StepFn {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -247,13 +251,13 @@ fn delta_net(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
             let count = ROWS.min(size - first);
             let base = result.base().cast::<f32>();
             let place = |slot: usize| outputs + slot * matrices + (matrix * size + first) * size;
-            // SAFETY: the result is dense F32 and has `outputs + snapshots * matrices` elements, of which no other task has these rows of
-            // this matrix in any snapshot.
+            // SAFETY: the result is dense F32 and has `outputs + snapshots * matrices` elements. No
+            // other task has these rows of this matrix in any snapshot.
             let snapshot = |slot: usize| unsafe {
                 std::slice::from_raw_parts_mut(base.add(place(slot)), count * size)
             };
             for (i, row) in snapshot(0).chunks_exact_mut(size).enumerate() {
-                // SAFETY: the row is inside of the shape; rows are dense F32.
+                // SAFETY: the row is inside the shape, and rows are dense F32.
                 row.copy_from_slice(unsafe { start.row::<f32>([first + i, head, sequence]) });
             }
             let copy = |slot: usize| {
@@ -266,7 +270,8 @@ fn delta_net(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
                 let shared =
                     |shape: [usize; 4]| [head % shape[1], token, sequence / (sequences / shape[3])];
                 let at = [head, token, sequence];
-                // SAFETY: all rows are inside of their shapes, by the rules of the operation; rows are dense F32.
+                // SAFETY: all rows are inside their shapes, by the rules of the operation, and rows
+                // are dense F32.
                 let (query, key, value, beta, logs) = unsafe {
                     (
                         q.row::<f32>(shared(q.shape())),
@@ -287,14 +292,15 @@ fn delta_net(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
                     scale,
                 };
                 let to = ((sequence * tokens + token) * heads + head) * size + first;
-                // SAFETY: the elements are among the first `outputs` of the result, and no other task has them.
+                // SAFETY: the elements are among the first `outputs` of the result, and no other
+                // task has them.
                 let out = unsafe { std::slice::from_raw_parts_mut(base.add(to), count) };
                 let work = Rows {
                     rows: snapshot(0),
                     values: value,
                     out,
                 };
-                // SAFETY: the function is the one of the instruction set that was detected.
+                // SAFETY: the function belongs to the detected instruction set.
                 unsafe { change(work, &step) };
                 copy(tokens - 1 - token);
             }

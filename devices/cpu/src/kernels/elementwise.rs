@@ -9,7 +9,7 @@ use samite_core::{DType, Result, Unary};
 /// Elements that one task computes.
 const TASK: usize = 1024;
 
-/// A function of one element.
+/// Returns a function of one element.
 pub(crate) fn unary(context: &KernelContext<'_>, function: Unary) -> Result<Phase> {
     match function {
         Unary::Abs => map(context, 0.3, f32::abs),
@@ -50,7 +50,7 @@ pub(crate) fn unary(context: &KernelContext<'_>, function: Unary) -> Result<Phas
     }
 }
 
-/// Numbers within limits; what is no number stays.
+/// Limits numbers to a range. NaN stays.
 pub(crate) fn clamp(context: &KernelContext<'_>, min: f32, max: f32) -> Result<Phase> {
     map(context, 0.3, move |x| {
         if x < min {
@@ -63,7 +63,7 @@ pub(crate) fn clamp(context: &KernelContext<'_>, min: f32, max: f32) -> Result<P
     })
 }
 
-/// The result of `f` for each element; `cost` is in nanoseconds.
+/// Returns the result of `f` for each element; `cost` is in nanoseconds.
 pub(crate) fn map(
     context: &KernelContext<'_>,
     cost: f64,
@@ -81,7 +81,8 @@ pub(crate) fn map(
         move |tasks, _| {
             let range = tasks.start * TASK..(tasks.end * TASK).min(elements);
             pieces(result.layout(), range, |piece| {
-                // SAFETY: pieces lie inside of the shape, which both operands share; tasks do not overlap.
+                // SAFETY: pieces lie inside the shape, which both operands share, and tasks do not
+                // overlap.
                 unsafe {
                     result.write_with(isa, piece, |piece, out| {
                         map_piece(isa, &source, piece, out, f)
@@ -93,10 +94,10 @@ pub(crate) fn map(
     ))
 }
 
-/// One piece of a row. `out` may be the memory of `x`.
+/// Computes one piece of a row. `out` may be the memory of `x`.
 ///
 /// # Safety
-/// See [`Operand`]; the piece must be inside of `x`.
+/// See [`Operand`]; the piece must be inside `x`.
 #[inline]
 unsafe fn map_piece(
     isa: Isa,
@@ -105,8 +106,8 @@ unsafe fn map_piece(
     out: &mut [f32],
     f: impl Fn(f32) -> f32 + Copy,
 ) {
-    // SAFETY: the piece is inside of `x`, so there are as many elements at `from`. They are not read as a slice where `out` is
-    // the same memory; places that overlap in another way were refused.
+    // SAFETY: the piece is inside `x`, so its elements exist at `from`. They are not read as a
+    // slice if `out` is the same memory. Memory that overlaps in another way was refused.
     unsafe {
         match dense(x, x.shape()[0], piece.row, piece.start) {
             Some(from) if from != out.as_ptr() => {
@@ -121,7 +122,7 @@ unsafe fn map_piece(
     }
 }
 
-/// The result of `f` for each pair of elements of both sources, of which the second one repeats.
+/// Returns the result of `f` for each pair of elements of both sources. The second source repeats.
 pub(crate) fn binary(
     context: &KernelContext<'_>,
     cost: f64,
@@ -130,7 +131,8 @@ pub(crate) fn binary(
     zip(context, context.source(0)?, context.source(1)?, cost, f)
 }
 
-/// The result of `f` for each pair of elements; `b` repeats to the shape of `a`, which is that of the result.
+/// Returns the result of `f` for each pair of elements. `b` repeats to the shape of `a`, which is
+/// that of the result.
 pub(crate) fn zip(
     context: &KernelContext<'_>,
     mut a: Operand,
@@ -152,8 +154,8 @@ pub(crate) fn zip(
         move |tasks, _| {
             let range = tasks.start * TASK..(tasks.end * TASK).min(elements);
             pieces(result.layout(), range, |piece| {
-                // SAFETY: pieces lie inside of the shape of the result and of `a`, to which `b` repeats; tasks do not
-                // overlap.
+                // SAFETY: pieces lie inside the shape of the result and of `a`, to which `b`
+                // repeats. Tasks do not overlap.
                 unsafe {
                     result.write_with(isa, piece, |piece, out| {
                         zip_piece(isa, &a, &b, piece, out, f)
@@ -165,10 +167,11 @@ pub(crate) fn zip(
     ))
 }
 
-/// A row of the sum of two operands of equal shape with dense F32 rows. The result may be the memory of one of them.
+/// Computes a row of the sum of two operands of equal shape with dense F32 rows. The result may be
+/// the memory of one of them.
 ///
 /// # Safety
-/// See [`Operand`]; the row must be inside of the shape.
+/// See [`Operand`]; the row must be inside the shape.
 pub(crate) unsafe fn add_row(
     isa: Isa,
     result: &Operand,
@@ -181,14 +184,14 @@ pub(crate) unsafe fn add_row(
         start: 0,
         len: result.shape()[0],
     };
-    // SAFETY: the piece is a whole row that is inside of all three shapes, since these are equal.
+    // SAFETY: the piece is a whole row inside all three shapes, since these are equal.
     unsafe { zip_piece(isa, a, b, piece, result.row_mut(row), |a, b| a + b) };
 }
 
-/// One piece of a row. `out` may be the memory of `a` or of `b`.
+/// Computes one piece of a row. `out` may be the memory of `a` or of `b`.
 ///
 /// # Safety
-/// See [`Operand`]; the piece must be inside of `a`.
+/// See [`Operand`]; the piece must be inside `a`.
 #[inline]
 unsafe fn zip_piece(
     isa: Isa,
@@ -202,8 +205,8 @@ unsafe fn zip_piece(
     let [i1, i2, i3] = piece.row;
     let row = [i1 % b1, i2 % b2, i3 % b3];
     let n0 = a.shape()[0];
-    // SAFETY: the rows exist, and the piece is inside of them; the result overlaps an operand only where the operation runs in
-    // place.
+    // SAFETY: the rows exist, and the piece is inside them. The result overlaps an operand only if
+    // the operation runs in place.
     unsafe {
         if let Some(b) = dense(b, n0, row, piece.start).filter(|b| *b != out.as_ptr()) {
             let b = std::slice::from_raw_parts(b, piece.len);
@@ -231,8 +234,8 @@ unsafe fn zip_piece(
         // Up to the end of `b`'s row, after which it repeats.
         let start = (piece.start + done) % b0;
         let len = (piece.len - done).min(b0 - start).min(TASK);
-        // The second operand first: `out` may be its memory.
-        // SAFETY: inside of `b`'s row, and of the piece of `a`'s row.
+        // The second operand first: `out` may be its memory. SAFETY: inside `b`'s row, and inside
+        // the piece of `a`'s row.
         unsafe {
             b.load(row, start, &mut buffer[..len]);
             a.load(piece.row, piece.start + done, &mut out[done..][..len]);
@@ -243,15 +246,15 @@ unsafe fn zip_piece(
     }
 }
 
-/// Where elements from `start` on lie, if rows have `n0` dense f32 elements.
+/// Returns the address of the elements from `start`, if rows have `n0` dense f32 elements.
 ///
 /// # Safety
-/// See [`Operand`]; the element must be inside of the shape.
+/// See [`Operand`]; the element must be inside the shape.
 #[inline]
 unsafe fn dense(operand: &Operand, n0: usize, row: [usize; 3], start: usize) -> Option<*const f32> {
     let dense =
         operand.shape()[0] == n0 && operand.dtype() == DType::F32 && operand.has_dense_rows();
-    // SAFETY: the element is inside of the shape, so its address is inside of the operand's memory.
+    // SAFETY: the element is inside the shape, so its address is inside the operand's memory.
     dense.then(|| unsafe { operand.at(row).cast::<f32>().add(start).cast_const() })
 }
 
@@ -280,7 +283,7 @@ vectorized! {
     }
 }
 
-/// A number right of the diagonal, which begins `past` elements after the first one.
+/// Writes a number right of the diagonal, which starts `past` elements after the first one.
 pub(crate) fn diag_mask(context: &KernelContext<'_>, past: usize, value: f32) -> Result<Phase> {
     let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
     let n0 = result.shape()[0];
@@ -296,7 +299,8 @@ pub(crate) fn diag_mask(context: &KernelContext<'_>, past: usize, value: f32) ->
                     start: 0,
                     len: n0,
                 };
-                // SAFETY: the row is inside of the shape, which both operands share; tasks are rows.
+                // SAFETY: the row is inside the shape, which both operands share, and tasks are
+                // rows.
                 unsafe {
                     result.write_with(isa, whole, |piece, out| {
                         source.load(row, piece.start, out);

@@ -1,4 +1,4 @@
-//! Matrix products with chosen experts.
+//! Matrix products with selected experts.
 
 use super::columns::Columns;
 use super::matmul::{ColumnList, Product, cost};
@@ -10,7 +10,7 @@ use crate::operand::Operand;
 use crate::product::Column;
 use samite_core::{Error, Node, Result};
 
-/// Where things lie in the scratch memory: the columns first.
+/// Layout of the scratch memory. The columns come first.
 struct Plan {
     product: Product,
     lists: usize,
@@ -56,7 +56,7 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     ))
 }
 
-/// Which choices each expert has got: `ends[e]..ends[e + 1]` of `order`.
+/// Choices of each expert: `ends[e]..ends[e + 1]` of `order`.
 #[derive(Clone, Copy)]
 struct Lists {
     scratch: Scratch,
@@ -67,7 +67,7 @@ struct Lists {
 
 impl Lists {
     /// # Safety
-    /// Nobody else may use the lists.
+    /// No other code may use the lists.
     #[allow(clippy::mut_from_ref)] // scratch memory is an address
     unsafe fn parts_mut(&self) -> (&mut [u32], &mut [u32]) {
         let ends = self.scratch.at(self.offset).cast::<u32>();
@@ -80,14 +80,14 @@ impl Lists {
         }
     }
 
-    /// The choices of one expert.
+    /// Returns the choices of one expert.
     ///
     /// # Safety
-    /// The lists must be complete, and nobody may change them.
+    /// The lists must be complete, and must not be changed.
     unsafe fn of(&self, expert: usize) -> &[u32] {
         let ends = self.scratch.at(self.offset).cast::<u32>();
-        // SAFETY: `fill` wrote `experts + 1` ends, and `expert` is below `experts`. Ends are in ascending order and at most
-        // `choices`, so these numbers are in the list behind the ends.
+        // SAFETY: `fill` wrote `experts + 1` ends, and `expert` is below `experts`. Ends are in
+        // ascending order and at most `choices`, so these numbers are in the list after the ends.
         unsafe {
             let (start, end) = (*ends.add(expert) as usize, *ends.add(expert + 1) as usize);
             std::slice::from_raw_parts(ends.add(self.experts + 1 + start), end - start)
@@ -97,12 +97,12 @@ impl Lists {
     /// Sorts the choices by expert.
     ///
     /// # Safety
-    /// See [`Operand`]; nobody else may use the lists.
+    /// See [`Operand`]. No other code may use the lists.
     unsafe fn fill(&self, ids: &Operand) -> Result<(), Fault> {
         let [used, tokens, ..] = ids.shape();
-        // SAFETY: nobody else uses the lists, so they may be borrowed for writing.
+        // SAFETY: no other code uses the lists, so they may be borrowed for writing.
         let (ends, order) = unsafe { self.parts_mut() };
-        // SAFETY: all choices are inside of the shape.
+        // SAFETY: all choices are inside the shape.
         let expert = |choice: usize| unsafe {
             row_number(ids, 2, [choice / used, 0, 0], choice % used, self.experts)
         };
@@ -113,7 +113,8 @@ impl Lists {
         for expert in 0..self.experts {
             ends[expert + 1] += ends[expert];
         }
-        // From behind, each expert's end moves to its start; then starts are the ends of the ones before.
+        // Going backwards, each expert's end moves to its start. Then starts are the ends of the
+        // previous experts.
         for choice in (0..used * tokens).rev() {
             let end = &mut ends[expert(choice)? + 1];
             *end -= 1;
@@ -168,8 +169,8 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                             out: result.at([slot, token, 0]).cast(),
                         }
                     });
-                    // SAFETY: rows, columns and experts are inside of the shapes; tasks write different parts of the
-                    // result; workers have their own scratch.
+                    // SAFETY: rows, columns and experts are inside the shapes. Tasks write
+                    // different parts of the result. Workers have their own scratch memory.
                     unsafe {
                         product.run(
                             &weights,

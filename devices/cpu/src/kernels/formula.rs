@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use samite_core::formula::{Elements, MOST_SOURCES, Shapes, compute, reads, units};
 use samite_core::{DIMS, DType, Node, Result};
 
-/// The kernel, if there is code for the types.
+/// Returns the kernel, if the types are supported.
 pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     let sources = (0..node.tensor().sources.len()).filter_map(|i| node.source_layout(i));
     for dtype in sources.chain([node.layout()]).map(|layout| layout.dtype()) {
@@ -42,13 +42,13 @@ fn build(context: &KernelContext<'_>) -> Result<Phase> {
     }))
 }
 
-/// Elements where they lie.
+/// Access to elements in memory.
 struct Memory {
     sources: [Option<Operand>; MOST_SOURCES],
     result: Operand,
 }
 
-/// The address of an element, if it is there.
+/// Returns the address of an element, if it exists.
 fn address(operand: &Operand, position: [usize; DIMS]) -> Option<*mut u8> {
     let is_inside = position.iter().zip(operand.shape()).all(|(&i, n)| i < n);
     let [i0, i1, i2, i3] = position;
@@ -63,8 +63,9 @@ fn load(operand: &Operand, position: [usize; DIMS]) -> f64 {
     let Some(at) = address(operand, position) else {
         return f64::NAN;
     };
-    // SAFETY: the element is inside of the shape, so its bytes are in the operand's memory; `resolve` and the table checked that the
-    // base and the strides are aligned. Tasks write different elements of the result, and read only what they wrote.
+    // SAFETY: the element is inside the shape, so its bytes are in the operand's memory. `resolve`
+    // and the table checked that the base and the strides are aligned. Tasks write different
+    // elements of the result, and read only their own.
     unsafe {
         match operand.dtype() {
             DType::F16 => (*at.cast::<f16>()).to_f64(),
@@ -88,7 +89,8 @@ impl Elements for Memory {
         let Some(at) = address(&self.result, position) else {
             return;
         };
-        // SAFETY: as in `load`; nobody else writes this element, and who reads it does so before.
+        // SAFETY: as in `load`. No other task writes this element, and its readers have read it
+        // before.
         unsafe {
             match self.result.dtype() {
                 DType::F16 => *at.cast() = f16::from_f64(value),

@@ -6,7 +6,7 @@ use crate::kernel::{KernelContext, Phase};
 use crate::simd::math;
 use samite_core::{Glu, Result};
 
-/// What an expression is for the function of a kind.
+/// Evaluates an expression with the function of a kind.
 macro_rules! with_function {
     ($kind:expr, $f:ident => $result:expr) => {
         with_function!($kind, $f => $result;
@@ -34,7 +34,7 @@ macro_rules! with_function {
     };
 }
 
-/// All gated linear units.
+/// Computes all gated linear units.
 pub(crate) fn glu(context: &KernelContext<'_>, kind: Glu, swapped: bool) -> Result<Phase> {
     let a = context.source(0)?;
     let (x, gate) = match context.optional(1) {
@@ -52,7 +52,7 @@ pub(crate) fn glu(context: &KernelContext<'_>, kind: Glu, swapped: bool) -> Resu
     with_function!(kind, function => zip(context, x, gate, cost(kind), function))
 }
 
-/// Estimated nanoseconds for an element.
+/// Returns the estimated nanoseconds for an element.
 pub(crate) fn cost(kind: Glu) -> f64 {
     match kind {
         Glu::Reglu => 0.5,
@@ -61,7 +61,7 @@ pub(crate) fn cost(kind: Glu) -> f64 {
     }
 }
 
-/// A part of a row of a gated linear unit.
+/// Computes a part of a row of a gated linear unit.
 pub(crate) fn gate_slice(isa: Isa, kind: Glu, out: &mut [f32], x: &[f32], gate: &[f32]) {
     with_function!(kind, function => zip_slices(isa, out, x, gate, function));
 }

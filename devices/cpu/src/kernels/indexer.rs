@@ -1,4 +1,4 @@
-//! Scores of keys for sparse attention: sums over heads of products, where they are positive.
+//! Key scores for sparse attention: sums over heads of the positive products.
 
 use super::reduce::dot_of;
 use crate::detect::{Isa, vectorized};
@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, KernelContext, Phase, Reason, decodable};
 use half::f16;
 use samite_core::{Error, Node, Result};
 
-/// Keys of a task: each query that is read is used so many times.
+/// Number of keys of a task. Each query is read once for all of them.
 const KEYS: usize = 8;
 
 pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
@@ -14,7 +14,7 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     Ok(Kernel::with_scratch(scratch, build))
 }
 
-/// Bytes of a worker's keys and query of `size` elements each.
+/// Returns the bytes of a worker's keys and query of `size` elements each.
 fn worker_bytes(size: usize) -> Option<usize> {
     let floats = size.checked_mul(KEYS + 1)?;
     floats.checked_mul(4)?.checked_next_multiple_of(64)
@@ -41,7 +41,8 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         cost,
         move |tasks, worker| {
             let own = scratch.at(worker * bytes).cast::<f32>();
-            // SAFETY: each worker has memory of its own, of `worker_bytes`; the parts do not overlap.
+            // SAFETY: each worker has its own `worker_bytes` of memory, and the parts do not
+            // overlap.
             let (loaded, query) = unsafe {
                 (
                     std::slice::from_raw_parts_mut(own, KEYS * size),
@@ -53,13 +54,15 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                 let count = (kv - first).min(KEYS);
                 for key in 0..count {
                     let to = &mut loaded[key * size..][..size];
-                    // SAFETY: the key is inside of the shape, and `kernel` checked that its type is decodable.
+                    // SAFETY: the key is inside the shape, and `kernel` checked that its type is
+                    // decodable.
                     unsafe { keys.load([0, first + key, batch], 0, to) };
                 }
                 for token in 0..tokens {
                     let mut scores = [0.0; KEYS];
                     for head in 0..heads {
-                        // SAFETY: inference checked that there is a query and a weight of each head and token.
+                        // SAFETY: inference checked that each head and token has a query and a
+                        // weight.
                         let weight = unsafe {
                             queries.load([head, token, batch], 0, query);
                             let row = weights.at([token, 0, batch]);
@@ -71,8 +74,8 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                     let masked = mask.at([token, 0, batch % masks]);
                     let out = result.at([token, 0, batch]);
                     for (key, score) in (first..).zip(&scores[..count]) {
-                        // SAFETY: inference checked that the mask has a place for each key and token, as the result has; tasks
-                        // write different keys.
+                        // SAFETY: inference checked that the mask has an element for each key and
+                        // token, as the result has. Tasks write different keys.
                         unsafe {
                             let mask = *masked.add(key * mask.strides()[0]).cast::<f16>();
                             *out.add(key * result.strides()[0]).cast::<f32>() =

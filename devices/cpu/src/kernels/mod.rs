@@ -1,7 +1,9 @@
-//! The kernels, by kind of operation. Each module turns a [`KernelContext`](crate::kernel::KernelContext) into phases.
+//! The kernels, by kind of operation. Each module turns a
+//! [`KernelContext`](crate::kernel::KernelContext) into phases.
 //!
-//! A task always computes the same elements in the same order, whichever worker runs it, so results do not depend on
-//! the number of threads. Kernels of operations that may run in place read an element before they write it.
+//! A task always computes the same elements in the same order, whichever worker runs it, so results
+//! do not depend on the number of threads. Kernels of operations that may run in place read an
+//! element before they write it.
 
 pub(crate) mod attention;
 pub(crate) mod backward;

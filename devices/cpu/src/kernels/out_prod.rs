@@ -5,7 +5,7 @@ use crate::kernel::{KernelContext, Phase};
 use crate::kernels::outer::float::{Outer, sums};
 use samite_core::{DType, Error, Node, Result};
 
-/// Columns of a task: several times what a tile has.
+/// Number of columns of a task: several times that of a tile.
 const COLUMNS: usize = 48;
 
 pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
@@ -47,8 +47,8 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                 columns: (columns - column).min(COLUMNS),
                 add: false,
             };
-            // SAFETY: rows, factors and sums are inside of the shapes, which inference checked to fit; tasks write different
-            // columns; the function is that of the detected instruction set.
+            // SAFETY: rows, factors and sums are inside the shapes, which inference checked to fit.
+            // Tasks write different columns. The function belongs to the detected instruction set.
             unsafe { function(&work) };
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! Rows of packed tables by number, so that an embedding that is the output matrix, too, exists once.
+//! Rows of packed tables, selected by number, so that an embedding that is also the output matrix
+//! is stored only once.
 
 use crate::activations::SLAB;
 use crate::operand::Operand;
@@ -17,7 +18,7 @@ pub(crate) struct PackedTable {
 }
 
 impl PackedTable {
-    /// `None` if such a tensor cannot be packed.
+    /// Returns `None` if such a tensor cannot be packed.
     pub fn new(table: Operand) -> Option<Self> {
         let layout = PackedLayout::new(table.layout())?;
         Some(PackedTable { table, layout })
@@ -26,13 +27,13 @@ impl PackedTable {
     /// Decodes a row.
     ///
     /// # Safety
-    /// See [`Operand`]; the row must exist, and `out` have its length.
+    /// See [`Operand`]. The row must exist, and `out` must have its length.
     pub unsafe fn load(&self, [i1, i2, i3]: [usize; 3], out: &mut [f32]) {
         let PackedTable { table, layout } = self;
         let dtype: DType = table.dtype();
         let matrix = i2 + table.shape()[2] * i3;
         let at = table.base().wrapping_add(layout.panel_of(matrix, i1));
-        // SAFETY: the row's panel is inside of the tensor.
+        // SAFETY: the row's panel is inside the tensor.
         let panel = unsafe { std::slice::from_raw_parts(at, layout.panel_bytes) };
         let mut buffer = [0; SLAB_BYTES];
         for (slab, out) in out.chunks_mut(SLAB).enumerate() {

@@ -5,10 +5,10 @@ use crate::kernel::{KernelContext, Phase};
 use crate::operand::Operand;
 use samite_core::Result;
 
-/// Partial sums that are kept side by side: they become vector registers.
+/// Number of parallel partial sums, which become vector registers.
 const LANES: usize = 32;
 
-/// Sum of `f` over the elements, in a fixed order.
+/// Returns the sum of `f` over the elements, in a fixed order.
 #[inline(always)]
 pub(crate) fn sum_of(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -30,7 +30,7 @@ pub(crate) fn sum_of(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     lanes[0]
 }
 
-/// Sum of `f` over the pairs of two rows of equal length, in a fixed order.
+/// Returns the sum of `f` over the pairs of two rows of equal length, in a fixed order.
 #[inline(always)]
 pub(crate) fn sum_of_pairs(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -46,13 +46,13 @@ pub(crate) fn sum_of_pairs(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) ->
     sum_of(&lanes, |lane| lane)
 }
 
-/// Sum of the products of two rows of equal length, in a fixed order.
+/// Returns the sum of the products of two rows of equal length, in a fixed order.
 #[inline(always)]
 pub(crate) fn dot_of(x: &[f32], y: &[f32]) -> f32 {
     sum_of_pairs(x, y, |x, y| x * y)
 }
 
-/// The largest element, ignoring NaN; minus infinity for none.
+/// Returns the largest element, ignoring NaN, or minus infinity for none.
 #[inline(always)]
 pub(crate) fn max_of(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -75,7 +75,7 @@ pub(crate) fn max_of(x: &[f32]) -> f32 {
     lanes[0]
 }
 
-/// Lets `f` change each row of the F32 result, after the source's row was copied to it.
+/// Calls `f` for each row of the F32 result, after copying the source's row to it.
 pub(crate) fn change_rows(
     context: &KernelContext<'_>,
     cost: f64,
@@ -84,7 +84,7 @@ pub(crate) fn change_rows(
     Ok(change_rows_of(context, context.source(0)?, cost, f))
 }
 
-/// The same with another operand of the result's shape instead of the source.
+/// Does what [`change_rows`] does with another operand of the result's shape as the source.
 fn change_rows_of(
     context: &KernelContext<'_>,
     source: Operand,
@@ -98,7 +98,8 @@ fn change_rows_of(
         move |tasks, _| {
             for row in tasks {
                 let row = result.layout().row_index(row);
-                // SAFETY: the row is inside of the shape, which both operands share; tasks are rows.
+                // SAFETY: the row is inside the shape, which both operands share, and tasks are
+                // rows.
                 unsafe {
                     let out = result.row_mut::<f32>(row);
                     source.load(row, 0, out);
@@ -110,17 +111,17 @@ fn change_rows_of(
     )
 }
 
-/// Norms of rows whose squares have a mean of 1.
+/// Normalises rows so that their squares have mean 1.
 pub(crate) fn rms_norm(context: &KernelContext<'_>, eps: f32) -> Result<Phase> {
     change_rows(context, 0.4, move |isa, _, out| rms_norm_row(isa, out, eps))
 }
 
-/// Norms of rows whose squares have a sum of 1.
+/// Normalises rows so that their squares have sum 1.
 pub(crate) fn l2_norm(context: &KernelContext<'_>, eps: f32) -> Result<Phase> {
     change_rows(context, 0.4, move |isa, _, out| l2_norm_row(isa, out, eps))
 }
 
-/// Norms of rows with a mean of 0 and a variance of 1.
+/// Normalises rows to mean 0 and variance 1.
 pub(crate) fn norm(context: &KernelContext<'_>, eps: f32) -> Result<Phase> {
     change_rows(context, 0.6, move |isa, _, out| norm_row(isa, out, eps))
 }
@@ -132,7 +133,7 @@ vectorized! {
     }
 }
 
-/// What a row is multiplied with so that the mean of its squares is 1.
+/// Returns the factor that makes the mean of a row's squares 1.
 #[inline(always)]
 fn rms_factor_of(x: &[f32], eps: f32) -> f32 {
     let mean = sum_of(x, |x| x * x) / x.len() as f32;
@@ -140,14 +141,14 @@ fn rms_factor_of(x: &[f32], eps: f32) -> f32 {
 }
 
 vectorized! {
-    /// The same where instructions are not chosen yet.
+    /// Does what [`rms_factor_of`] does, and selects the instructions.
     pub(crate) fn rms_factor(x: &[f32], eps: f32) -> f32 {
         rms_factor_of(x, eps)
     }
 }
 
 vectorized! {
-    /// A part of a row of an RMS norm, times a row.
+    /// Computes a part of a row of an RMS norm, times a row.
     pub(crate) fn norm_slice(out: &mut [f32], x: &[f32], factor: f32, scale: &[f32]) {
         let pairs = x.iter().zip(scale);
         out.iter_mut().zip(pairs).for_each(|(out, (x, scale))| *out = x * factor * scale);
@@ -155,14 +156,14 @@ vectorized! {
 }
 
 vectorized! {
-    /// The same in place.
+    /// Does what [`norm_slice`] does, in place.
     fn change_norm(x: &mut [f32], factor: f32, scale: &[f32]) {
         x.iter_mut().zip(scale).for_each(|(x, scale)| *x = *x * factor * scale);
     }
 }
 
-/// The RMS norm of each row of `x` times the row `scale`, which are a product of two nodes. The result may be the memory of
-/// `x`, but must not overlap it otherwise.
+/// Returns the RMS norm of each row of `x` times the row `scale`, which are a product of two nodes.
+/// The result may be the memory of `x`, but must not overlap it in another way.
 pub(crate) fn scaled_norm(
     context: &KernelContext<'_>,
     x: Operand,
@@ -193,7 +194,7 @@ vectorized! {
     }
 }
 
-/// Running sum along each row.
+/// Computes running sums along each row.
 pub(crate) fn cumsum(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     Ok(vec![change_rows(context, 1.5, |_, _, out| {
         let mut sum = 0.0;
@@ -210,17 +211,17 @@ vectorized! {
     }
 }
 
-/// Sum of a row in pieces that fit on the stack.
+/// Returns the sum of a row, in pieces that fit on the stack.
 ///
 /// # Safety
-/// See [`Operand`]; the row must be inside of the shape.
+/// See [`Operand`]; the row must be inside the shape.
 pub(crate) unsafe fn sum_row(isa: Isa, source: &Operand, row: [usize; 3]) -> f64 {
     let n0 = source.shape()[0];
     let mut buffer = [0.0; 512];
     let (mut sum, mut start) = (0.0, 0);
     while start < n0 {
         let buffer = &mut buffer[..(n0 - start).min(512)];
-        // SAFETY: the elements are inside of the row.
+        // SAFETY: the elements are inside the row.
         unsafe { source.load(row, start, buffer) };
         sum += f64::from(sum_slice(isa, buffer));
         start += buffer.len();
@@ -228,7 +229,7 @@ pub(crate) unsafe fn sum_row(isa: Isa, source: &Operand, row: [usize; 3]) -> f64
     sum
 }
 
-/// Sum of everything.
+/// Computes the sum of all elements.
 pub(crate) fn sum(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
     Ok(vec![Phase::new(
@@ -237,7 +238,7 @@ pub(crate) fn sum(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         move |_, _| {
             let layout = source.layout();
             let rows = if layout.is_empty() { 0 } else { layout.rows() };
-            // SAFETY: all rows are inside of the shape; the result has one element.
+            // SAFETY: all rows are inside the shape, and the result has one element.
             unsafe {
                 let sum: f64 = (0..rows)
                     .map(|row| sum_row(isa, &source, layout.row_index(row)))
@@ -249,13 +250,13 @@ pub(crate) fn sum(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     )])
 }
 
-/// Mean of each row.
+/// Computes the mean of each row.
 pub(crate) fn mean(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let elements = context.source(0)?.shape()[0];
     sum_rows(context, elements as f64)
 }
 
-/// Sum of each row, by a divisor.
+/// Computes the sum of each row, divided by `divisor`.
 pub(crate) fn sum_rows(context: &KernelContext<'_>, divisor: f64) -> Result<Vec<Phase>> {
     let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
     Ok(vec![Phase::new(
@@ -264,7 +265,7 @@ pub(crate) fn sum_rows(context: &KernelContext<'_>, divisor: f64) -> Result<Vec<
         move |tasks, _| {
             for row in tasks {
                 let row = result.layout().row_index(row);
-                // SAFETY: source and result have the same rows; tasks are rows.
+                // SAFETY: source and result have the same rows, and tasks are rows.
                 unsafe {
                     let sum = sum_row(isa, &source, row);
                     result.store(isa, row, 0, &[(sum / divisor) as f32]);
@@ -275,11 +276,12 @@ pub(crate) fn sum_rows(context: &KernelContext<'_>, divisor: f64) -> Result<Vec<
     )])
 }
 
-/// Elements whose maximum is taken at once; only in the block with the largest is its place searched.
+/// Number of elements whose maximum is taken at once. The position is searched only in the block
+/// with the largest element.
 const BLOCK: usize = 512;
 
 vectorized! {
-    /// Place and value of the first largest element, if it is above `floor`.
+    /// Returns the position and value of the first largest element, if it is above `floor`.
     fn first_largest(x: &[f32], floor: f32) -> Option<(usize, f32)> {
         let mut largest = floor;
         let mut found = None;
@@ -296,7 +298,7 @@ vectorized! {
     }
 }
 
-/// Index of the first largest element of each row.
+/// Computes the index of the first largest element of each row.
 pub(crate) fn argmax(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
     let [n0, n1, ..] = source.shape();
@@ -314,18 +316,18 @@ pub(crate) fn argmax(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                     }
                 };
                 if dense {
-                    // SAFETY: tasks are rows; inference checked that the elements are F32.
+                    // SAFETY: tasks are rows, and inference checked that the elements are F32.
                     look_at(0, unsafe { source.row([row, 0, 0]) });
                 } else {
                     let mut buffer = [0.0; BLOCK];
                     for start in (0..n0).step_by(BLOCK) {
                         let buffer = &mut buffer[..(n0 - start).min(BLOCK)];
-                        // SAFETY: the elements are inside of the row.
+                        // SAFETY: the elements are inside the row.
                         unsafe { source.load([row, 0, 0], start, buffer) };
                         look_at(start, buffer);
                     }
                 }
-                // SAFETY: there is one element for each row, and inference bounded the index.
+                // SAFETY: each row has one element, and inference bounded the index.
                 unsafe { *result.base().cast::<i32>().add(row) = best as i32 };
             }
             Ok(())

@@ -1,8 +1,9 @@
 //! Rotary position embedding.
 //!
-//! Angles are the same for all heads of a token, so their sines and cosines are computed once per token, in a first
-//! phase, and mostly once for all layers: they stay where they are until others are computed. Angles are f64: at position
-//! 100,000 an f32 angle would be wrong by 0.004.
+//! Angles are the same for all heads of a token, so the first phase computes their sines and
+//! cosines once per token. They stay in memory until others are computed, so usually one
+//! computation serves all layers. Angles are f64: at position 100,000 an f32 angle would be wrong
+//! by 0.004.
 
 use crate::detect::{Isa, vectorized};
 use crate::kernel::InputSource;
@@ -11,28 +12,28 @@ use crate::operand::whole;
 use crate::simd::math::sin_cos;
 use samite_core::{DType, Error, Graph, Node, Op, Result, Rope, RopeMode, TensorId};
 
-/// A pair's rotation does not depend on the position but for the angle itself.
+/// Rotation of a pair. Only the angle depends on the position.
 #[derive(Clone, Copy)]
 struct Pair {
     /// Angle for each position, before YaRN and the frequency divisors.
     frequency: f64,
     /// Share of the unscaled angle.
     extrapolation: f64,
-    /// Which of the token's positions.
+    /// Index of the token's position.
     axis: usize,
 }
 
-/// What angles of a node depend on.
+/// Inputs of a node's angles.
 #[derive(PartialEq)]
 pub(crate) struct Angles {
     rope: Rope,
     is_back: bool,
-    /// Positions and, if there are any, divisors: memory, type and length.
+    /// Positions and optional divisors: memory, type and length.
     sources: [Option<(TensorId, usize, DType, usize)>; 2],
 }
 
 impl Angles {
-    /// `None` if the node has none, or sources with gaps.
+    /// Returns `None` if the node has no angles, or sources with gaps.
     pub fn of(node: Node<'_>) -> Option<Self> {
         let (Op::Rope(rope) | Op::RopeBack(rope)) = *node.op() else {
             return None;
@@ -52,7 +53,7 @@ impl Angles {
         })
     }
 
-    /// Whether `node` writes to what they depend on.
+    /// Returns whether `node` writes to these inputs.
     pub fn change_with(&self, node: Node<'_>, graph: &Graph) -> bool {
         node.tensor().written().any(|(_, written)| {
             let memory = graph.memory_of(written);
@@ -62,13 +63,13 @@ impl Angles {
     }
 }
 
-/// Bytes of a token's cosines and sines.
+/// Returns the bytes of a token's cosines and sines.
 fn token_bytes(rope: &Rope) -> Option<usize> {
     let floats = rope.pairs().checked_mul(2)?;
     floats.checked_mul(4)?.checked_next_multiple_of(64)
 }
 
-/// Bytes at the start of the workspace for angles of one of these nodes at a time.
+/// Returns the bytes at the start of the workspace for the angles of one of these nodes at a time.
 pub(crate) fn table_bytes<'g>(nodes: impl IntoIterator<Item = Node<'g>>) -> Result<usize> {
     let mut most = 0;
     for node in nodes {
@@ -85,7 +86,7 @@ fn too_large() -> Error {
     Error::shape("rope: the size of its workspace overflows")
 }
 
-/// Bytes of a worker's row.
+/// Returns the bytes of a worker's row.
 fn row_bytes(node: Node<'_>) -> Option<usize> {
     let [n0, ..] = node.layout().shape();
     match node.dtype() {
@@ -98,7 +99,7 @@ pub(crate) fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
     row_bytes(node)?.checked_mul(threads)
 }
 
-/// The dimension at which a vector makes `rotations` turns within the original context.
+/// Returns the dimension at which a vector makes `rotations` turns within the original context.
 fn correction_dimension(rope: &Rope, rotations: f32) -> f64 {
     let turns = f64::from(rotations) * 2.0 * std::f64::consts::PI;
     rope.dims as f64 * (rope.original_context as f64 / turns).ln()
@@ -128,7 +129,7 @@ fn pairs(rope: &Rope) -> Vec<Pair> {
         .collect()
 }
 
-/// Rotates by angles; the gradient turns `back`.
+/// Rotates by angles. The gradient rotates `back`.
 pub(crate) fn rotation(context: &KernelContext<'_>, rope: Rope, back: bool) -> Result<Vec<Phase>> {
     let angles = Table {
         at: context.angles(table_bytes([context.node])?)?,
@@ -145,7 +146,7 @@ pub(crate) fn rotation(context: &KernelContext<'_>, rope: Rope, back: bool) -> R
 #[derive(Clone, Copy)]
 struct Table {
     at: Scratch,
-    /// Bytes of a token's.
+    /// Bytes of a token's angles.
     token: usize,
 }
 
@@ -166,7 +167,7 @@ fn compute(context: &KernelContext<'_>, rope: Rope, back: bool, angles: Table) -
     } else {
         rope.attn_factor * (1.0 + 0.1 * (1.0 / rope.freq_scale).ln())
     };
-    // A gradient turns the other way, with the same magnitude.
+    // A gradient rotates in the opposite direction, with the same magnitude.
     let direction = if back { -magnitude } else { magnitude };
     let turns = Turns {
         pairs: pairs(&rope),
@@ -181,8 +182,8 @@ fn compute(context: &KernelContext<'_>, rope: Rope, back: bool, angles: Table) -
         move |tasks, _| {
             for token in tasks {
                 let mut at = [0.0; 4];
-                // SAFETY: there is a position of each axis and one table for each token; inference checked that there is one
-                // divisor for each pair.
+                // SAFETY: each token has a position for each axis and one table. Inference checked
+                // that each pair has one divisor.
                 let (table, divisors) = unsafe {
                     for (axis, at) in at.iter_mut().take(axes).enumerate() {
                         *at = positions.integer([0; 3], axis * tokens + token) as f64;
@@ -204,18 +205,18 @@ fn compute(context: &KernelContext<'_>, rope: Rope, back: bool, angles: Table) -
     ))
 }
 
-/// How far positions turn.
+/// Rotation of positions.
 struct Turns {
     pairs: Vec<Pair>,
     /// Factor of the positions.
     scale: f64,
-    /// Factors of cosines and sines.
+    /// Factor of cosines and sines.
     magnitude: f32,
     direction: f32,
 }
 
 vectorized! {
-    /// Cosines, then sines, of all pairs at a position.
+    /// Computes cosines, then sines, of all pairs at a position.
     fn turn(turns: &Turns, position: f64, divisors: Option<&[f32]>, table: &mut [f32]) {
         let &Turns { ref pairs, scale, magnitude, direction } = turns;
         let (cosines, sines) = table.split_at_mut(pairs.len());
@@ -230,7 +231,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// As [`turn`], at several positions, each of which turns some pairs.
+    /// Does what [`turn`] does with several positions, each of which rotates some pairs.
     fn turn_by_axes(turns: &Turns, at: [f64; 4], divisors: Option<&[f32]>, table: &mut [f32]) {
         let &Turns { ref pairs, scale, magnitude, direction } = turns;
         let (cosines, sines) = table.split_at_mut(pairs.len());
@@ -260,8 +261,8 @@ fn rotate(context: &KernelContext<'_>, rope: Rope, angles: Table) -> Result<Phas
         move |tasks, worker| {
             for row in tasks {
                 let row = result.layout().row_index(row);
-                // SAFETY: the row is inside of the shape of both operands; tasks are rows; the token's table was written by
-                // a phase before; each worker has a row of its own.
+                // SAFETY: the row is inside the shape of both operands. Tasks are rows. A phase
+                // before wrote the token's table. Each worker has its own row.
                 unsafe {
                     let turned = 2 * rope.pairs();
                     let table = std::slice::from_raw_parts(angles.token(row[1]), turned);

@@ -1,4 +1,4 @@
-//! Rows chosen by number.
+//! Rows selected by number.
 
 use super::packed_table::PackedTable;
 use crate::kernel::{Fault, KernelContext, Phase};
@@ -22,7 +22,7 @@ pub(crate) unsafe fn row_number(
     i: usize,
     limit: usize,
 ) -> Result<usize, Fault> {
-    // SAFETY: the element exists, and the caller has entered its memory.
+    // SAFETY: the element exists, and the caller has locked its memory.
     let value = unsafe { numbers.integer(row, i) };
     match usize::try_from(value) {
         Ok(number) if number < limit => Ok(number),
@@ -47,7 +47,7 @@ pub(crate) fn get_rows_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     Ok(Kernel::plain(get_rows))
 }
 
-/// Decodes rows of source 0 that source 1 names.
+/// Decodes the rows of source 0 that source 1 selects.
 fn get_rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (result, table, numbers) = (context.result(), context.source(0)?, context.source(1)?);
     let limit = table.shape()[1];
@@ -60,7 +60,8 @@ fn get_rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         move |tasks, _| {
             for task in tasks {
                 let [i1, i2, i3] = result.layout().row_index(task);
-                // SAFETY: there is one number for each row of the result, checked against the table; tasks are rows.
+                // SAFETY: each row of the result has one number, checked against the table, and
+                // tasks are rows.
                 unsafe {
                     let number = row_number(&numbers, 1, [i2, i3, 0], i1, limit)?;
                     let from = [number, i2, i3];
@@ -87,14 +88,14 @@ pub(crate) fn set_rows_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     Ok(Kernel::plain(set_rows))
 }
 
-/// Writes the rows of source 0 to the rows of source 2 that source 1 names.
+/// Writes the rows of source 0 to the rows of source 2 that source 1 selects.
 fn set_rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (result, rows, numbers) = (context.result(), context.source(0)?, context.source(1)?);
     let [n0, count, n2, n3] = rows.shape();
     let limit = result.shape()[1];
     let [_, m1, m2, _] = numbers.shape();
     let isa = context.isa;
-    // Tasks are columns, not rows: a row that is named twice is written in order by one worker.
+    // Tasks are columns, not rows: one worker writes a row that is selected twice, in order.
     let parts = n0.div_ceil(COLUMNS);
     let cost = if result.dtype().is_quantized() {
         8.0
@@ -111,8 +112,8 @@ fn set_rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                 let len = (n0 - start).min(COLUMNS);
                 let (i2, i3) = (task / parts % n2, task / parts / n2);
                 for i1 in 0..count {
-                    // SAFETY: there is one number for each row, checked against the result; tasks do not overlap, and
-                    // the parts start at blocks.
+                    // SAFETY: each row has one number, checked against the result. Tasks do not
+                    // overlap, and the parts start at blocks.
                     unsafe {
                         let number = row_number(&numbers, 1, [i2 % m1, i3 % m2, 0], i1, limit)?;
                         let from = rows.at([i1, i2, i3]);
@@ -132,7 +133,7 @@ fn set_rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     )])
 }
 
-/// Source 0 plus rows of source 1 that source 2 names.
+/// Adds to source 0 the rows of source 1 that source 2 selects.
 pub(crate) fn add_id(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (result, a, b, numbers) = (
         context.result(),
@@ -149,7 +150,7 @@ pub(crate) fn add_id(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
             let mut buffer = [0.0; COLUMNS];
             for task in tasks {
                 let row = result.layout().row_index(task);
-                // SAFETY: there is one number for each row, checked against `b`; tasks are rows.
+                // SAFETY: each row has one number, checked against `b`, and tasks are rows.
                 unsafe {
                     let number = row_number(&numbers, 2, [row[1], 0, 0], row[0], limit)?;
                     let out = result.row_mut::<f32>(row);

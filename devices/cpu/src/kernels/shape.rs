@@ -5,10 +5,10 @@ use crate::kernel::{KernelContext, Phase};
 use crate::operand::Operand;
 use samite_core::{Error, Op, Result};
 
-/// Copies a row of `source` to block number `start` of a row of `result`, of the same type.
+/// Copies a row of `source` to block number `start` of a row of `result` with the same type.
 ///
 /// # Safety
-/// See [`Operand`]; both places must exist.
+/// See [`Operand`]. Both places must exist.
 unsafe fn copy_row(
     source: &Operand,
     from: [usize; 3],
@@ -18,7 +18,8 @@ unsafe fn copy_row(
 ) {
     let dtype = source.dtype();
     let (from_stride, to_stride) = (source.strides()[0], result.strides()[0]);
-    // SAFETY: both places exist, for all blocks of the row; result and source have one type, so that blocks have one size.
+    // SAFETY: both places exist, for all blocks of the row. Result and source have one type, so
+    // blocks have one size.
     unsafe {
         copy_blocks(
             source.at(from),
@@ -31,7 +32,7 @@ unsafe fn copy_row(
     }
 }
 
-/// A phase that calls `f` for each row of the result.
+/// Returns a phase that calls `f` for each row of the result.
 fn each_row(
     context: &KernelContext<'_>,
     f: impl Fn(&Operand, [usize; 3]) + Send + Sync + 'static,
@@ -49,20 +50,20 @@ fn each_row(
     )
 }
 
-/// Source 0 repeated along every dimension.
+/// Repeats source 0 along every dimension.
 pub(crate) fn repeat(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let source = context.source(0)?;
     let [s0, s1, s2, s3] = source.shape();
     Ok(vec![each_row(context, move |result, row| {
         let [i1, i2, i3] = row;
         for start in (0..result.shape()[0]).step_by(s0) {
-            // SAFETY: the result's extents are multiples of the source's; tasks are rows.
+            // SAFETY: the result's extents are multiples of the source's, and tasks are rows.
             unsafe { copy_row(&source, [i1 % s1, i2 % s2, i3 % s3], result, row, start) };
         }
     })])
 }
 
-/// Source 0 followed by source 1.
+/// Writes source 0 followed by source 1.
 pub(crate) fn concat(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let Op::Concat { dim } = *context.node.op() else {
         return Err(Error::invalid("not concat"));
@@ -70,7 +71,7 @@ pub(crate) fn concat(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (a, b) = (context.source(0)?, context.source(1)?);
     let extent = a.shape()[dim];
     Ok(vec![each_row(context, move |result, row| {
-        // SAFETY: rows of the result are those of the sources; tasks are rows.
+        // SAFETY: rows of the result are those of the sources, and tasks are rows.
         unsafe {
             if dim == 0 {
                 copy_row(&a, row, result, row, 0);
@@ -86,7 +87,7 @@ pub(crate) fn concat(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     })])
 }
 
-/// Zeros around source 0.
+/// Surrounds source 0 with zeros.
 pub(crate) fn pad(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let Op::Pad { before, .. } = *context.node.op() else {
         return Err(Error::invalid("not pad"));
@@ -95,7 +96,7 @@ pub(crate) fn pad(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let [_, s1, s2, s3] = source.shape();
     Ok(vec![each_row(context, move |result, row| {
         let from: [usize; 3] = std::array::from_fn(|d| row[d].wrapping_sub(before[d + 1]));
-        // SAFETY: the result is F32 and holds the source at `before`; tasks are rows.
+        // SAFETY: the result is F32 and holds the source at `before`, and tasks are rows.
         unsafe {
             result.row_mut::<f32>(row).fill(0.0);
             if from[0] < s1 && from[1] < s2 && from[2] < s3 {
@@ -105,7 +106,7 @@ pub(crate) fn pad(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     })])
 }
 
-/// Evenly spaced numbers.
+/// Writes evenly spaced numbers.
 pub(crate) fn arange(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let Op::Arange { start, step, .. } = *context.node.op() else {
         return Err(Error::invalid("not arange"));

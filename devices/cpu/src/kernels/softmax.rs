@@ -7,7 +7,7 @@ use crate::operand::Operand;
 use crate::simd::math;
 use samite_core::{DType, Error, Op, Result};
 
-/// The slope of each head's ALiBi bias ([Press et al. 2022](https://arxiv.org/abs/2108.12409)).
+/// Slopes of the heads' ALiBi biases ([Press et al. 2022](https://arxiv.org/abs/2108.12409)).
 #[derive(Clone, Copy)]
 pub(crate) struct Slopes {
     heads: usize,
@@ -52,7 +52,7 @@ unsafe fn add_mask(isa: Isa, mask: &Operand, row: [usize; 3], slope: f32, x: &mu
     let mut buffer = [0.0; 256];
     for (chunk, x) in x.chunks_mut(256).enumerate() {
         let buffer = &mut buffer[..x.len()];
-        // SAFETY: the chunk is inside of the row.
+        // SAFETY: the chunk is inside the row.
         unsafe { mask.load(row, chunk * 256, buffer) };
         add_scaled(isa, x, buffer, slope);
     }
@@ -75,7 +75,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// Turns logits into shares of their sum, or of the sum with a sink.
+    /// Computes the softmax of logits, optionally with a sink in the sum.
     fn shares(x: &mut [f32], sink: Option<f32>) {
         let max = max_of(x).max(sink.unwrap_or(f32::NEG_INFINITY));
         x.iter_mut().for_each(|x| *x = math::bounded_exp::<FUSED>(*x - max));
@@ -85,7 +85,7 @@ vectorized! {
     }
 }
 
-/// Softmax of each row.
+/// Computes the softmax of each row.
 pub(crate) fn soft_max(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let Op::SoftMax { scale, max_bias } = *context.node.op() else {
         return Err(Error::invalid("not soft_max"));
@@ -99,7 +99,7 @@ pub(crate) fn soft_max(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
             // SAFETY: inference checked that the mask covers the source.
             unsafe { add_mask(isa, mask, [i1, i2 % m2, i3 % m3], slopes.of(i2), out) };
         }
-        // SAFETY: there is one sink for each head, without gaps.
+        // SAFETY: each head has one sink, without gaps.
         let sink = sinks.map(|sinks| unsafe { *sinks.base().cast::<f32>().add(i2) });
         shares(isa, out, sink);
     })?;
@@ -114,7 +114,7 @@ mod tests {
     fn slopes_are_geometric_for_any_number_of_heads() {
         let slopes = Slopes::new(8, 8.0);
         assert!((0..8).all(|h| (slopes.of(h) - 0.5f32.powi(h as i32 + 1)).abs() < 1e-7));
-        // Beyond the power of two, the in-between values follow.
+        // Beyond the power of two, the intermediate values follow.
         let slopes = Slopes::new(12, 8.0);
         assert!((slopes.of(8) - 0.5f32.sqrt()).abs() < 1e-6);
         assert_eq!(Slopes::new(12, 0.0).of(3), 1.0);

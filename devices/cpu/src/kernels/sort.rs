@@ -6,13 +6,13 @@ use crate::operand::Operand;
 use samite_core::{Error, Node, Result, SortOrder};
 use std::cmp::Ordering;
 
-/// Largest first; equal elements by position, so that the result is unique.
+/// Orders largest first, and equal elements by position, so that the result is unique.
 fn descending(values: &[f32], a: i32, b: i32) -> Ordering {
     let value = |i: i32| values.get(i as usize).copied().unwrap_or(f32::NAN);
     value(b).total_cmp(&value(a)).then(a.cmp(&b))
 }
 
-/// 0, 1, 2 and so on.
+/// Writes 0, 1, 2 and so on.
 fn count_up(indices: &mut [i32]) {
     indices
         .iter_mut()
@@ -20,17 +20,18 @@ fn count_up(indices: &mut [i32]) {
         .for_each(|(index, i)| *index = i);
 }
 
-/// A number in the order of [`f32::total_cmp`], which vectors can compare.
+/// Returns an integer with the order of [`f32::total_cmp`], which vectors can compare.
 #[inline(always)]
 fn key(x: f32) -> i32 {
     let bits = x.to_bits() as i32;
     bits ^ ((bits >> 31) as u32 >> 1) as i32
 }
 
-/// Elements that [`largest`] tests together for whether one of them may enter.
+/// Number of elements that [`largest`] tests together for candidates.
 const BLOCK: usize = 64;
 
-/// Rows with fewer elements than this for each one wanted, of at least a block, are selected from as a whole.
+/// Minimum number of elements per wanted one (at least a block) to filter a row. Smaller rows are
+/// selected from as a whole.
 const WORTH_FILTERING: usize = 32;
 
 fn worth_filtering(row: usize, k: usize) -> bool {
@@ -38,9 +39,9 @@ fn worth_filtering(row: usize, k: usize) -> bool {
 }
 
 vectorized! {
-    /// Puts the indices of the `k` largest elements first in a list that has room for all, for rows that are
-    /// [`worth_filtering`]. An element that is not above the `k`th largest before it cannot be among them, as of equals the
-    /// first count.
+    /// Puts the indices of the `k` largest elements first in a list with room for all, for rows
+    /// that are [`worth_filtering`]. An element that is not above the `k`th largest before it is
+    /// not among them, because the first of equals counts.
     fn largest(values: &[f32], k: usize, list: &mut [i32]) {
         let some = 2 * k.max(BLOCK);
         let (rest, blocks) = values[some..].as_rchunks::<BLOCK>();
@@ -72,23 +73,23 @@ vectorized! {
     }
 }
 
-/// Puts the `k` largest of a list first, and gives the key of the smallest of them.
+/// Puts the `k` largest of a list first, and returns the key of the smallest of them.
 fn select(values: &[f32], k: usize, list: &mut [i32]) -> i32 {
     let (_, last, _) = list.select_nth_unstable_by(k - 1, |&a, &b| descending(values, a, b));
     key(values[*last as usize])
 }
 
-/// Memory of a worker: a row of values, and a list of indices.
+/// Returns the bytes of a worker's memory: a row of values, and a list of indices.
 fn worker_bytes(row: usize) -> Option<usize> {
     row.checked_mul(8)?.checked_next_multiple_of(64)
 }
 
-/// Bytes of scratch memory for sorting.
+/// Returns the bytes of scratch memory for sorting.
 pub(crate) fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
     worker_bytes(node.source_layout(0)?.shape()[0])?.checked_mul(threads)
 }
 
-/// The scratch memory of all workers, and bytes of each.
+/// Returns the scratch memory of all workers, and the bytes of each.
 fn workers(context: &KernelContext<'_>, row: usize) -> Result<(Scratch, usize)> {
     let bytes = worker_bytes(row)
         .ok_or_else(|| Error::shape("the size of the workspace for sorting overflows"))?;
@@ -98,13 +99,13 @@ fn workers(context: &KernelContext<'_>, row: usize) -> Result<(Scratch, usize)> 
     ))
 }
 
-/// The values of a row, without gaps: in place, or in the memory at `own`.
+/// Returns the values of a row, without gaps: in place, or in the memory at `own`.
 ///
 /// # Safety
-/// See [`Operand`]; the row must exist, and `own` have room for it.
+/// See [`Operand`]. The row must exist, and `own` must have room for it.
 unsafe fn values<'a>(source: &Operand, row: [usize; 3], own: *mut u8) -> &'a [f32] {
-    // SAFETY: the row exists, so its numbers may be read in place if they are dense F32. `own` has room for the whole row and
-    // belongs to the caller alone, so it may be borrowed for writing.
+    // SAFETY: the row exists, so its numbers may be read in place if they are dense F32. `own` has
+    // room for the whole row and belongs only to the caller, so it may be borrowed for writing.
     unsafe {
         if source.has_dense_rows() {
             return source.row(row);
@@ -115,7 +116,7 @@ unsafe fn values<'a>(source: &Operand, row: [usize; 3], own: *mut u8) -> &'a [f3
     }
 }
 
-/// Indices that sort each row.
+/// Computes the indices that sort each row.
 pub(crate) fn argsort(context: &KernelContext<'_>, order: SortOrder) -> Result<Vec<Phase>> {
     let (result, source) = (context.result(), context.source(0)?);
     let (scratch, bytes) = workers(context, source.shape()[0])?;
@@ -125,7 +126,8 @@ pub(crate) fn argsort(context: &KernelContext<'_>, order: SortOrder) -> Result<V
         move |tasks, worker| {
             for row in tasks {
                 let row = result.layout().row_index(row);
-                // SAFETY: source and result have the same rows; tasks are rows; workers have their own memory.
+                // SAFETY: source and result have the same rows. Tasks are rows. Workers have their
+                // own memory.
                 let (values, indices) = unsafe {
                     let own = scratch.at(worker * bytes);
                     (values(&source, row, own), result.row_mut::<i32>(row))
@@ -141,7 +143,7 @@ pub(crate) fn argsort(context: &KernelContext<'_>, order: SortOrder) -> Result<V
     )])
 }
 
-/// Indices of the largest elements of each row.
+/// Computes the indices of the largest elements of each row.
 pub(crate) fn top_k(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (result, source) = (context.result(), context.source(0)?);
     let (n0, k) = (source.shape()[0], result.shape()[0]);
@@ -153,12 +155,12 @@ pub(crate) fn top_k(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         source.elements() as f64 * each,
         move |tasks, worker| {
             let own = scratch.at(worker * bytes);
-            // SAFETY: each worker has a list of its own, behind its row of values.
+            // SAFETY: each worker has its own list, after its row of values.
             let indices: &mut [i32] =
                 unsafe { std::slice::from_raw_parts_mut(own.cast::<i32>().add(n0), n0) };
             for row in tasks {
                 let row = result.layout().row_index(row);
-                // SAFETY: source and result have the same rows; tasks are rows.
+                // SAFETY: source and result have the same rows, and tasks are rows.
                 let (values, out) =
                     unsafe { (values(&source, row, own), result.row_mut::<i32>(row)) };
                 if filter {
@@ -204,7 +206,7 @@ mod tests {
         assert!(values.is_sorted_by(|a, b| key(*a) < key(*b)));
     }
 
-    /// The `k` largest by sorting, in the order of their indices.
+    /// Returns the `k` largest by sorting, in the order of their indices.
     fn by_sorting(values: &[f32], k: usize) -> Vec<i32> {
         let mut all: Vec<i32> = (0..values.len() as i32).collect();
         all.sort_unstable_by(|&a, &b| descending(values, a, b));
@@ -213,7 +215,7 @@ mod tests {
         all
     }
 
-    /// The same by filtering, at every instruction set.
+    /// Checks filtering at every instruction set.
     fn check(values: &[f32], k: usize) {
         let expected = by_sorting(values, k);
         for isa in Isa::all() {

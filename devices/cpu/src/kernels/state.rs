@@ -11,13 +11,13 @@ use samite_core::{Node, Result};
 const CHANNELS: usize = 16;
 const TOKENS: usize = 64;
 
-/// Rows of a matrix that a task keeps in the first cache while it goes through all tokens.
+/// Rows of a matrix that a task keeps in the L1 cache while it processes all tokens.
 pub(super) const ROWS: usize = 32;
 
-/// Most decays of a head, and most columns of the matrices of a state space.
+/// Maximum number of decays of a head, and of columns of a state space matrix.
 pub(super) const MOST_DECAYS: usize = 512;
 
-/// A convolution over time, channel by channel.
+/// Returns the kernel of a convolution over time, channel by channel.
 pub(crate) fn conv_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     dense_rows(node, 0)?;
     dense_rows(node, 1)?;
@@ -25,7 +25,8 @@ pub(crate) fn conv_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
 }
 
 vectorized! {
-    /// The sums of `weights` times as many elements, from each element of `x` on.
+    /// Computes, from each element of `x`, the sum of the products of `weights` with the following
+    /// elements.
     fn conv_row(out: &mut [f32], x: &[f32], weights: &[f32]) {
         out.fill(0.0);
         for (i, weight) in weights.iter().enumerate() {
@@ -39,12 +40,13 @@ vectorized! {
 const USUAL_WIDTH: usize = 4;
 
 vectorized! {
-    /// The sums of one token: of `USUAL_WIDTH` elements of each channel, one channel after the other.
+    /// Computes the sums of one token: of `USUAL_WIDTH` elements of each channel, channel after
+    /// channel.
     fn conv_token(out: &mut [f32], x: &[f32], weights: &[f32]) {
         let (x, _) = x.as_chunks::<USUAL_WIDTH>();
         let (weights, _) = weights.as_chunks::<USUAL_WIDTH>();
         for ((out, x), weights) in out.iter_mut().zip(x).zip(weights) {
-            // In the order of rows of several tokens.
+            // In the same order as for rows of several tokens.
             let mut sum = 0.0;
             for (x, weight) in x.iter().zip(weights) {
                 sum += weight * x;
@@ -54,7 +56,8 @@ vectorized! {
     }
 }
 
-/// A convolution of one token, whose channels lie one behind the other, as in generation.
+/// Returns the phase of a convolution of one token, whose channels follow one another, as in
+/// decoding.
 fn conv_of_token(context: &KernelContext<'_>) -> Result<Phase> {
     let (x, weights, result) = (context.source(0)?, context.source(1)?, context.result());
     let isa = context.isa;
@@ -62,7 +65,8 @@ fn conv_of_token(context: &KernelContext<'_>) -> Result<Phase> {
     let cost = result.elements() as f64 * 1.2;
     Ok(Phase::new(sequences, cost, move |tasks, _| {
         for sequence in tasks {
-            // SAFETY: rows are dense F32, and those of the channels lie one behind the other; no other task has this sequence.
+            // SAFETY: rows are dense F32, and those of the channels follow one another. No other
+            // task has this sequence.
             unsafe {
                 let numbers = |first: *const u8| {
                     std::slice::from_raw_parts(first.cast::<f32>(), channels * USUAL_WIDTH)
@@ -99,7 +103,7 @@ fn conv(context: &KernelContext<'_>) -> Result<Phase> {
             for token in (0..tokens).step_by(TOKENS) {
                 let length = TOKENS.min(tokens - token);
                 for (channel, sums) in sums[..count].iter_mut().enumerate() {
-                    // SAFETY: the channel is inside of both shapes, and rows are dense F32.
+                    // SAFETY: the channel is inside both shapes, and rows are dense F32.
                     let (x, weights) = unsafe {
                         (
                             x.row::<f32>([first + channel, sequence, 0]),
@@ -109,8 +113,8 @@ fn conv(context: &KernelContext<'_>) -> Result<Phase> {
                     conv_row(isa, &mut sums[..length], &x[token..], weights);
                 }
                 for i in 0..length {
-                    // SAFETY: the row is inside of the result, which is dense F32; no other task has these channels of this
-                    // sequence.
+                    // SAFETY: the row is inside the result, which is dense F32. No other task has
+                    // these channels of this sequence.
                     unsafe {
                         let row = result.at([token + i, sequence, 0]).cast::<f32>();
                         for (channel, sums) in sums[..count].iter().enumerate() {
@@ -124,8 +128,8 @@ fn conv(context: &KernelContext<'_>) -> Result<Phase> {
     }))
 }
 
-/// Checks operands of a kernel with decays: six sources of dense rows, of which source `limited` has no more columns than there can be decays. `wrong`
-/// says how many there are.
+/// Checks operands of a kernel with decays: six sources of dense rows. Source `limited` must not
+/// have more columns than the maximum number of decays. `wrong` describes their number.
 pub(super) fn check_decays(
     node: Node<'_>,
     limited: usize,
@@ -143,7 +147,7 @@ pub(super) fn check_decays(
     }
 }
 
-/// A selective state space.
+/// Returns the kernel of a selective state space model.
 pub(crate) fn scan_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, Reason> {
     check_decays(node, 0, |columns| {
         format!("matrices have {columns} columns")
@@ -151,7 +155,7 @@ pub(crate) fn scan_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, Re
     Ok(Kernel::one_phase(move |c| scan(c, snapshots)))
 }
 
-/// What one token brings to the matrix of a state space.
+/// Input of one token to a state space matrix.
 struct ScanStep<'a> {
     /// One factor for the whole matrix, or one for each column.
     decay: &'a [f32],
@@ -161,7 +165,8 @@ struct ScanStep<'a> {
 }
 
 vectorized! {
-    /// Changes rows of a matrix by one token, with its value for each row; `out` is what each gives.
+    /// Updates rows of a matrix by one token, with its value for each row. `out` gets each row's
+    /// output.
     fn scan_step(rows: &mut [f32], values: &[f32], step: &ScanStep<'_>, out: &mut [f32]) {
         let &ScanStep { decay, step, b, c } = step;
         for ((row, value), out) in rows.chunks_exact_mut(b.len()).zip(values).zip(out) {
@@ -200,15 +205,15 @@ fn scan(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
             let count = ROWS.min(size - first);
             let base = result.base().cast::<f32>();
             let place = |slot: usize| outputs + slot * matrices + (matrix * size + first) * n;
-            // SAFETY: the element exists: there is a row number for each sequence.
+            // SAFETY: each sequence has a row number, so the element exists.
             let begin = unsafe { row_number(&places, 6, [0; 3], sequence, limit)? };
-            // SAFETY: the result is dense F32 and has `outputs + snapshots * matrices` elements, of which no other task has these rows of
-            // this matrix in any snapshot.
+            // SAFETY: the result is dense F32 and has `outputs + snapshots * matrices` elements. No
+            // other task has these rows of this matrix in any snapshot.
             let snapshot = |slot: usize| unsafe {
                 std::slice::from_raw_parts_mut(base.add(place(slot)), count * n)
             };
             for (i, row) in snapshot(0).chunks_exact_mut(n).enumerate() {
-                // SAFETY: the row is inside of the shape; rows are dense F32.
+                // SAFETY: the row is inside the shape, and rows are dense F32.
                 row.copy_from_slice(unsafe { start.row::<f32>([first + i, head, begin]) });
             }
             let copy = |slot: usize| {
@@ -217,11 +222,12 @@ fn scan(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
                 }
             };
             (tokens..snapshots).for_each(copy);
-            // SAFETY: the row is inside of the shape; rows are dense F32.
+            // SAFETY: the row is inside the shape, and rows are dense F32.
             let rates = unsafe { rates.row::<f32>([head, 0, 0]) };
             let group = head / (heads / groups);
             for token in 0..tokens {
-                // SAFETY: all rows are inside of their shapes, by the rules of the operation; rows are dense F32.
+                // SAFETY: all rows are inside their shapes, by the rules of the operation, and rows
+                // are dense F32.
                 let (step, values, b, c) = unsafe {
                     (
                         steps.row::<f32>([token, sequence, 0])[head],
@@ -239,7 +245,8 @@ fn scan(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
                     *decay = (step * rate).exp();
                 }
                 let to = ((sequence * tokens + token) * heads + head) * size + first;
-                // SAFETY: the elements are among the first `outputs` of the result, and no other task has them.
+                // SAFETY: the elements are among the first `outputs` of the result, and no other
+                // task has them.
                 let out = unsafe { std::slice::from_raw_parts_mut(base.add(to), count) };
                 let step = ScanStep {
                     decay: &decay[..rates.len()],

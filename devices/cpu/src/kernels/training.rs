@@ -1,4 +1,4 @@
-//! The loss of predictions and the steps of optimizers.
+//! Losses and optimizer steps.
 
 use super::reduce::{max_of, sum_of, sum_of_pairs};
 use crate::detect::vectorized;
@@ -7,15 +7,15 @@ use crate::operand::Operand;
 use crate::simd::math;
 use samite_core::{Error, Node, Result};
 
-/// Weights that one task changes.
+/// Number of weights that one task updates.
 const TASK: usize = 4096;
 
-/// Bytes of scratch memory of the cross entropy: a number for each row.
+/// Returns the bytes of scratch memory of the cross entropy: a number for each row.
 pub(crate) fn scratch(node: Node<'_>) -> Option<usize> {
     node.source_layout(0)?.rows().checked_mul(size_of::<f64>())
 }
 
-/// The mean over all rows of `-sum(labels · log(softmax(logits)))`.
+/// Returns the mean over all rows of `-sum(labels · log(softmax(logits)))`.
 pub(crate) fn cross_entropy(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (result, logits, labels) = (context.result(), context.source(0)?, context.source(1)?);
     let isa = context.isa;
@@ -26,7 +26,8 @@ pub(crate) fn cross_entropy(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let each = Phase::new(count, logits.elements() as f64 * 1.2, move |tasks, _| {
         for row in tasks {
             let index = logits.layout().row_index(row);
-            // SAFETY: both operands have these rows, without gaps; each row has its place in the scratch memory.
+            // SAFETY: both operands have these rows, without gaps. Each row has its place in the
+            // scratch memory.
             unsafe {
                 let (x, p) = (logits.row::<f32>(index), labels.row::<f32>(index));
                 let [total, weight, hit] = entropy_row(isa, x, p);
@@ -37,7 +38,7 @@ pub(crate) fn cross_entropy(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         Ok(())
     });
     let mean = Phase::new(1, count as f64, move |_, _| {
-        // SAFETY: all rows were written by the phase before; the result has one element.
+        // SAFETY: the phase before wrote all rows, and the result has one element.
         unsafe {
             let sums = std::slice::from_raw_parts(sums.at(0).cast::<f64>(), count);
             let mean = sums.iter().sum::<f64>() / count as f64;
@@ -49,7 +50,8 @@ pub(crate) fn cross_entropy(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
 }
 
 vectorized! {
-    /// With `m` the largest logit: the sum of `exp(x - m)`, that of the labels, and that of `p (x - m)`.
+    /// With `m` the largest logit, returns the sum of `exp(x - m)`, the sum of the labels, and the
+    /// sum of `p (x - m)`.
     fn entropy_row(x: &[f32], p: &[f32]) -> [f32; 3] {
         let max = max_of(x);
         [
@@ -73,7 +75,7 @@ vectorized! {
     }
 }
 
-/// The gradient of the cross entropy with respect to the logits.
+/// Returns the gradient of the cross entropy with respect to the logits.
 pub(crate) fn cross_entropy_back(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (result, gradient) = (context.result(), context.source(0)?);
     let (logits, labels, isa) = (context.source(1)?, context.source(2)?, context.isa);
@@ -86,7 +88,7 @@ pub(crate) fn cross_entropy_back(context: &KernelContext<'_>) -> Result<Vec<Phas
             let factor = unsafe { *gradient.base().cast::<f32>() } / count as f32;
             for row in tasks {
                 let index = result.layout().row_index(row);
-                // SAFETY: all operands have these rows, without gaps; tasks are rows.
+                // SAFETY: all operands have these rows, without gaps, and tasks are rows.
                 let (x, p, out) = unsafe {
                     (
                         logits.row::<f32>(index),
@@ -101,27 +103,27 @@ pub(crate) fn cross_entropy_back(context: &KernelContext<'_>) -> Result<Vec<Phas
     )])
 }
 
-/// The elements of a task, as a slice to change.
+/// Returns the elements of a task as a mutable slice.
 ///
 /// # Safety
-/// See [`Operand`]; the operand is F32 without gaps, and nobody else uses these elements.
+/// See [`Operand`]. The operand must be F32 without gaps, and no other code may use these elements.
 unsafe fn part<'a>(operand: &Operand, start: usize, len: usize) -> &'a mut [f32] {
-    // SAFETY: elements `start..start + len` are inside of the operand, which is F32 without gaps, so they lie at `start` of its
-    // base; nobody else uses them.
+    // SAFETY: elements `start..start + len` are inside the operand, which is F32 without gaps, so
+    // they lie at `start` of its base. No other code uses them.
     unsafe { std::slice::from_raw_parts_mut(operand.base().cast::<f32>().add(start), len) }
 }
 
-/// How many tasks change so many weights.
+/// Returns the number of tasks for this number of weights.
 fn tasks(elements: usize) -> usize {
     elements.div_ceil(TASK)
 }
 
-/// The first weight of a task, and how many it changes.
+/// Returns the first weight of a task, and the number that it updates.
 fn range(task: usize, elements: usize) -> (usize, usize) {
     (task * TASK, (elements - task * TASK).min(TASK))
 }
 
-/// One step of AdamW.
+/// Computes one AdamW step.
 pub(crate) fn adam_w(context: &KernelContext<'_>) -> Result<Phase> {
     let (weights, gradient) = (context.source(0)?, context.source(1)?);
     let (elements, isa) = (weights.elements(), context.isa);
@@ -131,15 +133,16 @@ pub(crate) fn adam_w(context: &KernelContext<'_>) -> Result<Phase> {
         tasks(elements),
         elements as f64 * 1.0,
         move |tasks, _| {
-            // SAFETY: inference checked that there are seven parameters and that the other operands have the same
-            // elements, without gaps; tasks do not overlap.
+            // SAFETY: inference checked that there are seven parameters and that the other operands
+            // have the same elements, without gaps. Tasks do not overlap.
             let parameters: [f32; 7] = unsafe { *parameters.base().cast() };
             let [rate, beta1, beta2, eps, decay, correct1, correct2] = parameters;
             let keep = 1.0 - rate * decay;
             for task in tasks {
                 let (start, len) = range(task, elements);
-                // SAFETY: `range` keeps to the elements, which all four operands have without gaps, as inference checked. Tasks
-                // have different ranges, and the graph refuses operands that share elements with one that is written to.
+                // SAFETY: `range` stays within the elements, which all four operands have without
+                // gaps, as inference checked. Tasks have different ranges, and the graph refuses
+                // operands that share elements with a written one.
                 let (w, g, m, v) = unsafe {
                     (
                         part(&weights, start, len),
@@ -162,7 +165,7 @@ pub(crate) fn adam_w(context: &KernelContext<'_>) -> Result<Phase> {
     ))
 }
 
-/// One step of gradient descent.
+/// Computes one step of gradient descent.
 pub(crate) fn gradient_descent(context: &KernelContext<'_>) -> Result<Phase> {
     let (weights, gradient) = (context.source(0)?, context.source(1)?);
     let (elements, isa) = (weights.elements(), context.isa);
@@ -176,8 +179,9 @@ pub(crate) fn gradient_descent(context: &KernelContext<'_>) -> Result<Phase> {
             let keep = 1.0 - rate * decay;
             for task in tasks {
                 let (start, len) = range(task, elements);
-                // SAFETY: `range` keeps to the elements, which both operands have without gaps, as inference checked. Tasks have
-                // different ranges, and the graph refuses weights that share elements with another operand.
+                // SAFETY: `range` stays within the elements, which both operands have without gaps,
+                // as inference checked. Tasks have different ranges, and the graph refuses weights
+                // that share elements with another operand.
                 let (w, g) = unsafe { (part(&weights, start, len), &*part(&gradient, start, len)) };
                 isa.run(|| {
                     w.iter_mut()

@@ -1,13 +1,13 @@
-//! Tiles of AMX: their sizes, which are a setting of the thread, and columns that can be loaded as one.
+//! AMX tiles: their sizes, which are per-thread state, and columns that can be loaded as a tile.
 
 use crate::product::Column;
 use std::arch::asm;
 use std::mem::MaybeUninit;
 
-/// Columns of a tile.
+/// Number of columns of a tile.
 pub(crate) const TILE: usize = 16;
 
-/// Whether columns make a whole tile, at equal distances in memory.
+/// Returns whether columns make a whole tile, at equal distances in memory.
 #[inline(always)]
 pub(crate) fn are_regular(tile: &[Column], stride: usize) -> bool {
     tile.len() == TILE
@@ -16,7 +16,7 @@ pub(crate) fn are_regular(tile: &[Column], stride: usize) -> bool {
             .all(|pair| pair[1].x == pair[0].x.wrapping_add(stride))
 }
 
-/// The sizes of tiles, as the processor takes them; all zero if tiles are not in use.
+/// Tile sizes, in the processor's format. All zero if tiles are not in use.
 #[repr(C, align(64))]
 pub(crate) struct Configuration {
     pub palette: u8,
@@ -27,7 +27,8 @@ pub(crate) struct Configuration {
 }
 
 impl Configuration {
-    /// Tiles 0 to 3 are for products, 4 and 5 for columns, 6 and 7 for weights, of groups of `group` elements.
+    /// Configures tiles 0 to 3 for products, 4 and 5 for columns, 6 and 7 for weights, of groups of
+    /// `group` elements.
     pub fn new(group: usize) -> Self {
         let (columns, weights) = (group as u16, group as u8 / 4);
         Configuration {
@@ -43,37 +44,37 @@ impl Configuration {
         }
     }
 
-    /// All tiles are whole: 16 rows of 64 bytes.
+    /// Configures whole tiles: 16 rows of 64 bytes.
     pub fn whole() -> Self {
         Self::new(64)
     }
 
-    /// What this thread has now.
+    /// Returns this thread's configuration.
     ///
     /// # Safety
-    /// AMX must be there and permitted.
+    /// AMX must be available and permitted.
     #[inline(always)]
     pub unsafe fn current() -> Self {
         let mut configuration = MaybeUninit::<Self>::uninit();
-        // SAFETY: the caller has AMX; the instruction writes all 64 bytes of the configuration, which is as large, and any
-        // bytes are valid in it.
+        // SAFETY: the caller has AMX. The instruction writes all 64 bytes of the configuration,
+        // which has that size, and any bytes are valid in it.
         unsafe {
             asm!("sttilecfg [{}]", in(reg) configuration.as_mut_ptr(), options(nostack, preserves_flags));
             configuration.assume_init()
         }
     }
 
-    /// Makes it this thread's.
+    /// Sets this thread's configuration.
     ///
     /// # Safety
-    /// AMX must be there and permitted, and the configuration be one that the processor accepts.
+    /// AMX must be available and permitted, and the processor must accept the configuration.
     #[inline(always)]
     pub unsafe fn set(&self) {
-        // SAFETY: the caller has AMX, and a configuration that the processor accepts; the instruction reads the 64 bytes of
-        // `self`.
+        // SAFETY: the caller has AMX, and the processor accepts the configuration. The instruction
+        // reads the 64 bytes of `self`.
         unsafe {
             if self.palette == 0 {
-                // The system need not save tiles that nobody uses.
+                // The system need not save unused tiles.
                 asm!("tilerelease", options(nostack, preserves_flags, nomem));
             } else {
                 asm!("ldtilecfg [{}]", in(reg) &raw const *self, options(nostack, preserves_flags, readonly));

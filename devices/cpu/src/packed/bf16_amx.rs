@@ -1,13 +1,15 @@
-//! Products of packed rows with many columns by AMX, whose instructions multiply tiles of BF16, 16 columns with 16 rows,
-//! 32 elements of each, and add to sums in f32: nothing has to be done between the first element and the last.
+//! Products of packed rows with many columns on AMX. Its instructions multiply BF16 tiles, 16
+//! columns with 16 rows, 32 elements of each, and accumulate in f32, so nothing else is needed
+//! between the first element and the last.
 //!
-//! BF16 has 8 significant bits. A number of F16 with its 11 bits is the sum of two of them, exactly: its upper bits and
-//! the rest. With rows of floats, columns are split into two planes like that, too, which keeps 16 bits of each element.
-//! The product of two rests is below what is kept, so three products of planes make one of F16 rows, and two one of BF16
-//! rows.
+//! BF16 has 8 significant bits. An F16 number with its 11 bits is exactly the sum of two BF16
+//! numbers: its upper bits and the remainder. For rows of floats, columns are also split into two
+//! planes, which keeps 16 bits of each element. The product of two remainders is below the kept
+//! precision, so F16 rows take three products of planes, and BF16 rows two.
 //!
-//! Quantized rows and their columns are rounded to BF16, one plane each. That is closer to the exact product than columns
-//! of 8 bits with a common scale are, and it needs no sums of groups; unpacking pays from some dozen columns on.
+//! Quantized rows and their columns are rounded to BF16, one plane each. This is closer to the
+//! exact product than columns of 8 bits with a common scale, and it needs no sums of groups.
+//! Unpacking is worthwhile from a few dozen columns.
 //!
 //! See chapter 18 of Intel's [Software Developer's Manual](https://www.intel.com/sdm), volume 1.
 
@@ -30,19 +32,20 @@ use std::marker::PhantomData;
 /// Bytes of a tile.
 const TILE_BYTES: usize = 1024;
 
-/// Columns that are multiplied with the same rows.
+/// Number of columns that are multiplied with the same rows.
 const COLUMNS: usize = 512;
 
-/// Panels that pass by. Their sums, and a slab of all columns, stay in the second-level cache.
+/// Number of panels that are processed together. Their sums, and a slab of all columns, stay in the
+/// L2 cache.
 const PANELS: usize = 16;
 
-/// Rows that a worker multiplies at a time.
+/// Number of rows that a worker multiplies at a time.
 pub(crate) const ROWS: usize = PANELS * PANEL;
 
 /// Bytes of scratch memory that products need for each worker.
 pub(crate) const WORKER_BYTES: usize = size_of::<Memory>();
 
-/// The upper halves of the lanes of `a` and `b` as pairs.
+/// Returns the upper halves of the lanes of `a` and `b` as pairs.
 #[inline(always)]
 unsafe fn pairs(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: callers are compiled for AVX-512.
@@ -51,22 +54,25 @@ unsafe fn pairs(a: __m512i, b: __m512i) -> __m512i {
 
 /// Packed rows that are split or rounded to BF16.
 trait Rows {
-    /// Bf16Slabs of rows.
+    /// Number of planes of rows.
     const PLANES: usize;
-    /// Bf16Slabs of columns: not fewer.
+    /// Number of planes of columns, at least as many.
     const COLUMN_PLANES: usize;
-    /// Bytes of a slab of a panel.
+    /// Returns the bytes of a slab of a panel.
     fn slab_bytes() -> usize;
 
-    /// Unpacks a slab of `len` elements of a panel to tiles, with zeros up to a multiple of 32 elements.
+    /// Unpacks a slab of `len` elements of a panel to tiles, padded with zeros to a multiple of 32
+    /// elements.
     ///
     /// # Safety
-    /// `len` elements, at most a slab's, of a panel's rows must be readable at `weights`, `slab` and the tiles of `PLANES` planes be
-    /// writable, in memory apart from each other, and the instructions be there.
+    /// `len` elements, at most a slab's, of a panel's rows must be readable at `weights`. `slab`
+    /// and the tiles of `PLANES` planes must be writable, in disjoint memory. The instructions must
+    /// be available.
     unsafe fn unpack(weights: *const u8, len: usize, slab: *mut Slab, tiles: Tiles);
 }
 
-/// Where the tiles of a slab of weights go: for each 32 elements, for each plane, those of both halves of the panel.
+/// Destination of the tiles of a slab of weights: for each 32 elements and each plane, the tiles of
+/// both halves of the panel.
 #[derive(Clone, Copy)]
 struct Tiles {
     at: *mut u8,
@@ -77,14 +83,14 @@ impl Tiles {
     /// Stores elements `2 * pair` and `2 * pair + 1` of all rows of one half.
     ///
     /// # Safety
-    /// AVX-512 must be there. `pair` must be below `SLAB / 2` and `plane` below `planes`; tiles for these must be writable at `at`,
-    /// aligned to 64.
+    /// AVX-512 must be available. `pair` must be below `SLAB / 2` and `plane` below `planes`. Tiles
+    /// for these must be writable at `at`, aligned to 64.
     #[inline(always)]
     unsafe fn store(self, half: usize, pair: usize, plane: usize, pairs: __m512i) {
         let tile = (pair / (STEP / 2) * self.planes + plane) * 2 + half;
         let at = tile * TILE_BYTES + pair % (STEP / 2) * 64;
-        // SAFETY: `pair` is below `SLAB / 2` and `plane` below `planes`, so that the tile is one of those that there is room
-        // for. Tiles are aligned to 64 and rows of a tile have 64 bytes, so the store is aligned.
+        // SAFETY: `pair` is below `SLAB / 2` and `plane` below `planes`, so there is room for the
+        // tile. Tiles are aligned to 64 and rows of a tile have 64 bytes, so the store is aligned.
         unsafe { _mm512_store_si512(self.at.add(at).cast(), pairs) }
     }
 }
@@ -93,7 +99,7 @@ impl Tiles {
 struct Floats<E>(PhantomData<E>);
 
 impl<E: Element> Rows for Floats<E> {
-    // All bits of a BF16 are upper ones.
+    // All nonzero bits of a BF16 are upper ones.
     const PLANES: usize = if E::UPPER_ONLY { 1 } else { 2 };
     const COLUMN_PLANES: usize = 2;
 
@@ -103,9 +109,9 @@ impl<E: Element> Rows for Floats<E> {
 
     #[inline(always)]
     unsafe fn unpack(weights: *const u8, len: usize, _slab: *mut Slab, tiles: Tiles) {
-        // SAFETY: each half has `len` elements of `LANES` rows, of which those below `len` are read: 16 lanes, as many as
-        // `LANES`. Pairs are below `SLAB / 2`, and tiles have room for as many in `PLANES` planes. Callers are compiled for
-        // AVX-512.
+        // SAFETY: each half has `len` elements of `LANES` rows, of which those below `len` are
+        // read: 16 lanes, as many as `LANES`. Pairs are below `SLAB / 2`, and tiles have room for
+        // as many in `PLANES` planes. Callers are compiled for AVX-512.
         unsafe {
             for half in 0..2 {
                 let weights = weights.add(half * len * LANES * E::BYTES);
@@ -150,8 +156,9 @@ impl<F: Format> Rows for Quantized<F> {
             Sums::Offset(offset) => offset as f32,
             Sums::Minus => 0.0,
         };
-        // SAFETY: the slab has `len` elements, a multiple of a block, as the caller says, and `slab` and `tiles` are different
-        // memory, with room for all rows of a panel. Callers are compiled for the features of `decode` and `round`.
+        // SAFETY: the slab has `len` elements, a multiple of a block, as the caller guarantees, and
+        // `slab` and `tiles` are different memory, with room for all rows of a panel. Callers are
+        // compiled for the features of `decode` and `round`.
         unsafe {
             avx512_vnni::Instructions::decode::<F>(&PanelSlab::new(weights, len), slab);
             round::<<F::Scheme as Scheme>::Wide>(slab, len, offset, tiles);
@@ -159,20 +166,21 @@ impl<F: Format> Rows for Quantized<F> {
     }
 }
 
-/// Rounds the decoded elements of a slab, whose codes have an offset if they have no minimums.
+/// Rounds the decoded elements of a slab. Codes have an offset if they have no minimums.
 ///
 /// # Safety
 /// As [`Rows::unpack`]; the slab must be decoded.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn round<S: Scheme>(slab: *const Slab, len: usize, offset: f32, tiles: Tiles) {
-    // SAFETY: `len` is at most `SLAB`, so that groups and words of codes are inside of the slab, which is aligned to 64, and so
-    // is each half of 16 rows. Pairs up to `2 * i + 1` are below `SLAB / 2`, and tiles have room for as many.
+    // SAFETY: `len` is at most `SLAB`, so that groups and words of codes are inside the slab, which
+    // is aligned to 64, and so is each half of 16 rows. Pairs up to `2 * i + 1` are below `SLAB /
+    // 2`, and tiles have room for as many.
     unsafe {
         for half in 0..2 {
             for group in 0..len / S::GROUP {
                 let scale = _mm512_load_ps((&raw const (*slab).scales[group][half * LANES]).cast());
-                // A code in the upper bits of a mantissa is 1 + code / 256.
+                // With a code in the upper bits of its mantissa, a number is 1 + code / 256.
                 let factor = _mm512_mul_ps(scale, _mm512_set1_ps(256.0));
                 let start = if S::MINIMUMS {
                     let minimum = (&raw const (*slab).minimums[group][half * LANES]).cast();
@@ -192,7 +200,7 @@ unsafe fn round<S: Scheme>(slab: *const Slab, len: usize, offset: f32, tiles: Ti
                             _mm512_set1_epi32(0x3f80_0000),
                         );
                         let x = _mm512_fmsub_ps(_mm512_castsi512_ps(x), factor, start);
-                        // Rounded, half up in magnitude.
+                        // Rounds half up in magnitude.
                         _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000))
                     };
                     let numbers = [
@@ -209,19 +217,20 @@ unsafe fn round<S: Scheme>(slab: *const Slab, len: usize, offset: f32, tiles: Ti
     }
 }
 
-/// What is needed besides weights and columns.
+/// Working memory besides weights and columns.
 #[repr(C, align(64))]
 struct Memory {
     slab: Slab,
     /// A slab of each panel.
     tiles: [[u8; MOST_PLANES * PLANE_BYTES * PANEL]; PANELS],
-    /// A tile's columns, if they do not lie at equal distances.
+    /// Columns of a tile, if they are not at equal distances.
     gathered: [[[u8; stride(MOST_PLANES)]; TILE]; 2],
     results: [[Sum; COLUMNS]; PANELS],
 }
 
-/// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which `each` at a time, and the
-/// form of columns that it needs; `None` if there is none, or none that is worth it.
+/// Returns the product for packed rows of `k` elements of `dtype` with `columns` columns, `each` at
+/// a time, and the form of columns that it needs. Returns `None` if there is none, or none that is
+/// worthwhile.
 pub(crate) fn product(
     token: Avx512,
     dtype: DType,
@@ -245,24 +254,27 @@ pub(crate) fn product(
     Some((function, Bf16Slabs::new(tiles, planes, k, columns)?))
 }
 
-/// Columns for each product of planes from which on it pays to split rows of floats.
+/// Minimum number of columns for each product of planes for which rows of floats are split.
 const WORTH_SPLITTING: usize = 8;
 
-/// Columns from which on it pays to round quantized rows.
+/// Minimum number of columns for which quantized rows are rounded.
 const WORTH_ROUNDING: usize = 64;
 
 /// Multiplies whole panels.
 ///
 /// # Safety
-/// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says and [`WORKER_BYTES`] of scratch memory, aligned to
-/// 64, for this thread alone; AMX must be there and permitted.
+/// As [`PanelFn`], with panels as in [`PackedProduct`](super::PackedProduct) and [`WORKER_BYTES`]
+/// of scratch memory, aligned to 64, that only this thread uses. AMX must be available and
+/// permitted.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn multiply<R: Rows>(panel: &Panel, columns: &[Column]) {
     let memory = panel.scratch.cast::<Memory>();
-    // SAFETY: AMX is there and permitted. `scratch` is a `Memory`, aligned to 64, of this thread alone; parts have at most
-    // `COLUMNS` columns and `ROWS` rows, for which it has room. Panels and columns are as a `PanelFn` asks.
+    // SAFETY: AMX is available and permitted. `scratch` is a `Memory`, aligned to 64, that only
+    // this thread uses. Parts have at most `COLUMNS` columns and `ROWS` rows, for which it has
+    // room. Panels and columns satisfy `PanelFn`.
     unsafe {
-        // Other code in this thread may rely on a configuration of its own: ggml sets one once for each thread.
+        // Other code in this thread may rely on its own configuration: ggml sets one once per
+        // thread.
         let before = Configuration::current();
         Configuration::whole().set();
         for columns in columns.chunks(COLUMNS) {
@@ -274,8 +286,8 @@ unsafe fn multiply<R: Rows>(panel: &Panel, columns: &[Column]) {
     }
 }
 
-/// Multiplies at most [`PANELS`] panels from row `row` on, in which there are `rows` rows, with at most [`COLUMNS`]
-/// columns.
+/// Multiplies at most [`PANELS`] panels, which have `rows` rows starting with row `row`, with at
+/// most [`COLUMNS`] columns.
 ///
 /// # Safety
 /// As [`multiply`], with tiles configured.
@@ -288,8 +300,9 @@ unsafe fn panels<R: Rows>(
     memory: *mut Memory,
 ) {
     let count = rows.div_ceil(PANEL);
-    // SAFETY: `count` is at most `PANELS`, for each of which `memory` has tiles, and panels of `row..row + rows` exist. Slab
-    // `first / SLAB` of each has `len` elements; `slab` and tiles are different fields. Tiles are configured.
+    // SAFETY: `count` is at most `PANELS`, for each of which `memory` has tiles, and panels of
+    // `row..row + rows` exist. Slab `first / SLAB` of each has `len` elements; `slab` and tiles are
+    // different fields. Tiles are configured.
     unsafe {
         let (slab, tiles) = (&raw mut (*memory).slab, &raw mut (*memory).tiles);
         let tiles = |number: usize| (&raw mut (*tiles)[number]).cast::<u8>();
@@ -316,7 +329,8 @@ unsafe fn panels<R: Rows>(
     }
 }
 
-/// Multiplies the slab from element `first` on of `count` panels, of so many planes of rows and of columns, from row `row` on.
+/// Multiplies a slab of `count` panels, starting with element `first` and row `row`, with the given
+/// numbers of planes of rows and columns.
 ///
 /// # Safety
 /// As [`panels`]; the slab must be unpacked to tiles.
@@ -336,9 +350,10 @@ unsafe fn multiply_slab<const ROWS: usize, const COLUMNS: usize>(
     let is_last = first + len == panel.k;
     for (i, columns) in columns.chunks(2 * TILE).enumerate() {
         let at = first / SLAB * panel.slabs;
-        // SAFETY: `memory` has tiles and `COLUMNS` sums of each of `count` panels, and `i * 2 * TILE` columns come before
-        // these; sums of whole tiles fit, as their number divides `COLUMNS`. Columns have the slab at byte `at`, and results
-        // have room for the rows that exist.
+        // SAFETY: `memory` has tiles and `COLUMNS` sums of each of `count` panels, and `i * 2 *
+        // TILE` columns come before these; sums of whole tiles fit, as their number divides
+        // `COLUMNS`. Columns have the slab at byte `at`, and results have room for the rows that
+        // exist.
         unsafe {
             let group = Group::new(columns, at, COLUMNS, &raw mut (*memory).gathered);
             for number in 0..count {
@@ -347,7 +362,7 @@ unsafe fn multiply_slab<const ROWS: usize, const COLUMNS: usize>(
                 let sums = sums.add(i * 2 * TILE);
                 group.multiply::<ROWS, COLUMNS>(tiles, run, sums);
                 if is_last {
-                    // While the next tiles are multiplied, results go to memory.
+                    // Results are written to memory while the next tiles are multiplied.
                     store_all(panel, row + number * PANEL, columns, sums);
                 }
             }
@@ -355,27 +370,27 @@ unsafe fn multiply_slab<const ROWS: usize, const COLUMNS: usize>(
     }
 }
 
-/// How the tiles of a slab are multiplied.
+/// One pass over the tiles of a slab.
 #[derive(Clone, Copy)]
 struct Run {
-    /// Tiles, one after the other.
+    /// Number of tiles, one after the other.
     steps: usize,
-    /// Whether there are no sums yet.
+    /// True if there are no earlier sums.
     is_first: bool,
 }
 
 /// A slab of one or two tiles of columns.
 struct Group {
     tiles: usize,
-    /// Where they begin.
+    /// Addresses of the tiles.
     at: [*const u8; 2],
     /// Distance of columns in bytes.
     stride: usize,
 }
 
 impl Group {
-    /// The slab that begins at byte `slab` of at most two tiles of columns with so many planes. If they do not lie at equal
-    /// distances, they are copied to `gathered`.
+    /// Returns the slab at byte `slab` of at most two tiles of columns with `planes` planes.
+    /// Columns that are not at equal distances are copied to `gathered`.
     ///
     /// # Safety
     /// The columns must have this slab.
@@ -392,8 +407,8 @@ impl Group {
                 at[i] = tile[0].x.wrapping_add(slab);
                 continue;
             }
-            // SAFETY: columns have a whole slab, and there is room for a tile. What lies behind the last column makes sums
-            // that nobody reads.
+            // SAFETY: columns have a whole slab, and there is room for a tile. Data after the last
+            // column only affects sums that are not read.
             unsafe {
                 let to = (&raw mut (*gathered)[i]).cast::<u8>();
                 for c in 0..TILE {
@@ -416,11 +431,13 @@ impl Group {
         }
     }
 
-    /// Multiplies with the tiles of a panel, of so many planes of rows and of columns, and adds the products to `sums`, or makes them the sums.
+    /// Multiplies with the tiles of a panel, with the given numbers of planes of rows and columns,
+    /// and adds the products to `sums`, or initialises `sums` with them.
     ///
     /// # Safety
-    /// `steps` tiles of each plane of rows must be readable at `rows`, columns have as many steps, `sums` be those of whole tiles of
-    /// columns, writable and elsewhere, and tiles be configured as [`whole`](Configuration::whole).
+    /// `steps` tiles of each plane of rows must be readable at `rows`, and columns must have as
+    /// many steps. `sums` must be those of whole tiles of columns, writable and disjoint. Tiles
+    /// must be configured as [`whole`](Configuration::whole).
     #[inline(always)]
     unsafe fn multiply<const ROWS: usize, const COLUMNS: usize>(
         &self,
@@ -428,7 +445,8 @@ impl Group {
         run: Run,
         sums: *mut Sum,
     ) {
-        // SAFETY: `at` has `tiles` tiles of columns, one or two; rows, sums and the configuration are as the caller says.
+        // SAFETY: `at` has `tiles` tiles of columns, one or two. The caller guarantees rows, sums
+        // and the configuration.
         unsafe {
             match self.tiles {
                 1 => self.multiply_tiles::<ROWS, COLUMNS, 1>(rows, run, sums.cast()),
@@ -447,9 +465,9 @@ impl Group {
         sums: *mut u8,
     ) {
         let more = sums.wrapping_add(TILE * size_of::<Sum>());
-        // SAFETY: tiles are configured as 16 rows of 64 bytes. Rows have `steps` times `2 * ROWS` tiles, each plane of the `T`
-        // tiles of columns `steps` times 64 bytes; sums of `T * TILE` columns are there, 128 bytes each, and no other memory is
-        // written.
+        // SAFETY: tiles are configured as 16 rows of 64 bytes. Rows have `steps` times `2 * ROWS`
+        // tiles, and each plane of the `T` tiles of columns has `steps` times 64 bytes. The sums of
+        // `T * TILE` columns exist, 128 bytes each, and no other memory is written.
         unsafe {
             if run.is_first {
                 asm!(
@@ -513,8 +531,8 @@ impl Group {
     /// As [`multiply`](Group::multiply).
     #[inline(always)]
     unsafe fn load_columns<const T: usize>(&self, [first, second]: [*const u8; 2]) {
-        // SAFETY: the 16 columns of each of `T` tiles lie `stride` bytes apart, each with 64 bytes from this step on; tiles 4
-        // and 5 are configured as large, and memory is only read.
+        // SAFETY: the 16 columns of each of `T` tiles are `stride` bytes apart, each with 64 bytes
+        // from this step. Tiles 4 and 5 are configured with this size, and memory is only read.
         unsafe {
             asm!("tileloadd tmm4, [{x} + {s}]", x = in(reg) first, s = in(reg) self.stride,
                 options(nostack, preserves_flags, readonly));
@@ -529,11 +547,11 @@ impl Group {
 /// Loads the tiles of both halves of a panel.
 ///
 /// # Safety
-/// They must be there, and tiles be configured.
+/// They must exist, and tiles must be configured.
 #[inline(always)]
 unsafe fn load_rows(tiles: *const u8) {
-    // SAFETY: two tiles of 1024 bytes lie at `tiles`, whose rows of 64 bytes are `s` apart; tiles 6 and 7 are configured as
-    // large.
+    // SAFETY: two tiles of 1024 bytes lie at `tiles`, with rows of 64 bytes that are `s` apart.
+    // Tiles 6 and 7 are configured with this size.
     unsafe {
         asm!(
             "tileloadd tmm6, [{w} + {s}]",
@@ -544,7 +562,7 @@ unsafe fn load_rows(tiles: *const u8) {
     }
 }
 
-/// Multiplies `T` tiles of columns with both of rows.
+/// Multiplies `T` tiles of columns with both tiles of rows.
 ///
 /// # Safety
 /// Tiles must be configured.

@@ -1,4 +1,4 @@
-//! Buffers of packed weights: what is written is packed, what is read unpacked.
+//! Buffers of packed weights. Writing packs, reading unpacks.
 
 use super::layout::PackedLayout;
 use samite_core::{
@@ -11,16 +11,16 @@ use std::sync::Arc;
 /// Name of the buffer type.
 pub(crate) const NAME: &str = "cpu-packed";
 
-/// Name of that in high-bandwidth memory.
+/// Name of the buffer type in high-bandwidth memory.
 pub(crate) const HIGH_BANDWIDTH_NAME: &str = "hbm-packed";
 
-/// Whether what lies in a buffer is packed, or will be in one that is only planned.
+/// Returns whether the contents of a buffer are packed, or will be if it is only planned.
 pub(crate) fn is_packed(buffer: &dyn Buffer) -> bool {
     let name = buffer.buffer_type().name();
     buffer.as_any().is::<PackedBuffer>() || [NAME, HIGH_BANDWIDTH_NAME].contains(&name)
 }
 
-/// How a tensor lies in packed memory.
+/// Returns the layout of a tensor in packed memory.
 pub(crate) fn layout_of(layout: &Layout) -> Result<PackedLayout> {
     PackedLayout::new(layout).ok_or_else(|| {
         let what = format!("a tensor of {layout}");
@@ -36,15 +36,15 @@ pub(crate) struct PackedBuffer {
     usage: Usage,
 }
 
-/// What a range of a tensor's bytes has in common with one panel.
+/// Intersection of a range of a tensor's bytes with one panel.
 struct PanelPart {
-    /// Where the panel lies in the buffer.
+    /// Offset of the panel in the buffer.
     at: usize,
-    /// Bytes of the panel's rows, unpacked.
+    /// Bytes of the panel's unpacked rows.
     len: usize,
-    /// The common part in the unpacked rows.
+    /// The intersection, within the unpacked rows.
     in_rows: Range<usize>,
-    /// The common part in the range.
+    /// The intersection, within the range.
     in_range: Range<usize>,
 }
 
@@ -57,12 +57,12 @@ impl PackedBuffer {
         }
     }
 
-    /// The memory, which holds panels.
+    /// Returns the memory, which holds panels.
     pub fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
     }
 
-    /// The layout of a tensor that lies here.
+    /// Returns the layout of a tensor in this buffer.
     fn layout(&self, tensor: Slot) -> Result<PackedLayout> {
         let layout = layout_of(&tensor.layout)?;
         if tensor
@@ -80,7 +80,7 @@ impl PackedBuffer {
         Ok(layout)
     }
 
-    /// Calls `f` for each panel that `len` bytes from byte `offset` of the tensor touch.
+    /// Calls `f` for each panel that overlaps `len` bytes from byte `offset` of the tensor.
     fn each_panel(
         &self,
         tensor: Slot,
@@ -119,7 +119,7 @@ impl PackedBuffer {
         Ok(())
     }
 
-    /// Changes a part of a panel: `change` gets the bytes of rows that are in the part.
+    /// Changes a part of a panel. `change` gets the bytes of the part's rows.
     fn change_part(
         &self,
         layout: &PackedLayout,
@@ -127,7 +127,7 @@ impl PackedBuffer {
         change: impl FnOnce(&mut [u8]),
     ) -> Result<()> {
         let mut rows = vec![0; part.len];
-        // In one visit: what others write to the panel between two would be lost.
+        // In one locked access: between two, a write by another thread to the panel would be lost.
         self.memory
             .with_bytes_mut(part.at, layout.panel_bytes, |panel| {
                 layout.unpack(panel, &mut rows);

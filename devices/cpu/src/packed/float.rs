@@ -1,9 +1,9 @@
 //! Products of packed F16, BF16 and F32 rows with F32 columns, written once over [`Vector`].
 //!
-//! The rows of a panel are the lanes, so nothing is summed across a register, and each element of a result is one chain
-//! of sums from the first element to the last, whatever the number of columns is.
+//! The rows of a panel are the lanes, so no sum crosses a register. Each element of a result is one
+//! chain of additions from the first element to the last, whatever the number of columns.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use super::tile::equal_part;
@@ -21,31 +21,33 @@ use samite_core::DType;
 use std::array::from_fn;
 use std::mem::MaybeUninit;
 
-/// Columns that are multiplied with one part of the rows: a multiple of how many are multiplied at a time.
+/// Number of columns that are multiplied with one part of the rows: a multiple of the number
+/// multiplied at a time.
 const COLUMNS: usize = 120;
 
 /// A half of a panel's part as f32.
 #[repr(C, align(64))]
 struct Half([[f32; LANES]; ELEMENTS]);
 
-/// What is needed besides weights and columns.
+/// Working memory besides weights and columns.
 #[repr(C, align(64))]
 struct Memory {
     part: [Half; 2],
     results: [Sum; COLUMNS],
 }
 
-/// Multiplies whole panels; `R` registers make a panel, `C` columns are multiplied at a time. `multiply_decoded` is
-/// [`SlabPart::multiply`] for parts that were decoded to F32, which is the same for all types.
+/// Multiplies whole panels. `R` registers make a panel, `C` columns are multiplied at a time.
+/// `multiply_decoded` is [`SlabPart::multiply`] for parts that were decoded to F32, which is the
+/// same for all types.
 #[inline(always)]
 unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
     panel: &Panel,
     columns: &[Column],
     multiply_decoded: unsafe fn(&SlabPart, &[Column], *mut Sum, usize),
 ) {
-    // In slabs, 256 elements of a column are not next to each other.
+    // In slabs, 256 elements of a column are not contiguous.
     if let ([column], false, 0) = (columns, panel.past_caches, panel.slabs) {
-        // SAFETY: the panel and the column are there, as a `PanelFn` asks.
+        // SAFETY: the panel and the column exist, as `PanelFn` requires.
         return unsafe { one_column::<V, E, R>(panel, column) };
     }
     let mut memory = MaybeUninit::<Memory>::uninit();
@@ -55,10 +57,11 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
         // Converting costs less than storing and loading.
         let is_direct = columns.len() <= if V::WIDENS { 2 * C } else { C };
         for row in (0..panel.rows).step_by(PANEL) {
-            // SAFETY: whole panels lie in packed memory, `row / PANEL` of them before this one, and each has `k` elements of
-            // `PANEL` rows. `results` has room for `COLUMNS` sums, of which a multiple of `C` are set to zero first. `part` is
-            // written only where parts have at most `ELEMENTS` elements, which are what its halves have room for. The
-            // instructions of `V` are there.
+            // SAFETY: whole panels lie in packed memory, `row / PANEL` of them before this one, and
+            // each has `k` elements of `PANEL` rows. `results` has room for `COLUMNS` sums, of
+            // which a multiple of `C` are set to zero first. `part` is written only where parts
+            // have at most `ELEMENTS` elements, which are what its halves have room for. The
+            // instructions of `V` are available.
             unsafe {
                 let results = (&raw mut (*memory).results).cast::<Sum>();
                 results.write_bytes(0, columns.len().next_multiple_of(C));
@@ -87,11 +90,13 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
     }
 }
 
-/// Multiplies one column with rows that are in a cache: several panels at a time, as a sum has to wait for the one before.
+/// Multiplies one column with rows that are in a cache, several panels at a time, because each sum
+/// waits for the previous one.
 #[inline(always)]
 unsafe fn one_column<V: Vector, E: Element, const R: usize>(panel: &Panel, column: &Column) {
     let mut row = 0;
-    // SAFETY: `P` panels are multiplied only where the last of them begins below `panel.rows`; packed memory has whole panels.
+    // SAFETY: `P` panels are multiplied only if the last of them starts below `panel.rows`, and
+    // packed memory has whole panels.
     unsafe {
         while row + 3 * PANEL < panel.rows {
             some_panels::<V, E, R, 4>(panel, row, column);
@@ -107,14 +112,14 @@ unsafe fn one_column<V: Vector, E: Element, const R: usize>(panel: &Panel, colum
     }
 }
 
-/// Multiplies `P` panels from row `row` on.
+/// Multiplies `P` panels, starting with row `row`.
 #[inline(always)]
 unsafe fn some_panels<V: Vector, E: Element, const R: usize, const P: usize>(
     panel: &Panel,
     row: usize,
     column: &Column,
 ) {
-    // SAFETY: the instructions of `V` are there, as a `PanelFn` asks; no memory is touched.
+    // SAFETY: the instructions of `V` are available, as `PanelFn` requires; no memory is touched.
     let mut sums = unsafe { [[[V::splat(0.0); R]; 1]; P] };
     for first in (0..panel.k).step_by(SLAB) {
         let parts: [SlabPart; P] =
@@ -122,14 +127,16 @@ unsafe fn some_panels<V: Vector, E: Element, const R: usize, const P: usize>(
         let x = column.x.wrapping_add(parts[0].at).cast();
         for i in 0..parts[0].len {
             for p in 0..P {
-                // SAFETY: `i` is below the elements of this part, which panels and column have; panels exist from row `row` on.
+                // SAFETY: `i` is below the number of elements of this part, which panels and column
+                // have. Panels exist from row `row`.
                 unsafe { parts[p].step::<V, E, R, 1>(i, [x], &mut sums[p]) };
             }
         }
     }
     for p in 0..P {
         let mut sum = Sum::default();
-        // SAFETY: `R` registers are a panel, so that they fill `sum`; `store_all` writes the rows that exist.
+        // SAFETY: `R` registers are a panel, so they fill `sum`. `store_all` writes the rows that
+        // exist.
         unsafe {
             for r in 0..R {
                 sums[p][0][r].store((&raw mut sum).cast::<f32>().add(r * V::LANES));
@@ -143,21 +150,21 @@ unsafe fn some_panels<V: Vector, E: Element, const R: usize, const P: usize>(
 struct SlabPart {
     halves: [*const u8; 2],
     len: usize,
-    /// Where they begin in columns, in bytes.
+    /// Offset of the elements in columns, in bytes.
     at: usize,
-    /// Where weights begin that should be asked for meanwhile.
+    /// Address of the weights to prefetch meanwhile.
     ahead: *const u8,
 }
 
 impl SlabPart {
-    /// All parts of up to `most` elements of the panel that begins at row `row`.
+    /// Iterates over all parts of up to `most` elements of the panel that starts at row `row`.
     #[inline(always)]
     fn all<E: Element>(panel: &Panel, row: usize, most: usize) -> impl Iterator<Item = Self> {
         let firsts = (0..panel.k).step_by(most);
         firsts.map(move |first| Self::new::<E>(panel, row, first, most))
     }
 
-    /// Up to `most` elements from element `first` on.
+    /// Returns up to `most` elements, starting with element `first`.
     #[inline(always)]
     fn new<E: Element>(panel: &Panel, row: usize, first: usize, most: usize) -> Self {
         let weights = panel.weights.wrapping_add(row / PANEL * panel.stride);
@@ -177,12 +184,14 @@ impl SlabPart {
         }
     }
 
-    /// Multiplies with all columns and adds the products to `results`. Elements are `L` here, and take `bytes` of a panel in memory.
-    /// `DIRECT` says that they come from there.
+    /// Multiplies with all columns and adds the products to `results`. The part's elements have
+    /// type `L` and take `bytes` bytes of a panel in memory. `DIRECT` means that they are read from
+    /// there.
     ///
     /// # Safety
-    /// Both halves of the part must be readable, columns have its elements from byte `at` on, and `results` have sums for a multiple of
-    /// `C` columns, in other memory. The instructions of `V` must be there. Without `DIRECT`, the part has at most `ELEMENTS` elements.
+    /// Both halves of the part must be readable, columns must have its elements from byte `at`, and
+    /// `results` must have sums for a multiple of `C` columns, in other memory. The instructions of
+    /// `V` must be available. Without `DIRECT`, the part must have at most `ELEMENTS` elements.
     #[inline(always)]
     unsafe fn multiply<
         V: Vector,
@@ -199,8 +208,9 @@ impl SlabPart {
         let tiles = columns.len().div_ceil(C);
         for (i, columns) in columns.chunks(C).enumerate() {
             let last = (i + 1 == tiles).then_some(bytes);
-            // SAFETY: `i * C` is below the number of columns, whose sums lie from `results` on, up to a multiple of `C`: a tile
-            // has as many columns as it has sums there. The part and the instructions are there.
+            // SAFETY: `i * C` is below the number of columns, whose sums lie from `results` on, up
+            // to a multiple of `C`: a tile has as many columns as it has sums there. The part and
+            // the instructions are available.
             unsafe {
                 let results = results.add(i * C);
                 match *columns {
@@ -213,7 +223,7 @@ impl SlabPart {
                         self.tile::<V, L, R, 4, DIRECT>(&[a, b, c, d], results, last)
                     }
                     _ => {
-                        // The last column again: there is room for its sums, too.
+                        // The last column again, since there is also room for its sums.
                         let most = columns.len() - 1;
                         let columns = from_fn(|c| columns[c.min(most)]);
                         self.tile::<V, L, R, C, DIRECT>(&columns, results, last);
@@ -223,8 +233,8 @@ impl SlabPart {
         }
     }
 
-    /// Multiplies with some columns, meanwhile asking for as many behind them or, if they are the last ones, for weights,
-    /// of which an element takes so many bytes.
+    /// Multiplies with some columns. Meanwhile prefetches as many columns after them or, if they
+    /// are the last ones, weights, which take `bytes` bytes per element.
     ///
     /// # Safety
     /// As [`multiply`](SlabPart::multiply).
@@ -236,16 +246,18 @@ impl SlabPart {
         last: Option<usize>,
     ) {
         let mut copy = MaybeUninit::<[[f32; ELEMENTS]; C]>::uninit();
-        // SAFETY: columns have `len` elements from byte `at` on. They are copied only if not `DIRECT`, where parts have at most
-        // `ELEMENTS` elements: what each column has room for in `copy`. `results` has sums of `C` columns, each of `R`
-        // registers, which make a panel. The instructions of `V` are there.
+        // SAFETY: columns have `len` elements from byte `at`. They are copied only if not `DIRECT`,
+        // and then parts have at most `ELEMENTS` elements, for which each column has room in
+        // `copy`. `results` has sums of `C` columns, each of `R` registers, which make a panel. The
+        // instructions of `V` are available.
         unsafe {
             let mut x = [std::ptr::null::<f32>(); C];
             for c in 0..C {
                 x[c] = columns[c].x.wrapping_add(self.at).cast();
             }
             let next = x[0].wrapping_add(C * ELEMENTS).cast();
-            // One address with constant offsets then serves for all. With few columns, copying costs more than that saves.
+            // One address with constant offsets then suffices for all. With few columns, copying
+            // costs more than that saves.
             if !DIRECT {
                 let mut is_run = true;
                 for c in 0..C {
@@ -271,7 +283,7 @@ impl SlabPart {
                     sums[c][r] = V::load(result(c, r));
                 }
             }
-            // Loops of their own, without branches inside.
+            // Separate loops, without branches inside.
             if let Some(bytes) = last {
                 self.steps::<V, L, R, C, DIRECT>(x, &mut sums, self.ahead, bytes);
             } else {
@@ -285,7 +297,7 @@ impl SlabPart {
         }
     }
 
-    /// Adds the products of all elements, asking for so many bytes from `ask` on for each.
+    /// Adds the products of all elements. Prefetches `bytes` bytes from `ask` for each element.
     ///
     /// # Safety
     /// As [`multiply`](SlabPart::multiply).
@@ -297,14 +309,15 @@ impl SlabPart {
         ask: *const u8,
         bytes: usize,
     ) {
-        // Without a loop, the compiler moves requests together, which matters where they go to memory.
+        // Without a loop, the compiler moves requests together, which matters if they go to memory.
         let at_once = if DIRECT { 1 } else { 4 };
         let whole = self.len / at_once * at_once;
         for first in (0..whole).step_by(at_once) {
             for i in 0..at_once {
-                // SAFETY: `first + i` is below `whole`, so below `len`. Asking for lines is allowed at any address.
+                // SAFETY: `first + i` is below `whole`, so below `len`. Prefetching is allowed at
+                // any address.
                 unsafe {
-                    // Evenly, so that memory is busy all the time.
+                    // Evenly, so that memory is always busy.
                     for line in (i * bytes).div_ceil(64)..((i + 1) * bytes).div_ceil(64) {
                         prefetch_here(ask.wrapping_add(first * bytes + line * 64));
                     }
@@ -329,8 +342,9 @@ impl SlabPart {
         x: [*const f32; C],
         sums: &mut [[V; R]; C],
     ) {
-        // SAFETY: `i` is below `len`, so that each half has `LANES` rows of this element and each column has it. `lane +
-        // V::LANES` is at most `LANES`, as lanes divide it. The instructions of `V` are there.
+        // SAFETY: `i` is below `len`, so each half has `LANES` rows of this element and each column
+        // has it. `lane + V::LANES` is at most `LANES`, as lanes divide it. The instructions of `V`
+        // are available.
         unsafe {
             let mut w = [V::splat(0.0); R];
             for r in 0..R {
@@ -355,16 +369,17 @@ macro_rules! compile {
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn product<E: Element>(panel: &Panel, columns: &[Column]) {
-                // SAFETY: the features above are those of the vector type, and only a detected instruction set leads here.
-                // Panels and columns are as a `PanelFn` asks.
+                // SAFETY: the features above are those of the vector type, and only a detected
+                // instruction set leads here. Panels and columns are as `PanelFn` requires.
                 unsafe { panels::<$vector, E, $registers, $columns>(panel, columns, multiply_decoded) }
             }
 
             #[inline(never)]
             $(#[target_feature(enable = $features)])?
             unsafe fn multiply_decoded(part: &SlabPart, columns: &[Column], results: *mut Sum, bytes: usize) {
-                // SAFETY: the features above are those of the vector type. `panels`, which calls this, has the part, its
-                // columns and sums for a multiple of as many as are multiplied at a time.
+                // SAFETY: the features above are those of the vector type. `panels`, which calls
+                // this, has the part, its columns and sums for a multiple of as many as are
+                // multiplied at a time.
                 unsafe { part.multiply::<$vector, F32, $registers, $columns, false>(columns, results, bytes) }
             }
         }
@@ -380,7 +395,7 @@ compile!(avx512, std::arch::x86_64::__m512, 2 x 8, "avx512f,avx512bw,avx512dq,av
 #[cfg(target_arch = "aarch64")]
 compile!(neon, std::arch::aarch64::float32x4_t, 8 x 3);
 
-/// The product for packed rows of `dtype`: F32, F16 or BF16. Columns are F32.
+/// Returns the product for packed rows of `dtype`: F32, F16 or BF16. Columns are F32.
 pub(crate) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {
     choose!(isa, dtype, product)
 }

@@ -1,7 +1,8 @@
-//! Products of packed F16 and BF16 rows with many columns, both rounded to [numbers of 16 bits](crate::simd::int16). Fewer columns, and those of
-//! F32 rows, are [not rounded](super::float).
+//! Products of packed F16 and BF16 rows with many columns, both rounded to [16-bit
+//! numbers](crate::simd::int16). Fewer columns, and those of F32 rows, are [not
+//! rounded](super::float).
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use super::tile::{ASKING, Results, are_side_by_side, equal_part, side_by_side};
@@ -18,27 +19,29 @@ use crate::simd::int16::{self, Columns, GROUP, Int16Simd, Terms};
 use samite_core::DType;
 use std::mem::MaybeUninit;
 
-/// Columns that are multiplied with the same rows: a multiple of how many are multiplied at a time.
+/// Number of columns that are multiplied with the same rows: a multiple of the number multiplied at
+/// a time.
 const COLUMNS: usize = 516;
 
-/// A part of the rows of a panel, rounded: two neighbouring elements of each row next to each other, the first one in the
-/// lower half, and scales of each group.
+/// A part of the rows of a panel, rounded: two adjacent elements of each row next to each other,
+/// the first one in the lower half, and scales of each group.
 #[repr(C, align(64))]
 struct Slab {
     pairs: [[i32; PANEL]; SLAB / 2],
     scales: [[f32; PANEL]; GROUPS],
-    /// What sums of crossed products start with, before what columns add to it.
+    /// Initial values of the sums of crossed products, before what columns add.
     starts: [[i32; PANEL]; GROUPS],
 }
 
 impl Slab {
-    /// The groups of the rows from row `row` of the panel on.
+    /// Returns the groups of the rows, starting with row `row` of the panel.
     ///
     /// # Safety
     /// `slab` must point to a slab, and `row` be below `PANEL`.
     #[inline(always)]
     unsafe fn terms(slab: *mut Slab, row: usize) -> Terms {
-        // SAFETY: the slab is there, and `row` is below the rows of a panel; only addresses are computed.
+        // SAFETY: the slab exists, and `row` is below the number of rows of a panel. Only addresses
+        // are computed.
         unsafe {
             Terms {
                 pairs: &raw mut (*slab).pairs[0][row],
@@ -52,8 +55,9 @@ impl Slab {
     /// Rounds `len` elements of the rows of half a panel.
     ///
     /// # Safety
-    /// `len` elements, at most a slab's, of `LANES` rows must be readable at `weights`, `half` be 0 or 1, `slab` be writable and other
-    /// memory, and the instructions of `V` be there.
+    /// `len` elements, at most a slab's, of `LANES` rows must be readable at `weights`. `half` must
+    /// be 0 or 1, `slab` must be writable and disjoint, and the instructions of `V` must be
+    /// available.
     #[inline(always)]
     unsafe fn round<V: Int16Simd, E: Element>(
         slab: *mut Slab,
@@ -67,9 +71,9 @@ impl Slab {
         {
             let row = half * LANES + lane;
             let count = GROUP.min(len - first);
-            // SAFETY: `count` elements from `first` on are below `len`, and rows from `lane` on fill a register inside of the
-            // half. The slab is writable and has `PANEL` rows of each pair, and group `first / GROUP`, as `len` is at most
-            // `SLAB`.
+            // SAFETY: `count` elements from `first` on are below `len`, and rows from `lane` on
+            // fill a register inside the half. The slab is writable and has `PANEL` rows of each
+            // pair, and group `first / GROUP`, as `len` is at most `SLAB`.
             unsafe {
                 let weights = weights.add((first * LANES + lane) * E::BYTES);
                 let to = Slab::terms(slab, row);
@@ -79,11 +83,11 @@ impl Slab {
     }
 }
 
-/// Multiplies whole panels; `R` registers of rows with up to `C` columns at a time. `multiply_strip` is [`Strip::all`], which is the
-/// same for both types.
+/// Multiplies whole panels, `R` registers of rows with up to `C` columns at a time.
+/// `multiply_strip` is [`Strip::all`], which is the same for both types.
 ///
 /// # Safety
-/// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says.
+/// As [`PanelFn`], with panels as in [`PackedProduct`](super::PackedProduct).
 #[inline(always)]
 unsafe fn panels<V: Int16Simd, E: Element, const R: usize, const C: usize>(
     panel: &Panel,
@@ -98,9 +102,10 @@ unsafe fn panels<V: Int16Simd, E: Element, const R: usize, const C: usize>(
         let beside = are_side_by_side(columns, SLAB_BYTES);
         for row in (0..panel.rows).step_by(PANEL) {
             let weights = panel.weights.wrapping_add(row / PANEL * panel.stride);
-            // SAFETY: whole panels lie in packed memory, with `k` elements of `PANEL` rows, `len` of them in this slab.
-            // `results` has room for `COLUMNS` sums, and parts have no more columns; `slab` and `results` are memory of this
-            // function alone. The instructions of `V` are there.
+            // SAFETY: packed memory has whole panels, with `k` elements of `PANEL` rows, `len` of
+            // them in this slab. `results` has room for `COLUMNS` sums, and parts have no more
+            // columns. Only this function uses `slab` and `results`. The instructions of `V` are
+            // available.
             unsafe {
                 results.write_bytes(0, columns.len());
                 for first in (0..panel.k).step_by(SLAB) {
@@ -133,27 +138,27 @@ unsafe fn panels<V: Int16Simd, E: Element, const R: usize, const C: usize>(
 #[repr(C, align(64))]
 struct Tile<const C: usize>([[u8; SLAB_BYTES]; C]);
 
-/// Weights that a tile of columns asks for.
+/// Weights that a tile of columns prefetches.
 #[derive(Clone, Copy)]
 struct Ask {
     from: *const u8,
-    /// Lines for each group.
+    /// Number of lines for each group.
     lines: usize,
 }
 
 /// Some rows of a rounded slab and its place in columns.
 struct Strip {
     slab: *const Slab,
-    /// Whether columns' slabs lie [side by side](are_side_by_side).
+    /// True if columns' slabs are [adjacent](are_side_by_side).
     beside: bool,
     /// The first row.
     row: usize,
-    /// Where the slab begins in a column, in bytes.
+    /// Offset of the slab in a column, in bytes.
     at: usize,
-    /// Where the next one begins, seen from there.
+    /// Distance to the next slab.
     next: usize,
     groups: usize,
-    /// Where the next slab of weights lies.
+    /// Address of the next slab of weights.
     weights: *const u8,
 }
 
@@ -170,8 +175,8 @@ impl Strip {
     ) {
         let mut copy = MaybeUninit::<Tile<C>>::uninit();
         let copy = copy.as_mut_ptr().cast::<u8>();
-        // Each of the first tiles of the first rows asks for so many lines with each group: all at once, they would keep
-        // others waiting.
+        // Each of the first tiles of the first rows prefetches this number of lines with each
+        // group. All at once, they would delay other loads.
         let asking = columns.len().div_ceil(C).min(ASKING);
         let lines = (SLAB * PANEL * size_of::<u16>() / 64).div_ceil(asking * GROUPS);
         for (i, tile) in columns.chunks(C).enumerate() {
@@ -183,13 +188,14 @@ impl Strip {
                     0
                 },
             };
-            // What comes behind so many columns is not in the first-level cache.
+            // The data after this many columns is not in the L1 cache.
             let next = match columns.get(C * i + tile.len()) {
                 Some(next) => next.x.wrapping_add(self.at),
                 None => columns[0].x.wrapping_add(self.at + self.next),
             };
-            // SAFETY: columns have a slab at byte `at`, and `copy` room for `C` of them, as many as a tile has at most. `C * i`
-            // columns come before these, so that their sums are there. The slab is rounded, and the instructions are there.
+            // SAFETY: columns have a slab at byte `at`, and `copy` has room for `C` of them, the
+            // maximum of a tile. `C * i` columns come before these, so their sums exist. The slab
+            // is rounded, and the instructions are available.
             unsafe {
                 let x = side_by_side(tile, self.beside, self.at, SLAB_BYTES, copy);
                 let results = results.add(C * i);
@@ -205,12 +211,13 @@ impl Strip {
         }
     }
 
-    /// Multiplies with the columns whose slabs are at `x`, one behind the other, and adds the products to `results`. Meanwhile
-    /// asks for as many slabs from `next` on and for weights.
+    /// Multiplies with the columns whose slabs are at `x`, one after the other, and adds the
+    /// products to `results`. Meanwhile prefetches as many slabs from `next`, and weights.
     ///
     /// # Safety
-    /// `groups` groups of the slab must be rounded for `R` registers of rows from `row` on, `C` slabs of columns be readable at `x`, one
-    /// behind the other, and their sums be writable at `results`, elsewhere. The instructions of `V` must be there.
+    /// `groups` groups of the slab must be rounded for `R` registers of rows from `row`. `C` slabs
+    /// of columns must be readable at `x`, one after the other, and their sums must be writable at
+    /// `results`, elsewhere. The instructions of `V` must be available.
     #[inline(always)]
     unsafe fn run<V: Int16Simd, const R: usize, const C: usize>(
         &self,
@@ -220,9 +227,10 @@ impl Strip {
         weights: Ask,
     ) {
         let row = |r: usize| self.row + r * V::LANES;
-        // SAFETY: groups below `groups` of the slab are rounded, `R` registers of rows from `self.row` on are inside of the
-        // panel, and `C` slabs of `SLAB_BYTES` lie one behind the other at `x`. `results` has sums of as many columns, which
-        // are other memory. Asking for lines is allowed at any address.
+        // SAFETY: groups below `groups` of the slab are rounded, `R` registers of rows from
+        // `self.row` are inside the panel, and `C` slabs of `SLAB_BYTES` are at `x`, one after the
+        // other. `results` has sums of as many columns, in other memory. Prefetching is allowed at
+        // any address.
         unsafe {
             let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
             let rows = Slab::terms(self.slab.cast_mut(), self.row);
@@ -270,7 +278,8 @@ impl Strip {
     }
 }
 
-/// Compiles the product for one instruction set: so many registers of rows with so many columns at a time.
+/// Compiles the product for one instruction set, with the given numbers of row registers and
+/// columns per tile.
 macro_rules! compile {
     ($name:ident, $simd:ty, $rows:literal x $columns:literal, $features:literal) => {
         #[target_feature(enable = $features)]
@@ -278,12 +287,12 @@ macro_rules! compile {
             #[inline(never)]
             #[target_feature(enable = $features)]
             unsafe fn strip(strip: &Strip, columns: &[Column], results: *mut Sum) {
-                // SAFETY: `panels`, which calls this, has rounded the slab, and has the columns and their sums; the features
-                // above are those of the registers.
+                // SAFETY: `panels`, which calls this, has rounded the slab, and has the columns and
+                // their sums; the features above are those of the registers.
                 unsafe { strip.all::<$simd, $rows, $columns>(columns, results) }
             }
-            // SAFETY: the features above are those of the registers, and only a detected instruction set leads here. Panels and
-            // columns are as a `PanelFn` asks.
+            // SAFETY: the features above are those of the registers, and only a detected
+            // instruction set leads here. Panels and columns are as `PanelFn` requires.
             unsafe { panels::<$simd, E, $rows, $columns>(panel, columns, strip) }
         }
     };
@@ -294,8 +303,9 @@ compile!(avx512_crossed, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx5
 compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
 compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
 
-/// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which about `each` are multiplied with one
-/// matrix, and the form of columns that it needs; `None` if there is none, or none that is worth it.
+/// Returns the product for packed rows of `k` elements of `dtype` with `columns` columns, about
+/// `each` of which are multiplied with one matrix, and the form of columns that it needs. Returns
+/// `None` if there is none, or none that is worthwhile.
 pub(crate) fn product(
     isa: Isa,
     dtype: DType,
@@ -320,7 +330,7 @@ pub(crate) fn product(
         crossed,
         slabs: Slabs::new(SLAB, SLAB_BYTES, k, columns)?,
     };
-    // Columns from which on rounding rows pays.
+    // Minimum number of columns for which rows are rounded.
     let worth = match isa {
         Isa::Avx512(_) => 16,
         _ => 8,

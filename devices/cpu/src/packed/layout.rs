@@ -1,4 +1,4 @@
-//! Which byte of a block goes where in a panel.
+//! Layout of blocks in a panel.
 
 use super::decode::Format;
 use super::formats::for_format;
@@ -7,11 +7,11 @@ use crate::activations::SLAB;
 use samite_core::{DType, Layout};
 use std::ops::Range;
 
-/// Bytes of a block that stay together for each row: the first one in the block, how many there are, and how many of one
-/// row lie next to those of the next row.
+/// Bytes of a block that stay together for each row: offset in the block, length, and the number of
+/// bytes of one row that are next to those of the next row.
 pub(crate) type Field = (usize, usize, usize);
 
-/// The fields of a block in the order in which a panel has them; every byte of a block is in one of them.
+/// Returns the fields of a block, in panel order. Every byte of a block is in one of them.
 fn fields(dtype: DType) -> Option<&'static [Field]> {
     match dtype {
         DType::F32 => Some(&[(0, 4, 4)]),
@@ -20,34 +20,35 @@ fn fields(dtype: DType) -> Option<&'static [Field]> {
     }
 }
 
-/// How a matrix of one type and width lies in packed memory.
+/// Layout of a matrix of one type and width in packed memory.
 ///
-/// A panel is a sequence of slabs of up to [`SLAB`] elements. A slab has the fields of the first [`LANES`] rows one after
-/// the other, then those of the others; a field has, for block after block and unit after unit, the unit of each row. So
-/// a matrix is read from front to back, which is what memory is fastest at. A panel whose rows are not all there is
-/// padded.
+/// A panel is a sequence of slabs of up to [`SLAB`] elements. A slab has the fields of the first
+/// [`LANES`] rows one after the other, then those of the others. A field has, for block after block
+/// and unit after unit, the unit of each row. A matrix is therefore read sequentially, which is
+/// fastest. A panel with missing rows is padded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedLayout {
     fields: &'static [Field],
     block_bytes: usize,
-    /// Blocks of a row.
+    /// Number of blocks of a row.
     blocks: usize,
-    /// Blocks of a row in a slab.
+    /// Number of blocks of a row in a slab.
     slab_blocks: usize,
     /// Bytes of a row as in a file.
     pub row_bytes: usize,
-    /// Rows of a matrix.
+    /// Number of rows of a matrix.
     pub rows: usize,
     /// Bytes of a panel: a multiple of a cache line.
     pub panel_bytes: usize,
-    /// Panels of a matrix.
+    /// Number of panels of a matrix.
     pub panels: usize,
     /// Number of matrices.
     pub matrices: usize,
 }
 
 impl PackedLayout {
-    /// For tensors without gaps of a type that can be packed; `None` for others, or if a size overflows.
+    /// Returns the layout of tensors without gaps of a type that can be packed. `None` for others,
+    /// or if a size overflows.
     pub fn new(layout: &Layout) -> Option<Self> {
         let dtype = layout.dtype();
         let [k, rows, n2, n3] = layout.shape();
@@ -74,18 +75,18 @@ impl PackedLayout {
         Some(packed)
     }
 
-    /// Bytes of all matrices.
+    /// Returns the bytes of all matrices.
     pub fn bytes(&self) -> usize {
         self.panels * self.matrices * self.panel_bytes
     }
 
-    /// Where the panel of a row of a matrix begins.
+    /// Returns the offset of the panel with a row of a matrix.
     pub fn panel_of(&self, matrix: usize, row: usize) -> usize {
         (matrix * self.panels + row / PANEL) * self.panel_bytes
     }
 
-    /// Calls `f` for each unit of block `block` of row `row` of a panel: with its bytes in the block and its start in
-    /// the panel.
+    /// Calls `f` for each unit of block `block` of row `row` of a panel, with its bytes in the
+    /// block and its start in the panel.
     #[inline]
     fn units(&self, row: usize, block: usize, mut f: impl FnMut(Range<usize>, usize)) {
         let first = block / self.slab_blocks * self.slab_blocks;
@@ -104,7 +105,7 @@ impl PackedLayout {
 
     /// Packs rows: `rows` has up to [`PANEL`] of them, one after the other.
     pub fn pack(&self, rows: &[u8], panel: &mut [u8]) {
-        // Slab by slab: what rows have in it shares cache lines.
+        // Slab by slab: the rows of a slab share cache lines.
         let step = self.slab_row_bytes();
         let slabs = panel.chunks_mut(step * PANEL);
         for (start, slab) in (0..self.row_bytes).step_by(step).zip(slabs) {
@@ -116,9 +117,9 @@ impl PackedLayout {
         }
     }
 
-    /// Packs what up to [`LANES`] rows have in a slab: the bytes `range` of each.
+    /// Packs up to [`LANES`] rows of a slab: the bytes `range` of each.
     fn pack_half(&self, rows: &[u8], range: Range<usize>, mut half: &mut [u8]) {
-        // Elements that are blocks of their own lie as units of one block would.
+        // Elements that are blocks of their own are stored like units of one block.
         let whole = [(0, range.len(), self.block_bytes)];
         let (fields, block_bytes) = match self.block_bytes {
             2 | 4 => (&whole[..], range.len()),
@@ -141,7 +142,7 @@ impl PackedLayout {
         }
     }
 
-    /// The inverse of [`pack`](PackedLayout::pack).
+    /// Inverts [`pack`](PackedLayout::pack).
     pub fn unpack(&self, panel: &[u8], rows: &mut [u8]) {
         let step = self.slab_row_bytes();
         for (slab, start) in (0..self.row_bytes).step_by(step).enumerate() {
@@ -160,7 +161,7 @@ impl PackedLayout {
         }
     }
 
-    /// The inverse of `pack_half` for [`LANES`] rows of blocks.
+    /// Inverts `pack_half` for [`LANES`] rows of blocks.
     fn unpack_half(&self, mut half: &[u8], range: Range<usize>, rows: &mut [u8]) {
         for &(offset, len, unit) in self.fields {
             let (field, others) = half.split_at(range.len() / self.block_bytes * len * LANES);
@@ -179,12 +180,12 @@ impl PackedLayout {
         }
     }
 
-    /// Bytes of a row in a slab, if it is a whole one.
+    /// Returns the bytes of a row in a whole slab.
     pub fn slab_row_bytes(&self) -> usize {
         self.slab_blocks * self.block_bytes
     }
 
-    /// Unpacks what one row of a panel has in a slab.
+    /// Unpacks one row of a panel in a slab.
     pub fn unpack_slab(&self, panel: &[u8], row: usize, slab: usize, out: &mut [u8]) {
         match self.block_bytes {
             2 => return unpack_elements::<2>(panel, row, slab, out),
@@ -200,10 +201,10 @@ impl PackedLayout {
     }
 }
 
-/// Where one field of the blocks that rows have in a slab lies in the rows.
+/// Place of one field of a slab's blocks in the rows.
 struct FieldPlace {
     row_bytes: usize,
-    /// Where the field begins in a row's first block.
+    /// Offset of the field in a row's first block.
     start: usize,
     block_bytes: usize,
     /// Bytes of the field in a block.
@@ -211,7 +212,7 @@ struct FieldPlace {
 }
 
 impl FieldPlace {
-    /// Puts units of `UNIT` bytes of up to [`LANES`] rows into their places.
+    /// Moves units of `UNIT` bytes of up to [`LANES`] rows to their places.
     #[inline]
     fn interleave<const UNIT: usize, const ROWS: usize>(&self, rows: &[u8], field: &mut [u8]) {
         let is_whole = rows.len() == self.row_bytes * LANES;
@@ -232,7 +233,7 @@ impl FieldPlace {
         }
     }
 
-    /// Of [`LANES`] rows, 16 bytes of `ROWS` of them at a time, which compilers make vector code of.
+    /// Interleaves [`LANES`] rows, 16 bytes of `ROWS` of them at a time, which compilers vectorise.
     #[inline]
     fn interleave_tiles<const UNIT: usize, const ROWS: usize>(
         &self,
@@ -260,7 +261,7 @@ impl FieldPlace {
         }
     }
 
-    /// The inverse of [`interleave`](FieldPlace::interleave), for [`LANES`] rows.
+    /// Inverts [`interleave`](FieldPlace::interleave), for [`LANES`] rows.
     #[inline]
     fn separate<const UNIT: usize, const ROWS: usize>(&self, field: &[u8], rows: &mut [u8]) {
         for (block, field) in field.chunks_exact(self.len * LANES).enumerate() {
@@ -291,7 +292,7 @@ impl FieldPlace {
     }
 }
 
-/// Unit `i` of row `j` becomes unit `j` of row `i`; twice is nothing.
+/// Transposes: unit `i` of row `j` becomes unit `j` of row `i`. It is its own inverse.
 #[inline(always)]
 fn turn<const UNIT: usize, const ROWS: usize>(rows: [[u8; 16]; ROWS]) -> [[u8; 16]; ROWS] {
     const { assert!(UNIT * ROWS == 16) };
@@ -304,7 +305,7 @@ fn turn<const UNIT: usize, const ROWS: usize>(rows: [[u8; 16]; ROWS]) -> [[u8; 1
     turned
 }
 
-/// [`PackedLayout::unpack_slab`] for blocks of one element of `N` bytes.
+/// Does what [`PackedLayout::unpack_slab`] does, for blocks of one element of `N` bytes.
 fn unpack_elements<const N: usize>(panel: &[u8], row: usize, slab: usize, out: &mut [u8]) {
     let (panel, elements) = (panel.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
     let start = slab_start(row, slab, elements.len());
@@ -315,7 +316,8 @@ fn unpack_elements<const N: usize>(panel: &[u8], row: usize, slab: usize, out: &
         .for_each(|(to, from)| *to = *from);
 }
 
-/// Where the first element of a row lies in a slab of `len` elements, counted in elements of the panel.
+/// Returns the offset of the first element of a row in a slab of `len` elements, counted in
+/// elements of the panel.
 fn slab_start(row: usize, slab: usize, len: usize) -> usize {
     slab * SLAB * PANEL + row / LANES * len * LANES + row % LANES
 }

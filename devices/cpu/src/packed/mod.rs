@@ -1,16 +1,21 @@
-//! Weights in a layout for fast products, and these products.
+//! Weights in a layout for fast products, and the products.
 //!
-//! Rows are grouped in panels of [`PANEL`] rows. In a panel, what [`LANES`] rows have in one place of their blocks lies
-//! together: four bytes of codes of each row make one vector register, the sixteen scales another. So one instruction
-//! multiplies sixteen rows, no sum has to be taken across a register, and an activation is used by all lanes.
+//! Rows are grouped in panels of [`PANEL`] rows. In a panel, the same parts of the blocks of
+//! [`LANES`] rows are stored together: four bytes of codes of each row make one vector register,
+//! the sixteen scales another. One instruction then multiplies sixteen rows, no sum crosses a
+//! register, and all lanes use the same activation.
 //!
-//! - [`layout`]: which byte goes where. It only moves bytes, so packing loses nothing and can be undone.
-//! - [`buffer`]: the memory: packs what is written, unpacks what is read.
-//! - [`formats`]: the fields of each type's blocks, and how they are decoded. [`decode`]: what all of them share.
+//! - [`layout`]: the place of each byte. It only moves bytes, so packing is lossless and
+//!   reversible.
+//! - [`buffer`]: the memory. Writing packs, reading unpacks.
+//! - [`formats`]: the fields of each type's blocks, and their decoding. [`decode`]: common parts of
+//!   decoding.
 //! - [`int8`]: products of quantized rows with columns of 8 bits.
-//! - [`float`]: products of rows of floats with F32 columns. `int16`: those with many columns, for VNNI and AVX2.
+//! - [`float`]: products of rows of floats with F32 columns. `int16`: those with many columns, for
+//!   VNNI and AVX2.
 //! - `bf16_amx`: products of all types with many columns, for AMX.
-//! - [`tile`], [`store`](mod@store): how columns are divided, and how results are stored. `amx_tiles`: tiles of AMX.
+//! - [`tile`], [`store`](mod@store): division of columns, and storing of results. `amx_tiles`: AMX
+//!   tiles.
 
 #[cfg(target_arch = "x86_64")]
 mod amx_tiles;
@@ -37,24 +42,24 @@ use std::sync::Arc;
 
 pub(crate) use store::{Sum, all_stored, past_caches, store, store_all};
 
-/// Rows whose units lie together: those of the widest registers.
+/// Number of rows whose units are stored together: those of the widest registers.
 pub(crate) const LANES: usize = 16;
 
-/// Rows of a panel: what products take at a time.
+/// Number of rows of a panel, which products process at a time.
 pub(crate) const PANEL: usize = 2 * LANES;
 
-/// How rows of a packed type are multiplied with columns.
+/// Product of rows of a packed type with columns.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedProduct {
-    /// Multiplies whole panels: [`Panel::weights`](crate::product::Panel) is that of the first row,
-    /// [`stride`](crate::product::Panel) the distance of panels.
+    /// Multiplies whole panels. [`Panel::weights`](crate::product::Panel) is the panel of the first
+    /// row, [`stride`](crate::product::Panel) the distance of panels.
     pub function: PanelFn,
-    /// What columns must be.
+    /// Required form of columns.
     pub form: ActivationForm,
 }
 
-/// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which about `each` are multiplied with
-/// one matrix.
+/// Returns the product for packed rows of `k` elements of `dtype` with `columns` columns, about
+/// `each` of which are multiplied with one matrix.
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 pub(crate) fn product(
     isa: Isa,
@@ -92,7 +97,7 @@ pub(crate) fn product(
     })
 }
 
-/// Bytes of scratch memory that products need for each worker.
+/// Returns the bytes of scratch memory that products need for each worker.
 pub(crate) fn worker_bytes(form: ActivationForm) -> usize {
     match form {
         #[cfg(target_arch = "x86_64")]
@@ -101,12 +106,12 @@ pub(crate) fn worker_bytes(form: ActivationForm) -> usize {
     }
 }
 
-/// The product for panels of F32 that were packed to be used once.
+/// Returns the product for F32 panels that were packed for a single use.
 pub(crate) fn float_product(isa: Isa) -> Option<PanelFn> {
     float::product(isa, DType::F32)
 }
 
-/// Host memory of a tensor, packed or not.
+/// Returns the host memory of a tensor, packed or not.
 pub(crate) fn memory_of(place: &TensorRef) -> Option<&Arc<HostMemory>> {
     let packed = || place.buffer.as_any().downcast_ref::<PackedBuffer>();
     place
@@ -115,7 +120,8 @@ pub(crate) fn memory_of(place: &TensorRef) -> Option<&Arc<HostMemory>> {
         .or_else(|| packed().map(PackedBuffer::memory))
 }
 
-/// Whether a source of a node lies in packed memory, or is a view of something there, or will be.
+/// Returns whether a source of a node lies, or will lie, in packed memory, or is a view of such a
+/// tensor.
 pub(crate) fn is_packed(node: Node<'_>, source: usize) -> bool {
     let stored = node.source(source).and_then(Node::stored);
     stored.is_some_and(|stored| buffer::is_packed(&*stored.tensor().buffer))
@@ -143,7 +149,8 @@ mod tests {
         }
     }
 
-    /// All products for packed rows of `k` elements of `dtype` with `columns` columns, with their names.
+    /// Returns all products for packed rows of `k` elements of `dtype` with `columns` columns, with
+    /// their names.
     fn products(dtype: DType, k: usize, columns: usize) -> Vec<(String, Isa, PackedProduct)> {
         let mut all = Vec::new();
         for (isa, each) in Isa::all()
@@ -161,17 +168,17 @@ mod tests {
         all
     }
 
-    /// Memory that is aligned as products want it.
+    /// Memory with the alignment that products need.
     #[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
     #[repr(C, align(64))]
     struct Line([u64; 8]);
 
-    /// In which order, and how, a product is computed: nothing that a result may depend on.
+    /// Order and manner of computing a product, on which the result must not depend.
     #[derive(Clone, Copy)]
     struct Way {
-        /// Columns at a time.
+        /// Number of columns at a time.
         batch: usize,
-        /// The last columns first.
+        /// True to start with the last columns.
         backwards: bool,
         past_caches: bool,
         reading: Reading,
@@ -188,7 +195,7 @@ mod tests {
         }
     }
 
-    /// Products of packed rows with columns.
+    /// Multiplies packed rows with columns.
     fn multiply(
         (isa, product): (Isa, PackedProduct),
         layout: &Layout,
@@ -240,7 +247,7 @@ mod tests {
             scratch: scratch.as_mut_ptr().cast(),
         };
         for columns in places.chunks(way.batch) {
-            // SAFETY: everything is as large as said, and the instructions were detected.
+            // SAFETY: everything has the stated size, and the instructions were detected.
             unsafe { (product.function)(&panel, columns) };
         }
         Some(out.to_vec())
@@ -252,7 +259,7 @@ mod tests {
             let (lengths, bound) = match dtype.block_len() {
                 256 => ([256, 768], 1e-4),
                 32 => ([32, 608], 1e-4),
-                // Floats are rounded in another order at each level.
+                // Floats are rounded in a different order at each level.
                 _ => ([33, 600], 1e-10),
             };
             for (k, rows) in lengths
@@ -315,7 +322,7 @@ mod tests {
                         _ => bound,
                     };
                     assert!(nmse < bound, "{name} {dtype} {k} {rows}: {nmse}");
-                    // Whole numbers are the same at all levels.
+                    // Integers are the same at all levels.
                     if let ActivationForm::Int8Slabs(_) = product.form {
                         let first = first.get_or_insert_with(|| got.clone());
                         assert!(got == *first, "{name} {dtype} {k} {rows}");
@@ -332,7 +339,8 @@ mod tests {
         for dtype in DType::all().filter(|&dtype| !products(dtype, k, 1).is_empty()) {
             let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
             let mut weights = vec![0; layout.bytes()];
-            // The smallest and the largest codes of four and five bits, then mostly the largest ones.
+            // The smallest and the largest codes of four and five bits, then mostly the largest
+            // ones.
             let numbers_of_two = numbers(7, k * rows).into_iter().enumerate();
             let numbers_of_two: Vec<_> = numbers_of_two
                 .map(|(i, x)| match i / k {
@@ -363,9 +371,10 @@ mod tests {
                     let (exact, size) = terms.fold((0.0, 0.0), |(sum, size), term| {
                         (sum + term, size + term.abs())
                     });
-                    // Codes of columns are exact, so an overflow is the only large error. Weights in BF16 keep 8
-                    // significant bits, those in 16 bits are off by one in 16382 of the largest of a group; other
-                    // errors are those of a few hundred roundings of sums.
+                    // Codes of columns are exact, so only an overflow causes large errors. Weights
+                    // in BF16 keep 8 significant bits, those in 16 bits are off by one in 16382 of
+                    // the largest of a group. Other errors come from a few hundred roundings of
+                    // sums.
                     let rounding = match product.form {
                         #[cfg(target_arch = "x86_64")]
                         ActivationForm::Bf16Slabs(_) => 1.0 / 256.0,

@@ -1,25 +1,26 @@
-//! Tiles of columns: how columns are divided among them, and where they are.
+//! Tiles of columns: division of columns, and their addresses.
 
 use super::Sum;
 use crate::product::Column;
 
-/// With how many tiles of columns the next slab of weights is asked for, at most: all of it at once would keep columns waiting.
+/// Maximum number of tiles of columns that prefetch the next slab of weights. All at once, the
+/// requests would delay columns.
 pub(crate) const ASKING: usize = 8;
 
 /// Sums of some columns.
 #[repr(C, align(64))]
 pub(crate) struct Results<const N: usize>(pub [Sum; N]);
 
-/// How many of so many columns are multiplied with the same rows, at most `most`: whole tiles, and as equal parts as these
-/// allow.
+/// Returns the number of columns, at most `most`, that are multiplied with the same rows: whole
+/// tiles, in parts as equal as possible.
 #[inline(always)]
 pub(crate) fn equal_part(columns: usize, most: usize, tile: usize) -> usize {
     let parts = columns.div_ceil(most).max(1);
     columns.div_ceil(parts).next_multiple_of(tile).max(1)
 }
 
-/// Whether slabs of so many bytes lie side by side: those of each column behind those of the one before. Then one address
-/// with constant offsets serves for some of them.
+/// Returns whether slabs of `bytes` bytes are adjacent, in column order. Then one address with
+/// constant offsets suffices for several of them.
 #[inline(always)]
 pub(crate) fn are_side_by_side(columns: &[Column], bytes: usize) -> bool {
     columns
@@ -27,11 +28,12 @@ pub(crate) fn are_side_by_side(columns: &[Column], bytes: usize) -> bool {
         .all(|pair| pair[1].x == pair[0].x.wrapping_add(bytes))
 }
 
-/// The slabs of so many bytes that begin at byte `at` of columns, one behind the other: where they are, if columns lie
-/// [side by side](are_side_by_side), otherwise in `copy`.
+/// Returns the slabs of `bytes` bytes that start at byte `at` of columns, one after the other: in
+/// place if columns are [adjacent](are_side_by_side), otherwise in `copy`.
 ///
 /// # Safety
-/// There must be a column, each must have `bytes` bytes from byte `at` on, and `copy`, other memory, room for as many slabs.
+/// There must be a column, and each must have `bytes` bytes from byte `at`. `copy`, in other
+/// memory, must have room for as many slabs.
 #[inline(always)]
 pub(crate) unsafe fn side_by_side(
     columns: &[Column],
@@ -45,7 +47,8 @@ pub(crate) unsafe fn side_by_side(
     }
     for (c, column) in columns.iter().enumerate() {
         let x = column.x.wrapping_add(at);
-        // SAFETY: the slab is there, and `copy`, which is other memory, has room for one for each column.
+        // SAFETY: the slab exists, and `copy`, which is other memory, has room for one for each
+        // column.
         unsafe { copy.add(c * bytes).copy_from_nonoverlapping(x, bytes) };
     }
     copy

@@ -5,21 +5,21 @@ use super::int8::{Simd, functions};
 use half::f16;
 use std::arch::x86_64::*;
 
-/// A mask for the first `count` lanes lies `8 - count` numbers from the start.
+/// Masks. The mask for the first `count` lanes starts at index `8 - count`.
 static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// # Safety
-/// AVX2, and `count <= 8`.
+/// Requires AVX2, and `count <= 8`.
 #[inline(always)]
 unsafe fn mask(count: usize) -> __m256i {
     // SAFETY: 8 numbers follow from there.
     unsafe { _mm256_loadu_si256(MASKS.as_ptr().add(8 - count).cast()) }
 }
 
-/// Sum of all lanes.
+/// Returns the sum of all lanes.
 ///
 /// # Safety
-/// AVX.
+/// Requires AVX.
 #[inline(always)]
 pub(crate) unsafe fn sum(x: __m256) -> f32 {
     // SAFETY: the caller has AVX; no memory is touched.
@@ -30,10 +30,10 @@ pub(crate) unsafe fn sum(x: __m256) -> f32 {
     }
 }
 
-/// The sums of both halves of `a`, then those of `b`.
+/// Returns the sums of both halves of `a`, then those of `b`.
 ///
 /// # Safety
-/// AVX.
+/// Requires AVX.
 #[inline(always)]
 pub(crate) unsafe fn halves([a, b]: [__m256; 2]) -> [f32; 8] {
     let mut sums = [0.0; 8];
@@ -46,10 +46,10 @@ pub(crate) unsafe fn halves([a, b]: [__m256; 2]) -> [f32; 8] {
     sums
 }
 
-/// Four bits of each byte, those from bit `shift` on.
+/// Returns four bits of each byte, starting with bit `shift`.
 ///
 /// # Safety
-/// AVX2; 8 bytes must be readable.
+/// Requires AVX2, and 8 readable bytes.
 #[inline(always)]
 unsafe fn codes(from: *const u8, shift: usize) -> __m256i {
     // SAFETY: the caller has AVX2, and 8 bytes at `from`, which are all that is loaded.
@@ -65,41 +65,44 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; only registers are touched.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; only registers are
+        // touched.
         unsafe { _mm256_set1_ps(x) }
     }
 
     #[inline(always)]
     unsafe fn splat_f16(x: f16) -> Self {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; only registers are touched.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; only registers are
+        // touched.
         unsafe { _mm256_cvtph_ps(_mm_set1_epi16(x.to_bits() as i16)) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 numbers are readable at `from`, and the load
-        // needs no alignment.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 numbers are
+        // readable at `from`, and the load needs no alignment.
         unsafe { _mm256_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn load_part(from: *const f32, count: usize) -> Self {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; masked lanes are not read, the first `count`
-        // numbers are readable, and `count` is below 8, as `mask` asks.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; masked lanes are
+        // not read, the first `count` numbers are readable, and `count` is below 8, as `mask`
+        // requires.
         unsafe { _mm256_maskload_ps(from, mask(count)) }
     }
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 numbers of two bytes, which are the 16 bytes
-        // loaded, are readable at `from`.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 numbers of two
+        // bytes, which are the 16 bytes loaded, are readable at `from`.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 numbers of two bytes, which are the 16 bytes
-        // loaded, are readable at `from`.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 numbers of two
+        // bytes, which are the 16 bytes loaded, are readable at `from`.
         unsafe {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))
@@ -108,15 +111,15 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 bytes are readable at `from`, and no more are
-        // loaded.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 bytes are
+        // readable at `from`, and no more are loaded.
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
     }
 
     #[inline(always)]
     unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 bytes are readable at `from`, which is all
-        // that `codes` asks for.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 bytes are
+        // readable at `from`, which is all that `codes` asks for.
         unsafe {
             let numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
             let fifth = _mm256_srlv_epi32(_mm256_set1_epi32(fifth as i32), numbers);
@@ -127,13 +130,14 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 bytes are readable at `from`, as `codes`
-        // asks, and `values` has 16 numbers: 8 from each of 0 and 8 on.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 bytes are
+        // readable at `from`, as `codes` requires, and `values` has 16 numbers: 8 from each of 0
+        // and 8 on.
         unsafe {
             let codes = codes(from, shift);
             let half =
                 |at| _mm256_permutevar8x32_ps(_mm256_loadu_ps(values.as_ptr().add(at)), codes);
-            // The sign tells which half it is.
+            // The sign selects the half.
             let is_upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(codes));
             _mm256_blendv_ps(half(0), half(8), is_upper)
         }
@@ -141,34 +145,36 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 numbers are writable at `to`, and the store
-        // needs no alignment.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 numbers are
+        // writable at `to`, and the store needs no alignment.
         unsafe { _mm256_storeu_ps(to, self) }
     }
 
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, count: usize) {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; masked lanes are not written, the first `count`
-        // numbers are writable, and `count` is below 8, as `mask` asks.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; masked lanes are
+        // not written, the first `count` numbers are writable, and `count` is below 8, as `mask`
+        // requires.
         unsafe { _mm256_maskstore_ps(to, mask(count), self) }
     }
 
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: the type is used only where FMA is there, too; no memory is touched.
+        // SAFETY: the type is used only where FMA is available, too; no memory is touched.
         unsafe { _mm256_fmadd_ps(self, b, c) }
     }
 
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; only registers are touched.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; only registers are
+        // touched.
         unsafe { sum(self) }
     }
 
     #[inline(always)]
     unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
-        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; `of` has eight registers, and the result is a
-        // new array.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; `of` has eight
+        // registers, and the result is a new array.
         unsafe {
             let mut pairs = [_mm256_setzero_ps(); 4];
             for (pair, [a, b]) in pairs.iter_mut().zip(of.as_chunks::<2>().0) {
@@ -183,7 +189,7 @@ impl Vector for __m256 {
 /// Registers of 8 rows.
 pub(crate) struct Ymm<const VNNI: bool>;
 
-/// A sum of which a part is still in 16 bits, two for each row.
+/// A sum with a part in 16 bits, two for each row.
 #[derive(Clone, Copy)]
 pub(crate) struct Sum {
     short: __m256i,
@@ -260,7 +266,8 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
                 sum.whole = _mm256_dpbusd_avx_epi32(sum.whole, codes, x);
                 return;
             }
-            // Codes of columns are above -128, so that their sign can be changed. 2 * 128 * 127 fits into 16 bits.
+            // Codes of columns are above -128, so their sign can be changed. 2 * 128 * 127 fits
+            // into 16 bits.
             let products = if full {
                 _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes))
             } else {

@@ -11,10 +11,10 @@ fn mask(count: usize) -> __mmask16 {
     ((1u32 << count) - 1) as __mmask16
 }
 
-/// Four bits of each byte, those from bit `shift` on.
+/// Returns four bits of each byte, starting with bit `shift`.
 ///
 /// # Safety
-/// AVX-512; 16 bytes must be readable.
+/// Requires AVX-512, and 16 readable bytes.
 #[inline(always)]
 unsafe fn codes(from: *const u8, shift: usize) -> __m512i {
     // SAFETY: the caller has AVX-512 and 16 readable bytes at `from`, which are all that is loaded.
@@ -42,29 +42,29 @@ impl Vector for __m512 {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the type is used only where AVX-512 was detected; `LANES`, 16, numbers are readable at `from`; the load needs
-        // no alignment.
+        // SAFETY: the type is used only where AVX-512 was detected; `LANES`, 16, numbers are
+        // readable at `from`; the load needs no alignment.
         unsafe { _mm512_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn load_part(from: *const f32, count: usize) -> Self {
-        // SAFETY: the type is used only where AVX-512 was detected; masked lanes are not read, and the first `count` numbers
-        // are readable.
+        // SAFETY: the type is used only where AVX-512 was detected; masked lanes are not read, and
+        // the first `count` numbers are readable.
         unsafe { _mm512_maskz_loadu_ps(mask(count), from) }
     }
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: the type is used only where AVX-512 was detected; 16 numbers of two bytes, which are the 32 bytes loaded, are
-        // readable at `from`.
+        // SAFETY: the type is used only where AVX-512 was detected; 16 numbers of two bytes, which
+        // are the 32 bytes loaded, are readable at `from`.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: the type is used only where AVX-512 was detected; 16 numbers of two bytes, which are the 32 bytes loaded, are
-        // readable at `from`.
+        // SAFETY: the type is used only where AVX-512 was detected; 16 numbers of two bytes, which
+        // are the 32 bytes loaded, are readable at `from`.
         unsafe {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))
@@ -73,14 +73,15 @@ impl Vector for __m512 {
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
-        // SAFETY: the type is used only where AVX-512 was detected; 16 bytes are readable at `from`, and no more are loaded.
+        // SAFETY: the type is used only where AVX-512 was detected; 16 bytes are readable at
+        // `from`, and no more are loaded.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
     }
 
     #[inline(always)]
     unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
-        // SAFETY: the type is used only where AVX-512 was detected; 16 bytes are readable at `from`, which is all that `codes`
-        // asks for.
+        // SAFETY: the type is used only where AVX-512 was detected; 16 bytes are readable at
+        // `from`, which is all that `codes` asks for.
         unsafe {
             let codes = codes(from, shift);
             let codes = _mm512_mask_add_epi32(codes, fifth as u16, codes, _mm512_set1_epi32(16));
@@ -90,22 +91,22 @@ impl Vector for __m512 {
 
     #[inline(always)]
     unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self {
-        // SAFETY: the type is used only where AVX-512 was detected; 16 bytes are readable at `from`, as `codes` asks, and
-        // `values` has the 16 numbers loaded.
+        // SAFETY: the type is used only where AVX-512 was detected; 16 bytes are readable at
+        // `from`, as `codes` requires, and `values` has the 16 numbers loaded.
         unsafe { _mm512_permutexvar_ps(codes(from, shift), _mm512_loadu_ps(values.as_ptr())) }
     }
 
     #[inline(always)]
     unsafe fn load_f16_part(from: *const u16, count: usize) -> Self {
-        // SAFETY: the type is used only where AVX-512 was detected; masked lanes are not read, and the first `count` numbers of
-        // two bytes are readable.
+        // SAFETY: the type is used only where AVX-512 was detected; masked lanes are not read, and
+        // the first `count` numbers of two bytes are readable.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(count), from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16_part(from: *const u16, count: usize) -> Self {
-        // SAFETY: the type is used only where AVX-512 was detected; masked lanes are not read, and the first `count` numbers of
-        // two bytes are readable.
+        // SAFETY: the type is used only where AVX-512 was detected; masked lanes are not read, and
+        // the first `count` numbers of two bytes are readable.
         unsafe {
             let lanes = _mm256_maskz_loadu_epi16(mask(count), from.cast());
             _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(lanes), 16))
@@ -114,15 +115,15 @@ impl Vector for __m512 {
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the type is used only where AVX-512 was detected; 16 numbers are writable at `to`; the store needs no
-        // alignment.
+        // SAFETY: the type is used only where AVX-512 was detected; 16 numbers are writable at
+        // `to`; the store needs no alignment.
         unsafe { _mm512_storeu_ps(to, self) }
     }
 
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, count: usize) {
-        // SAFETY: the type is used only where AVX-512 was detected; masked lanes are not written, and the first `count` numbers
-        // are writable.
+        // SAFETY: the type is used only where AVX-512 was detected; masked lanes are not written,
+        // and the first `count` numbers are writable.
         unsafe { _mm512_mask_storeu_ps(to, mask(count), self) }
     }
 
@@ -143,9 +144,11 @@ impl Vector for __m512 {
 
     #[inline(always)]
     unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
-        // SAFETY: the type is used only where AVX-512 was detected; `of` has eight registers, and results are new arrays.
+        // SAFETY: the type is used only where AVX-512 was detected; `of` has eight registers, and
+        // results are new arrays.
         unsafe {
-            // Each four of lanes holds sums of two lanes of two registers, then of all four lanes of four registers.
+            // Each four lanes hold sums of two lanes of two registers, then of all four lanes of
+            // four registers.
             let mut pairs = [_mm512_setzero_pd(); 4];
             for (pair, [a, b]) in pairs.iter_mut().zip(of.as_chunks::<2>().0) {
                 let (low, high) = (_mm512_unpacklo_ps(*a, *b), _mm512_unpackhi_ps(*a, *b));
@@ -166,7 +169,7 @@ impl Vector for __m512 {
 /// Registers of 16 rows.
 pub(crate) struct Zmm<const VNNI: bool, const CROSSED: bool = false>;
 
-/// A sum of which a part is still in 16 bits, two for each row.
+/// A sum with a part in 16 bits, two for each row.
 #[derive(Clone, Copy)]
 pub(crate) struct Sum {
     short: __m512i,
@@ -243,7 +246,8 @@ impl<const VNNI: bool, const CROSSED: bool> Simd for Zmm<VNNI, CROSSED> {
                 sum.whole = _mm512_dpbusd_epi32(sum.whole, codes, x);
                 return;
             }
-            // Codes of columns are above -128, so that their sign can be changed. 2 * 128 * 127 fits into 16 bits.
+            // Codes of columns are above -128, so their sign can be changed. 2 * 128 * 127 fits
+            // into 16 bits.
             let products = if full {
                 let negative = _mm512_movepi8_mask(codes);
                 let x = _mm512_mask_sub_epi8(x, negative, _mm512_setzero_si512(), x);
@@ -265,6 +269,6 @@ impl<const VNNI: bool, const CROSSED: bool> Simd for Zmm<VNNI, CROSSED> {
 }
 
 in_place! {
-    /// [`Simd::accumulate`]
+    /// Implements [`Simd::accumulate`].
     fn accumulate(__m512), "avx512f", zmm_reg, "vfmadd231ps"
 }

@@ -1,54 +1,56 @@
-//! Registers of f32 numbers, and types of elements that are loaded into them.
+//! Registers of f32 numbers, and element types that are loaded into them.
 
 use half::f16;
 
 /// A register of f32 numbers.
 ///
 /// # Safety
-/// All functions may only be called where the instruction set of the type is there. Pointers must be valid for the
-/// elements that are read or written: [`LANES`](Vector::LANES), or `count` of them, fewer than that.
+/// All functions require the instruction set of the type. Pointers must be valid for the elements
+/// that are read or written: [`LANES`](Vector::LANES), or `count`, which is less.
 pub(crate) trait Vector: Copy {
-    /// How many numbers it holds.
+    /// Number of lanes.
     const LANES: usize;
-    /// Whether numbers of two bytes are loaded almost as fast as those of four.
+    /// True if loading two-byte numbers is almost as fast as loading four-byte ones.
     const WIDENS: bool = true;
 
     unsafe fn splat(x: f32) -> Self;
     unsafe fn splat_f16(x: f16) -> Self;
     unsafe fn load(from: *const f32) -> Self;
-    /// The first `count` numbers, then zeros.
+    /// Loads the first `count` numbers, then zeros.
     unsafe fn load_part(from: *const f32, count: usize) -> Self;
     unsafe fn load_f16(from: *const u16) -> Self;
     unsafe fn load_bf16(from: *const u16) -> Self;
     unsafe fn load_i8(from: *const i8) -> Self;
-    /// Codes of 4 bits of each byte, those from bit `shift` on, and a fifth one: bit `i` of `fifth` for lane `i`.
+    /// Loads codes of 4 bits of each byte, starting with bit `shift`, and a fifth bit: bit `i` of
+    /// `fifth` for lane `i`.
     unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self;
-    /// What codes of 4 bits of each byte, those from bit `shift` on, stand for.
+    /// Loads the values of codes of 4 bits of each byte, starting with bit `shift`.
     unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self;
-    /// The first `count` numbers, then zeros.
+    /// Loads the first `count` numbers, then zeros.
     #[inline(always)]
     unsafe fn load_f16_part(from: *const u16, count: usize) -> Self {
-        // SAFETY: the first `count` elements are readable, fewer than `LANES`, which is at most `MOST_LANES`: as many as the
-        // copy that is loaded has.
+        // SAFETY: the first `count` elements are readable, fewer than `LANES`, which is at most
+        // `MOST_LANES`: as many as the copy that is loaded has.
         unsafe { Self::load_f16(padded(from, count).as_ptr()) }
     }
-    /// The first `count` numbers, then zeros.
+    /// Loads the first `count` numbers, then zeros.
     #[inline(always)]
     unsafe fn load_bf16_part(from: *const u16, count: usize) -> Self {
-        // SAFETY: the first `count` elements are readable, fewer than `LANES`, which is at most `MOST_LANES`: as many as the
-        // copy that is loaded has.
+        // SAFETY: the first `count` elements are readable, fewer than `LANES`, which is at most
+        // `MOST_LANES`: as many as the copy that is loaded has.
         unsafe { Self::load_bf16(padded(from, count).as_ptr()) }
     }
     unsafe fn store(self, to: *mut f32);
     unsafe fn store_part(self, to: *mut f32, count: usize);
-    /// `self * b + c`
+    /// Returns `self * b + c`.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
-    /// Sum of all lanes.
+    /// Returns the sum of all lanes.
     unsafe fn sum(self) -> f32;
-    /// The sums of all lanes of some registers, each in the same order.
+    /// Returns the sums of all lanes of some registers, each in the same order.
     #[inline(always)]
     unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
-        // SAFETY: the instruction set is there, as the trait asks, and `sum` touches registers only.
+        // SAFETY: the instruction set is available, as the trait requires, and `sum` touches
+        // registers only.
         of.map(|x| unsafe { x.sum() })
     }
 }
@@ -57,20 +59,22 @@ pub(crate) trait Vector: Copy {
 pub(crate) trait Element {
     /// Bytes of an element.
     const BYTES: usize;
-    /// Whether the lower 16 bits of every element are zeros as f32.
+    /// True if the lower 16 bits of every element are zero as f32.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     const UPPER_ONLY: bool = false;
 
-    /// Loads elements from element `i` on.
+    /// Loads elements from element `i`.
     ///
     /// # Safety
-    /// As many elements as `V` has lanes must be readable from element `i` of `from` on, and the instructions of `V` be there.
+    /// As many elements as `V` has lanes must be readable from element `i` of `from`, and the
+    /// instructions of `V` must be available.
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V;
 
-    /// Loads `count` elements, fewer than there are lanes, from element `i` on.
+    /// Loads `count` elements, fewer than the number of lanes, from element `i`.
     ///
     /// # Safety
-    /// `count` elements must be readable from element `i` of `from` on, and the instructions of `V` be there.
+    /// `count` elements must be readable from element `i` of `from`, and the instructions of `V`
+    /// must be available.
     unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V;
 }
 
@@ -78,10 +82,10 @@ pub(crate) struct F32;
 pub(crate) struct F16;
 pub(crate) struct Bf16;
 
-/// Most lanes of any [`Vector`].
+/// Maximum number of lanes of any [`Vector`].
 const MOST_LANES: usize = 16;
 
-/// `count` 16-bit elements with zeros behind.
+/// Returns `count` 16-bit elements, followed by zeros.
 ///
 /// # Safety
 /// `count` elements must be readable, at most [`MOST_LANES`].
@@ -98,13 +102,15 @@ impl Element for F32 {
 
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
-        // SAFETY: as many elements as `V` has lanes are readable from element `i` on, and the instructions of `V` are there.
+        // SAFETY: as many elements as `V` has lanes are readable from element `i` on, and the
+        // instructions of `V` are available.
         unsafe { V::load(from.cast::<f32>().add(i)) }
     }
 
     #[inline(always)]
     unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
-        // SAFETY: `count` elements are readable from element `i` on, fewer than `V` has lanes, and the instructions of `V` are there.
+        // SAFETY: `count` elements are readable from element `i` on, fewer than `V` has lanes, and
+        // the instructions of `V` are available.
         unsafe { V::load_part(from.cast::<f32>().add(i), count) }
     }
 }
@@ -114,13 +120,15 @@ impl Element for F16 {
 
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
-        // SAFETY: as many elements as `V` has lanes are readable from element `i` on, and the instructions of `V` are there.
+        // SAFETY: as many elements as `V` has lanes are readable from element `i` on, and the
+        // instructions of `V` are available.
         unsafe { V::load_f16(from.cast::<u16>().add(i)) }
     }
 
     #[inline(always)]
     unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
-        // SAFETY: `count` elements are readable from element `i` on, fewer than `V` has lanes, and the instructions of `V` are there.
+        // SAFETY: `count` elements are readable from element `i` on, fewer than `V` has lanes, and
+        // the instructions of `V` are available.
         unsafe { V::load_f16_part(from.cast::<u16>().add(i), count) }
     }
 }
@@ -131,13 +139,15 @@ impl Element for Bf16 {
 
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
-        // SAFETY: as many elements as `V` has lanes are readable from element `i` on, and the instructions of `V` are there.
+        // SAFETY: as many elements as `V` has lanes are readable from element `i` on, and the
+        // instructions of `V` are available.
         unsafe { V::load_bf16(from.cast::<u16>().add(i)) }
     }
 
     #[inline(always)]
     unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
-        // SAFETY: `count` elements are readable from element `i` on, fewer than `V` has lanes, and the instructions of `V` are there.
+        // SAFETY: `count` elements are readable from element `i` on, fewer than `V` has lanes, and
+        // the instructions of `V` are available.
         unsafe { V::load_bf16_part(from.cast::<u16>().add(i), count) }
     }
 }

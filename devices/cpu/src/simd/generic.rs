@@ -1,5 +1,5 @@
-//! Registers of 8 numbers for processors without vector code of their own here: arrays, which compilers keep in whatever registers there
-//! are.
+//! Registers of 8 numbers for processors without their own vector code here: arrays, which
+//! compilers keep in the available registers.
 
 use super::float::Vector;
 use half::f16;
@@ -25,7 +25,8 @@ impl Vector for Lanes {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: `LANES` numbers are readable at `from`, as the trait asks; the read needs no alignment.
+        // SAFETY: `LANES` numbers are readable at `from`, as the trait requires; the read needs no
+        // alignment.
         Lanes(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
     }
 
@@ -39,27 +40,29 @@ impl Vector for Lanes {
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: `LANES` numbers of two bytes are readable at `from`, as the trait asks; the read needs no alignment.
+        // SAFETY: `LANES` numbers of two bytes are readable at `from`, as the trait requires; the
+        // read needs no alignment.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         Lanes(bits.map(widened))
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: `LANES` numbers of two bytes are readable at `from`, as the trait asks; the read needs no alignment.
+        // SAFETY: `LANES` numbers of two bytes are readable at `from`, as the trait requires; the
+        // read needs no alignment.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         Lanes(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
     }
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
-        // SAFETY: `LANES` bytes are readable at `from`, as the trait asks.
+        // SAFETY: `LANES` bytes are readable at `from`, as the trait requires.
         Lanes(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
     }
 
     #[inline(always)]
     unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
-        // SAFETY: `LANES` bytes are readable at `from`, as the trait asks.
+        // SAFETY: `LANES` bytes are readable at `from`, as the trait requires.
         let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
         Lanes(std::array::from_fn(|i| {
             (u32::from(bytes[i] >> shift & 15) | (fifth >> i & 1) << 4) as f32
@@ -68,14 +71,15 @@ impl Vector for Lanes {
 
     #[inline(always)]
     unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self {
-        // SAFETY: `LANES` bytes are readable at `from`, as the trait asks.
+        // SAFETY: `LANES` bytes are readable at `from`, as the trait requires.
         let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
         Lanes(bytes.map(|byte| values[usize::from(byte >> shift & 15)]))
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: `LANES` numbers are writable at `to`, as the trait asks; the write needs no alignment.
+        // SAFETY: `LANES` numbers are writable at `to`, as the trait requires; the write needs no
+        // alignment.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
 
@@ -97,11 +101,11 @@ impl Vector for Lanes {
     }
 }
 
-/// The half-precision number with these bits.
+/// Returns the half-precision number with these bits.
 #[inline(always)]
 fn widened(bits: u16) -> f32 {
     let magnitude = u32::from(bits) & 0x7fff;
-    // The exponent's offset is 15 there and 127 here; this is right for numbers that are not normal, too.
+    // The exponent's bias is 15 there and 127 here. This is also correct for subnormal numbers.
     let scaled = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
     let infinite = if magnitude > 0x7bff { 0x7f80_0000 } else { 0 };
     let sign = (u32::from(bits) & 0x8000) << 16;

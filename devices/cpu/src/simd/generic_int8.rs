@@ -1,13 +1,14 @@
-//! Registers with 32 bits of each of 8 rows for processors without vector code of their own here: arrays, which compilers keep in whatever registers there are.
+//! Registers with 32 bits of each of 8 rows for processors without their own vector code here:
+//! arrays, which compilers keep in the available registers.
 
 use super::int8::{Simd, functions};
 use half::f16;
 use std::array::from_fn;
 
-/// Rows of an array.
+/// Number of rows of an array.
 const LANES: usize = 8;
 
-/// Arrays of 8 rows.
+/// Portable registers: arrays of 8 rows.
 pub(crate) struct Portable;
 
 type Words = [u32; LANES];
@@ -59,7 +60,7 @@ impl Simd for Portable {
         fn dot(sum: &mut [i32; LANES], codes: Words, x: Words, _full: bool) {
             for (sum, (codes, x)) in sum.iter_mut().zip(codes.into_iter().zip(x)) {
                 for shift in [24, 16, 8, 0] {
-                    // The highest byte after the shift, with its sign.
+                    // The highest byte after the shift, sign-extended.
                     *sum += ((codes << shift) as i32 >> 24) * ((x << shift) as i32 >> 24);
                 }
             }

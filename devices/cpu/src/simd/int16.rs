@@ -1,22 +1,24 @@
-//! Numbers of 16 bits: whole ones up to [`LARGEST`], with a scale for each [`GROUP`] of them. VNNI's instruction for these multiplies
-//! and adds twice as many pairs at a time as one for F32 does. AVX2 has one that multiplies as many, and more units that add than
-//! units that multiply.
+//! 16-bit numbers: integers up to [`LARGEST`], with a scale for each [`GROUP`] of them. VNNI's
+//! instruction for these multiplies and adds twice as many pairs at a time as one for F32 does.
+//! AVX2's instruction multiplies as many, but processors have more units that add than units that
+//! multiply.
 //!
-//! An element's error is at most 1/16382 of the largest of its group. For numbers of about the same size that is less than rounding
-//! them to F16 would cost.
+//! An element's error is at most 1/16382 of the largest of its group. For numbers of similar
+//! magnitude that is less than the error of rounding them to F16.
 //!
 //! # Crossed products
 //!
 //! Two products cost one multiplication (Winograd, "A New Algorithm for Inner Product", 1968):
-//! `(w1 + x2) * (w2 + x1)` is `w1 * x1 + w2 * x2 + w1 * w2 + x1 * x2`. The sums of the last two terms
-//! are the same for all columns or all rows, so they are computed once and subtracted. Two additions
-//! take the place of a multiplication. Some processors (Zen 4 and 5) add with four units and
+//! `(w1 + x2) * (w2 + x1)` is `w1 * x1 + w2 * x2 + w1 * w2 + x1 * x2`. The sums of the last two
+//! terms are the same for all columns or all rows, so they are computed once and subtracted. Two
+//! additions replace a multiplication. Some processors (Zen 4 and 5) add with four units and
 //! multiply with two: if half of the products are crossed, all four have work. Others multiply and
-//! add with the same two units. So [the faster way](crate::tune) is measured. Numbers are whole, and
-//! results are the same. Sums of two numbers of 14 bits fit into 16 bits. Sums of two codes of 8 bits
-//! would not fit into 8, which is why [`packed::int8`](crate::packed::int8) has no crossed products.
+//! add with the same two units. Therefore [the faster way](crate::tune) is measured. Numbers are
+//! integers, so results are the same. Sums of two numbers of 14 bits fit into 16 bits. Sums of two
+//! codes of 8 bits would not fit into 8, so [`packed::int8`](crate::packed::int8) has no crossed
+//! products.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use super::float::{Element, Vector};
@@ -30,28 +32,28 @@ use super::{avx2::Ymm, avx512::Zmm};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// Elements that share a scale.
+/// Number of elements that share a scale.
 pub(crate) const GROUP: usize = 32;
 
-/// The largest number: the sum of a group's products fits into 32 bits.
+/// Maximum number. The sum of a group's products fits into 32 bits.
 const LARGEST: i32 = 8191;
 const _: () = assert!((LARGEST as i64).pow(2) * GROUP as i64 <= i32::MAX as i64);
 
-/// Instruction sets that multiply numbers of 16 bits, and what it takes to round to these.
+/// Instruction sets that multiply 16-bit numbers, and the functions that rounding to these needs.
 ///
 /// # Safety
 /// As [`Simd`].
 pub(crate) trait Int16Simd: Simd<Floats: Vector> {
     /// Adds the products of both halves of each word to `sum`.
     unsafe fn dot_i16(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
-    /// Does what [`dot_i16`](Int16Simd::dot_i16) does, exactly where it is called: compilers tend
-    /// to put the products of one sum next to each other, where each waits for the one before.
+    /// Does what [`dot_i16`](Int16Simd::dot_i16) does, exactly where it is called. Compilers tend
+    /// to put the products of one sum next to each other, where each waits for the previous one.
     unsafe fn dot_i16_here(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
-    /// Sums of halves, of which the lowest 16 bits stay.
+    /// Returns the sums of halves, truncated to 16 bits.
     unsafe fn add_i16(a: Self::Words, b: Self::Words) -> Self::Words;
-    /// The larger ones of signed words.
+    /// Returns the maximums of signed words.
     unsafe fn max(a: Self::Words, b: Self::Words) -> Self::Words;
-    /// The inverse of [`from_bits`](Simd::from_bits).
+    /// Returns the inverse of [`from_bits`](Simd::from_bits).
     unsafe fn bits(floats: Self::Floats) -> Self::Words;
     unsafe fn divide(a: Self::Floats, b: Self::Floats) -> Self::Floats;
 }
@@ -88,48 +90,50 @@ impl<const VNNI: bool> Int16Simd for Ymm<VNNI> {
 
 #[cfg(target_arch = "x86_64")]
 in_place! {
-    /// The instruction, which compilers make two of.
+    /// The instruction, for which compilers would generate two.
     fn dot_512(__m512i), "avx512f", zmm_reg, "vpdpwssd"
 }
 
 #[cfg(target_arch = "x86_64")]
 in_place! {
-    /// [`Int16Simd::dot_i16_here`]
+    /// Implements [`Int16Simd::dot_i16_here`].
     fn dot_512_here(__m512i), "avx512f", zmm_reg, "vpdpwssd", in order
 }
 
 #[cfg(target_arch = "x86_64")]
 in_place! {
-    /// The same for AVX-VNNI.
+    /// Version for AVX-VNNI.
     fn dot_256(__m256i), "avx2", ymm_reg, "{{vex}} vpdpwssd"
 }
 
-/// Pairs of a group whose products are [crossed](self), each with its neighbour: the first half. Sums of
-/// crossed products may not fit into 32 bits on the way, where they come round, but what is left in the
-/// end does.
+/// Number of pairs of a group whose products are [crossed](self), each with its neighbour: the
+/// first half. Sums of crossed products may wrap around 32 bits on the way, but the final value
+/// fits.
 const CROSSED: usize = GROUP / 4;
 
-/// Groups of terms of a column, or of each of some lanes that lie side by side.
+/// Groups of terms of a column, or of each of some adjacent lanes.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
-    /// Two neighbouring elements each, the first one in the lower half.
+    /// Pairs of adjacent elements, the first one in the lower half.
     pub pairs: *mut i32,
-    /// One for each group.
+    /// Scales, one for each group.
     pub scales: *mut f32,
-    /// What each group adds to what sums of crossed products start with. Only there for those.
+    /// Contributions of groups to the initial values of sums of crossed products. Present only for
+    /// those.
     pub starts: *mut i32,
-    /// How many words behind a pair, a scale or a start the next one is.
+    /// Distance in words to the next pair, scale or start.
     pub step: usize,
 }
 
 /// # Safety
-/// The groups must be there: their pairs, scales and places of starts lie in memory of one slab, and so must what is behind them.
+/// The groups must exist: their pairs, scales and places of starts lie in memory of one slab, and
+/// so must the data after them.
 impl Terms {
-    /// Those whose first pair and scale are so many words behind the first ones.
+    /// Returns the terms whose first pair and scale are `pairs` and `scales` words later.
     #[inline(always)]
     pub unsafe fn behind(self, pairs: usize, scales: usize) -> Self {
-        // SAFETY: the caller says that groups are there so many words behind, so the addresses stay inside of the slab; starts
-        // lie as scales do and have room even where they are not used.
+        // SAFETY: the caller guarantees groups that many words later, so the addresses stay inside
+        // the slab. Starts are placed like scales and have room even if they are unused.
         unsafe {
             Terms {
                 pairs: self.pairs.add(pairs),
@@ -142,19 +146,19 @@ impl Terms {
 
     #[inline(always)]
     unsafe fn pair(self, group: usize, i: usize) -> *mut i32 {
-        // SAFETY: the group is there, and `i` is below the `GROUP / 2` pairs that it has.
+        // SAFETY: the group exists, and `i` is below its `GROUP / 2` pairs.
         unsafe { self.pairs.add((group * (GROUP / 2) + i) * self.step) }
     }
 
     #[inline(always)]
     pub unsafe fn scale(self, group: usize) -> *mut f32 {
-        // SAFETY: the group is there and has one scale.
+        // SAFETY: the group exists and has one scale.
         unsafe { self.scales.add(group * self.step) }
     }
 
     #[inline(always)]
     unsafe fn start(self, group: usize) -> *mut i32 {
-        // SAFETY: the group is there and has a place for one start.
+        // SAFETY: the group exists and has a place for one start.
         unsafe { self.starts.add(group * self.step) }
     }
 }
@@ -163,34 +167,38 @@ impl Terms {
 #[derive(Clone, Copy)]
 pub(crate) struct Columns {
     pub first: Terms,
-    /// How many words behind a column's first pair, and its first scale or start, is that of the next one.
+    /// Distance in words between the first pairs of adjacent columns, and between their first
+    /// scales or starts.
     pub apart: [usize; 2],
 }
 
 impl Columns {
     /// # Safety
-    /// There must be so many columns.
+    /// The column must exist.
     #[inline(always)]
     pub unsafe fn at(self, column: usize) -> Terms {
         let [pairs, scales] = self.apart;
-        // SAFETY: column number `column` is there, `apart` words behind the first one for each before it.
+        // SAFETY: column number `column` exists, `apart` words after the first one for each before
+        // it.
         unsafe { self.first.behind(column * pairs, column * scales) }
     }
 }
 
-/// Rounds a column's group of elements, whose pairs must follow one another; `crossed` if products are.
+/// Rounds a column's group of elements, whose pairs must follow one another. `crossed` says if
+/// products are.
 ///
 /// # Safety
-/// The group must have room for its pairs, its scale and its start, writable and aligned to 4, with a step of 1.
+/// The group must have room for its pairs, its scale and its start, writable and aligned to 4, with
+/// a step of 1.
 #[inline(always)]
 pub(crate) unsafe fn round_group(x: &[f32; GROUP], to: Terms, group: usize, crossed: bool) {
-    // SAFETY: pairs of a column follow one another, so that 16 of them are the `GROUP` numbers of 16 bits; the group's scale
-    // and start are apart from them.
+    // SAFETY: pairs of a column follow one another, so 16 of them are the `GROUP` 16-bit numbers.
+    // The group's scale and start are disjoint from them.
     unsafe {
         let numbers = &mut *to.pair(group, 0).cast::<[i16; GROUP]>();
         *to.scale(group) = math::round(x, LARGEST as f32, numbers, |bits| bits as i16);
         if crossed {
-            // Numbers of a group that is not finite may be anything.
+            // Numbers of a group that is not finite are undefined.
             let subtract = |sum: i32, (a, b)| sum.wrapping_sub(i32::from(a) * i32::from(b));
             let four = numbers[..2 * CROSSED].as_chunks::<4>().0.iter();
             let pairs = four.flat_map(|&[a, b, c, d]| [(a, c), (b, d)]);
@@ -199,12 +207,14 @@ pub(crate) unsafe fn round_group(x: &[f32; GROUP], to: Terms, group: usize, cros
     }
 }
 
-/// Rounds `count` elements, at most [`GROUP`], of each lane of a register: `from` is that of the first lane, and `step` elements
-/// behind it is the next one. Elements that are not there become zeros.
+/// Rounds `count` elements, at most [`GROUP`], of each lane of a register. `from` is the first
+/// element of the first lane, and the next one is `step` elements later. Missing elements become
+/// zeros.
 ///
 /// # Safety
-/// `count` elements of `V::LANES` lanes must be readable, and the group have room for the pairs, scales and starts of as many lanes
-/// side by side, in other memory. The instructions must be there.
+/// `count` elements of `V::LANES` lanes must be readable. The group must have room, in other
+/// memory, for the pairs, scales and starts of as many adjacent lanes. The instructions must be
+/// available.
 #[inline(always)]
 pub(crate) unsafe fn round<V: Int16Simd, E: Element>(
     from: *const u8,
@@ -213,12 +223,12 @@ pub(crate) unsafe fn round<V: Int16Simd, E: Element>(
     to: Terms,
     group: usize,
 ) {
-    // SAFETY: `count` elements of each lane are readable, of which `load` reads number `i` below `count`. The group has `GROUP
-    // / 2` pairs, a scale and a start for `V::LANES` lanes side by side, which are elsewhere. The instructions of `V` are
-    // there.
+    // SAFETY: `count` elements of each lane are readable, of which `load` reads number `i` below
+    // `count`. The group has `GROUP / 2` pairs, a scale and a start for `V::LANES` lanes side by
+    // side, which are elsewhere. The instructions of `V` are available.
     unsafe {
         let load = |i: usize| E::load::<V::Floats>(from, i * step);
-        // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
+        // The bits of magnitudes are ordered like the magnitudes, with infinity and NaN above.
         let mut largest = V::splat(0);
         for i in 0..count {
             let magnitude = V::and(V::bits(load(i)), V::splat(i32::MAX));
@@ -227,7 +237,8 @@ pub(crate) unsafe fn round<V: Int16Simd, E: Element>(
         let largest = V::from_bits(largest);
         let scale = V::mul(largest, V::splat_float(1.0 / LARGEST as f32));
         V::store_floats(scale, to.scale(group));
-        // If all are zero, their products are NaN, whose lower bits are zeros, too. Those below 2.4e-35 become zeros.
+        // If all are zero, their products are NaN, whose lower bits are also zeros. Numbers below
+        // 2.4e-35 become zeros.
         let inverse = V::divide(V::splat_float(LARGEST as f32), largest);
         let number = |i: usize| {
             if i < count {
@@ -253,18 +264,21 @@ pub(crate) unsafe fn round<V: Int16Simd, E: Element>(
     }
 }
 
-/// Sums of the products of a group's terms: those of the lanes of `R` registers, of which `rows` are the first ones, with those of columns.
+/// Returns the sums of the products of a group's terms: of the lanes of `R` registers, starting
+/// with `rows`, with the columns.
 ///
 /// # Safety
-/// The group must be there for `R * V::LANES` lanes side by side and for `C` columns, and so must the instructions.
+/// The group must exist for `R * V::LANES` adjacent lanes and for `C` columns, and the instructions
+/// must be available.
 #[inline(always)]
 pub(crate) unsafe fn products<V: Int16Simd, const R: usize, const C: usize>(
     rows: Terms,
     columns: Columns,
     group: usize,
 ) -> [[V::Words; R]; C] {
-    // SAFETY: `R * V::LANES` lanes have this group with all pairs and starts, and so have `C` columns; `i + 3` is below `GROUP
-    // / 2` in one loop and `CROSSED + i + 1` in the other. The instructions of `V` are there.
+    // SAFETY: `R * V::LANES` lanes have this group with all pairs and starts, and so have `C`
+    // columns; `i + 3` is below `GROUP / 2` in one loop and `CROSSED + i + 1` in the other. The
+    // instructions of `V` are available.
     unsafe {
         let mut sums = [[V::splat(0); R]; C];
         if V::CROSSED {
@@ -275,7 +289,7 @@ pub(crate) unsafe fn products<V: Int16Simd, const R: usize, const C: usize>(
                     sums[c][r] = V::add(starts, start);
                 }
             }
-            // Some of either kind in turn: they wait for different units.
+            // Alternates between both kinds, because they use different units.
             for i in (0..CROSSED).step_by(2) {
                 two_pairs_crossed::<V, R, C>([group, i], rows, columns, &mut sums);
                 pair::<V, R, C>([group, CROSSED + i], rows, columns, &mut sums);
@@ -304,8 +318,8 @@ unsafe fn pair<V: Int16Simd, const R: usize, const C: usize>(
     columns: Columns,
     sums: &mut [[V::Words; R]; C],
 ) {
-    // SAFETY: `i` is below `GROUP / 2`; pair `i` of the group is there for `R * V::LANES` lanes side by side and for `C`
-    // columns, and is only read. The instructions of `V` are there.
+    // SAFETY: `i` is below `GROUP / 2`; pair `i` of the group is there for `R * V::LANES` lanes
+    // side by side and for `C` columns, and is only read. The instructions of `V` are available.
     unsafe {
         let mut w = [V::splat(0); R];
         for r in 0..R {
@@ -335,8 +349,9 @@ unsafe fn two_pairs_crossed<V: Int16Simd, const R: usize, const C: usize>(
     columns: Columns,
     sums: &mut [[V::Words; R]; C],
 ) {
-    // SAFETY: `i + 1` is below `CROSSED`; both pairs of the group are there for `R * V::LANES` lanes side by side and for `C`
-    // columns, and are only read. The instructions of `V` are there.
+    // SAFETY: `i + 1` is below `CROSSED`; both pairs of the group are there for `R * V::LANES`
+    // lanes side by side and for `C` columns, and are only read. The instructions of `V` are
+    // available.
     unsafe {
         let mut w = [[V::splat(0); 2]; R];
         for r in 0..R {
@@ -344,7 +359,7 @@ unsafe fn two_pairs_crossed<V: Int16Simd, const R: usize, const C: usize>(
             w[r] = [V::load(at(i).cast()), V::load(at(i + 1).cast())];
         }
         for c in 0..C {
-            // Not by `map`, which compilers leave a call in some builds.
+            // Not with `map`, which some builds do not inline.
             let at = columns.at(c);
             let x = [at.pair(group, i).read(), at.pair(group, i + 1).read()];
             let x = [V::splat(x[0]), V::splat(x[1])];

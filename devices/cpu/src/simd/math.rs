@@ -1,33 +1,36 @@
-//! Functions of one number without branches, so that loops over them become vector code.
+//! Scalar functions without branches, so that loops over them are vectorised.
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
-/// ln 2 in two parts: the first has few digits, so that its product with a small whole number is exact.
+/// ln 2 in two parts. The first has few digits, so that its product with a small integer is exact.
 const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
-/// Below this, `e^x` is denormal. Processors take some hundred times as long for a product that is.
+/// Below this, `e^x` is subnormal. Products with subnormals take hundreds of times as long.
 const LEAST: f32 = -87.336;
 
-/// `e^x` within 2 units in the last place; infinity and 0 outside of the range of normal numbers.
+/// Returns `e^x` within 2 units in the last place. Infinity and 0 outside the range of normal
+/// numbers.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let (p, n) = exp_parts::<false>(if x > 89.0 { 89.0 } else { x });
-    // 2^n in two factors, as n may be outside of the exponent's range.
+    // 2^n in two factors, as n may be outside the exponent's range.
     let half = n >> 1;
     let power = p * power_of_two(half) * power_of_two(n - half);
     if x < LEAST { 0.0 } else { power }
 }
 
-/// [`exp`] of numbers up to 88, as in softmax: a quarter faster. A product and a sum are one instruction if `FUSED`.
+/// Does what [`exp`] does for numbers up to 88, as in softmax: a quarter faster. A product and a
+/// sum are one instruction if `FUSED`.
 #[inline(always)]
 pub(crate) fn bounded_exp<const FUSED: bool>(x: f32) -> f32 {
     let (p, n) = exp_parts::<FUSED>(x);
     if x < LEAST { 0.0 } else { p * power_of_two(n) }
 }
 
-/// A number near 1 and the power of two that `e^x` is the product of; for `x` below [`LEAST`] those of that.
+/// Returns a number near 1 and a power of two whose product is `e^x`. For `x` below [`LEAST`], uses
+/// [`LEAST`] instead.
 #[inline(always)]
 fn exp_parts<const FUSED: bool>(x: f32) -> (f32, i32) {
-    // Comparisons, not `max`, so that NaN stays NaN.
+    // Comparisons instead of `max`, so that NaN stays NaN.
     let x = if x < LEAST { LEAST } else { x };
     let rounded = mul_add::<FUSED>(x, LOG2_E, ROUND);
     let n = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
@@ -43,7 +46,7 @@ fn exp_parts<const FUSED: bool>(x: f32) -> (f32, i32) {
     (mul_add::<FUSED>(p, r * r, r) + 1.0, n)
 }
 
-/// `a * b + c`. Without the instruction, rounding once would take a function call.
+/// Returns `a * b + c`. Without the instruction, rounding once would take a function call.
 #[inline(always)]
 fn mul_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FUSED { a.mul_add(b, c) } else { a * b + c }
@@ -72,14 +75,15 @@ pub(crate) fn relu(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
     let far = 1.0 - 2.0 / (exp(2.0 * x) + 1.0);
-    // Near 0 the difference above loses digits; this series does not.
+    // Near 0 the difference above loses digits, but this series does not.
     let s = x * x;
     let near =
         x * (1.0 + s * (-1.0 / 3.0 + s * (2.0 / 15.0 + s * (-17.0 / 315.0 + s * (62.0 / 2835.0)))));
     if x.abs() < 0.3 { near } else { far }
 }
 
-/// GELU with tanh: `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which keeps its digits for negative `u`.
+/// Computes GELU with tanh: `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which keeps its digits for
+/// negative `u`.
 #[inline(always)]
 pub(crate) fn gelu(x: f32) -> f32 {
     const SQRT_8_OVER_PI: f32 = 1.595_769_2;
@@ -91,13 +95,14 @@ pub(crate) fn gelu_quick(x: f32) -> f32 {
     x * sigmoid(1.702 * x)
 }
 
-/// GELU with the error function: `x (1 + erf(x / sqrt 2)) / 2`.
+/// Computes GELU with the error function: `x (1 + erf(x / sqrt 2)) / 2`.
 #[inline(always)]
 pub(crate) fn gelu_erf(x: f32) -> f32 {
     0.5 * x * complementary_error(-x * std::f32::consts::FRAC_1_SQRT_2)
 }
 
-/// `1 - erf(x)` with a relative error of about 1e-6: the Chebyshev fit of *Numerical Recipes*, section 6.2.
+/// Returns `1 - erf(x)` with a relative error of about 1e-6: the Chebyshev fit of *Numerical
+/// Recipes*, section 6.2.
 #[inline(always)]
 fn complementary_error(x: f32) -> f32 {
     let z = x.abs();
@@ -116,11 +121,11 @@ fn complementary_error(x: f32) -> f32 {
     if x < 0.0 { 2.0 - tail } else { tail }
 }
 
-/// Sine and cosine, to f32 precision for angles up to 2^31.
+/// Returns sine and cosine, to f32 precision for angles up to 2^31.
 #[inline(always)]
 pub(crate) fn sin_cos(angle: f64) -> (f32, f32) {
     const ROUND: f64 = 6_755_399_441_055_744.0;
-    // Pi / 2 in two parts, the first with so few digits that its multiples are exact.
+    // Pi / 2 in two parts. The first has so few digits that its multiples are exact.
     const HIGH: f64 = 1.570_796_310_901_641_8;
     const LOW: f64 = 1.589_325_477_352_819_6e-8;
     let rounded = angle * std::f64::consts::FRAC_2_PI + ROUND;
@@ -144,11 +149,13 @@ pub(crate) fn sin_cos(angle: f64) -> (f32, f32) {
     (a, b)
 }
 
-/// Added to a number, it rounds it to a whole one, whose lowest bits then are those of the sum.
+/// Adding it to a number rounds to an integer and leaves its lowest bits in the lowest bits of the
+/// sum.
 pub(crate) const ROUND: f32 = 12_582_912.0;
 
-/// Rounds numbers to whole ones up to `most`, of which `low` takes the lowest bits; the scale. If one is not finite, neither is
-/// the scale, and codes may be anything; the largest below `most / f32::MAX` makes all of them zeros.
+/// Rounds numbers to integers of magnitude up to `most`, and passes them to `low` in the lowest
+/// bits. Returns the scale. If a number is not finite, neither is the scale, and codes are
+/// undefined. If the largest is below `most / f32::MAX`, all codes are zeros.
 #[inline(always)]
 pub(crate) fn round<const N: usize, T>(
     x: &[f32; N],
@@ -156,7 +163,7 @@ pub(crate) fn round<const N: usize, T>(
     codes: &mut [T; N],
     low: impl Fn(u32) -> T,
 ) -> f32 {
-    // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
+    // The bits of magnitudes are ordered like the magnitudes, with infinity and NaN above.
     let magnitude = |x: &f32| x.abs().to_bits().cast_signed();
     let largest = x.iter().map(magnitude).fold(0, i32::max);
     let largest = f32::from_bits(largest.cast_unsigned());

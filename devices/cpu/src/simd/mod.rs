@@ -1,12 +1,12 @@
-//! Vector registers, one file for each instruction set, and what is written once over all of them.
+//! Vector registers, one file for each instruction set, and code that is generic over them.
 //!
-//! | trait | what a register holds | implemented in |
+//! | trait | contents of a register | implemented in |
 //! |---|---|---|
 //! | [`float::Vector`] | numbers of one row | [`generic`], `avx2`, `avx512`, `neon` |
 //! | [`int8::Simd`] | 32 bits of each of some rows: four codes, or a number | `generic_int8`, `sse2`, `avx2`, `avx512`, `neon` |
-//! | [`int16::Int16Simd`] | the same with products of 16-bit numbers | [`int16`], for AVX2 and AVX-512 |
+//! | [`int16::Int16Simd`] | as `int8::Simd`, with products of 16-bit numbers | [`int16`], for AVX2 and AVX-512 |
 //!
-//! [`math`] has functions of one number that compilers make vector code of.
+//! [`math`] has scalar functions that compilers vectorise.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -26,7 +26,8 @@ pub(crate) mod neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod sse2;
 
-/// Asks for memory that is needed soon, at any address. Nothing where processors find out by themselves.
+/// Prefetches memory, at any address. Does nothing on processors whose hardware prefetcher
+/// suffices.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 pub(crate) fn prefetch<T>(at: *const T) {
@@ -38,13 +39,14 @@ pub(crate) fn prefetch<T>(at: *const T) {
     }
 }
 
-/// [`prefetch`] exactly where it is called: compilers may want to ask for several lines at once.
+/// Does what [`prefetch`] does, exactly where it is called: compilers may move several prefetches
+/// together.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 pub(crate) fn prefetch_here(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction is part of every x86-64, does nothing if there is no such memory, and changes no register that is
-    // in use.
+    // SAFETY: the instruction is part of every x86-64, does nothing if there is no such memory, and
+    // changes no register that is in use.
     unsafe {
         std::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags));
     }

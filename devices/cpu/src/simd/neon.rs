@@ -1,5 +1,5 @@
-//! NEON registers: 4 numbers, or words of 4 rows; with or without products of bytes (`sdot`) and of matrices of bytes
-//! (`smmla`).
+//! NEON registers: 4 numbers, or words of 4 rows, with or without products of bytes (`sdot`) and of
+//! matrices of bytes (`smmla`).
 
 use super::float::Vector;
 use super::int8::{Simd, functions};
@@ -7,7 +7,7 @@ use half::f16;
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-/// The numbers of half precision with these bits.
+/// Returns the half-precision numbers with these bits.
 #[inline(always)]
 fn widened(halves: uint16x4_t) -> float32x4_t {
     let floats;
@@ -23,14 +23,14 @@ fn widened(halves: uint16x4_t) -> float32x4_t {
     floats
 }
 
-/// Four bits of each byte, those from bit `shift` on.
+/// Returns four bits of each byte, starting with bit `shift`.
 ///
 /// # Safety
 /// 4 bytes must be readable.
 #[inline(always)]
 unsafe fn codes(from: *const u8, shift: usize) -> uint32x4_t {
-    // SAFETY: NEON is part of the architecture; 4 bytes are readable at `from`. Shifting by less than nothing is shifting to
-    // the right.
+    // SAFETY: NEON is part of the architecture, and 4 bytes are readable at `from`. A negative
+    // shift is a shift to the right.
     unsafe {
         let bytes = vreinterpret_u8_u32(vdup_n_u32(from.cast::<u32>().read_unaligned()));
         let bytes = vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
@@ -65,8 +65,8 @@ impl Vector for float32x4_t {
     #[inline(always)]
     unsafe fn load_part(from: *const f32, count: usize) -> Self {
         let mut lanes = [0.0; 4];
-        // SAFETY: NEON is part of the architecture; `count` numbers are readable at `from`, fewer than the 4 of `lanes`, a new
-        // array, which is loaded whole.
+        // SAFETY: NEON is part of the architecture; `count` numbers are readable at `from`, fewer
+        // than the 4 of `lanes`, a new array, which is loaded whole.
         unsafe {
             std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
             vld1q_f32(lanes.as_ptr())
@@ -87,7 +87,8 @@ impl Vector for float32x4_t {
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
-        // SAFETY: NEON is part of the architecture; 4 bytes are readable at `from`, and the read needs no alignment.
+        // SAFETY: NEON is part of the architecture; 4 bytes are readable at `from`, and the read
+        // needs no alignment.
         unsafe {
             let codes = vreinterpret_s8_u32(vdup_n_u32(from.cast::<u32>().read_unaligned()));
             vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(codes))))
@@ -96,8 +97,8 @@ impl Vector for float32x4_t {
 
     #[inline(always)]
     unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
-        // SAFETY: NEON is part of the architecture; 4 bytes are readable at `from`, as `codes` asks, and the array of shifts
-        // has 4. Shifting by less than nothing is shifting to the right.
+        // SAFETY: NEON is part of the architecture. 4 bytes are readable at `from`, as `codes`
+        // requires, and the array of shifts has 4. A negative shift is a shift to the right.
         unsafe {
             let numbers = vld1q_s32([0, -1, -2, -3].as_ptr());
             let fifth = vandq_u32(vshlq_u32(vdupq_n_u32(fifth), numbers), vdupq_n_u32(1));
@@ -108,8 +109,8 @@ impl Vector for float32x4_t {
     #[inline(always)]
     unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self {
         let mut of = [0; 4];
-        // SAFETY: NEON is part of the architecture; 4 bytes are readable at `from`, as `codes` asks; `of` and the array that is
-        // loaded have 4 numbers each.
+        // SAFETY: NEON is part of the architecture; 4 bytes are readable at `from`, as `codes`
+        // requires; `of` and the array that is loaded have 4 numbers each.
         unsafe {
             vst1q_u32(of.as_mut_ptr(), codes(from, shift));
             vld1q_f32(of.map(|code| values[code as usize & 15]).as_ptr())
@@ -125,8 +126,8 @@ impl Vector for float32x4_t {
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, count: usize) {
         let mut lanes = [0.0; 4];
-        // SAFETY: NEON is part of the architecture; `lanes` has the 4 numbers stored; `count` of them, fewer than 4, are
-        // writable at `to`, which is other memory.
+        // SAFETY: NEON is part of the architecture; `lanes` has the 4 numbers stored; `count` of
+        // them, fewer than 4, are writable at `to`, which is other memory.
         unsafe {
             vst1q_f32(lanes.as_mut_ptr(), self);
             std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count);
@@ -148,7 +149,8 @@ impl Vector for float32x4_t {
     #[inline(always)]
     unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
         let mut sums = [0.0; 8];
-        // SAFETY: NEON is part of the architecture; `sums` has eight numbers, of which each step stores to four of its own.
+        // SAFETY: NEON is part of the architecture; `sums` has eight numbers, of which each step
+        // stores to four of its own.
         unsafe {
             for (sums, [a, b, c, d]) in sums
                 .as_chunks_mut::<4>()
@@ -164,7 +166,8 @@ impl Vector for float32x4_t {
     }
 }
 
-/// Adds products of the bytes of two registers to a sum, by an instruction that the compiler does not have as a function yet.
+/// Adds products of the bytes of two registers to a sum, with an instruction for which the compiler
+/// does not have an intrinsic yet.
 macro_rules! add_products {
     ($instruction:literal, $sum:expr, $a:expr, $b:expr) => {
         asm!(
@@ -180,7 +183,7 @@ macro_rules! add_products {
 /// Registers of 4 rows.
 pub(crate) struct Neon<const DOT: bool, const MATRIX: bool>;
 
-/// A sum of which a part is still in 16 bits, four for each row.
+/// A sum with a part in 16 bits, four for each row.
 #[derive(Clone, Copy)]
 pub(crate) struct Sum {
     low: int16x8_t,
@@ -191,7 +194,7 @@ pub(crate) struct Sum {
 impl<const DOT: bool, const MATRIX: bool> Neon<DOT, MATRIX> {
     #[inline(always)]
     unsafe fn of(whole: int32x4_t) -> Sum {
-        // SAFETY: every processor has these.
+        // SAFETY: every processor has these instructions.
         unsafe {
             Sum {
                 low: vdupq_n_s16(0),
@@ -259,7 +262,8 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         }
         fn dot_pairs(sums: [Sum; 2], codes: [uint32x4_t; 2], x: [*const u8; 2], _full: bool) -> [Sum; 2] {
             let [mut a, mut b] = sums;
-            // Eight codes of two rows each, and of two columns; products are those of two rows with both columns.
+            // Eight codes of two rows each, and of two columns. Products are those of two rows with
+            // both columns.
             let (first, second) = (vzip1q_u32(codes[0], codes[1]), vzip2q_u32(codes[0], codes[1]));
             let x = vcombine_s8(vld1_s8(x[0].cast()), vld1_s8(x[1].cast()));
             for (sum, rows) in [(&mut a, first), (&mut b, second)] {
@@ -277,7 +281,8 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         }
         fn carry(sum: &mut Sum) {
             if !DOT {
-                // Two sums that come together have room: each has half as many products as there is room for.
+                // Adding two sums does not overflow: each has half as many products as there is
+                // room for.
                 sum.whole = vpadalq_s16(sum.whole, vpaddq_s16(sum.low, sum.high));
                 (sum.low, sum.high) = (vdupq_n_s16(0), vdupq_n_s16(0));
             }

@@ -1,4 +1,4 @@
-//! What every x86-64 processor has: SSE2.
+//! SSE2, which every x86-64 processor has.
 
 use super::int8::{Simd, functions};
 use std::arch::x86_64::*;
@@ -6,29 +6,29 @@ use std::arch::x86_64::*;
 /// Registers of 4 rows.
 pub(crate) struct Xmm;
 
-/// Each byte with an even number as 16 bits.
+/// Returns each byte with an even index as 16 bits.
 #[inline(always)]
 unsafe fn even(words: __m128i) -> __m128i {
     // SAFETY: SSE2 is part of the architecture, here and below.
     unsafe { _mm_srai_epi16::<8>(_mm_slli_epi16::<8>(words)) }
 }
 
-/// Each byte with an odd number as 16 bits.
+/// Returns each byte with an odd index as 16 bits.
 #[inline(always)]
 unsafe fn odd(words: __m128i) -> __m128i {
     // SAFETY: SSE2 is part of the architecture; no memory is touched.
     unsafe { _mm_srai_epi16::<8>(words) }
 }
 
-/// `a * b + c` of numbers that were `f32`, so that rounding the result to `f32` is like rounding once: the product is
-/// exact, and where the sum is not, the last bit is set.
+/// Returns `a * b + c` of numbers that were `f32`, such that rounding the result to `f32` is like
+/// rounding once. The product is exact, and if the sum is not, its last bit is set.
 #[inline(always)]
 unsafe fn mul_add(a: __m128d, b: __m128d, c: __m128d) -> __m128d {
     // SAFETY: SSE2 is part of the architecture; no memory is touched.
     unsafe {
         let product = _mm_mul_pd(a, b);
         let sum = _mm_add_pd(product, c);
-        // What rounding took away, exactly.
+        // The rounding error, exactly.
         let added = _mm_sub_pd(sum, product);
         let error = _mm_add_pd(
             _mm_sub_pd(product, _mm_sub_pd(sum, added)),
@@ -39,7 +39,7 @@ unsafe fn mul_add(a: __m128d, b: __m128d, c: __m128d) -> __m128d {
         let bits = _mm_castpd_si128(sum);
         let one = _mm_set1_epi64x(1);
         let is_even = _mm_sub_epi64(_mm_setzero_si128(), _mm_andnot_si128(bits, one));
-        // Away from zero if the rest has the sum's sign, towards it otherwise.
+        // Away from zero if the error has the sum's sign, towards it otherwise.
         let signs = _mm_castpd_si128(_mm_xor_pd(sum, error));
         let differ = _mm_srai_epi32::<31>(_mm_shuffle_epi32::<0b11_11_01_01>(signs));
         let step = _mm_and_si128(
@@ -94,7 +94,8 @@ impl Simd for Xmm {
             let bits = Self::load_u16(at);
             let magnitude = _mm_and_si128(bits, _mm_set1_epi32(0x7fff));
             let sign = _mm_slli_epi32::<16>(_mm_xor_si128(bits, magnitude));
-            // The exponent's offset is 15 there and 127 here; this is right for numbers that are not normal, too.
+            // The exponent's bias is 15 there and 127 here. This is also correct for subnormal
+            // numbers.
             let scaled = _mm_castsi128_ps(_mm_slli_epi32::<13>(magnitude));
             let scaled = _mm_mul_ps(scaled, _mm_set1_ps(f32::from_bits((127 + 112) << 23)));
             let is_infinite = _mm_cmpgt_epi32(magnitude, _mm_set1_epi32(0x7bff));

@@ -1,6 +1,6 @@
 //! Products of F32, F16 and BF16 rows with F32 columns.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use crate::detect::{Isa, choose};
@@ -10,14 +10,15 @@ use crate::simd::float::{Bf16, Element, F16, F32, Vector};
 use crate::simd::generic::Lanes;
 use samite_core::DType;
 
-/// `R` rows times `C` columns.
+/// Multiplies `R` rows with `C` columns.
 #[inline(always)]
 unsafe fn tile<V: Vector, E: Element, const R: usize, const C: usize>(
     panel: &Panel,
     row: usize,
     columns: &[Column],
 ) {
-    // SAFETY: rows `row..row + R` and `C` columns exist, by the contract of `PanelFn` and the loops in `panel`.
+    // SAFETY: rows `row..row + R` and `C` columns exist, by the contract of `PanelFn` and the loops
+    // in `panel`.
     unsafe {
         let mut weights = [panel.weights; R];
         for r in 0..R {
@@ -60,14 +61,15 @@ unsafe fn tile<V: Vector, E: Element, const R: usize, const C: usize>(
     }
 }
 
-/// All rows times `C` columns, `R` rows at a time.
+/// Multiplies all rows with `C` columns, `R` rows at a time.
 #[inline(always)]
 unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize>(
     panel: &Panel,
     columns: &[Column],
 ) {
     let mut row = 0;
-    // SAFETY: a tile begins only where `R` rows, or one, are left in the panel; there are `C` columns.
+    // SAFETY: a tile starts only where `R` rows, or one, are left in the panel, and there are `C`
+    // columns.
     unsafe {
         while row + R <= panel.rows {
             tile::<V, E, R, C>(panel, row, columns);
@@ -80,14 +82,15 @@ unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize>(
     }
 }
 
-/// All rows times all columns, `R` rows and `C` columns at a time.
+/// Multiplies all rows with all columns, `R` rows and `C` columns at a time.
 #[inline(always)]
 unsafe fn panel<V: Vector, E: Element, const R: usize, const C: usize>(
     panel: &Panel,
     columns: &[Column],
 ) {
     let (groups, mut rest) = columns.as_chunks::<C>();
-    // SAFETY: each strip gets as many columns as its constant says; the panel is as a `PanelFn` asks.
+    // SAFETY: each strip gets as many columns as its constant says; the panel is as `PanelFn`
+    // requires.
     unsafe {
         for group in groups {
             strip::<V, E, R, C>(panel, group);
@@ -110,8 +113,8 @@ macro_rules! compile {
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn product<E: Element>(rows: &Panel, columns: &[Column]) {
-                // SAFETY: `panel` asks the same of rows and columns; the features above are those of the vector type, and only a
-                // detected instruction set leads here.
+                // SAFETY: `panel` requires the same of rows and columns; the features above are
+                // those of the vector type, and only a detected instruction set leads here.
                 unsafe { panel::<$vector, E, $rows, $columns>(rows, columns) }
             }
         }
@@ -127,7 +130,7 @@ compile!(avx512, std::arch::x86_64::__m512, 4 x 5, "avx512f,avx512bw,avx512dq,av
 #[cfg(target_arch = "aarch64")]
 compile!(neon, std::arch::aarch64::float32x4_t, 4 x 4);
 
-/// The product for weights of `dtype`: F32, F16 or BF16. Columns are F32.
+/// Returns the product for weights of `dtype`: F32, F16 or BF16. Columns are F32.
 pub(crate) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {
     choose!(isa, dtype, product)
 }
@@ -169,7 +172,7 @@ mod tests {
                             out: out[c * rows..].as_mut_ptr(),
                         })
                         .collect();
-                    // SAFETY: everything is as large as said, and `isa` was detected.
+                    // SAFETY: everything has the stated size, and `isa` was detected.
                     unsafe { product(isa, dtype).unwrap()(&panel, &places) };
                     for c in 0..columns {
                         for r in 0..rows {

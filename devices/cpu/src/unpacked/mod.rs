@@ -1,10 +1,12 @@
-//! Products of weights as they lie in the file, row by row.
+//! Products of weights in the file's layout, row by row.
 //!
 //! - [`float`]: F32, F16 and BF16 rows with F32 columns.
-//! - `x86`, `neon`: quantized rows with columns [quantized to 8 bits](crate::activations::int8_blocks).
+//! - `x86`, `neon`: quantized rows with columns [quantized to 8
+//!   bits](crate::activations::int8_blocks).
 //!
-//! The order in which an element is summed depends on the shapes only: float products have one order for all tiles, quantized
-//! ones have one for few columns and one for many. So results do not depend on how work is shared out among threads.
+//! The order in which an element is summed depends only on the shapes. Float products have one
+//! order for all tiles, quantized ones have one for few columns and one for many. Results therefore
+//! do not depend on the distribution of work over threads.
 
 pub(crate) mod float;
 #[cfg(target_arch = "aarch64")]
@@ -12,7 +14,7 @@ pub(crate) use neon::product;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::product;
 
-/// The product for weights of `dtype` with columns quantized to 8 bits, if there is one.
+/// Returns the product for weights of `dtype` with columns quantized to 8 bits, if there is one.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) fn product(
     _isa: crate::detect::Isa,
@@ -51,7 +53,7 @@ mod tests {
                     (33, 15, 2),
                     (16, 6, 1),
                 ] {
-                    // An odd number of blocks, too, where a type has small ones.
+                    // Also an odd number of blocks, if a type has small ones.
                     let small = dtype.block_len() < 256 && rows % 2 == 1;
                     let k = blocks * 256 + if small { dtype.block_len() } else { 0 };
                     let weights = weights(dtype, rows as u32 * 77, rows * k);
@@ -89,7 +91,7 @@ mod tests {
                         reading: crate::product::Reading::DEFAULT,
                         scratch: std::ptr::null_mut(),
                     };
-                    // SAFETY: everything is as large as said, and `isa` was detected.
+                    // SAFETY: everything has the stated size, and `isa` was detected.
                     unsafe { function(&panel, &places) };
                     for c in 0..columns {
                         for r in 0..rows {

@@ -1,4 +1,5 @@
-//! Products of quantized rows with columns of 8-bit codes, by the byte multiplications that every aarch64 processor has.
+//! Products of quantized rows with columns of 8-bit codes, with the byte multiplications that every
+//! aarch64 processor has.
 
 use crate::activations::int8_blocks::Int8Blocks;
 use crate::detect::Isa;
@@ -8,10 +9,10 @@ use samite_quant::blocks::*;
 use samite_quant::{Codebook, IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half, ue4m3_half};
 use std::arch::aarch64::*;
 
-/// Columns that share one unpacking of a row.
+/// Number of columns that share one unpacking of a row.
 const COLUMNS: usize = 4;
 
-/// 32 codes, with scale and offset of each half: an element is `scale * code + offset`.
+/// 32 codes, with scale and offset of each half. An element is `scale * code + offset`.
 struct Group {
     codes: [i8; 32],
     scales: [f32; 2],
@@ -20,13 +21,13 @@ struct Group {
 
 /// Formats that unpack to groups of 32 signed codes.
 trait Groups: Block {
-    /// Whether elements have an offset besides their code.
+    /// True if elements have an offset besides their code.
     const OFFSETS: bool;
-    /// Group number `group` of the block.
+    /// Returns group number `group` of the block.
     fn group(&self, group: usize) -> Group;
 }
 
-/// Low halves of 16 bytes, then high halves.
+/// Returns the low halves of 16 bytes, then the high halves.
 #[inline(always)]
 fn halves(bytes: &[u8; 16]) -> [u8; 32] {
     std::array::from_fn(|i| {
@@ -38,7 +39,7 @@ fn halves(bytes: &[u8; 16]) -> [u8; 32] {
     })
 }
 
-/// The group of a format with one scale and one offset.
+/// Returns the group of a format with one scale and one offset.
 #[inline(always)]
 fn plain(codes: [i8; 32], scale: f32, offset: f32) -> Group {
     Group {
@@ -48,13 +49,13 @@ fn plain(codes: [i8; 32], scale: f32, offset: f32) -> Group {
     }
 }
 
-/// Bit `i` of a block of 32, moved to where a fifth bit is.
+/// Returns bit `i` of a block of 32, moved to the place of a fifth bit.
 #[inline(always)]
 fn fifth_bit(bits: [u8; 4], i: usize) -> u8 {
     (u32::from_le_bytes(bits) >> i & 1) as u8 * 16
 }
 
-/// The group of a format with a grid of points.
+/// Returns the group of a format with a grid of points.
 #[inline(always)]
 fn of_grid<B: Codebook>(block: &B, group: usize) -> Group {
     let d = block.d().to_f32();
@@ -133,8 +134,8 @@ groups! {
         plain(codes, b.d.to_f32() * f32::from(scales[group]), -b.dmin.to_f32() * f32::from(minima[group]))
     };
     BlockQ6K, false: |b, group| {
-        // Each half of the block holds four groups: low halves of 64 bytes, then high halves, and two high bits of each code
-        // beside them.
+        // Each half of the block holds four groups: low halves of 64 bytes, then high halves, and
+        // separately two high bits of each code.
         let (half, quarter) = (group / 4, group % 4);
         let low = &b.ql[half * 64 + quarter % 2 * 32..][..32];
         let high = &b.qh[half * 32..][..32];
@@ -148,17 +149,18 @@ groups! {
     };
 }
 
-/// Sums of 16 products of codes, four in each lane.
+/// Returns the sums of 16 products of codes, four in each lane.
 #[inline(always)]
 unsafe fn dot(a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // SAFETY: NEON is part of the architecture. Two products of codes, at most 128 * 127 each, fit into 16 bits.
+    // SAFETY: NEON is part of the architecture. Two products of codes, at most 128 * 127 each, fit
+    // into 16 bits.
     unsafe {
         let low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
         vpaddlq_s16(vmlal_s8(low, vget_high_s8(a), vget_high_s8(b)))
     }
 }
 
-/// [`PanelFn`] for one format.
+/// Implements [`PanelFn`] for one format.
 unsafe fn panel<T: Groups>(panel: &Panel, columns: &[Column]) {
     let Some(int8) = Int8Blocks::new(panel.k) else {
         return;
@@ -167,8 +169,8 @@ unsafe fn panel<T: Groups>(panel: &Panel, columns: &[Column]) {
     for row in 0..panel.rows {
         let weights = panel.weights.wrapping_add(row * panel.stride).cast::<T>();
         for columns in columns.chunks(COLUMNS) {
-            // SAFETY: rows and columns are as long as the panel says, by the contract of `PanelFn`; blocks and columns are
-            // aligned as their formats want.
+            // SAFETY: rows and columns have the panel's length, by the contract of `PanelFn`.
+            // Blocks and columns are aligned as their formats require.
             unsafe {
                 let mut sums = [vdupq_n_f32(0.0); COLUMNS];
                 let mut offsets = [0.0f32; COLUMNS];
@@ -202,7 +204,7 @@ unsafe fn panel<T: Groups>(panel: &Panel, columns: &[Column]) {
     }
 }
 
-/// The product for weights of `dtype` with columns quantized to 8 bits, if there is one.
+/// Returns the product for weights of `dtype` with columns quantized to 8 bits, if there is one.
 pub(crate) fn product(_isa: Isa, dtype: DType) -> Option<PanelFn> {
     Some(match dtype {
         DType::Q4_0 => panel::<BlockQ4_0>,

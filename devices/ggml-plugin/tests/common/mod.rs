@@ -1,6 +1,6 @@
-//! A small host: it has as much of ggml as the plugin asks for.
+//! A minimal host with the parts of ggml that the plugin needs.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::op::Unary;
 use samite_core::{DType, Graph, Op, TensorId};
@@ -15,14 +15,14 @@ use std::path::Path;
 use std::process::Command;
 use std::ptr::null_mut;
 
-/// The functions of the fixture that the test calls.
+/// Functions of the fixture that the test calls.
 struct Base {
     free: unsafe extern "C" fn(*mut Buffer),
     last_message: *const c_char,
 }
 
 impl Base {
-    /// Builds and loads the fixture, visible to nobody but who asks for it.
+    /// Builds and loads the fixture without global visibility.
     fn load(release: &str, version: Version) -> Option<Base> {
         let directory = tempfile::tempdir().unwrap();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/base.c");
@@ -46,7 +46,7 @@ impl Base {
             }
         }
         let path = CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: the fixture has no initialisers; it stays loaded.
+        // SAFETY: the fixture has no initializers; it stays loaded.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         assert!(!handle.is_null());
         // SAFETY: the symbols have these types in the fixture.
@@ -62,14 +62,14 @@ impl Base {
     }
 
     fn last_message(&self) -> String {
-        // SAFETY: a string in the fixture, which only calls of this thread change.
+        // SAFETY: this is a string in the fixture, which only calls of this thread change.
         unsafe { CStr::from_ptr(self.last_message) }
             .to_string_lossy()
             .into_owned()
     }
 }
 
-/// The plugin's device, with what was asked of it.
+/// The plugin's device and tables, obtained like a host does.
 struct Host {
     base: Base,
     version: Version,
@@ -79,7 +79,7 @@ struct Host {
 
 impl Host {
     fn table(&self, buffer_type: *mut BufferType) -> BufferTypeTable {
-        // SAFETY: the plugin made it for this version.
+        // SAFETY: the plugin created it for this version.
         unsafe { BufferTypeTable::read(buffer_type, self.version) }
     }
 
@@ -106,7 +106,7 @@ const K: usize = 64;
 const ROWS: usize = 48;
 const COLUMNS: usize = 3;
 
-/// `silu(w · rms_norm(x))`, and rows of a table by number.
+/// `silu(w · rms_norm(x))`, and a row lookup in a table.
 struct Model {
     graph: Graph,
     x: TensorId,
@@ -148,12 +148,12 @@ fn numbers(seed: u32, count: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Weights of type Q8_0 and their values.
+/// Returns weights of type Q8_0 and their values.
 fn weights() -> (Vec<u8>, Vec<f32>) {
     let (mut bytes, mut values) = (Vec::new(), Vec::new());
     for (block, x) in numbers(3, K * ROWS).chunks(32).enumerate() {
         let codes: Vec<_> = x.iter().map(|x| (x * 127.0) as i8).collect();
-        // 1 or 1/2 as half floats.
+        // 1 or 1/2 as half-precision floats.
         let (scale, d) = [(0x3c00u16, 1.0f32), (0x3800, 0.5)][block % 2];
         bytes.extend(scale.to_le_bytes());
         bytes.extend(codes.iter().map(|&code| code as u8));
@@ -162,7 +162,7 @@ fn weights() -> (Vec<u8>, Vec<f32>) {
     (bytes, values)
 }
 
-/// What the model computes, in double precision.
+/// Computes the model in double precision.
 fn expected(x: &[f32], w: &[f32]) -> Vec<f64> {
     let mut y = Vec::new();
     for x in x.chunks(K) {
@@ -189,7 +189,7 @@ unsafe extern "C" fn always(_: *mut c_void) -> bool {
     true
 }
 
-/// Does with the plugin what ggml's programs do.
+/// Uses the plugin like ggml's programs do.
 pub fn exercise(release: &str, version: Version) {
     let Some(base) = Base::load(release, version) else {
         return;
@@ -197,7 +197,7 @@ pub fn exercise(release: &str, version: Version) {
     let reg = ggml_samite::ggml_backend_init();
     assert!(!reg.is_null(), "{}", base.last_message());
     assert!(ggml_samite::ggml_backend_score() > 0);
-    // SAFETY: the plugin's tables, whose layout the version decides.
+    // SAFETY: these are the plugin's tables, whose layout the version determines.
     let device = unsafe {
         assert_eq!((*reg).api_version, version.api());
         assert_eq!((*reg).iface.get_device_count.unwrap()(reg), 1);
@@ -243,7 +243,7 @@ fn computes(host: &Host) {
     let packed_type = extra_type(host);
 
     let plain = host.allocate(plain_type, 1 << 20);
-    // SAFETY: the functions belong to the buffer, which has so many bytes.
+    // SAFETY: the functions belong to the buffer, which has this size.
     let memory = unsafe {
         (*plain).iface.clear.unwrap()(plain, 0);
         (*plain).iface.get_base.unwrap()(plain).cast::<u8>()
@@ -256,7 +256,7 @@ fn computes(host: &Host) {
     }
     let at = |id: TensorId| memory.wrapping_add(offsets[id.index()]);
     let (x, (bytes, values)) = (numbers(9, K * COLUMNS), weights());
-    // SAFETY: all places are inside of the buffer.
+    // SAFETY: all offsets are within the buffer.
     unsafe {
         at(m.x).copy_from(x.as_ptr().cast(), x.len() * 4);
         at(m.w).copy_from(bytes.as_ptr(), bytes.len());
@@ -264,7 +264,7 @@ fn computes(host: &Host) {
     }
     let read = |id: TensorId| -> Vec<f32> {
         let count = m.graph.tensor(id).layout.elements();
-        // SAFETY: the place has so many numbers, and no graph runs.
+        // SAFETY: the tensor has this many numbers, and no graph runs.
         unsafe { std::slice::from_raw_parts(at(id).cast::<f32>(), count) }.to_vec()
     };
 
@@ -278,7 +278,7 @@ fn computes(host: &Host) {
     exported.count_uses(&m.graph);
     let mut graph = exported.graph();
     let mut run = || -> Status {
-        // SAFETY: a valid graph on memory that is there.
+        // SAFETY: the graph is valid, and its memory is allocated.
         unsafe { (*backend).iface.graph_compute.unwrap()(backend, &raw mut graph) }
     };
     assert_eq!(run(), Status::SUCCESS, "{}", host.base.last_message());
@@ -287,10 +287,10 @@ fn computes(host: &Host) {
     assert!(nmse(&y, &expected) < 1e-4, "{}", nmse(&y, &expected));
     assert_eq!(read(m.picked)[..ROWS], y[2 * ROWS..]);
 
-    // The same numbers with other threads, and when the prepared graph runs again.
+    // Results do not depend on the number of threads, nor on reusing the prepared graph.
     let set_threads = host.proc_address(proc_name::SET_N_THREADS);
     for threads in [1, 3, 1] {
-        // SAFETY: the function's type under this name.
+        // SAFETY: this is the function's type under this name.
         unsafe {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Backend, c_int)>(
                 set_threads,
@@ -301,20 +301,20 @@ fn computes(host: &Host) {
         assert_eq!(read(m.y), y);
     }
 
-    // Stopped by the host.
+    // Aborted by the host.
     let set_abort = host.proc_address(proc_name::SET_ABORT_CALLBACK);
     type SetAbort = unsafe extern "C" fn(*mut Backend, Option<AbortCallback>, *mut c_void);
-    // SAFETY: the function's type under this name.
+    // SAFETY: this is the function's type under this name.
     let set_abort = unsafe { std::mem::transmute::<*mut c_void, SetAbort>(set_abort) };
     // SAFETY: the callback ignores its argument.
     unsafe { set_abort(backend, Some(always), null_mut()) };
     assert_eq!(run(), Status::ABORTED);
-    // SAFETY: the backend is there and runs no graph, and null stands for no callback.
+    // SAFETY: the backend is valid and runs no graph, and null means no callback.
     unsafe { set_abort(backend, None, null_mut()) };
     assert_eq!(run(), Status::SUCCESS);
 
-    // A number that is no row is an error of this graph, and the backend goes on.
-    // SAFETY: the place is inside of the buffer.
+    // An invalid row number fails the graph, but the backend remains usable. SAFETY: the offset is
+    // within the buffer.
     unsafe { at(m.index).cast::<[i32; 2]>().write([2, 99]) };
     assert_eq!(run(), Status::FAILED);
     assert!(
@@ -322,7 +322,7 @@ fn computes(host: &Host) {
         "{}",
         host.base.last_message()
     );
-    // SAFETY: the place is inside of the buffer, and no graph runs.
+    // SAFETY: the offset is within the buffer, and no graph runs.
     unsafe { at(m.index).cast::<[i32; 2]>().write([1, 0]) };
     assert_eq!(run(), Status::SUCCESS);
 
@@ -337,26 +337,26 @@ fn computes(host: &Host) {
         let mut exported = Exported::new(&m.graph, &nodes, in_both).unwrap();
         exported.count_uses(&m.graph);
         let mut graph = exported.graph();
-        // SAFETY: a valid graph on memory that is there.
+        // SAFETY: the graph is valid, and its memory is allocated.
         let status = unsafe { (*backend).iface.graph_compute.unwrap()(backend, &raw mut graph) };
         assert_eq!(status, Status::SUCCESS, "{}", host.base.last_message());
         assert!(nmse(&read(m.y), &expected) < 1e-4);
         asks_for_packed_memory(host, &m, plain_type, packed_type);
-        // SAFETY: nothing uses it any more.
+        // SAFETY: it is not used any more.
         unsafe { (host.base.free)(packed.buffer) };
     }
-    // SAFETY: nothing uses them any more.
+    // SAFETY: they are not used any more.
     unsafe {
         (*backend).iface.free.unwrap()(backend);
         (host.base.free)(plain);
     }
 }
 
-/// The packed buffer type, where the processor has one.
+/// Returns the packed buffer type, if the processor supports it.
 fn extra_type(host: &Host) -> Option<*mut BufferType> {
     type Extra = unsafe extern "C" fn(*mut Device) -> *mut *mut BufferType;
     let extra = host.proc_address(proc_name::GET_EXTRA_BUFTS);
-    // SAFETY: the function's type under this name; the list ends with null.
+    // SAFETY: this is the function's type under this name; the list ends with null.
     let first = unsafe { *std::mem::transmute::<*mut c_void, Extra>(extra)(host.device) };
     (!first.is_null()).then_some(first)
 }
@@ -376,7 +376,7 @@ fn packed_weights(
     tensor.set_name("w");
     let table = host.table(packed_type).iface;
     assert!(table.is_host.is_none(), "its layout is not ggml's");
-    // SAFETY: the functions belong to the type and its buffer, and the tensor lies in it.
+    // SAFETY: the functions belong to the type and its buffer, which contains the tensor.
     unsafe {
         let size = table.get_alloc_size.unwrap()(packed_type, &raw const *tensor);
         let buffer = host.allocate(packed_type, size);
@@ -404,7 +404,7 @@ fn packed_weights(
             back.len(),
         );
         assert!(back == bytes, "what is packed is unpacked");
-        // A tensor that cannot be packed is refused.
+        // A tensor that cannot be packed is rejected.
         let mut other = Tensor::zeroed();
         other.dtype = DType::I32.id();
         other.ne = [3, 1, 1, 1];
@@ -420,7 +420,7 @@ fn packed_weights(
     }
 }
 
-/// Programs ask with weights in an empty buffer which type they should choose.
+/// Queries support with weights in empty buffers, as programs do to choose a buffer type.
 fn asks_for_packed_memory(
     host: &Host,
     m: &Model,
@@ -470,7 +470,7 @@ fn stays_alive(host: &Host) {
                 (*backend).iface.free.unwrap()(backend);
             }
         }
-        // Nonsense is refused and not computed.
+        // An invalid operation is rejected and not computed.
         let mut tensor = Tensor::zeroed();
         tensor.op = 4000;
         assert!(!host.supports(&raw const tensor));

@@ -1,4 +1,4 @@
-//! Backends in ggml's sense: streams of work. And events.
+//! Backends in ggml's terms, which are streams of work, and events.
 
 use super::{CGraph, Device, Tensor};
 use std::ffi::{c_char, c_void};
@@ -9,17 +9,17 @@ use std::ffi::{c_char, c_void};
 pub struct Status(pub i32);
 
 impl Status {
-    /// Not enough memory.
+    /// Out of memory.
     pub const ALLOC_FAILED: Status = Status(-2);
-    /// It did not work.
+    /// The operation failed.
     pub const FAILED: Status = Status(-1);
-    /// It worked.
+    /// The operation succeeded.
     pub const SUCCESS: Status = Status(0);
-    /// The abort callback said stop.
+    /// The abort callback requested a stop.
     pub const ABORTED: Status = Status(1);
 }
 
-/// `ggml_guid`: recognises the kind of a backend.
+/// `ggml_guid`: identifies the kind of a backend.
 pub type Guid = [u8; 16];
 
 /// Tells the host to keep a tensor's memory until another tensor is computed.
@@ -28,13 +28,13 @@ pub type AddAllocDep = unsafe extern "C" fn(*mut c_void, *mut Tensor, *mut Tenso
 /// `ggml_backend_graph_optimize_params`
 #[repr(C)]
 pub struct GraphOptimizeParams {
-    /// The host's function.
+    /// Function of the host.
     pub add_alloc_dep: Option<AddAllocDep>,
-    /// Its first argument.
+    /// First argument of the function.
     pub user_data: *mut c_void,
 }
 
-/// Orders a graph's nodes. Releases before 0.25 had no parameters; they do not look at the third argument.
+/// Orders a graph's nodes. Releases before 0.25 had no parameters; they ignore the third argument.
 pub type GraphOptimize = unsafe extern "C" fn(*mut Backend, *mut CGraph, *mut GraphOptimizeParams);
 
 type SetAsync = unsafe extern "C" fn(*mut Backend, *mut Tensor, *const c_void, usize, usize);
@@ -88,22 +88,22 @@ pub struct BackendI {
 /// `ggml_backend`
 #[repr(C)]
 pub struct Backend {
-    /// What kind it is.
+    /// Kind of the backend.
     pub guid: *mut Guid,
-    /// Functions.
+    /// Function table.
     pub iface: BackendI,
-    /// Its device.
+    /// Device of the backend.
     pub device: *mut Device,
-    /// The backend's own.
+    /// Private data of the backend.
     pub context: *mut c_void,
 }
 
 /// `ggml_backend_event`
 #[repr(C)]
 pub struct Event {
-    /// Its device.
+    /// Device of the event.
     pub device: *mut Device,
-    /// The backend's own.
+    /// Private data of the backend.
     pub context: *mut c_void,
 }
 

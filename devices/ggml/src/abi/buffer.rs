@@ -3,7 +3,7 @@
 use super::{Device, Status, Tensor, Version};
 use std::ffi::{c_char, c_void};
 
-/// `ggml_backend_buffer_type`, whichever version it is of; see [`BufferTypeTable`].
+/// `ggml_backend_buffer_type` of any version; see [`BufferTypeTable`].
 #[repr(C)]
 pub struct BufferType {
     _opaque: [u8; 0],
@@ -43,11 +43,11 @@ pub struct BufferTypeI3 {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct BufferTypeV2 {
-    /// Functions.
+    /// Function table.
     pub iface: BufferTypeI2,
     /// The device, or null for plain host memory.
     pub device: *mut Device,
-    /// The backend's own.
+    /// Private data of the backend.
     pub context: *mut c_void,
 }
 
@@ -55,22 +55,22 @@ pub struct BufferTypeV2 {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct BufferTypeV3 {
-    /// Functions.
+    /// Function table.
     pub iface: BufferTypeI3,
     /// The device, or null for plain host memory.
     pub device: *mut Device,
-    /// The backend's own.
+    /// Private data of the backend.
     pub context: *mut c_void,
 }
 
-/// What both versions of buffer types have.
+/// Fields that both versions of buffer types have.
 #[derive(Clone, Copy)]
 pub struct BufferTypeTable {
-    /// Functions.
+    /// Function table.
     pub iface: BufferTypeI2,
     /// The device, or null for plain host memory.
     pub device: *mut Device,
-    /// The backend's own.
+    /// Private data of the backend.
     pub context: *mut c_void,
 }
 
@@ -82,7 +82,8 @@ impl BufferTypeTable {
     pub unsafe fn read(buffer_type: *const BufferType, version: Version) -> Self {
         match version {
             Version::V2 => {
-                // SAFETY: it is a valid buffer type of version 2, which begins with these fields; they are copied.
+                // SAFETY: it is a valid buffer type of version 2, which begins with these fields;
+                // they are copied.
                 let BufferTypeV2 {
                     iface,
                     device,
@@ -95,7 +96,8 @@ impl BufferTypeTable {
                 }
             }
             Version::V3 => {
-                // SAFETY: it is a valid buffer type of version 3, which begins with these fields; they are copied.
+                // SAFETY: it is a valid buffer type of version 3, which begins with these fields;
+                // they are copied.
                 let BufferTypeV3 {
                     iface,
                     device,
@@ -117,7 +119,7 @@ impl BufferTypeTable {
         }
     }
 
-    /// A buffer type of `version` that lives until the process ends.
+    /// Creates a buffer type of `version` that lives until the process ends.
     pub fn leak(self, version: Version) -> *mut BufferType {
         let BufferTypeTable {
             iface,
@@ -193,7 +195,7 @@ pub struct BufferI {
 }
 
 impl BufferI {
-    /// No functions: of an empty buffer that only stands for its type.
+    /// Functions of an empty buffer that only represents its type: none.
     pub const NONE: BufferI = BufferI {
         free_buffer: None,
         get_base: None,
@@ -212,13 +214,13 @@ impl BufferI {
 /// `ggml_backend_buffer`
 #[repr(C)]
 pub struct Buffer {
-    /// Functions.
+    /// Function table.
     pub iface: BufferI,
-    /// Its type.
+    /// Type of the buffer.
     pub buft: *mut BufferType,
-    /// The backend's own.
+    /// Private data of the backend.
     pub context: *mut c_void,
-    /// Bytes.
+    /// Size in bytes.
     pub size: usize,
     /// See [`usage`].
     pub usage: i32,

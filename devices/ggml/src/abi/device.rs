@@ -32,7 +32,7 @@ pub struct DevProps {
 }
 
 impl DevProps {
-    /// Everything zero, as a host passes it to a plugin.
+    /// Returns zeroed properties, as a host passes them to a plugin.
     pub const fn zeroed() -> Self {
         DevProps {
             name: std::ptr::null(),
@@ -88,11 +88,11 @@ pub struct DeviceI {
 /// `ggml_backend_device`
 #[repr(C)]
 pub struct Device {
-    /// Functions.
+    /// Function table.
     pub iface: DeviceI,
-    /// The registration that it belongs to.
+    /// Registration of the device.
     pub reg: *mut Reg,
-    /// The backend's own.
+    /// Private data of the backend.
     pub context: *mut c_void,
 }
 
@@ -112,30 +112,31 @@ pub struct RegI {
 pub struct Reg {
     /// 2 or 3, see [`Version::api`](super::Version::api).
     pub api_version: i32,
-    /// Functions.
+    /// Function table.
     pub iface: RegI,
-    /// The backend's own.
+    /// Private data of the backend.
     pub context: *mut c_void,
 }
 
 /// `ggml_backend_init`, exported by every plugin.
 pub type InitFn = unsafe extern "C" fn() -> *mut Reg;
-/// `ggml_backend_score`, exported by some plugins: 0 if it cannot be used here; of several variants, the highest is best.
+/// `ggml_backend_score`, exported by some plugins: 0 if the plugin cannot be used on this machine.
+/// Of several variants, the highest score is best.
 pub type ScoreFn = unsafe extern "C" fn() -> i32;
-/// Says whether to stop.
+/// Returns whether to stop.
 pub type AbortCallback = unsafe extern "C" fn(*mut c_void) -> bool;
 
 /// `ggml_backend_feature`, in arrays that end with a null name.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Feature {
-    /// Such as `AVX2`.
+    /// Name, such as `AVX2`.
     pub name: *const c_char,
-    /// Such as `1`.
+    /// Value, such as `1`.
     pub value: *const c_char,
 }
 
-/// Names that `get_proc_address` is asked for.
+/// Names to pass to `get_proc_address`.
 pub mod proc_name {
     use std::ffi::CStr;
 

@@ -1,4 +1,4 @@
-//! `ggml_cgraph`: nodes in order, and how often each is used.
+//! `ggml_cgraph`: nodes in order, and their use counts.
 
 use super::Tensor;
 use std::ptr::null_mut;
@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 pub struct HashSet {
     /// Number of slots.
     pub size: usize,
-    /// One bit for each slot: whether it is in use.
+    /// One bit per slot, set if it is in use.
     pub used: *mut u32,
     /// The tensors.
     pub keys: *mut *mut Tensor,
@@ -19,7 +19,7 @@ pub struct HashSet {
 #[repr(C)]
 #[derive(Debug)]
 pub struct CGraph {
-    /// Most nodes.
+    /// Maximum number of nodes.
     pub size: i32,
     /// Number of nodes.
     pub n_nodes: i32,
@@ -33,9 +33,9 @@ pub struct CGraph {
     pub grad_accs: *mut *mut Tensor,
     /// Tensors that are not computed.
     pub leafs: *mut *mut Tensor,
-    /// By slot of `visited`: how often the tensor is an operand.
+    /// Number of uses of each tensor as an operand, by slot of `visited`.
     pub use_counts: *mut i32,
-    /// All tensors of the graph; of the whole one, if this is a part.
+    /// All tensors of the graph, or of the whole graph if this is a part.
     pub visited: HashSet,
     /// 0 for left to right.
     pub order: i32,
@@ -44,10 +44,10 @@ pub struct CGraph {
 }
 
 impl HashSet {
-    /// The slot of `tensor`, if it is there.
+    /// Returns the slot of `tensor`, if the set contains it.
     ///
     /// # Safety
-    /// The set's arrays must be there.
+    /// The set's arrays must be valid.
     pub unsafe fn find(&self, tensor: *const Tensor) -> Option<usize> {
         if self.size == 0 || self.used.is_null() || self.keys.is_null() {
             return None;
@@ -55,7 +55,7 @@ impl HashSet {
         let first = (tensor as usize >> 4) % self.size;
         let mut slot = first;
         loop {
-            // SAFETY: `slot` is below `size`, and both arrays have so many entries.
+            // SAFETY: `slot` is below `size`, and both arrays have this many entries.
             let (word, key) = unsafe { (*self.used.add(slot / 32), *self.keys.add(slot)) };
             if word >> (slot % 32) & 1 == 0 {
                 return None;
@@ -94,13 +94,13 @@ impl CGraph {
         }
     }
 
-    /// The nodes.
+    /// Returns the nodes.
     ///
     /// # Safety
-    /// The graph must be a valid one, which nobody changes meanwhile.
+    /// The graph must be valid and must not change while the result is in use.
     pub unsafe fn nodes(&self) -> &[*mut Tensor] {
         match usize::try_from(self.n_nodes) {
-            // SAFETY: a valid graph has so many.
+            // SAFETY: a valid graph has this many nodes.
             Ok(count) if count > 0 && !self.nodes.is_null() => unsafe {
                 std::slice::from_raw_parts(self.nodes, count)
             },
@@ -108,15 +108,17 @@ impl CGraph {
         }
     }
 
-    /// How often `tensor` is an operand in the whole graph that this is a part of, if that is known.
+    /// Returns the number of uses of `tensor` as an operand, or `None` if unknown. If this graph is
+    /// a part, the uses in the whole graph count.
     ///
     /// # Safety
-    /// As [`nodes`](CGraph::nodes).
+    /// The conditions of [`nodes`](CGraph::nodes) apply.
     pub unsafe fn uses(&self, tensor: *const Tensor) -> Option<usize> {
         if self.use_counts.is_null() {
             return None;
         }
-        // SAFETY: the graph is valid, so there is a count for each slot of `visited`, and `find` gives one of these.
+        // SAFETY: the graph is valid, so there is a count for each slot of `visited`, and `find`
+        // returns one of these.
         let count = unsafe { *self.use_counts.add(self.visited.find(tensor)?) };
         usize::try_from(count).ok()
     }
@@ -153,7 +155,7 @@ mod tests {
         let mut tensors = [Tensor::zeroed(); 3];
         let pointers = tensors.each_mut().map(std::ptr::from_mut);
         let (mut used, mut keys) = ([0u32; 1], [std::ptr::null_mut(); 5]);
-        // All three after the slot where the first belongs, as if they had collided.
+        // All three after the home slot of the first, as if they had collided.
         let home = (pointers[0] as usize >> 4) % 5;
         for (i, &tensor) in pointers.iter().enumerate().take(2) {
             let slot = (home + i) % 5;

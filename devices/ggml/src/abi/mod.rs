@@ -1,12 +1,14 @@
-//! ggml's plugin interface as C structures: what a plugin exports, and what its host calls.
+//! ggml's plugin interface as C structures: the exports of a plugin, and the functions that its
+//! host calls.
 //!
-//! Nothing here is a promise of upstream's: the structures are internal to ggml, and its version number of the interface
-//! (2 or 3) does not tell everything. [`Version`] says which releases these declarations were checked against; whoever
-//! loads or is loaded asks for the version of `libggml-base` first and refuses others. Sizes and offsets are for 64-bit
-//! systems and tested against figures taken from upstream's headers.
+//! Upstream guarantees none of this: the structures are internal to ggml, and the interface version
+//! (2 or 3) does not identify all changes. [`Version`] lists the releases against which these
+//! declarations were checked. Code that loads a plugin or is loaded as one asks for the version of
+//! `libggml-base` first and rejects unknown ones. Sizes and offsets are for 64-bit systems, and
+//! tested against values from upstream's headers.
 //!
-//! All pointers are as raw as in C. A field that upstream calls optional is an `Option`; so are those that it calls
-//! mandatory, because a plugin's table is somebody else's memory.
+//! All pointers are raw, as in C. A field that upstream calls optional is an `Option`. So are
+//! mandatory fields, because a plugin's table is foreign memory.
 
 mod backend;
 mod buffer;

@@ -1,4 +1,4 @@
-//! `ggml_tensor` and the numbers in it.
+//! `ggml_tensor` and its constants.
 
 use super::Buffer;
 use samite_wire::Description;
@@ -13,7 +13,7 @@ use std::ffi::{c_char, c_void};
 pub struct Tensor {
     /// Number of the element type, as in [`DType::id`](samite_core::DType::id).
     pub dtype: u32,
-    /// The buffer that it lies in, or null.
+    /// Buffer of the tensor, or null.
     pub buffer: *mut Buffer,
     /// Extents, innermost first.
     pub ne: [i64; MAX_DIMS],
@@ -25,24 +25,24 @@ pub struct Tensor {
     pub op_params: [i32; MAX_OP_PARAMS],
     /// See [`flag`].
     pub flags: i32,
-    /// Operands; null where there is none.
+    /// Operands; null for missing ones.
     pub src: [*mut Tensor; MAX_SRC],
-    /// The tensor in whose memory this one lies, if it is a view; never a view itself.
+    /// Tensor whose memory a view uses. It is never a view itself.
     pub view_src: *mut Tensor,
     /// Byte offset in `view_src`.
     pub view_offs: usize,
-    /// Address of the first element, or null before memory is there.
+    /// Address of the first element, or null before memory is allocated.
     pub data: *mut c_void,
     /// Name, terminated by zero.
     pub name: [c_char; MAX_NAME],
-    /// For the backend that owns the buffer.
+    /// Private data of the backend that owns the buffer.
     pub extra: *mut c_void,
-    /// To a multiple of 16 bytes.
+    /// Padding to a multiple of 16 bytes.
     pub padding: [u8; 8],
 }
 
 impl Tensor {
-    /// A tensor with everything zero: a leaf of type F32 without extents.
+    /// Returns a zeroed tensor: a leaf of type F32 without extents.
     pub const fn zeroed() -> Self {
         Tensor {
             dtype: 0,
@@ -62,7 +62,7 @@ impl Tensor {
         }
     }
 
-    /// A tensor without memory, name and sources.
+    /// Returns a tensor without memory, name and sources.
     pub fn of(description: &Description) -> Self {
         Tensor {
             dtype: description.dtype,
@@ -75,7 +75,7 @@ impl Tensor {
         }
     }
 
-    /// Everything that is no pointer.
+    /// Returns all fields that are not pointers.
     pub fn description(&self) -> Description {
         Description {
             dtype: self.dtype,
@@ -88,7 +88,7 @@ impl Tensor {
         }
     }
 
-    /// The name, with characters that are not UTF-8 replaced.
+    /// Returns the name. Bytes that are not UTF-8 are replaced.
     pub fn name(&self) -> String {
         let bytes: Vec<u8> = self
             .name
@@ -99,7 +99,7 @@ impl Tensor {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Sets the name, cut off where there is no more room.
+    /// Sets the name. A long name is truncated.
     pub fn set_name(&mut self, name: &str) {
         self.name = [0; MAX_NAME];
         let mut len = name.len().min(MAX_NAME - 1);

@@ -1,18 +1,19 @@
-//! Which releases of ggml these structures are those of.
+//! The ggml releases to which these structures apply.
 
 use std::ffi::CStr;
 use std::fmt;
 
-/// The interface of a range of ggml's releases.
+/// Interface of a range of ggml releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Version {
     /// Interface version 2, as in ggml 0.25.
     V2,
-    /// Interface version 3, as in ggml 0.26: buffer types can say what several tensors need together.
+    /// Interface version 3, as in ggml 0.26: buffer types can report the memory that several
+    /// tensors need together.
     V3,
 }
 
-/// A version that these structures were not checked against.
+/// A version against which these structures were not checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownVersion(String);
 
@@ -29,17 +30,18 @@ impl fmt::Display for UnknownVersion {
     }
 }
 
-/// An interface, and where it is used.
+/// A known interface and its release.
 struct Known {
-    /// The release 0.x with all its patches.
+    /// Release 0.x with all its patches.
     release: u32,
-    /// What `api_version` of a [`Reg`](super::Reg) is.
+    /// Value of `api_version` of a [`Reg`](super::Reg).
     api: i32,
     version: Version,
 }
 
-/// The interfaces that these structures were checked against. Another release is one more line; if its structures differ, it is one more
-/// [`Version`], and the compiler names the places that tell versions apart.
+/// Interfaces against which these structures were checked. A new release is another line. If its
+/// structures differ, it is also another [`Version`], and the compiler reports the code that
+/// depends on versions.
 const KNOWN: [Known; 2] = [
     Known {
         release: 25,
@@ -54,11 +56,11 @@ const KNOWN: [Known; 2] = [
 ];
 
 impl Version {
-    /// The interface of the release `text`, such as `0.25.3`.
+    /// Returns the interface of the release `text`, such as `0.25.3`.
     ///
     /// # Errors
-    /// [`UnknownVersion`] for releases that are not in the table: the structures changed often, and not always with the
-    /// number of the interface.
+    /// Returns [`UnknownVersion`] for releases that are not in the table: the structures changed
+    /// often, not always together with the interface version.
     pub fn of_release(text: &CStr) -> Result<Self, UnknownVersion> {
         let text = text.to_string_lossy();
         let mut parts = text.split(['.', '-', '+']);
@@ -73,18 +75,19 @@ impl Version {
         }
     }
 
-    /// The interface with this number, as a plugin says it that comes without its release.
+    /// Returns the interface with this version number, for a plugin that does not report its
+    /// release.
     pub fn of_api(api: i32) -> Option<Self> {
         let mut known = KNOWN.iter();
         Some(known.find(|known| known.api == api)?.version)
     }
 
-    /// The numbers of all known interfaces, for messages.
+    /// Returns the numbers of all known interfaces, for messages.
     pub fn known_apis() -> String {
         KNOWN.map(|known| known.api.to_string()).join(" and ")
     }
 
-    /// What `api_version` of a [`Reg`](super::Reg) is.
+    /// Returns the value of `api_version` of a [`Reg`](super::Reg).
     pub fn api(self) -> i32 {
         let mut known = KNOWN.iter();
         let known = known.find(|known| known.version == self);

@@ -1,4 +1,4 @@
-//! Where samite has no `libggml-base` of its own: plugins need upstream's.
+//! Stub for systems without samite's `libggml-base`: plugins need upstream's.
 
 use crate::abi::Version;
 use std::ffi::c_void;

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-/// Tensors in plain host memory start at a multiple of this.
+/// Alignment of tensors in plain host memory.
 const ALIGNMENT: usize = 32;
 
 pub fn symbols() -> Vec<Symbol> {
@@ -30,16 +30,17 @@ pub fn symbols() -> Vec<Symbol> {
     ]
 }
 
-/// The functions of a buffer type.
+/// Returns the functions of a buffer type.
 ///
 /// # Safety
-/// It must be one of a plugin that uses this library, or one of this library.
+/// It must belong to this library or to a plugin that uses it.
 unsafe fn table(buffer_type: *mut BufferType) -> BufferTypeI2 {
-    // SAFETY: the type is a plugin's or this library's, so it is valid, and all that use this library have the settled version.
+    // SAFETY: the type belongs to a plugin or this library, so it is valid, and all users of this
+    // library have the settled version.
     unsafe { BufferTypeTable::read(buffer_type, version()) }.iface
 }
 
-/// A buffer with a plugin's functions.
+/// Creates a buffer with a plugin's functions.
 unsafe extern "C" fn buffer_init(
     buffer_type: *mut BufferType,
     iface: BufferI,
@@ -59,7 +60,7 @@ unsafe extern "C" fn buffer_free(buffer: *mut Buffer) {
     if buffer.is_null() {
         return;
     }
-    // SAFETY: the caller gives up a buffer that it has from `buffer_init`.
+    // SAFETY: the caller passes ownership of a buffer from `buffer_init`.
     unsafe {
         if let Some(free) = (*buffer).iface.free_buffer {
             free(buffer);
@@ -109,7 +110,7 @@ unsafe extern "C" fn type_name(buffer_type: *mut BufferType) -> *const c_char {
     }
 }
 
-/// Plugins pass valid buffers.
+/// Defines functions of a buffer. Plugins pass valid buffers.
 macro_rules! of_buffer {
     ($(fn $name:ident($buffer:ident $(, $argument:ident: $kind:ty)?) -> $result:ty $body:block)*) => {
         $(unsafe extern "C" fn $name($buffer: *mut Buffer $(, $argument: $kind)?) -> $result {
@@ -133,9 +134,9 @@ of_buffer! {
     }
 }
 
-// Plain host memory: the buffer's context is its address.
+// Plain host memory. The context of the buffer is its address.
 
-/// Functions of host memory that is owned, or not.
+/// Returns the functions of host memory that the buffer owns or borrows.
 fn host_functions(owned: bool) -> BufferI {
     BufferI {
         free_buffer: owned.then_some(host_free as unsafe extern "C" fn(*mut Buffer)),
@@ -152,7 +153,7 @@ fn host_functions(owned: bool) -> BufferI {
     }
 }
 
-/// A buffer type of host memory, made when the version is known.
+/// A buffer type of host memory, created once the version is known.
 struct HostType(*mut BufferType);
 
 // SAFETY: it never changes.
@@ -181,14 +182,14 @@ unsafe extern "C" fn host_buffer_type() -> *mut BufferType {
     TYPE.get_or_init(|| host_type(host_name)).0
 }
 
-/// Somebody else's memory as a buffer.
+/// Wraps memory of the caller in a buffer.
 unsafe extern "C" fn host_buffer(memory: *mut c_void, size: usize) -> *mut Buffer {
     static TYPE: OnceLock<HostType> = OnceLock::new();
     if !(memory as usize).is_multiple_of(ALIGNMENT) {
         fail("ggml_backend_cpu_buffer_from_ptr: the address is not a multiple of 32");
     }
     let buffer_type = TYPE.get_or_init(|| host_type(mapped_name)).0;
-    // SAFETY: the memory is the caller's to give.
+    // SAFETY: the caller provides valid memory.
     unsafe { buffer_init(buffer_type, host_functions(false), memory, size) }
 }
 
@@ -209,7 +210,7 @@ unsafe extern "C" fn host_is_host(_: *mut BufferType) -> bool {
 }
 
 unsafe extern "C" fn host_alloc(buffer_type: *mut BufferType, size: usize) -> *mut Buffer {
-    // SAFETY: new memory of this size, which `host_free` gives back.
+    // SAFETY: new memory of this size, which `host_free` frees.
     unsafe {
         let memory = aligned_malloc(size);
         match memory.is_null() {
@@ -229,12 +230,13 @@ unsafe extern "C" fn host_base(buffer: *mut Buffer) -> *mut c_void {
     unsafe { (*buffer).context }
 }
 
-/// The byte at `offset` of a tensor's data.
+/// Returns the address of the byte at `offset` of a tensor's data.
 ///
 /// # Safety
 /// The tensor must be valid.
 unsafe fn at(tensor: *const Tensor, offset: usize) -> *mut u8 {
-    // SAFETY: the tensor is valid, so its address may be read; where the data lies is computed, not looked at.
+    // SAFETY: the tensor is valid, so its address may be read. The address of the data is computed,
+    // not dereferenced.
     unsafe { (*tensor).data.cast::<u8>().wrapping_add(offset) }
 }
 
@@ -272,7 +274,8 @@ unsafe extern "C" fn host_get(
 }
 
 unsafe extern "C" fn host_copy(_: *mut Buffer, from: *const Tensor, to: *mut Tensor) -> bool {
-    // SAFETY: valid tensors of equal layouts; a tensor without a buffer lies in nobody's memory.
+    // SAFETY: the tensors are valid and have equal layouts. A tensor without a buffer has memory of
+    // its own.
     unsafe {
         if (*from).buffer.is_null() || !buffer_is_host((*from).buffer) {
             return false;

@@ -1,4 +1,5 @@
-//! A shared library without code, as bytes: its symbols are absolute addresses of this process.
+//! Builds a shared library without code, in memory. Its symbols are absolute addresses in this
+//! process.
 
 use super::Symbol;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -14,7 +15,7 @@ const EV_CURRENT: u8 = 1;
 const ET_DYN: u16 = 3;
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
-/// Without this header, loaders take it that the stack has to be executable.
+/// Without this header, loaders assume that the stack must be executable.
 const PT_GNU_STACK: u32 = 0x6474_e551;
 const PF_W: u32 = 2;
 const PF_R: u32 = 4;
@@ -41,7 +42,7 @@ const DYNAMIC_ENTRIES: usize = 7;
 const DYNAMIC: usize = DYNAMIC_ENTRIES * 16;
 const PAGE: u64 = 0x1000;
 
-/// The hash function of the System V ABI.
+/// Hash function of the System V ABI.
 fn hash(name: &str) -> u32 {
     name.bytes().fold(0, |hash: u32, byte| {
         let hash = (hash << 4).wrapping_add(u32::from(byte));
@@ -50,7 +51,7 @@ fn hash(name: &str) -> u32 {
     })
 }
 
-/// Little-endian fields, one after the other.
+/// Writer of little-endian fields.
 #[derive(Default)]
 struct Bytes(Vec<u8>);
 
@@ -68,7 +69,8 @@ impl Bytes {
     }
 }
 
-/// The library's file: headers, then the dynamic section, symbols, hash table and strings, all in one segment.
+/// Builds the library's file: headers, then the dynamic section, symbols, hash table and strings,
+/// all in one segment.
 fn build(soname: &str, symbols: &[Symbol]) -> Vec<u8> {
     let mut strings = vec![0];
     let mut string = |text: &str| {
@@ -98,7 +100,7 @@ fn build(soname: &str, symbols: &[Symbol]) -> Vec<u8> {
     let counts = [HEADER, PROGRAM_HEADER, PROGRAM_HEADERS, 0, 0, 0];
     out.u16(&counts.map(|count| count as u16));
 
-    // The loader writes to the dynamic section of some architectures.
+    // On some architectures, the loader writes to the dynamic section.
     let (all, end) = ((0, end), end as u64);
     for (kind, (start, len), align) in [
         (PT_LOAD, all, PAGE),
@@ -126,7 +128,7 @@ fn build(soname: &str, symbols: &[Symbol]) -> Vec<u8> {
         out.u64(&[symbol.address as u64, 0]);
     }
 
-    // As many buckets as symbols. Chains are linked through the numbers of symbols; 0 ends one.
+    // One bucket per symbol. Chains link symbol indices and end with 0.
     let (mut buckets, mut chains) = (vec![0u32; count], vec![0u32; count]);
     for (number, symbol) in (1u32..).zip(symbols) {
         let bucket = &mut buckets[hash(symbol.name) as usize % count];
@@ -141,18 +143,19 @@ fn build(soname: &str, symbols: &[Symbol]) -> Vec<u8> {
     out.0
 }
 
-/// Loads a library called `soname` with these symbols. It is there until the process ends, and known to the loader by the path
-/// of the file, which therefore has to stay open.
+/// Loads a library called `soname` with these symbols. It stays loaded until the process ends. The
+/// loader identifies it by the path of the returned file, which must stay open.
 ///
 /// # Errors
-/// If the system has no files in memory, or if its loader does not take absolute symbols.
+/// Returns an error if the system does not support files in memory, or if its loader does not
+/// support absolute symbols.
 pub fn load(soname: &str, symbols: &[Symbol]) -> Result<File, String> {
     // SAFETY: the name is a string, and the answer is checked.
     let descriptor = unsafe { libc::memfd_create(c"libggml-base".as_ptr(), libc::MFD_CLOEXEC) };
     if descriptor < 0 {
         return Err(std::io::Error::last_os_error().to_string());
     }
-    // SAFETY: a new descriptor that nobody else has.
+    // SAFETY: a new descriptor with no other owner.
     let mut file = unsafe { File::from_raw_fd(descriptor) };
     file.write_all(&build(soname, symbols))
         .map_err(|error| error.to_string())?;
@@ -194,18 +197,18 @@ mod tests {
             address: seven as *const (),
         }];
         let file = load(name, &symbols).unwrap();
-        // By its name it is known to the loader now, although there is no such file.
+        // The loader now knows the library by its name, although no such file exists.
         // SAFETY: it has no code.
         let again = unsafe { Library::open(Some(name), RTLD_NOW) }.unwrap();
         // SAFETY: this is its type.
         let function =
             unsafe { again.get::<unsafe extern "C" fn() -> i32>(b"samite_seven") }.unwrap();
-        // SAFETY: it has no conditions.
+        // SAFETY: the function has no preconditions.
         assert_eq!(unsafe { function() }, 7);
         // SAFETY: only the address is looked up.
         let other = unsafe { again.get::<*mut c_void>(b"samite_eight") };
         assert!(other.is_err());
-        // Another file gets another number, and so another library.
+        // Another file has another inode, so it is another library.
         assert!(load("libsamite-image-test-2.so", &symbols).is_ok());
         drop(file);
     }

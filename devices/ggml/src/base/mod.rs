@@ -1,21 +1,23 @@
-//! What plugins import from `libggml-base.so`, from samite: a plugin's file alone is enough.
+//! samite's replacement for `libggml-base.so`, so that a plugin's file alone is enough.
 //!
-//! ggml's plugins are linked with upstream's `libggml-base`, which has the functions that look at tensors, convert numbers and
-//! own buffers. Where the dynamic loader does not find that library, [`provide`] gives it one: a shared library without code,
-//! made in memory, whose symbols are the functions of this module. So there is no second file to install, both names of the
-//! library (`libggml-base.so`, `libggml-base.so.0`) are served, and nothing is exported to other libraries of the process.
+//! ggml's plugins link to upstream's `libggml-base`, which has the functions that inspect tensors,
+//! convert numbers and own buffers. If the dynamic loader does not find that library, [`provide`]
+//! supplies one: a shared library without code, built in memory, whose symbols are the functions of
+//! this module. So no second file is needed, both names of the library (`libggml-base.so`,
+//! `libggml-base.so.0`) work, and nothing is exported to other libraries of the process.
 //!
-//! # What is there
-//! Everything that upstream's prebuilt CPU, CUDA and Vulkan plugins of ggml 0.25 import, and what the CUDA, SYCL, OpenCL, CANN and
-//! WebGPU backends call, as their sources say. A plugin that wants more is refused by the loader, which names the symbol. Not
-//! worth their code are
-//! - graphs and tensors in arenas (`ggml_new_tensor_1d`, `ggml_new_buffer`): only helpers for programs that are linked
-//!   with the plugin call them, and the plugin itself never does;
-//! - encoders of the IQ1, IQ2 and IQ3 types, which need an importance matrix or a search: no kernel calls them.
+//! # Coverage
+//! The library has everything that upstream's prebuilt CPU, CUDA and Vulkan plugins of ggml 0.25
+//! import, and that the sources of the CUDA, SYCL, OpenCL, CANN and WebGPU backends call. The
+//! loader rejects a plugin that needs more and names the symbol. Left out are
+//! - graphs and tensors in arenas (`ggml_new_tensor_1d`, `ggml_new_buffer`): only helpers for
+//!   programs that link to the plugin call them, never the plugin itself;
+//! - encoders of the IQ1, IQ2 and IQ3 types, which need an importance matrix or a search: no kernel
+//!   calls them.
 //!
 //! # Versions
-//! The layout of buffer types depends on the version of the interface, which a plugin only says after it was loaded. The first
-//! one settles it for the process: see [`settle`].
+//! The layout of buffer types depends on the interface version, which a plugin reports only after
+//! it is loaded. The first plugin settles it for the process: see [`settle`].
 
 mod buffers;
 mod image;
@@ -30,13 +32,13 @@ use std::ffi::{c_char, c_void};
 use std::fs::File;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// A function under the name that plugins know.
+/// A function, under the name that plugins use.
 struct Symbol {
     name: &'static str,
     address: *const (),
 }
 
-/// Makes a list of symbols of functions whose names are those that plugins know.
+/// Creates a list of symbols of functions under the names that plugins use.
 macro_rules! exports {
     ($($function:path as $name:ident),* $(,)?) => {
         vec![$(Symbol { name: stringify!($name), address: $function as *const () }),*]
@@ -44,7 +46,7 @@ macro_rules! exports {
 }
 use exports;
 
-/// All functions, in the order of their names.
+/// Returns all functions, sorted by name.
 fn symbols() -> Vec<Symbol> {
     let mut all = exports![version_text as ggml_version];
     all.extend(buffers::symbols());
@@ -56,17 +58,17 @@ fn symbols() -> Vec<Symbol> {
     all
 }
 
-/// The interface of the plugins that use this library.
+/// Interface of the plugins that use this library.
 static SETTLED: OnceLock<Version> = OnceLock::new();
 
-/// The version that was settled. Whoever needs it before the plugin said its own is taken for one of version 2; if it then says
-/// something else, it is refused.
+/// Returns the settled version. A plugin that needs it before it has reported its own counts as
+/// version 2, and is rejected if it then reports another one.
 fn version() -> Version {
     *SETTLED.get_or_init(|| Version::V2)
 }
 
-/// `ggml_version` of this library. It says what the functions are like, not what plugins were made for: those have to be asked
-/// for their number of the interface.
+/// `ggml_version` of this library. It describes the functions, not the release of a plugin; plugins
+/// must be asked for their interface version.
 unsafe extern "C" fn version_text() -> *const c_char {
     match SETTLED.get() {
         Some(Version::V3) => c"0.26".as_ptr(),
@@ -74,15 +76,16 @@ unsafe extern "C" fn version_text() -> *const c_char {
     }
 }
 
-/// Whether the address of a plugin's `ggml_version` says that it uses this library.
+/// Returns whether the address of a plugin's `ggml_version` shows that it uses this library.
 pub fn is_used(ggml_version: *const c_void) -> bool {
     std::ptr::eq(ggml_version, version_text as *const c_void)
 }
 
-/// Decides for which version of the interface this library is, from the number that a plugin which uses it says.
+/// Settles the interface version of this library, from the number that a plugin which uses it
+/// reports.
 ///
 /// # Errors
-/// If the number is not known, or if it was decided otherwise before.
+/// Returns an error if the number is unknown, or if another version was settled before.
 pub fn settle(api_version: i32) -> Result<Version, String> {
     let wanted = Version::of_api(api_version).ok_or_else(|| {
         let known = Version::known_apis();
@@ -98,12 +101,13 @@ pub fn settle(api_version: i32) -> Result<Version, String> {
     }
 }
 
-/// Loads this library under the name that a plugin needs, such as `libggml-base.so.0`, from now until the process ends.
+/// Loads this library under the name that a plugin needs, such as `libggml-base.so.0`, until the
+/// process ends.
 ///
 /// # Errors
-/// If the system does not take it.
+/// Returns an error if the system rejects it.
 pub fn provide(name: &str) -> Result<(), String> {
-    /// Libraries are known by the number of their file, so this stays open.
+    /// Files of loaded libraries. The loader identifies libraries by inode, so the files stay open.
     static LOADED: Mutex<Vec<(String, File)>> = Mutex::new(Vec::new());
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     if loaded.iter().any(|(known, _)| known == name) {
@@ -129,8 +133,8 @@ mod tests {
 
     #[test]
     fn what_the_cuda_plugin_imports_is_there() {
-        // `nm -D --undefined-only libggml-cuda.so` of npm's @node-llama-cpp/linux-x64-cuda 3.22.1, and what its sources of
-        // 0.25.3 call besides. The other plugins are loaded by tests.
+        // `nm -D --undefined-only libggml-cuda.so` of npm's @node-llama-cpp/linux-x64-cuda 3.22.1,
+        // and further functions that its sources of 0.25.3 call. Tests load the other plugins.
         let names = include_str!("../../tests/fixtures/imports-of-cuda.txt").lines();
         let all = symbols();
         let missing: Vec<_> = names
@@ -141,7 +145,7 @@ mod tests {
 
     #[test]
     fn the_first_plugin_settles_the_version() {
-        // The only test of this process that settles, and by whichever comes first.
+        // The only test of this process that settles, so the order of tests does not matter.
         assert!(settle(99).unwrap_err().contains("known are 2 and 3"));
         assert_eq!(settle(2), Ok(Version::V2));
         let error = settle(3).unwrap_err();

@@ -1,4 +1,4 @@
-//! What ggml calls its operations, by number.
+//! ggml's names of operations, by number.
 
 use crate::abi::{Tensor, op};
 use std::ffi::CStr;
@@ -41,22 +41,22 @@ fn at(names: &[&'static CStr], number: usize) -> &'static CStr {
     names.get(number).copied().unwrap_or(c"UNKNOWN")
 }
 
-/// The name of an operation.
+/// Returns the name of an operation.
 pub fn of_op(op: u32) -> &'static CStr {
     at(&OPS, op as usize)
 }
 
-/// The name of a function of one argument.
+/// Returns the name of a unary function.
 pub fn of_unary(number: u32) -> &'static CStr {
     at(&UNARY, number as usize)
 }
 
-/// The name of a gated unit.
+/// Returns the name of a gated unit.
 pub fn of_glu(number: u32) -> &'static CStr {
     at(&GLU, number as usize)
 }
 
-/// What a tensor computes: the function's name, where the operation has several.
+/// Returns the name of a tensor's operation, or of its function if the operation has several.
 pub fn of_tensor(tensor: &Tensor) -> &'static CStr {
     let variant = tensor.op_params[0].cast_unsigned();
     match tensor.op {
@@ -98,7 +98,8 @@ mod tests {
         assert_eq!(of_tensor(&tensor), c"MUL_MAT");
     }
 
-    /// samite's names are ggml's, so that an operation under a wrong number is found out. A cast is one of ggml's copies.
+    /// samite's names are ggml's, so this finds operations with a wrong number. A cast is one of
+    /// ggml's copies.
     #[test]
     fn operations_are_converted_to_the_number_of_their_name() {
         use samite_core::OpKind;

@@ -8,11 +8,11 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::time::Instant;
 
-/// Memory for tensors starts at a multiple of this.
+/// Alignment of memory for tensors.
 const ALIGNMENT: usize = 64;
-/// Most threads of a pool of ggml's.
+/// Maximum number of threads in a pool of ggml's.
 const MAX_THREADS: usize = 512;
-/// How long a thread looks for work before it sleeps, out of 100.
+/// Polling level of a thread before it sleeps, from 0 to 100.
 const POLL: u32 = 50;
 
 pub fn symbols() -> Vec<Symbol> {
@@ -36,7 +36,7 @@ pub fn symbols() -> Vec<Symbol> {
     ]
 }
 
-/// `ggml_aligned_malloc`. Null for nothing, and if there is not enough.
+/// `ggml_aligned_malloc`. Returns null for size 0, and if memory is short.
 pub unsafe extern "C" fn aligned_malloc(size: usize) -> *mut c_void {
     if size == 0 {
         return null_mut();
@@ -51,14 +51,14 @@ pub unsafe extern "C" fn aligned_malloc(size: usize) -> *mut c_void {
 
 /// `ggml_aligned_free`
 pub unsafe extern "C" fn aligned_free(memory: *mut c_void, _size: usize) {
-    // SAFETY: the caller has it from `aligned_malloc`.
+    // SAFETY: the caller got it from `aligned_malloc`.
     unsafe { libc::free(memory) };
 }
 
-/// A lock that is taken by one call and given back by another.
+/// A lock that one call acquires and another one releases.
 struct CriticalSection(UnsafeCell<libc::pthread_mutex_t>);
 
-// SAFETY: it is made to be used by several threads.
+// SAFETY: a mutex is made for use by several threads.
 unsafe impl Sync for CriticalSection {}
 
 static CRITICAL_SECTION: CriticalSection =
@@ -88,7 +88,7 @@ unsafe extern "C" fn time_ms() -> i64 {
 }
 
 unsafe extern "C" fn guid_matches(a: *const Guid, b: *const Guid) -> bool {
-    // SAFETY: the caller passes two.
+    // SAFETY: the caller passes two valid pointers.
     unsafe { *a == *b }
 }
 
@@ -147,8 +147,8 @@ struct ContextParams {
     no_alloc: bool,
 }
 
-/// A context is opened and closed by `ggml_cpu_init`, which wants nothing but the side effects that upstream's has. So all are
-/// this one, and nothing can be made in it.
+/// Dummy context. `ggml_cpu_init` opens and closes one only for side effects in upstream's library.
+/// All contexts are this one, and nothing can be allocated in it.
 static CONTEXT: u8 = 0;
 
 unsafe extern "C" fn context_init(_params: ContextParams) -> *mut c_void {
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn memory_is_aligned() {
-        // SAFETY: what is allocated is freed.
+        // SAFETY: all allocated memory is freed.
         unsafe {
             let memory = aligned_malloc(100);
             assert!(!memory.is_null() && (memory as usize).is_multiple_of(ALIGNMENT));
@@ -203,7 +203,8 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(move || {
                     for _ in 0..1000 {
-                        // SAFETY: the section is left after it was entered, and only one thread is in it.
+                        // SAFETY: the section is left after it was entered, and only one thread is
+                        // in it.
                         unsafe {
                             critical_section_start();
                             let count = address as *mut u32;

@@ -1,4 +1,4 @@
-//! What tensors look like, and parts of graphs.
+//! Properties of tensors, and parts of graphs.
 
 use super::text::fail;
 use super::types::{block_len, type_size};
@@ -43,7 +43,8 @@ pub fn symbols() -> Vec<Symbol> {
     ]
 }
 
-/// Plugins pass valid tensors: they have them from a host that made them, or made them themselves.
+/// Defines functions of a tensor. Plugins pass valid tensors: the host made them, or the plugin
+/// itself.
 macro_rules! of_tensor {
     ($($(#[$doc:meta])* fn $name:ident($tensor:ident) -> $result:ty $body:block)*) => {
         $($(#[$doc])* pub unsafe extern "C" fn $name(tensor: *const Tensor) -> $result {
@@ -74,7 +75,8 @@ fn bytes(t: &Tensor) -> usize {
     (1..MAX_DIMS).fold(row, |bytes, dim| bytes + (extent(dim) - 1) * t.nb[dim])
 }
 
-/// Whether nothing lies between elements, rows and so on below dimension `to`. Up to dimension `free` there may be gaps.
+/// Returns whether there are no gaps between elements, rows and so on below dimension `to`. Gaps
+/// are allowed up to dimension `free`.
 fn contiguous(t: &Tensor, free: usize, to: usize) -> bool {
     let block = block_len(t.dtype) as i64;
     let size = type_size(t.dtype);
@@ -112,11 +114,11 @@ of_tensor! {
     fn is_contiguous_rows(t) -> bool {
         t.ne[0] == block_len(t.dtype) as i64 || t.nb[0] == type_size(t.dtype)
     }
-    /// Channels lie next to each other, then columns, then rows.
+    /// Returns whether channels are adjacent, then columns, then rows.
     fn is_contiguous_channels(t) -> bool {
         t.nb[2] == type_size(t.dtype) && t.nb[0] > t.nb[2] && t.nb[1] > t.nb[0]
     }
-    /// In any order of dimensions.
+    /// Returns whether memory has no gaps, in any order of dimensions.
     fn is_contiguously_allocated(t) -> bool {
         bytes(t) == elements(t) as usize * type_size(t.dtype) / block_len(t.dtype)
     }
@@ -159,13 +161,13 @@ unsafe extern "C" fn are_same_shape(a: *const Tensor, b: *const Tensor) -> bool 
 }
 
 unsafe extern "C" fn are_same_stride(a: *const Tensor, b: *const Tensor) -> bool {
-    // SAFETY: plugins pass two valid tensors, of which only strides are read.
+    // SAFETY: plugins pass two valid tensors. Only strides are read.
     unsafe { (*a).nb == (*b).nb }
 }
 
-/// Whether copies of `a` can fill `b`.
+/// Returns whether copies of `a` can fill `b`.
 unsafe extern "C" fn can_repeat(a: *const Tensor, b: *const Tensor) -> bool {
-    // SAFETY: plugins pass two valid tensors, and nobody changes them during the call.
+    // SAFETY: plugins pass two valid tensors, which do not change during the call.
     let (a, b) = unsafe { (&*a, &*b) };
     match has_nothing(a) {
         true => has_nothing(b),
@@ -173,7 +175,8 @@ unsafe extern "C" fn can_repeat(a: *const Tensor, b: *const Tensor) -> bool {
     }
 }
 
-/// The position of an element that is counted in the order of memory. Null pointers are not written to.
+/// Returns the indices of an element, which is counted in memory order. Does not write to null
+/// pointers.
 unsafe extern "C" fn unravel_index(
     tensor: *const Tensor,
     index: i64,
@@ -182,7 +185,7 @@ unsafe extern "C" fn unravel_index(
     i2: *mut i64,
     i3: *mut i64,
 ) {
-    // SAFETY: plugins pass valid tensors, and places for the result or null.
+    // SAFETY: plugins pass valid tensors, and valid or null pointers for the result.
     unsafe {
         let [n0, n1, n2, _] = (*tensor).ne;
         let position = [
@@ -199,8 +202,8 @@ unsafe extern "C" fn unravel_index(
     }
 }
 
-/// Between which dimensions YaRN goes from extrapolation to interpolation: those that turn `beta_fast` and `beta_slow` times
-/// within the context of the training.
+/// Returns the dimensions between which YaRN changes from extrapolation to interpolation: those
+/// that turn `beta_fast` and `beta_slow` times within the training context.
 unsafe extern "C" fn rope_yarn_corr_dims(
     n_dims: c_int,
     trained: c_int,
@@ -213,14 +216,15 @@ unsafe extern "C" fn rope_yarn_corr_dims(
         let wavelength = trained as f32 / (turns * 2.0 * std::f32::consts::PI);
         n_dims as f32 * wavelength.ln() / (2.0 * base.ln())
     };
-    // SAFETY: the plugin passes room for two.
+    // SAFETY: the plugin passes space for two numbers.
     unsafe {
         *dims = dim(beta_fast).floor().max(0.0);
         *dims.add(1) = dim(beta_slow).ceil().min((n_dims - 1) as f32);
     }
 }
 
-/// Whether some nodes of a graph, with these operations, can be computed as one, of which only `outputs` are seen from outside.
+/// Returns whether some nodes of a graph with these operations can be fused. Only `outputs` are
+/// used outside the fusion.
 unsafe extern "C" fn can_fuse_subgraph(
     graph: *const CGraph,
     nodes: *const c_int,
@@ -230,7 +234,7 @@ unsafe extern "C" fn can_fuse_subgraph(
     output_count: c_int,
 ) -> bool {
     let length = |count: c_int| usize::try_from(count).unwrap_or(0);
-    // SAFETY: the plugin passes a graph of its host's, and arrays of these lengths.
+    // SAFETY: the plugin passes a graph of its host, and arrays of these lengths.
     unsafe {
         let graph = &*graph;
         let all = graph.nodes();
@@ -259,7 +263,7 @@ unsafe extern "C" fn can_fuse_subgraph(
             if t.flags & flag::OUTPUT != 0 || everywhere != inside {
                 return false;
             }
-            // The memory that it views must be part of the fusion or constant.
+            // The viewed memory must be part of the fusion or constant.
             let mut source = t.view_src;
             for depth in 0.. {
                 if source.is_null() {
@@ -276,16 +280,16 @@ unsafe extern "C" fn can_fuse_subgraph(
     }
 }
 
-/// Views of views that are followed. ggml's own views name the tensor that has the memory, so a
-/// longer chain is a broken one, such as a circle.
+/// Maximum length of a chain of views. ggml's own views refer to the tensor that owns the memory,
+/// so a longer chain is broken, for example a cycle.
 const MAX_VIEW_DEPTH: usize = 32;
 
-/// Whether a tensor is a weight.
+/// Returns whether a tensor is a weight.
 ///
 /// # Safety
-/// Its buffer must be valid.
+/// Its buffer must be valid or null.
 unsafe fn is_constant(t: &Tensor) -> bool {
-    // SAFETY: the buffer is not null, as was just checked, and then it is valid; one field is read.
+    // SAFETY: the buffer was checked to be non-null, so it is valid. One field is read.
     !t.buffer.is_null()
         && unsafe { (*t.buffer).usage } == usage::WEIGHTS
         && t.flags & flag::PARAM == 0
@@ -408,7 +412,7 @@ mod tests {
         let mut nodes = [node];
         let mut graph = CGraph::new(nodes.as_mut_ptr(), 1);
         let (first, none) = (0, op::NONE);
-        // SAFETY: one tensor, which views itself; all arrays have one element.
+        // SAFETY: a single tensor that views itself. All arrays have one element.
         let fuses = unsafe {
             (*node).view_src = node;
             can_fuse_subgraph(&raw mut graph, &first, 1, &none, &first, 0)

@@ -1,13 +1,15 @@
-//! What plugins say: log lines, and the last words before they give up.
+//! Messages of plugins: log lines, and the message before an abort.
 //!
-//! These functions take any number of arguments, in C's way. Rust can call such functions, but not define them: entries in
-//! assembly language put their registers where a `va_list` of the platform expects them, and the C library formats.
+//! These functions are C variadics. Rust can call variadic functions but not define them. So
+//! entries in assembly language store the argument registers where the platform's `va_list` expects
+//! them, and the C library formats the message.
 
 use super::{Symbol, exports};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 unsafe extern "C" {
-    /// The C library's. A `va_list` is passed by reference on the architectures of this module.
+    /// The C library's function. On the architectures of this module, a `va_list` is passed by
+    /// reference.
     fn vsnprintf(
         to: *mut c_char,
         size: usize,
@@ -16,15 +18,15 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Longer messages are cut.
+/// Maximum bytes of a message. Longer ones are truncated.
 const LONGEST: usize = 4096;
 
 pub fn symbols() -> Vec<Symbol> {
     exports![abort_entry as ggml_abort, log_entry as ggml_log_internal]
 }
 
-/// An entry for a function of any number of arguments, whose first ones have names: calls the target with a pointer to a
-/// `va_list` of the others after these.
+/// Defines an entry point of a variadic function with some named arguments. It calls the target
+/// with a pointer to a `va_list` of the remaining arguments.
 macro_rules! variadic {
     ($entry:ident, $target:ident, $named:literal, $x86_64:literal, $aarch64:literal) => {
         #[cfg(target_arch = "x86_64")]
@@ -32,7 +34,7 @@ macro_rules! variadic {
         unsafe extern "C" fn $entry() {
             std::arch::naked_asm!(
                 "sub rsp, 216",
-                // The save area of registers starts at byte 32: six integers, then eight vectors.
+                // The register save area starts at byte 32: six integers, then eight vectors.
                 "mov [rsp + 32], rdi",
                 "mov [rsp + 40], rsi",
                 "mov [rsp + 48], rdx",
@@ -50,7 +52,8 @@ macro_rules! variadic {
                 "movaps [rsp + 176], xmm6",
                 "movaps [rsp + 192], xmm7",
                 "2:",
-                // The list: offsets of the next integer and vector, the arguments in memory, the save area.
+                // The `va_list`: offsets of the next integer and vector, the arguments in memory,
+                // the save area.
                 concat!("mov dword ptr [rsp], 8 * ", $named),
                 "mov dword ptr [rsp + 4], 48",
                 "lea rax, [rsp + 224]",
@@ -80,7 +83,8 @@ macro_rules! variadic {
                 "stp q2, q3, [sp, #144]",
                 "stp q4, q5, [sp, #176]",
                 "stp q6, q7, [sp, #208]",
-                // The list: the arguments in memory, the ends of both areas, and how far before these the next ones are.
+                // The `va_list`: the arguments in memory, the ends of both save areas, and the
+                // negative offsets of the next arguments.
                 "add x9, sp, #240",
                 "str x9, [sp, #16]",
                 "add x10, sp, #112",
@@ -104,36 +108,36 @@ macro_rules! variadic {
 variadic!(log_entry, log, 2, "rdx", "x2");
 variadic!(abort_entry, abort, 3, "rcx", "x3");
 
-/// The text of a format and its arguments.
+/// Formats a message.
 ///
 /// # Safety
-/// They must belong together. The list cannot be used again.
+/// The arguments must match the format. The list cannot be used again.
 unsafe fn format(format: *const c_char, arguments: *mut c_void) -> String {
     if format.is_null() {
         return String::new();
     }
     let mut text = vec![0u8; LONGEST];
-    // SAFETY: the arguments belong to the format and are used once. At most `text.len()` bytes are written: what does not fit is
-    // cut, and a zero ends it.
+    // SAFETY: the arguments match the format and are used once. At most `text.len()` bytes are
+    // written: a longer text is truncated, and a zero terminates it.
     unsafe { vsnprintf(text.as_mut_ptr().cast(), text.len(), format, arguments) };
     let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
     text.to_string_lossy().trim_end().to_owned()
 }
 
-/// `ggml_log_internal`: an event instead of a line on the terminal.
+/// `ggml_log_internal`: logs an event instead of printing a line.
 unsafe extern "C" fn log(level: c_int, text: *const c_char, arguments: *mut c_void) {
-    // SAFETY: the plugin's arguments belong to its format.
+    // SAFETY: the plugin's arguments match its format.
     crate::host::event(level, &unsafe { format(text, arguments) });
 }
 
-/// `ggml_abort`: the plugin found that it cannot go on, and does not expect to be returned to.
+/// `ggml_abort`: the plugin cannot continue and does not expect the call to return.
 unsafe extern "C" fn abort(
     file: *const c_char,
     line: c_int,
     text: *const c_char,
     arguments: *mut c_void,
 ) -> ! {
-    // SAFETY: the plugin's arguments belong to its format.
+    // SAFETY: the plugin's arguments match its format.
     let text = unsafe { format(text, arguments) };
     let file = match file.is_null() {
         true => "?".into(),
@@ -143,11 +147,11 @@ unsafe extern "C" fn abort(
     fail(&format!("{file}:{line}: {text}"))
 }
 
-/// Ends the process with a message, which is all that the interface leaves: the plugin's threads may wait for each other, and its
-/// frames cannot be unwound.
+/// Ends the process with a message. The interface leaves no other way: the plugin's threads may
+/// wait for each other, and its frames cannot be unwound.
 pub fn fail(message: &str) -> ! {
     tracing::error!(target: "ggml", "a plugin gave up: {message}");
-    // Nobody may listen to events, and these are the last words.
+    // There may be no subscriber of events, and this is the last message.
     let _ = std::io::Write::write_fmt(
         &mut std::io::stderr(),
         format_args!("a plugin of ggml gave up: {message}\n"),
@@ -163,7 +167,7 @@ mod tests {
     static HEARD: Mutex<Vec<(c_int, String)>> = Mutex::new(Vec::new());
 
     unsafe extern "C" fn hear(level: c_int, text: *const c_char, arguments: *mut c_void) {
-        // SAFETY: the arguments of `hear_entry` belong to its format.
+        // SAFETY: the arguments of `hear_entry` match its format.
         let text = unsafe { format(text, arguments) };
         HEARD.lock().unwrap().push((level, text));
     }
@@ -173,13 +177,13 @@ mod tests {
     #[test]
     fn any_number_of_arguments_of_any_kind() {
         type Variadic = unsafe extern "C" fn(c_int, *const c_char, ...);
-        // SAFETY: this is what such a function looks like from outside.
+        // SAFETY: the ABI of such a function.
         let say = unsafe {
             std::mem::transmute::<unsafe extern "C" fn(), Variadic>(
                 hear_entry as unsafe extern "C" fn(),
             )
         };
-        // SAFETY: formats and arguments belong together.
+        // SAFETY: formats and arguments match.
         unsafe {
             say(1, c"no arguments\n".as_ptr());
             say(
@@ -190,7 +194,7 @@ mod tests {
                 2.5f64,
                 'x' as c_int,
             );
-            // More than there are registers of either kind.
+            // More than the number of registers of either kind.
             say(
                 3,
                 c"%d %d %d %d %d %d %d %d %d %g %g %g %g %g %g %g %g %g %g %zu".as_ptr(),
@@ -239,14 +243,15 @@ mod tests {
     #[test]
     fn long_texts_are_cut() {
         type Variadic = unsafe extern "C" fn(c_int, *const c_char, ...);
-        // SAFETY: `variadic!` makes `log_entry` to be called as such a function; Rust only has no type for its definition.
+        // SAFETY: `variadic!` defines `log_entry` with the ABI of such a function, for which Rust
+        // has no definition syntax.
         let say = unsafe {
             std::mem::transmute::<unsafe extern "C" fn(), Variadic>(
                 log_entry as unsafe extern "C" fn(),
             )
         };
         let long = std::ffi::CString::new("x".repeat(3 * LONGEST)).unwrap();
-        // SAFETY: formats and arguments belong together.
+        // SAFETY: formats and arguments match.
         unsafe { say(2, c"%s".as_ptr(), long.as_ptr()) };
     }
 }

@@ -50,7 +50,7 @@ pub fn symbols() -> Vec<Symbol> {
     ]
 }
 
-/// Functions of types that have some in ggml's table and are known here.
+/// Returns the conversions of a type, if ggml's table has them and samite supports them.
 fn codec(dtype: DType) -> (Option<ToFloat>, Option<FromFloat>) {
     macro_rules! codecs {
         ($($name:ident)*; only decoded $($decoded:ident)*) => {
@@ -63,7 +63,7 @@ fn codec(dtype: DType) -> (Option<ToFloat>, Option<FromFloat>) {
                     Some(to_float::<{ DType::$decoded as u32 }> as ToFloat),
                     None,
                 ),)*
-                // Only ever made on the way.
+                // Exists only as an intermediate format.
                 DType::Q8_1 => (None, Some(from_float::<{ DType::Q8_1 as u32 }> as FromFloat)),
                 _ => (None, None),
             }
@@ -88,19 +88,20 @@ struct Traits {
     from_float: Option<FromFloat>,
 }
 
-/// How many numbers of types are in use.
+/// Number of type IDs in use.
 const COUNT: usize = 43;
 
-/// Traits by number.
+/// Traits by type ID.
 struct Table {
     traits: [Traits; COUNT],
-    /// What the traits point to.
+    /// Names that the traits point to.
     _names: Vec<CString>,
 }
 
-// SAFETY: nothing changes any more, and the names live as long as the pointers to them.
+// SAFETY: the table never changes, and the names live as long as the pointers to them.
 unsafe impl Send for Table {}
-// SAFETY: nothing changes any more, so threads only read it, and the names live as long as the pointers to them.
+// SAFETY: the table never changes, so threads only read it, and the names live as long as the
+// pointers to them.
 unsafe impl Sync for Table {}
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| {
@@ -127,7 +128,7 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
             from_float,
             ..unused
         };
-        names.push(name); // what it points to does not move
+        names.push(name); // the heap allocation does not move
     }
     Table {
         traits,
@@ -142,12 +143,12 @@ fn traits(number: u32) -> &'static Traits {
         .unwrap_or_else(|| fail(&format!("there is no type with the number {number}")))
 }
 
-/// Elements of a block, at least 1.
+/// Returns the elements of a block, at least 1.
 pub fn block_len(number: u32) -> usize {
     traits(number).block_len.max(1) as usize
 }
 
-/// Bytes of a block.
+/// Returns the bytes of a block.
 pub fn type_size(number: u32) -> usize {
     traits(number).block_bytes
 }
@@ -191,7 +192,7 @@ unsafe extern "C" fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// Elements and bytes of `len` elements.
+/// Returns the number of elements and the bytes of `len` elements.
 fn extents(dtype: DType, len: i64) -> (usize, usize) {
     let elements = usize::try_from(len).unwrap_or(0);
     match dtype.row_bytes(elements) {
@@ -211,7 +212,7 @@ unsafe extern "C" fn to_float<const ID: u32>(from: *const c_void, to: *mut f32, 
     if elements == 0 {
         return;
     }
-    // SAFETY: the plugin passes so many elements, and room for their values elsewhere.
+    // SAFETY: the plugin passes this many elements, and separate space for their values.
     let (from, to) = unsafe {
         (
             std::slice::from_raw_parts(from.cast::<u8>(), bytes),
@@ -230,7 +231,7 @@ unsafe extern "C" fn from_float<const ID: u32>(from: *const f32, to: *mut c_void
     if elements == 0 {
         return;
     }
-    // SAFETY: the plugin passes so many elements, and room for their blocks elsewhere.
+    // SAFETY: the plugin passes this many elements, and separate space for their blocks.
     let (from, to) = unsafe {
         (
             std::slice::from_raw_parts(from, elements),
@@ -242,7 +243,7 @@ unsafe extern "C" fn from_float<const ID: u32>(from: *const f32, to: *mut c_void
     }
 }
 
-/// `quantize_iq4_xs`: some rows, without weights for their columns. The answer is the number of bytes.
+/// `quantize_iq4_xs`: quantizes rows without column weights. Returns the number of bytes.
 unsafe extern "C" fn quantize_iq4_xs(
     from: *const f32,
     to: *mut c_void,
@@ -254,7 +255,7 @@ unsafe extern "C" fn quantize_iq4_xs(
         fail("quantize_iq4_xs: samite's libggml-base takes no importance matrix");
     }
     const ID: u32 = DType::IQ4_XS as u32;
-    // SAFETY: the plugin passes so many rows, one after the other.
+    // SAFETY: the plugin passes this many consecutive rows.
     unsafe {
         from_float::<ID>(from, to, rows * columns);
         row_size(ID, rows * columns)
@@ -278,7 +279,7 @@ mod tests {
     #[test]
     fn every_type_is_in_the_table() {
         for dtype in DType::all() {
-            // SAFETY: a known number.
+            // SAFETY: a known type ID.
             let traits = unsafe { &*traits_of(dtype.id()) };
             // SAFETY: names are static strings.
             let name = unsafe { CStr::from_ptr(traits.name) };
@@ -286,7 +287,7 @@ mod tests {
             assert_eq!(traits.block_bytes, dtype.block_bytes());
             assert_eq!(traits.to_float.is_some(), codec(dtype).0.is_some());
         }
-        // SAFETY: any number may be asked for.
+        // SAFETY: any number may be passed.
         let (unused, beyond) =
             unsafe { (CStr::from_ptr(type_name(4)), CStr::from_ptr(type_name(99))) };
         assert_eq!((unused, beyond), (c"unused", c"unused"));

@@ -1,7 +1,8 @@
-//! A part of a samite graph as tensors of ggml.
+//! Converts a part of a samite graph to ggml's tensors.
 //!
-//! Tensors that exist before the graph (weights, caches) keep the structure that they were initialised with, because
-//! backends hang things of their own on it. All others are made here, with addresses that stay where they are.
+//! Tensors that exist before the graph (weights, caches) keep the structure with which they were
+//! initialised, because backends attach their own data to it. All others are created here, at
+//! stable addresses.
 
 use super::Reason;
 use crate::abi::{Buffer, CGraph, HashSet, Tensor, flag};
@@ -10,21 +11,21 @@ pub use samite_wire::export::with_views;
 use std::collections::HashMap;
 use std::ptr::null_mut;
 
-/// Where a tensor of the graph lies in ggml's terms.
+/// Location of a tensor of the graph in ggml's terms.
 #[derive(Clone, Copy)]
 pub enum Place {
     /// An initialised tensor.
     Tensor(*mut Tensor),
-    /// At an address in a buffer.
+    /// An address in a buffer.
     At(*mut Buffer, *mut u8),
 }
 
 /// A graph with everything that it points to.
 pub struct Exported {
-    /// The structures; never moved, because they point to each other.
+    /// The structures. They never move, because they point to each other.
     #[allow(clippy::vec_box)]
     tensors: Vec<Box<Tensor>>,
-    /// With a null behind the last: some plugins look one too far.
+    /// Nodes, with a null after the last, because some plugins read one too many.
     nodes: Vec<*mut Tensor>,
     used: Vec<u32>,
     keys: Vec<*mut Tensor>,
@@ -32,15 +33,16 @@ pub struct Exported {
     known: HashMap<TensorId, *mut Tensor>,
 }
 
-// SAFETY: the pointers are to memory of this value or to what its maker keeps; only one thread at a time uses them.
+// SAFETY: the pointers refer to memory of this value or to memory that its creator keeps alive.
+// Only one thread at a time uses them.
 unsafe impl Send for Exported {}
 
 impl Exported {
-    /// Exports `nodes` of `graph`. `place` says where a tensor lies. To be run, the graph also needs its
-    /// [uses](Exported::count_uses).
+    /// Exports `nodes` of `graph`. `place` returns the location of a tensor. To run the graph, its
+    /// [uses](Exported::count_uses) must also be counted.
     ///
     /// # Errors
-    /// The first node without a form in ggml, or what `place` says.
+    /// Returns the first node that ggml does not support, or the error of `place`.
     pub fn new<E: From<Reason>>(
         graph: &Graph,
         nodes: &[TensorId],
@@ -86,12 +88,12 @@ impl Exported {
                 tensor.view_offs = offset;
             }
             for (index, source) in node.tensor().operands() {
-                // Sources were exported above.
+                // The sources were exported above.
                 tensor.src[index] = known.get(&source).copied().unwrap_or(null_mut());
             }
             let pointer = exported.keep(tensor);
             if matches!(node.op(), Op::Cast { .. }) {
-                // SAFETY: `keep` returned a valid tensor of ours.
+                // SAFETY: `keep` returned a valid tensor of this graph.
                 unsafe { (*pointer).src[1] = pointer };
             }
             known.insert(id, pointer);
@@ -104,13 +106,13 @@ impl Exported {
 
     fn keep(&mut self, tensor: Tensor) -> *mut Tensor {
         self.tensors.push(Box::new(tensor));
-        // The box is not moved again, only its pointer.
+        // The box moves, but not the tensor in it.
         self.tensors
             .last_mut()
             .map_or(null_mut(), |tensor| &raw mut **tensor)
     }
 
-    /// Something that has its value already.
+    /// Adds a tensor whose value already exists.
     fn leaf<E: From<Reason>>(
         &mut self,
         graph: &Graph,
@@ -135,7 +137,8 @@ impl Exported {
         Ok(pointer)
     }
 
-    /// Fills the table of uses, counted over the whole graph: what is read elsewhere must not be fused away.
+    /// Fills the table of use counts over the whole graph: a tensor that is used elsewhere must not
+    /// be fused away.
     pub fn count_uses(&mut self, graph: &Graph) {
         let mut uses: HashMap<TensorId, i32> = HashMap::new();
         for tensor in graph.tensors() {
@@ -158,23 +161,24 @@ impl Exported {
         }
     }
 
-    /// The structures that were made for this graph and have to be initialised by their buffers.
+    /// Returns the structures that were created for this graph, which their buffers must
+    /// initialise.
     pub fn tensors(&mut self) -> impl Iterator<Item = *mut Tensor> + '_ {
         self.tensors.iter_mut().map(|tensor| &raw mut **tensor)
     }
 
-    /// The tensors of the nodes in order.
+    /// Returns the tensors of the nodes in order.
     pub fn nodes(&self) -> &[*mut Tensor] {
         self.nodes.split_last().map_or(&[], |(_, nodes)| nodes)
     }
 
-    /// Which tensor of samite's graph each structure stands for.
+    /// Returns the tensor of samite's graph for each structure.
     pub fn names(&self) -> HashMap<*mut Tensor, TensorId> {
         let known = self.known.iter();
         known.map(|(&id, &tensor)| (tensor, id)).collect()
     }
 
-    /// The graph, for one call: it points to `self`.
+    /// Returns the graph for one call. It points to `self`.
     pub fn graph(&mut self) -> CGraph {
         let count = self.nodes().len();
         CGraph {
@@ -189,15 +193,15 @@ impl Exported {
     }
 }
 
-/// A leaf with this layout, without memory.
+/// Returns a leaf with this layout, without memory.
 ///
 /// # Errors
-/// If an extent does not fit into 63 bits.
+/// Returns an error if an extent does not fit into 63 bits.
 pub fn bare(layout: &Layout) -> Result<Tensor, Reason> {
     Ok(Tensor::of(&samite_wire::export::bare(layout)?))
 }
 
-/// A node without memory and sources.
+/// Returns a node without memory and sources.
 fn describe(node: Node<'_>) -> Result<Tensor, Reason> {
     let mut tensor = Tensor::of(&samite_wire::export::describe(node)?);
     tensor.set_name(&node.tensor().name);

@@ -1,4 +1,5 @@
-//! ggml's structures as a samite graph: where the shared [importer](samite_wire::import) finds tensors by their addresses.
+//! Converts ggml's structures to a samite graph. The shared [importer](samite_wire::import) finds
+//! tensors by their addresses.
 
 use super::Reason;
 use crate::abi::{CGraph, MAX_SRC, Tensor};
@@ -6,43 +7,45 @@ use samite_core::{Layout, TensorId, TensorRef};
 pub use samite_wire::import::{Imported, supported, temporary};
 use samite_wire::{Description, import};
 
-/// Where ggml's tensors lie.
+/// Locations of ggml's tensors.
 pub trait Memory {
-    /// The place of `tensor`.
+    /// Returns the location of `tensor`.
     ///
     /// # Errors
-    /// If it has none, or if it is not inside of its buffer.
+    /// Returns an error if it has none, or if it is outside its buffer.
     fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, Reason>;
 
-    /// New memory for an intermediate result.
+    /// Allocates memory for an intermediate result.
     ///
     /// # Errors
-    /// If there is none.
+    /// Returns an error if no memory is available.
     fn temporary(&mut self, layout: Layout) -> Result<TensorRef, Reason>;
 }
 
-/// The layout of a tensor.
+/// Returns the layout of a tensor.
 ///
 /// # Errors
-/// If its type is not known or its extents and strides make no sense.
+/// Returns an error if its type is unknown, or if its extents and strides are invalid.
 pub fn layout(tensor: &Tensor) -> Result<Layout, Reason> {
     import::layout(&tensor.description())
 }
 
-/// Makes a graph of tensors.
+/// Converts tensors to a graph.
 pub struct Importer<M: Memory>(import::Importer<Addresses<M>>);
 
-/// Tensors by their addresses, which are those that the caller of an [`Importer`] gave and what these point to.
+/// Tensors by address: those that the caller of an [`Importer`] passed, and those that they point
+/// to.
 struct Addresses<M> {
     memory: M,
-    /// Where uses are counted, or null.
+    /// Graph with use counts, or null.
     graph: *const CGraph,
 }
 
 impl<M> Addresses<M> {
     fn tensor(&self, address: *const Tensor) -> &Tensor {
-        // SAFETY: the callers of `Importer::node` and `Importer::graph` promised that what they give is valid, and everything that it points to.
-        // Both keep that for as long as they run, and nothing is asked later.
+        // SAFETY: the callers of `Importer::node` and `Importer::graph` guarantee that their
+        // arguments and everything that these point to are valid. The addresses are used only
+        // during these calls.
         unsafe { &*address }
     }
 }
@@ -68,7 +71,8 @@ impl<M: Memory> import::Tensors for Addresses<M> {
     }
 
     fn uses(&self, key: *const Tensor) -> Option<usize> {
-        // SAFETY: `graph` is null or, during `Importer::graph`, a valid graph; of `key`, only the address is compared.
+        // SAFETY: `graph` is null or, during `Importer::graph`, a valid graph. Of `key`, only the
+        // address is compared.
         unsafe { self.graph.as_ref()?.uses(key) }
     }
 
@@ -84,7 +88,7 @@ impl<M: Memory> import::Tensors for Addresses<M> {
 }
 
 impl<M: Memory> Importer<M> {
-    /// An importer of tensors that lie in `memory`.
+    /// Creates an importer of tensors that lie in `memory`.
     pub fn new(memory: M) -> Self {
         Importer(import::Importer::new(Addresses {
             memory,
@@ -92,10 +96,10 @@ impl<M: Memory> Importer<M> {
         }))
     }
 
-    /// Imports one node. Sources that are not known yet count as memory with a value.
+    /// Imports one node. Unknown sources count as memory with a value.
     ///
     /// # Errors
-    /// The reason, if samite has no such operation or if the operands do not fit.
+    /// Returns the reason if samite does not have the operation or the operands do not match.
     ///
     /// # Safety
     /// `tensor` and everything that it points to must be valid.
@@ -103,21 +107,21 @@ impl<M: Memory> Importer<M> {
         self.0.node(tensor)
     }
 
-    /// Imports all nodes of `graph` that are to be computed.
+    /// Imports all nodes of `graph` that must be computed.
     ///
     /// # Errors
-    /// Number and name of a node, and the reason.
+    /// Returns the number and name of a node, and the reason.
     ///
     /// # Safety
     /// The graph must be valid.
     pub unsafe fn graph(mut self, graph: &CGraph) -> Result<Imported, Reason> {
         self.0.tensors_mut().graph = graph;
-        // SAFETY: the graph is valid, so its list has as many nodes as it says.
+        // SAFETY: the graph is valid, so its list has this many nodes.
         let nodes = unsafe { graph.nodes() };
         self.0.graph(nodes.iter().map(|node| node.cast_const()))
     }
 
-    /// The graph so far.
+    /// Returns the graph so far.
     pub fn finish(self) -> Imported {
         self.0.finish()
     }

@@ -1,6 +1,6 @@
-//! Operations, tensors and graphs, from samite's to ggml's and back.
+//! Converts operations, tensors and graphs between samite and ggml.
 //!
-//! What has nothing to do with pointers is in `samite-wire`.
+//! `samite-wire` has everything that does not involve pointers.
 //!
 //! - [`import`]: a host's tensors as a [`Graph`](samite_core::Graph).
 //! - [`export`]: a part of a graph as ggml's tensors, for a plugin.

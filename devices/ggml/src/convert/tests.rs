@@ -1,4 +1,4 @@
-//! Graphs to ggml's structures and back.
+//! Converts graphs to ggml's structures and back.
 
 use super::export::{Exported, Place};
 use super::import::{Importer, Memory};
@@ -10,7 +10,7 @@ use samite_core::{
 };
 use std::ptr::null_mut;
 
-/// One piece of memory for everything.
+/// A single piece of memory for all tensors.
 struct Arena(TensorRef);
 
 impl Memory for Arena {
@@ -30,7 +30,7 @@ impl Memory for Arena {
     }
 }
 
-/// Exports all nodes of `graph` with memory one after the other, and imports the result.
+/// Exports all nodes of `graph` to consecutive memory, and imports the result.
 fn there_and_back(graph: &Graph) -> super::import::Imported {
     let memory = HostMemory::allocate(1 << 20, "test", "an arena").unwrap();
     let base = memory.base().as_ptr();
@@ -76,7 +76,7 @@ fn there_and_back(graph: &Graph) -> super::import::Imported {
     }
 }
 
-/// The computed nodes with their layouts and operations, and whether they are outputs.
+/// Returns the computed nodes with their layouts and operations, and their output flags.
 fn computed(graph: &Graph) -> Vec<(Op, Layout, bool)> {
     let tensors = graph.tensors().iter().filter(|t| t.is_computed());
     tensors.map(|t| (t.op, t.layout, t.flags.output)).collect()
@@ -124,7 +124,7 @@ fn a_graph_with_views_and_writes_survives() {
     let back = there_and_back(&g);
     assert_eq!(computed(&back.graph), computed(&g));
     assert!(back.places.iter().all(Option::is_some));
-    // Views came back as views, so that it stays visible which node reads what.
+    // Views remain views, so that the sources of each node stay visible.
     let views = |g: &Graph| g.tensors().iter().filter(|t| t.op.is_view()).count();
     assert_eq!(views(&back.graph), views(&g));
 }
@@ -150,7 +150,7 @@ fn views_are_where_ggml_has_them() {
     let all: Vec<_> = g.ids().collect();
     assert!(all.contains(&unused));
     assert_eq!(with_views(&all), expected);
-    // What another device computed was there before.
+    // A tensor that another device computed exists before.
     assert_eq!(with_views(&[d, c]), [rows, d, part, of_x, c]);
 }
 

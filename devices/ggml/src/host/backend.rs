@@ -11,28 +11,31 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The environment variable with plugins, or directories of plugins, separated by `:` (`;` on Windows); all paths absolute.
+/// Environment variable with plugins or directories of plugins, separated by `:` (`;` on Windows).
+/// All paths must be absolute.
 pub const PATH_VARIABLE: &str = "SAMITE_BACKEND_PATH";
 
-/// Where plugins are looked for, and how they are used.
+/// Search paths of plugins, and their options.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct GgmlOptions {
-    /// Plugins, or directories of plugins. Absolute paths.
+    /// Plugins, or directories of plugins, as absolute paths.
     pub paths: Vec<PathBuf>,
-    /// Directory of the program, from which no file is loaded that another user can change.
+    /// Directory of the program. Files in it that another user can change are not loaded.
     pub program_folder: Option<PathBuf>,
-    /// Threads of plugins that compute on the CPU; their own default if `None`.
+    /// Threads of plugins that compute on the CPU; `None` for their own default.
     pub threads: Option<usize>,
-    /// Names of plugins that are not even tried, such as `vulkan`, which `libggml-vulkan.so` has.
+    /// Names of plugins to ignore, such as `vulkan` for `libggml-vulkan.so`.
     pub disabled: Vec<String>,
-    /// A command that prints the lines of [`probe`](super::probe()) of the path which is appended to it, maybe after `--load-only`, which
-    /// leaves out graphs. Without one, plugins are loaded without being tried before, and only used when they are named.
+    /// Command that prints the lines of [`probe`](super::probe()) for the path appended to it,
+    /// optionally preceded by `--load-only`, which skips graphs. Without a prober, plugins are
+    /// loaded without a trial, and used only if the user names them.
     pub prober: Option<Vec<OsString>>,
 }
 
 impl GgmlOptions {
-    /// The places of the environment variable [`PATH_VARIABLE`], and the directory of the running program.
+    /// Returns options with the paths of the environment variable [`PATH_VARIABLE`] and the
+    /// directory of the running program.
     pub fn from_environment() -> Self {
         let mut paths: Vec<_> = std::env::var_os(PATH_VARIABLE)
             .map(|list| std::env::split_paths(&list).collect())
@@ -51,23 +54,23 @@ impl GgmlOptions {
 /// The plugins that were found.
 pub struct GgmlBackend {
     devices: Vec<Arc<dyn Device>>,
-    /// By name, those that did not compute a small graph, with the reason.
+    /// Devices that failed to compute a small graph, by name, with the reason.
     doubts: HashMap<String, String>,
     features: Vec<(String, String)>,
     rejected: Vec<Rejected>,
     names: Vec<String>,
 }
 
-/// Collects plugins.
+/// A search for plugins.
 struct Search<'a> {
     options: &'a GgmlOptions,
-    /// The names of all files that could be plugins, each once.
+    /// Names of all files that could be plugins, without duplicates.
     names: BTreeSet<String>,
     rejected: Vec<Rejected>,
 }
 
 impl Search<'_> {
-    /// Lists a file or folder as not usable. People are told of one that was named itself.
+    /// Records a file or folder as unusable. Warns if the user named it.
     fn reject(&mut self, path: &Path, reason: impl Into<String>) {
         let rejected = Rejected {
             what: path.display().to_string(),
@@ -85,8 +88,8 @@ impl Search<'_> {
         disabled.any(|disabled| disabled.eq_ignore_ascii_case(name))
     }
 
-    /// All candidates by name, in ggml's order. Files that were named themselves come first, and nothing else of their name is taken from
-    /// directories.
+    /// Returns all candidates by name, in ggml's order. Files that the user named come first and
+    /// replace those of the same name in directories.
     fn candidates(&mut self) -> Vec<Vec<PathBuf>> {
         let mut named: Vec<PathBuf> = Vec::new();
         let mut groups: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
@@ -141,7 +144,7 @@ impl Search<'_> {
         chosen
     }
 
-    /// Adds the plugins of the program's folder, if only this user and root can change them.
+    /// Adds the plugins of the program's folder if only this user and root can change them.
     fn add_from_program_folder(&mut self, groups: &mut BTreeMap<String, Vec<PathBuf>>) {
         let Some(folder) = &self.options.program_folder else {
             return;
@@ -169,7 +172,7 @@ impl Search<'_> {
         groups.retain(|_, group| !group.is_empty());
     }
 
-    /// The best usable one of some files.
+    /// Returns the best usable file of a group.
     fn best(&mut self, group: Vec<PathBuf>) -> Option<(Plugin, Option<Answer>)> {
         let Some(prober) = &self.options.prober else {
             return self.best_loaded(group).map(|plugin| (plugin, None));
@@ -181,7 +184,7 @@ impl Search<'_> {
                 Err(reason) => self.reject(&path, reason),
             }
         }
-        // The first of equals, as listed.
+        // The sort is stable: of equal scores, the first file wins.
         scored.sort_by_key(|(answer, _)| std::cmp::Reverse(answer.score));
         let mut best: Option<(Plugin, Answer)> = None;
         for (answer, path) in scored {
@@ -223,7 +226,8 @@ impl Search<'_> {
     }
 }
 
-/// Returns why another user may have chosen the content of a file or a directory.
+/// Returns the reason why another user may have chosen the content of a file or directory, if there
+/// is one.
 fn may_change(path: &Path) -> Option<&'static str> {
     let Ok(about) = std::fs::metadata(path) else {
         return Some("its owner is not known");
@@ -240,8 +244,8 @@ fn may_change(path: &Path) -> Option<&'static str> {
 
 const DISABLED: &str = "it is disabled";
 
-/// The order in which ggml loads backends, which is the order of their devices: of two backends for one card, the first is used. Others
-/// come last.
+/// Order in which ggml loads backends, and so the order of their devices: if two backends support
+/// one card, the first is used. Others come last.
 const ORDER: [&str; 15] = [
     "blas", "zendnn", "cann", "cuda", "hip", "metal", "rpc", "sycl", "vulkan", "virtgpu", "opencl",
     "hexagon", "musa", "openvino", "cpu",
@@ -256,7 +260,7 @@ fn not_best(score: i32, best: i32, path: &Path) -> String {
     format!("score {score}: {} fits better, with {best}", path.display())
 }
 
-/// Why a device is not used without being named.
+/// Returns the reason why a device is not used unless the user names it, if there is one.
 fn doubt(device: &GgmlDevice, answer: Option<&Answer>) -> Option<String> {
     let Some(answer) = answer else {
         return Some("no other process tried it: there is no prober".into());
@@ -304,7 +308,7 @@ impl GgmlBackend {
                 let device =
                     GgmlDevice::new(Arc::clone(&plugin), device, options.threads, is_taken)
                         .and_then(|device| {
-                            // Who has a prober has checked this there.
+                            // The prober has already checked this.
                             if plugin.alone && options.prober.is_none() {
                                 computes(&(Arc::clone(&device) as Arc<dyn Device>))?;
                             }
@@ -330,7 +334,7 @@ impl GgmlBackend {
         }
     }
 
-    /// The names of all plugins that were met, used or not, in alphabetical order.
+    /// Returns the names of all plugins that were found, used or not, in alphabetical order.
     pub fn names(&self) -> &[String] {
         &self.names
     }
@@ -372,7 +376,7 @@ impl Backend for GgmlBackend {
 mod tests {
     use super::*;
 
-    /// The groups of candidates, by names of files, and what is refused.
+    /// Returns the groups of candidates, by file name, and the rejected files.
     fn candidates(paths: &[&Path]) -> (Vec<Vec<String>>, Vec<(String, String)>) {
         let options = GgmlOptions {
             paths: paths.iter().map(|path| path.to_path_buf()).collect(),
@@ -456,7 +460,7 @@ mod tests {
             rejected.len() == 1 && rejected[0].contains("--plugin"),
             "{rejected:?}"
         );
-        // A file that is named is used in any case.
+        // A file that the user names is always used.
         let (found, _) = search(vec![path("vulkan")]);
         assert_eq!(found.concat(), [path("vulkan"), path("cpu")]);
         set_mode(folder.path(), 0o777);

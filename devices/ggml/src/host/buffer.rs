@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// A buffer type of a plugin's.
+/// A buffer type of a plugin.
 pub struct GgmlBufferType {
     this: Weak<GgmlBufferType>,
     pub plugin: Arc<Plugin>,
@@ -27,16 +27,17 @@ pub struct GgmlBufferType {
     device: String,
     alignment: usize,
     host: bool,
-    /// For an extra type: whether the device supports a node with weights of this type.
+    /// For an extra type: asks if the device supports a node with weights of this type.
     accepts: Option<Accepts>,
 }
 
-/// Asks a device whether a node is supported with weights in an empty buffer.
+/// Asks a device if a node is supported with weights in an empty buffer.
 pub type Accepts = Box<dyn Fn(Node<'_>, *mut abi::Buffer) -> Support + Send + Sync>;
 
 // SAFETY: the tables do not change, and ggml allows calls from any thread.
 unsafe impl Send for GgmlBufferType {}
-// SAFETY: the tables do not change, so threads only read them, and ggml allows calls of a type from several threads at once.
+// SAFETY: the tables do not change, so threads only read them, and ggml allows calls of a type from
+// several threads at once.
 unsafe impl Sync for GgmlBufferType {}
 
 impl fmt::Debug for GgmlBufferType {
@@ -46,13 +47,13 @@ impl fmt::Debug for GgmlBufferType {
 }
 
 impl GgmlBufferType {
-    /// The type behind `raw`, for a device called `device`.
+    /// Wraps the buffer type `raw` for a device called `device`.
     ///
     /// # Errors
-    /// If functions are missing, or if what they say makes no sense.
+    /// Returns an error if functions are missing or return invalid values.
     ///
     /// # Safety
-    /// `raw` must be a buffer type of the plugin's.
+    /// `raw` must be a buffer type of the plugin, or null.
     pub unsafe fn new(
         plugin: Arc<Plugin>,
         raw: *mut abi::BufferType,
@@ -62,7 +63,8 @@ impl GgmlBufferType {
         if raw.is_null() {
             return Err("a buffer type is missing".into());
         }
-        // SAFETY: the type is not null and one of the plugin's, so it is valid and of its version.
+        // SAFETY: the type is not null and belongs to the plugin, so it is valid and of its
+        // version.
         let table = unsafe { abi::BufferTypeTable::read(raw, plugin.version) };
         let (Some(get_name), Some(get_alignment), Some(_)) = (
             table.iface.get_name,
@@ -92,30 +94,30 @@ impl GgmlBufferType {
             name: format!("ggml:{name}"),
             device: device.to_owned(),
             alignment,
-            // Extra types have layouts of their own, whatever they say.
+            // Extra types have private layouts, whatever they report.
             host: host && accepts.is_none(),
             accepts,
         }))
     }
 
-    /// Bytes that `tensor` takes, where the plugin says so.
+    /// Returns the bytes that `tensor` takes, if the plugin reports them.
     ///
     /// # Safety
     /// The tensor must be valid.
     pub unsafe fn size_of(&self, tensor: *const Tensor) -> Option<usize> {
-        // SAFETY: the function is of this type, and the tensor is valid, which ggml only reads.
+        // SAFETY: the function belongs to this type. The tensor is valid, and ggml only reads it.
         Some(unsafe { self.table.iface.get_alloc_size?(self.raw, tensor) })
     }
 }
 
 impl GgmlBufferType {
-    /// Bytes that a tensor of this layout takes.
+    /// Returns the bytes that a tensor of this layout takes.
     ///
     /// # Errors
-    /// If ggml has no such tensors.
+    /// Returns an error if ggml does not support such tensors.
     pub fn size_of_layout(&self, layout: &Layout) -> Result<usize> {
         let tensor = bare(layout).map_err(|reason| Error::shape(reason.into_owned()))?;
-        // SAFETY: a leaf without memory, as ggml itself asks about.
+        // SAFETY: a leaf without memory, which ggml itself also passes.
         let size = unsafe { self.size_of(&raw const tensor) };
         Ok(size.unwrap_or(0).max(layout.bytes()))
     }
@@ -145,7 +147,7 @@ impl BufferType for GgmlBufferType {
         let Some(node) = tensor.node.filter(|node| node.tensor().view.is_none()) else {
             return Ok(size);
         };
-        // Some kernels keep notes behind their result.
+        // Some kernels store auxiliary data after their result.
         let of_operation = with_operation(node, |tensor| {
             // SAFETY: the tensor is valid during this call.
             unsafe { self.size_of(tensor) }
@@ -158,7 +160,7 @@ impl BufferType for GgmlBufferType {
     }
 
     fn row_group(&self) -> Option<usize> {
-        // Special types take whole tensors; pieces are collected.
+        // Extra types accept only whole tensors, so pieces are collected.
         self.accepts.is_none().then_some(1)
     }
 
@@ -190,12 +192,13 @@ impl BufferType for GgmlBufferType {
             free: None,
         };
         let allocate = self.table.iface.alloc_buffer.ok_or_else(out_of_memory)?;
-        // SAFETY: the function belongs to this type. ggml does not ask for nothing.
+        // SAFETY: the function belongs to this type. ggml never requests 0 bytes.
         let raw = unsafe { allocate(self.raw, size.max(1)) };
         let raw = NonNull::new(raw).ok_or_else(out_of_memory)?;
         // SAFETY: the buffer is new and of the plugin's version, and owned from here on.
         let buffer = unsafe { RawBuffer::own(Arc::clone(&self.plugin), raw) };
-        // SAFETY: the buffer was just allocated and is not null, and nobody else knows it yet.
+        // SAFETY: the buffer was just allocated and is not null, and no other code has a reference
+        // to it yet.
         unsafe {
             (*raw.as_ptr()).usage = number_of(usage);
         }
@@ -213,28 +216,32 @@ fn number_of(usage: Usage) -> i32 {
     }
 }
 
-/// Calls `f` with the structure of a node's result, which has no memory, but sources and an operation; `None` if ggml has no such
-/// operation.
+/// Calls `f` with the structure of a node's result, which has sources and an operation but no
+/// memory. Returns `None` if ggml does not have the operation.
 fn with_operation<R>(node: Node<'_>, f: impl FnOnce(*const Tensor) -> R) -> Option<R> {
     let nowhere = |_| Ok::<_, Reason>(Place::At(null_mut(), null_mut()));
     let exported = Exported::new(node.graph(), &[node.id()], nowhere).ok()?;
     Some(f(*exported.nodes().last()?))
 }
 
-/// A buffer that is freed with this value.
+/// A buffer that this value owns.
 pub struct RawBuffer {
     plugin: Arc<Plugin>,
     raw: NonNull<abi::Buffer>,
 }
 
-// SAFETY: ggml's buffers may be used from any thread; who uses which tensor when is the contract of `Buffer`.
+// SAFETY: ggml's buffers may be used from any thread. The contract of `Buffer` governs concurrent
+// use of tensors.
 unsafe impl Send for RawBuffer {}
-// SAFETY: shared, it only gives its address away; who uses which tensor when is the contract of `Buffer`.
+// SAFETY: a shared reference only exposes the address. The contract of `Buffer` governs concurrent
+// use of tensors.
 unsafe impl Sync for RawBuffer {}
 
 impl RawBuffer {
+    /// Takes ownership of a buffer.
+    ///
     /// # Safety
-    /// The buffer must be one of the plugin's, and nobody else may free it.
+    /// The buffer must belong to the plugin, and no other code may free it.
     pub unsafe fn own(plugin: Arc<Plugin>, raw: NonNull<abi::Buffer>) -> Self {
         RawBuffer { plugin, raw }
     }
@@ -251,12 +258,12 @@ impl RawBuffer {
 
 impl Drop for RawBuffer {
     fn drop(&mut self) {
-        // SAFETY: owned, and not used again.
+        // SAFETY: this value owns the buffer, and it is not used again.
         unsafe { self.plugin.free_buffer(self.as_ptr()) };
     }
 }
 
-/// A buffer of a plugin's.
+/// A buffer of a plugin.
 pub struct GgmlBuffer {
     buffer_type: Arc<dyn BufferType>,
     owner: Arc<GgmlBufferType>,
@@ -264,19 +271,21 @@ pub struct GgmlBuffer {
     base: *mut u8,
     size: usize,
     usage: Usage,
-    /// What its memory is called, unless it is host memory.
+    /// Identity of its memory, unless it is host memory.
     id: MemoryId,
-    /// If it is plain host memory. The device enters its gate, so that it works while the host waits.
+    /// Set if it is plain host memory. The device locks it, so that the device works while the host
+    /// waits.
     host: Option<Arc<HostMemory>>,
-    /// Host memory that nobody writes to, such as a mapped file: it has no gate to enter.
+    /// Read-only host memory, such as a mapped file. It needs no lock.
     mapped: Option<Arc<HostMemory>>,
-    /// The structures of tensors that live here. Plugins hang things on them, so each is made once.
+    /// Structures of the tensors in this buffer. Plugins attach data to them, so each is created
+    /// once.
     tensors: Mutex<HashMap<(usize, Layout), Box<Tensor>>>,
-    /// Tensors of an extra type that were not written as a whole yet.
+    /// Tensors of an extra type that have not been written completely.
     partial: Mutex<HashMap<(usize, Layout), Partial>>,
 }
 
-/// A tensor that comes in pieces.
+/// A tensor that is written in pieces.
 struct Partial {
     bytes: Vec<u8>,
     missing: Vec<Range<usize>>,
@@ -290,7 +299,7 @@ impl Partial {
         }
     }
 
-    /// Takes a piece, which must be inside; whether all is there now.
+    /// Stores a piece, which must be inside. Returns whether the tensor is now complete.
     fn take(&mut self, offset: usize, data: &[u8]) -> bool {
         let end = offset + data.len();
         self.bytes[offset..end].copy_from_slice(data);
@@ -308,9 +317,11 @@ impl Partial {
     }
 }
 
-// SAFETY: the pointers in it are to memory that it owns or keeps alive; `tensors` is guarded.
+// SAFETY: the pointers refer to memory that this value owns or keeps alive; a lock protects
+// `tensors`.
 unsafe impl Send for GgmlBuffer {}
-// SAFETY: what changes is behind locks, and ggml's buffers may be used from several threads at once.
+// SAFETY: mutable state is behind locks, and ggml's buffers may be used from several threads at
+// once.
 unsafe impl Sync for GgmlBuffer {}
 
 impl fmt::Debug for GgmlBuffer {
@@ -337,7 +348,8 @@ impl GgmlBuffer {
         let base = unsafe { get_base(raw.as_ptr()) }.cast::<u8>();
         let address = NonNull::new(base).ok_or_else(no_address)?;
         let host = owner.host.then(|| {
-            // SAFETY: host memory of at least so many bytes, kept alive by its owner and used through nothing else.
+            // SAFETY: host memory of at least this many bytes, kept alive by its owner and accessed
+            // only through this value.
             unsafe { HostMemory::borrow(address, size, true, Box::new(Arc::clone(&raw))) }
         });
         Ok(GgmlBuffer {
@@ -355,7 +367,8 @@ impl GgmlBuffer {
         })
     }
 
-    /// A buffer that the plugin made of host memory, beginning `before` bytes before it.
+    /// Imports a buffer that the plugin made of host memory. It starts `before` bytes before the
+    /// memory.
     pub fn import(
         owner: Arc<GgmlBufferType>,
         raw: RawBuffer,
@@ -363,7 +376,7 @@ impl GgmlBuffer {
         memory: Arc<HostMemory>,
         usage: Usage,
     ) -> Result<Self> {
-        // SAFETY: the buffer is new, and nobody else knows it yet.
+        // SAFETY: the buffer is new, and no other code has a reference to it yet.
         unsafe { (*raw.as_ptr()).usage = number_of(usage) };
         let mut buffer = Self::new(owner, Arc::new(raw), memory.len(), usage)?;
         buffer.base = buffer.base.wrapping_add(before);
@@ -378,24 +391,25 @@ impl GgmlBuffer {
         self.raw.as_ptr()
     }
 
-    /// Whether a plugin knows the structures of this buffer. Others only see that it is host memory, if it is.
+    /// Returns whether a plugin knows the structures of this buffer. Other plugins can use it only
+    /// as host memory, if it is.
     pub fn is_of(&self, plugin: &Arc<Plugin>) -> bool {
         Arc::ptr_eq(&self.owner.plugin, plugin)
     }
 
-    /// Whether it is memory of this type that only the plugin touches.
+    /// Returns whether it is memory of this type that only the plugin accesses.
     pub fn is_private(&self, buffer_type: &Arc<GgmlBufferType>) -> bool {
         Arc::ptr_eq(&self.owner, buffer_type)
             && self.only_the_plugins()
             && self.owner.accepts.is_none()
     }
 
-    /// The plugin's device that its memory is of.
+    /// Returns the plugin's device of this memory.
     pub fn device(&self) -> *mut abi::Device {
         self.owner.table.device
     }
 
-    /// Whether nobody but the plugin touches its memory.
+    /// Returns whether only the plugin accesses its memory.
     pub fn only_the_plugins(&self) -> bool {
         self.host.is_none() && self.mapped.is_none()
     }
@@ -415,7 +429,7 @@ impl GgmlBuffer {
         }
     }
 
-    /// The structure of a tensor that lives here, initialised.
+    /// Returns the initialised structure of a tensor in this buffer.
     pub fn tensor(&self, slot: Slot) -> Result<*mut Tensor> {
         self.check(slot)?;
         let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
@@ -428,7 +442,8 @@ impl GgmlBuffer {
         tensor.data = self.address(slot.offset).cast();
         // SAFETY: the tensor lies in this buffer.
         unsafe { self.init(&raw mut *tensor) }?;
-        // Types for special layouts hang on the tensor how it is converted, and write through that without a look.
+        // Types with private layouts attach the conversion to the tensor, and write through that
+        // pointer without a check.
         if self.owner.accepts.is_some() && self.host.is_none() && tensor.extra.is_null() {
             return Err(Error::unsupported(
                 &self.owner.name,
@@ -440,7 +455,7 @@ impl GgmlBuffer {
         Ok(&raw mut **entry)
     }
 
-    /// Tells the buffer of a tensor in it.
+    /// Initialises a tensor in the buffer.
     ///
     /// # Safety
     /// The tensor must be valid and lie in this buffer.
@@ -448,7 +463,8 @@ impl GgmlBuffer {
         let Some(init) = self.raw.iface().init_tensor else {
             return Ok(());
         };
-        // SAFETY: the function is of this buffer, in which the tensor lies, and nobody else changes the tensor meanwhile.
+        // SAFETY: the function belongs to this buffer, in which the tensor lies, and no other code
+        // changes the tensor meanwhile.
         match unsafe { init(self.raw(), tensor) } {
             Status::SUCCESS => Ok(()),
             Status(status) => Err(Error::device(
@@ -465,10 +481,10 @@ impl GgmlBuffer {
         Error::unsupported(&self.owner.name, what, "the plugin has no function for it")
     }
 
-    /// Whether so many bytes at `offset` lie in a tensor.
+    /// Checks that `len` bytes at `offset` lie in a tensor.
     ///
     /// # Errors
-    /// If not.
+    /// Returns an error if they do not.
     pub fn check_range(tensor: Slot, offset: usize, len: usize) -> Result<()> {
         match offset.checked_add(len) {
             Some(end) if end <= tensor.layout.bytes() => Ok(()),
@@ -479,7 +495,7 @@ impl GgmlBuffer {
         }
     }
 
-    /// Gives bytes to the plugin.
+    /// Passes bytes to the plugin.
     fn set(&self, slot: Slot, offset: usize, data: &[u8]) -> Result<()> {
         let set = self
             .raw
@@ -488,12 +504,14 @@ impl GgmlBuffer {
             .ok_or_else(|| self.lacks("writing"))?;
         let tensor = self.tensor(slot)?;
         let bytes = data.as_ptr().cast::<c_void>();
-        // SAFETY: the tensor lies in this buffer, and the caller checked that the range lies in the tensor.
+        // SAFETY: the tensor lies in this buffer, and the caller checked that the range lies in the
+        // tensor.
         unsafe { set(self.raw(), tensor, bytes, offset, data.len()) };
         Ok(())
     }
 
-    /// Extra types convert whole tensors only: pieces are collected.
+    /// Collects the pieces of a tensor of an extra type, because these types convert only whole
+    /// tensors.
     fn set_piece(&self, slot: Slot, offset: usize, data: &[u8]) -> Result<()> {
         let len = slot.layout.bytes();
         if data.len() == len {
@@ -549,7 +567,7 @@ impl samite_core::Buffer for GgmlBuffer {
         let layout = tensor.layout;
         let tensor = Slot { offset, layout };
         if self.usage == Usage::Compute || tensor.layout.is_empty() {
-            return self.check(tensor); // graphs initialise what they compute
+            return self.check(tensor); // graphs initialise the tensors that they compute
         }
         self.tensor(tensor).map(|_| ())
     }
@@ -582,8 +600,8 @@ impl samite_core::Buffer for GgmlBuffer {
             .get_tensor
             .ok_or_else(|| self.lacks("reading"))?;
         let tensor = self.tensor(tensor)?;
-        // SAFETY: `tensor` is in this buffer, whose function this is; the range is inside of it, as was just checked, and `out`
-        // has as many bytes.
+        // SAFETY: `tensor` is in this buffer, whose function this is. The range was checked to be
+        // inside the tensor, and `out` has as many bytes.
         unsafe {
             get(
                 self.raw(),
@@ -659,14 +677,15 @@ impl samite_core::Buffer for GgmlBuffer {
             return Ok(());
         }
         Self::check_range(tensor, offset, len)?;
-        // Queues of GPUs fill whole words; what Vulkan's does with other numbers is not defined.
+        // GPU queues fill whole words. The result of Vulkan's fill is undefined for other sizes.
         let whole = offset.is_multiple_of(4) && len.is_multiple_of(4);
         let set = self.raw.iface().memset_tensor.filter(|_| whole);
         let (Some(set), None) = (set, &self.owner.accepts) else {
             return self.write(tensor, offset, &vec![value; len]);
         };
         let tensor = self.tensor(tensor)?;
-        // SAFETY: `tensor` is in this buffer, whose function this is; the range is inside of it, as was just checked.
+        // SAFETY: `tensor` is in this buffer, whose function this is. The range was checked to be
+        // inside the tensor.
         unsafe { set(self.raw(), tensor, value, offset, len) };
         Ok(())
     }
@@ -675,7 +694,7 @@ impl samite_core::Buffer for GgmlBuffer {
         if let Some(host) = self.host.as_ref().or(self.mapped.as_ref()) {
             return host.fill(0, host.len(), value);
         }
-        // Vulkan's clears with words of which one byte is the value.
+        // Vulkan's function clears with words that hold the value in one byte only.
         if value != 0 && self.owner.accepts.is_none() {
             let layout = Layout::contiguous(DType::I8, [self.size, 1, 1, 1])?;
             let (all, words) = (Slot { offset: 0, layout }, self.size / 4 * 4);

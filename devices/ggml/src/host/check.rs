@@ -1,8 +1,10 @@
-//! A few results of a device that are known, to find out whether its plugin numbers operations and lays structures out as expected.
+//! Checks some known results of a device, to find out if its plugin uses the expected operation
+//! numbers and structure layouts.
 //!
-//! A plugin that comes with upstream's `libggml-base` is of the release that this says. One that comes alone only says the number
-//! of its interface, which several releases share. Numbers of operations were inserted in the middle since, so that the last
-//! ones tell them apart; a plugin of another release computes something else, or ends the process that tries it.
+//! A plugin that comes with upstream's `libggml-base` reports its release through it. A plugin
+//! alone reports only its interface version, which several releases share. Operation numbers were
+//! inserted in the middle between releases, so the last ones distinguish releases. A plugin of
+//! another release computes something else, or ends the process that tries it.
 
 use samite_core::{
     CancelToken, DType, Device, Error, Glu, Graph, Op, Placed, Precision, Result, RunControl, Slot,
@@ -10,11 +12,11 @@ use samite_core::{
 };
 use std::sync::Arc;
 
-/// Operands are matrices of this shape.
+/// Shape of operand matrices.
 const COLUMNS: usize = 32;
 const ROWS: usize = 2;
 
-/// An operation on one or two operands, and its result.
+/// An operation on one or two operands, and its expected result.
 struct Question {
     op: Op,
     operands: usize,
@@ -25,7 +27,7 @@ fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
-/// From all over ggml's numbering.
+/// Returns questions from all over ggml's operation numbers.
 fn questions() -> Vec<Question> {
     let each = |op, answer| Question {
         op,
@@ -92,15 +94,15 @@ fn questions() -> Vec<Question> {
 /// A graph to compute once.
 pub struct Wanted<'a> {
     pub graph: &'a Graph,
-    /// What is computed, in order.
+    /// Nodes to compute, in order.
     pub nodes: &'a [TensorId],
-    /// F32 values that are given. Other leaves are stored.
+    /// F32 values of inputs. Other leaves are stored.
     pub inputs: &'a [(TensorId, &'a [f32])],
-    /// F32 results that are read.
+    /// F32 results to read.
     pub results: &'a [TensorId],
 }
 
-/// Computes a graph without views in memory of the device's.
+/// Computes a graph without views in memory of the device.
 pub fn compute(
     device: &dyn Device,
     stream: &mut dyn Stream,
@@ -163,7 +165,7 @@ pub fn compute(
     wanted.results.iter().map(read).collect()
 }
 
-/// What the device answers, or nothing if it does not support the operation.
+/// Returns the result of the device, or `None` if it does not support the operation.
 fn ask(
     device: &dyn Device,
     stream: &mut dyn Stream,
@@ -192,15 +194,16 @@ fn ask(
     Ok(compute(device, stream, wanted)?.pop())
 }
 
-/// Whether a number is what it should be: kernels may compute with 16 bits. What is not a number is near to nothing.
+/// Returns whether a number is close to the expected one: kernels may compute with 16 bits. NaN is
+/// never close.
 pub fn is_close(found: f32, expected: f32) -> bool {
     (found - expected).abs() <= 0.02 * (1.0 + expected.abs())
 }
 
-/// Whether the device computes what is known, as far as it supports it.
+/// Checks that the device computes the known results, as far as it supports the operations.
 ///
 /// # Errors
-/// What it does not.
+/// Returns the operation with a wrong result.
 pub fn computes(device: &Arc<dyn Device>) -> std::result::Result<(), String> {
     let values = |factor: usize| -> Vec<f32> {
         let numbers = 0..COLUMNS * ROWS;

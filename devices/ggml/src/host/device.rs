@@ -19,25 +19,25 @@ use std::fmt;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Arc, OnceLock};
 
-/// Memory is mapped in multiples of this, or of a multiple of it.
+/// Unit of mapped memory. The system's page size may be a multiple of it.
 const PAGE: usize = 4096;
 
-/// A plugin's device, called `ggml:` and its name there.
+/// A plugin's device, called `ggml:` followed by its name in the plugin.
 pub struct GgmlDevice {
     name: String,
     core: Arc<DeviceCore>,
     buffer_type: Arc<GgmlBufferType>,
-    /// Host memory that it copies to and from quickly.
+    /// Host memory type with fast copies to and from the device.
     host_type: Option<Arc<GgmlBufferType>>,
     extra_types: Vec<Arc<GgmlBufferType>>,
     threads: Option<usize>,
-    /// What the plugin is told when a stream is opened; it knows its own words.
+    /// Parameters that the plugin interprets, passed when a stream is opened.
     parameters: Option<CString>,
-    /// Opened when the first graph is planned; `None` if the plugin has no wishes.
+    /// Opened when the first graph is planned. `None` if the plugin does not optimize graphs.
     optimizer: OnceLock<Option<Optimizer>>,
 }
 
-/// What buffer types of a device need of it, too.
+/// State of a device that its buffer types also need.
 pub struct DeviceCore {
     pub plugin: Arc<Plugin>,
     pub raw: *mut abi::Device,
@@ -45,9 +45,9 @@ pub struct DeviceCore {
     caps: DevCaps,
 }
 
-// SAFETY: ggml's devices may be asked from any thread.
+// SAFETY: ggml's devices may be queried from any thread.
 unsafe impl Send for DeviceCore {}
-// SAFETY: nothing of it changes, and ggml's devices may be asked from several threads at once.
+// SAFETY: the value never changes, and ggml's devices may be queried from several threads at once.
 unsafe impl Sync for DeviceCore {}
 
 impl fmt::Debug for GgmlDevice {
@@ -74,8 +74,8 @@ impl DeviceCore {
         props
     }
 
-    /// Asks the plugin about one node. Sources that lie in a plugin's buffer say so; `weights` is where source 0 lies, if it
-    /// is not there yet.
+    /// Asks the plugin if it supports a node. Sources in a plugin's buffer refer to it; `weights`
+    /// is the buffer of source 0 if that is not allocated yet.
     fn supports(
         &self,
         node: Node<'_>,
@@ -112,7 +112,8 @@ impl DeviceCore {
         let (Some(supports), true) = (self.table().supports_op, !tensor.is_null()) else {
             return Support::no("the plugin cannot be asked");
         };
-        // SAFETY: the function belongs to this device, and the tensor lives until the end of this function.
+        // SAFETY: the function belongs to this device, and the tensor lives until the end of this
+        // function.
         if !unsafe { supports(self.raw, tensor) } {
             return Support::no("the plugin says that it does not support it");
         }
@@ -121,10 +122,10 @@ impl DeviceCore {
 }
 
 impl GgmlDevice {
-    /// The device behind `raw`.
+    /// Wraps the device `raw`.
     ///
     /// # Errors
-    /// If its memory makes no sense.
+    /// Returns an error if its memory is invalid.
     pub fn new(
         plugin: Arc<Plugin>,
         raw: *mut abi::Device,
@@ -161,7 +162,7 @@ impl GgmlDevice {
         if core.caps.async_ && core.caps.events && !buffer_type.is_host() {
             plugin.add_memory(&buffer_type);
         }
-        // One that is the default type or makes no sense is not worth losing the device for.
+        // If the host memory type is the default type or invalid, use the device without it.
         let host_type = table
             .get_host_buffer_type
             // SAFETY: the function belongs to this device.
@@ -203,10 +204,11 @@ impl GgmlDevice {
         }))
     }
 
-    /// The same device with parameters: `threads`, if the plugin has a function for it, and what the plugin itself takes.
+    /// Returns the same device with parameters: `threads`, if the plugin has a function for it, and
+    /// parameters of the plugin itself.
     ///
     /// # Errors
-    /// If the plugin opens no stream with them.
+    /// Returns an error if the plugin cannot open a stream with them.
     pub fn configure(&self, mut parameters: Parameters) -> Result<Arc<Self>> {
         let threads = match self.core.plugin.set_threads() {
             Some(_) => parameters.take_number(&self.name, "threads", 1, 1 << 16)?,
@@ -224,7 +226,7 @@ impl GgmlDevice {
             parameters: (!parameters.is_empty()).then_some(text),
             optimizer: OnceLock::new(),
         });
-        // Nobody but the plugin knows its parameters.
+        // Only the plugin knows its parameters.
         if device.parameters.is_some() && Arc::clone(&device).open_stream().is_err() {
             return Err(Error::invalid(format!(
                 "device '{}': the plugin refuses the parameters '{parameters}'",
@@ -234,7 +236,7 @@ impl GgmlDevice {
         Ok(device)
     }
 
-    /// A backend in ggml's sense: a stream.
+    /// Opens a backend in ggml's terms, which is a stream.
     pub fn open_backend(&self) -> Option<NonNull<abi::Backend>> {
         let init = self.core.table().init_backend?;
         let parameters = self.parameters.as_deref().map_or(null(), CStr::as_ptr);
@@ -246,7 +248,7 @@ impl GgmlDevice {
         &self.core
     }
 
-    /// What tells it from other devices of its plugin, on one line.
+    /// Returns a line that distinguishes the device from others of its plugin.
     pub fn identity(&self) -> String {
         let own_name = self.core.table().get_name;
         // SAFETY: the function belongs to this device.
@@ -255,37 +257,39 @@ impl GgmlDevice {
         text.replace(['\n', '\r', '\t'], " ").trim().to_owned()
     }
 
-    /// How many threads it uses at most, if it computes on the host and that was said.
+    /// Returns the maximum number of threads, if the device computes on the host and the number was
+    /// set.
     pub fn threads(&self) -> Option<usize> {
         self.threads
     }
 
-    /// Whether its streams return before the work is done.
+    /// Returns whether streams return before the work is complete.
     pub fn is_asynchronous(&self) -> bool {
         self.core.caps.async_
     }
 
-    /// Whether a buffer is memory of this device that only the plugin touches.
+    /// Returns whether a buffer is memory of this device that only the plugin accesses.
     pub fn owns(&self, buffer: &GgmlBuffer) -> bool {
         buffer.is_private(&self.buffer_type)
     }
 
-    /// Whether it makes buffers of host memory that is not the plugin's.
+    /// Returns whether the device can wrap foreign host memory in buffers.
     fn wraps_host_memory(&self) -> bool {
-        // Upstream's hosts call the function without a look at it, but only if the device says so.
+        // Upstream's hosts call the function without a null check, but only if the device reports
+        // the capability.
         self.core.caps.buffer_from_host_ptr && self.core.table().buffer_from_host_ptr.is_some()
     }
 
-    /// Whether it can use host memory that is not the plugin's.
+    /// Returns whether the device can compute on foreign host memory.
     pub fn takes_host_memory(&self) -> bool {
         self.buffer_type.is_host() && self.wraps_host_memory()
     }
 
-    /// A buffer of the plugin's over host memory, and how many bytes before that memory it begins: at a multiple of `alignment`, at most
-    /// a page.
+    /// Wraps host memory in a buffer of the plugin. Returns the buffer, and the number of bytes by
+    /// which it starts before the memory: it starts at a multiple of `alignment`, at most a page.
     ///
     /// # Errors
-    /// If the plugin makes none.
+    /// Returns an error if the plugin does not create the buffer.
     pub fn wrap(&self, memory: &HostMemory, alignment: usize) -> Result<(RawBuffer, usize)> {
         let failed = || {
             Error::unsupported(
@@ -305,10 +309,11 @@ impl GgmlDevice {
         if size > self.buffer_type.max_size() {
             return Err(failed());
         }
-        // SAFETY: the memory stays as long as the result; what lies around it on the same page is only part of the range, not of a tensor.
+        // SAFETY: the memory outlives the result. Other bytes on the same page are only part of the
+        // range, not of a tensor.
         let raw = unsafe { from_pointer(self.core.raw, start.cast(), size, size) };
         let raw = NonNull::new(raw).ok_or_else(failed)?;
-        // SAFETY: new, and the plugin's.
+        // SAFETY: the buffer is new and belongs to the plugin.
         let buffer = unsafe { RawBuffer::own(Arc::clone(&self.core.plugin), raw) };
         Ok((buffer, before))
     }
@@ -340,7 +345,7 @@ impl Device for GgmlDevice {
         let props = self.core.props();
         // SAFETY: a string of the plugin's, or null.
         let id = unsafe { string(props.device_id) };
-        // One CPU is there in any case, and samite's own device is another view of it.
+        // There is always one CPU, and samite's own device is another view of it.
         id.or_else(|| (props.kind == device_type::CPU).then(|| "cpu".into()))
     }
 
@@ -370,7 +375,7 @@ impl Device for GgmlDevice {
 
     fn import_host(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>> {
         if self.takes_host_memory() {
-            return Ok(host_buffer(memory, usage)); // each graph makes it known to the plugin
+            return Ok(host_buffer(memory, usage)); // each graph wraps it for the plugin
         }
         if !self.wraps_host_memory() {
             return Err(Error::unsupported(
@@ -379,7 +384,7 @@ impl Device for GgmlDevice {
                 "the plugin says that the device cannot",
             ));
         }
-        // What a device reads that has memory of its own is mapped page by page.
+        // A device with its own memory maps foreign memory by pages.
         let (buffer, before) = self.wrap(&memory, PAGE)?;
         let buffer =
             GgmlBuffer::import(Arc::clone(&self.buffer_type), buffer, before, memory, usage)?;
@@ -431,7 +436,7 @@ impl Device for GgmlDevice {
         let own = |buffer_type: &Arc<dyn BufferType>| {
             std::ptr::addr_eq(Arc::as_ptr(&self.buffer_type), Arc::as_ptr(buffer_type))
         };
-        // From another device of the plugin, the one that receives copies.
+        // For another device of the plugin, the receiving device copies.
         let is_peer = || self.core.plugin.joins_devices() && self.core.plugin.has_memory(from);
         let is_known = || own(from) || is_peer();
         (own(to) && is_known()) || (from.is_host() && to.is_host() && self.supports_buffer_type(to))
@@ -443,7 +448,8 @@ impl Device for GgmlDevice {
         };
         let mut wants = false;
         self.core.supports(node, null_mut(), |tensor| {
-            // SAFETY: the function belongs to this device, and the tensor is valid during this call.
+            // SAFETY: the function belongs to this device, and the tensor is valid during this
+            // call.
             wants = unsafe { offload(self.core.raw, tensor) };
             Support::Yes
         });

@@ -1,20 +1,20 @@
-//! Which files could be plugins.
+//! Finds files that may be plugins.
 
 use std::path::{Path, PathBuf};
 
-/// How plugins' names end here. (macOS has them end like other Unix systems.)
+/// File extension of plugins. macOS uses the same one as other Unix systems.
 pub const EXTENSION: &str = if cfg!(windows) { "dll" } else { "so" };
 
 /// A file with the name of a plugin: `[lib]ggml-<name>[-variant].so`, or `.dll` on Windows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Candidate {
-    /// The backend's name: of several files with one name, the best is taken.
+    /// Name of the backend. If several files have the same name, the best one is used.
     pub name: String,
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
 }
 
-/// The backend's name in the name of a plugin's file.
+/// Returns the name of the backend from the name of a plugin's file.
 pub fn backend_name(path: &Path) -> Option<&str> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(EXTENSION)?.strip_suffix('.')?;
@@ -23,14 +23,14 @@ pub fn backend_name(path: &Path) -> Option<&str> {
         .unwrap_or(stem)
         .strip_prefix("ggml-")?;
     let name = rest.split('-').next()?;
-    // The library that all plugins need, and samite itself as a plugin for others.
+    // Not the library that all plugins need, nor samite as a plugin for other programs.
     (!name.is_empty() && name != "base" && name != "samite").then_some(name)
 }
 
-/// The plugins in a directory, sorted. A directory that does not exist has none.
+/// Returns the plugins in a directory, sorted. A directory that does not exist has none.
 ///
 /// # Errors
-/// If it cannot be read.
+/// Returns an error if the directory cannot be read.
 pub fn in_directory(directory: &Path) -> Result<Vec<Candidate>, String> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,

@@ -9,17 +9,18 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// One of ggml's events.
+/// An event of ggml's.
 pub struct GgmlEvent {
     core: Arc<DeviceCore>,
     raw: NonNull<abi::Event>,
     recorded: AtomicBool,
 }
 
-// SAFETY: ggml's events may be waited for from any thread; streams that record them are one at a time.
+// SAFETY: any thread may wait for ggml's events, and only one stream at a time records one.
 unsafe impl Send for GgmlEvent {}
-// SAFETY: several threads may wait for a shared event, as ggml allows, and the mark of whether it was recorded is atomic.
-// Recording takes a shared event, too: callers let one stream record it at a time.
+// SAFETY: several threads may wait for a shared event, as ggml allows, and the recorded flag is
+// atomic. Recording also takes a shared reference, but callers let only one stream at a time record
+// an event.
 unsafe impl Sync for GgmlEvent {}
 
 impl fmt::Debug for GgmlEvent {
@@ -29,10 +30,10 @@ impl fmt::Debug for GgmlEvent {
 }
 
 impl GgmlEvent {
-    /// A new event of a device called `name`.
+    /// Creates an event of a device called `name`.
     ///
     /// # Errors
-    /// If the plugin makes none.
+    /// Returns an error if the plugin does not create it.
     pub fn new(core: Arc<DeviceCore>, name: &str) -> Result<Self> {
         let failed = || Error::unsupported(name, "events", "the plugin makes none");
         let new = core.table().event_new.ok_or_else(failed)?;
@@ -45,13 +46,13 @@ impl GgmlEvent {
         })
     }
 
-    /// `event`, if it is of this device.
+    /// Returns `event` if it belongs to this device.
     pub fn of<'a>(event: &'a dyn Event, core: &Arc<DeviceCore>) -> Option<&'a Self> {
         let event = event.as_any().downcast_ref::<GgmlEvent>();
         event.filter(|event| Arc::ptr_eq(&event.core, core))
     }
 
-    /// `event`, if the queues of this device can wait for it.
+    /// Returns `event` if the queues of this device can wait for it.
     pub fn within_reach<'a>(event: &'a dyn Event, core: &Arc<DeviceCore>) -> Option<&'a Self> {
         let event = event.as_any().downcast_ref::<GgmlEvent>()?;
         let is_peer = Arc::ptr_eq(&event.core.plugin, &core.plugin) && core.plugin.joins_devices();
@@ -62,7 +63,7 @@ impl GgmlEvent {
         self.raw.as_ptr()
     }
 
-    /// Remembers that there is something to wait for.
+    /// Marks the event as recorded.
     pub fn set_recorded(&self) {
         self.recorded.store(true, Ordering::Release);
     }

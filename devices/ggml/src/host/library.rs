@@ -1,4 +1,4 @@
-//! A loaded plugin and its handshake.
+//! Loads a plugin and performs the handshake.
 
 use super::buffer::GgmlBufferType;
 use super::log::{self, SetLogFn};
@@ -23,72 +23,74 @@ pub type SetAbortFn = unsafe extern "C" fn(*mut Backend, Option<AbortCallback>, 
 type GetFeaturesFn = unsafe extern "C" fn(*mut Reg) -> *const Feature;
 type GetExtraTypesFn = unsafe extern "C" fn(*mut Device) -> *mut *mut BufferType;
 
-/// A plugin whose tables can be used. It is never unloaded.
+/// A loaded plugin whose tables can be used. It is never unloaded.
 pub struct Plugin {
     pub path: PathBuf,
     pub version: Version,
-    /// The release that its `libggml-base` says, or what is known instead.
+    /// Release that its `libggml-base` reports, or a description if unknown.
     pub release: String,
-    /// Whether it came without upstream's `libggml-base`, and uses ours.
+    /// True if it came without upstream's `libggml-base` and uses samite's.
     pub alone: bool,
-    /// What the plugin calls itself.
+    /// Name that the plugin reports.
     pub name: String,
-    /// How well it fits this machine; 1 without a score.
+    /// Score of the plugin on this machine; 1 if it reports none.
     pub score: i32,
     pub devices: Vec<*mut Device>,
-    /// The memories of its devices.
+    /// Memory types of its devices.
     memories: Mutex<Vec<Weak<GgmlBufferType>>>,
     reg: *mut Reg,
     buffer_free: unsafe extern "C" fn(*mut Buffer),
 }
 
-// SAFETY: the tables do not change, and ggml's registration and device functions may be called from any thread.
+// SAFETY: the tables do not change, and ggml's registration and device functions may be called from
+// any thread.
 unsafe impl Send for Plugin {}
-// SAFETY: the tables do not change, the list of memories has a lock, and ggml's registration and device functions may be called
-// from several threads at once.
+// SAFETY: the tables do not change, the list of memories has a lock, and ggml's registration and
+// device functions may be called from several threads at once.
 unsafe impl Sync for Plugin {}
 
-/// A string of C's, if there is one.
+/// Copies a C string, if there is one.
 ///
 /// # Safety
-/// `text` must be null or a string.
+/// `text` must be null or a C string.
 pub unsafe fn string(text: *const c_char) -> Option<String> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: the text is not null, so it is a string, which ends with zero; it is copied before the call ends.
+    // SAFETY: the text is not null, so it is a zero-terminated string. It is copied before the call
+    // ends.
     let text = unsafe { CStr::from_ptr(text) };
     Some(text.to_string_lossy().into_owned())
 }
 
-/// What the dynamic loader says itself, which is one level down.
+/// Returns the message of the dynamic loader itself, which is the source of the error.
 pub fn loader_error(error: &libloading::Error) -> String {
     let source = std::error::Error::source(error).map(ToString::to_string);
     source.unwrap_or_else(|| error.to_string())
 }
 
-/// Loads a library. The system is asked for the file by its whole path, and on Windows for what it needs in its folder first.
+/// Loads a library by its full path. On Windows, its dependencies are searched in its folder first.
 fn open(path: &Path) -> Result<Library, String> {
     #[cfg(windows)]
     // SAFETY: as below.
     let library = unsafe { Library::load_with_flags(path, LOAD_WITH_ALTERED_SEARCH_PATH) };
     #[cfg(unix)]
-    // SAFETY: loading runs the library's initialisers. The user named the file or its directory, and nobody else can write to
-    // it.
+    // SAFETY: loading runs the library's initialisers. The user named the file or its directory,
+    // and no other user can write to it.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
     library.map_err(|error| loader_error(&error))
 }
 
-/// The address of a function in a library.
+/// Returns the address of a function in a library.
 fn address(library: &Library, name: &str) -> Option<*mut c_void> {
-    // SAFETY: only the address is taken here; its type is given by whoever uses it.
+    // SAFETY: only the address is taken here; its user determines the type.
     let symbol = unsafe { library.get::<*mut c_void>(name.as_bytes()) }.ok()?;
     let address = symbol.as_raw_ptr();
     (!address.is_null()).then_some(address)
 }
 
-/// The address of a function of `libggml-base`. On Unix, all libraries that a plugin needs are searched with it; on Windows,
-/// the one that was loaded with it has a name.
+/// Returns the address of a function of `libggml-base`. On Unix, looking in a plugin also searches
+/// its dependencies. On Windows, the library is found by its name.
 fn address_in_base(plugin: &Library, name: &str) -> Option<*mut c_void> {
     #[cfg(windows)]
     for base in ["ggml-base.dll", "libggml-base.dll"] {
@@ -101,7 +103,7 @@ fn address_in_base(plugin: &Library, name: &str) -> Option<*mut c_void> {
     address(plugin, name)
 }
 
-/// Why a file is not even tried.
+/// Fails if a file must not be loaded.
 fn check_file(path: &Path) -> Result<(), String> {
     if !path.is_absolute() {
         return Err("the path is not absolute".into());
@@ -124,14 +126,14 @@ fn check_file(path: &Path) -> Result<(), String> {
 }
 
 impl Plugin {
-    /// Loads a plugin and checks everything about it that can be checked.
+    /// Loads a plugin and checks everything that can be checked.
     ///
     /// # Errors
-    /// The reason, if it cannot be used.
+    /// Returns the reason if it cannot be used.
     pub fn load(path: &Path) -> Result<Self, String> {
         check_file(path)?;
         let library = match open(path) {
-            // The loader's words begin with the library that it missed.
+            // The loader's message starts with the missing library.
             Err(reason) if reason.starts_with("libggml-base.") => {
                 let needed = reason.split(':').next().unwrap_or_default();
                 base::provide(needed)?;
@@ -184,7 +186,7 @@ impl Plugin {
         // SAFETY: the number comes first in all versions.
         let api = unsafe { (*reg).api_version };
         let version = match alone {
-            // Our library fits what the plugin says, where upstream's says what the plugin has to fit.
+            // samite's library adapts to the plugin's version; upstream's library determines it.
             true => base::settle(api)?,
             false if api == known.api() => known,
             false => {
@@ -233,7 +235,7 @@ impl Plugin {
         Ok(plugin)
     }
 
-    /// A plugin that is part of the test.
+    /// Creates a plugin that is part of the test.
     #[cfg(test)]
     pub fn of_test(
         device: *mut Device,
@@ -254,19 +256,21 @@ impl Plugin {
         }
     }
 
-    /// Whether its devices copy and wait among themselves. ggml's own scheduler relies on that in `cpy_tensor_async` only, where most plugins
-    /// refuse two devices. These make it a copy between cards; their events are the driver's, which any card's queue can wait for.
+    /// Returns whether the plugin's devices can copy and wait for each other. ggml's own scheduler
+    /// relies on that only in `cpy_tensor_async`, where most plugins reject two devices. The
+    /// plugins listed here copy between cards, and their events are the driver's, for which the
+    /// queue of any card can wait.
     pub fn joins_devices(&self) -> bool {
         ["CUDA", "ROCm", "MUSA"].contains(&&*self.name)
     }
 
-    /// Remembers the memory of one of its devices.
+    /// Registers a memory type of one of its devices.
     pub fn add_memory(&self, memory: &Arc<GgmlBufferType>) {
         let mut memories = self.memories.lock().unwrap_or_else(PoisonError::into_inner);
         memories.push(Arc::downgrade(memory));
     }
 
-    /// Whether this is the memory of one of its devices.
+    /// Returns whether `memory` belongs to one of its devices.
     pub fn has_memory(&self, memory: &Arc<dyn BufferTypeTrait>) -> bool {
         let memories = self.memories.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known = memories.iter();
@@ -276,9 +280,10 @@ impl Plugin {
     /// Frees a buffer.
     ///
     /// # Safety
-    /// It must be one of this plugin's, and not be used again.
+    /// It must belong to this plugin and not be used again.
     pub unsafe fn free_buffer(&self, buffer: *mut Buffer) {
-        // SAFETY: the buffer is one of this plugin's, whose function this is, and nobody uses it again.
+        // SAFETY: the buffer belongs to this plugin, whose function this is, and it is not used
+        // again.
         unsafe { (self.buffer_free)(buffer) };
     }
 
@@ -288,27 +293,28 @@ impl Plugin {
         (!address.is_null()).then_some(address)
     }
 
-    /// How to set the number of threads, if the plugin has some.
+    /// Returns the function that sets the number of threads, if the plugin has it.
     pub fn set_threads(&self) -> Option<SetThreadsFn> {
         // SAFETY: the function's type under this name.
         self.proc_address(proc_name::SET_N_THREADS)
             .map(|address| unsafe { std::mem::transmute::<*mut c_void, SetThreadsFn>(address) })
     }
 
-    /// How to stop a running graph, if the plugin can.
+    /// Returns the function that sets the abort callback, if the plugin has it.
     pub fn set_abort(&self) -> Option<SetAbortFn> {
         // SAFETY: the function's type under this name.
         self.proc_address(proc_name::SET_ABORT_CALLBACK)
             .map(|address| unsafe { std::mem::transmute::<*mut c_void, SetAbortFn>(address) })
     }
 
-    /// Features such as instruction sets.
+    /// Returns features, such as instruction sets.
     pub fn features(&self) -> Vec<(String, String)> {
         let mut features = Vec::new();
         let Some(address) = self.proc_address(proc_name::GET_FEATURES) else {
             return features;
         };
-        // SAFETY: the function's type under this name; it returns an array that ends with a null name.
+        // SAFETY: the function's type under this name; it returns an array that ends with a null
+        // name.
         unsafe {
             let mut at = std::mem::transmute::<*mut c_void, GetFeaturesFn>(address)(self.reg);
             while !at.is_null()
@@ -321,13 +327,14 @@ impl Plugin {
         features
     }
 
-    /// Special layouts for weights on `device`.
+    /// Returns the buffer types with special layouts for weights on `device`.
     pub fn extra_types(&self, device: *mut Device) -> Vec<*mut BufferType> {
         let mut types = Vec::new();
         let Some(address) = self.proc_address(proc_name::GET_EXTRA_BUFTS) else {
             return types;
         };
-        // SAFETY: the function's type under this name; it returns an array that ends with null, or null.
+        // SAFETY: the function's type under this name; it returns an array that ends with null, or
+        // null.
         unsafe {
             let mut at = std::mem::transmute::<*mut c_void, GetExtraTypesFn>(address)(device);
             while !at.is_null() && !(*at).is_null() {
@@ -339,7 +346,7 @@ impl Plugin {
     }
 }
 
-/// Whether a device has all functions that cannot be missing.
+/// Checks that a device has all mandatory functions.
 fn check_device(device: *mut Device) -> Result<(), String> {
     if device.is_null() {
         return Err("a device is missing".into());

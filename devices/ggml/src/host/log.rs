@@ -1,4 +1,4 @@
-//! What plugins say, as events.
+//! Converts log messages of plugins to events.
 
 use super::library::string;
 use std::ffi::{c_char, c_int, c_void};
@@ -9,7 +9,7 @@ pub type SetLogFn = unsafe extern "C" fn(
     *mut c_void,
 );
 
-/// An event for something that a plugin said, with ggml's number of its level.
+/// Emits an event for a plugin's message with one of ggml's levels.
 pub fn event(level: c_int, text: &str) {
     let text = text.trim_end();
     match level {

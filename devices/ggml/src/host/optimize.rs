@@ -1,8 +1,9 @@
-//! What a plugin wishes about the order of nodes and about memory.
+//! A plugin's preferences for node order and memory.
 //!
-//! A plugin with `graph_optimize` is shown each part of a graph that it will run, before memory is planned: tensors have no addresses
-//! yet, except for those that exist before the graph. It may reorder the nodes, and ask to keep memory of tensors until a node
-//! was computed, because it will run several nodes as one.
+//! A plugin with `graph_optimize` sees each part of a graph that it will run before memory is
+//! planned: tensors have no addresses yet, except those that exist before the graph. It may reorder
+//! the nodes, and ask to keep memory of tensors until a node is computed, because it will fuse
+//! several nodes.
 
 use super::buffer::GgmlBuffer;
 use super::device::GgmlDevice;
@@ -17,26 +18,26 @@ use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A stream of the plugin's that is only asked, and computes nothing. Plugins may take notes about structures of the graph there,
-/// and these are gone before it runs.
+/// A stream of the plugin that is only queried and computes nothing. Plugins may record data about
+/// the graph's structures there, and these structures are gone before the graph runs.
 pub struct Optimizer {
     plugin: Arc<Plugin>,
-    /// Held while one thread asks.
+    /// Locked while one thread queries.
     stream: Mutex<Stream>,
     function: GraphOptimize,
 }
 
-/// One of ggml's backends, freed with this value.
+/// A backend of ggml's that this value owns.
 struct Stream {
     raw: NonNull<abi::Backend>,
 }
 
-// SAFETY: a backend may be used from any thread, one at a time.
+// SAFETY: a backend may be used from any thread, by one at a time.
 unsafe impl Send for Stream {}
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: owned, and not used again.
+        // SAFETY: this value owns the backend, and it is not used again.
         unsafe {
             if let Some(free) = (*self.raw.as_ptr()).iface.free {
                 free(self.raw.as_ptr());
@@ -45,15 +46,15 @@ impl Drop for Stream {
     }
 }
 
-/// What the plugin wants to keep: a tensor, and until when.
+/// Tensors that the plugin wants to keep, and the tensor until which to keep each.
 type Wishes = Vec<(*mut Tensor, *mut Tensor)>;
 
 unsafe extern "C" fn add_alloc_dep(wishes: *mut c_void, tensor: *mut Tensor, until: *mut Tensor) {
-    // SAFETY: `ask` passes them, and they live as long as the call.
+    // SAFETY: `ask` passes a pointer that lives as long as the call.
     unsafe { &mut *wishes.cast::<Wishes>() }.push((tensor, until));
 }
 
-/// Where tensors are before memory is planned.
+/// Returns the location of a tensor before memory is planned.
 fn place(plugin: &Arc<Plugin>, graph: &Graph, id: TensorId) -> Place {
     let nowhere = Place::At(null_mut(), null_mut());
     let Some(stored) = &graph.tensor(id).stored else {
@@ -71,7 +72,7 @@ fn place(plugin: &Arc<Plugin>, graph: &Graph, id: TensorId) -> Place {
 }
 
 impl Optimizer {
-    /// A stream of the device, if its streams have wishes.
+    /// Opens a stream of the device, if its streams optimize graphs.
     pub fn open(device: &GgmlDevice) -> Option<Self> {
         let raw = device.open_backend()?;
         let stream = Stream { raw };
@@ -84,10 +85,11 @@ impl Optimizer {
         })
     }
 
-    /// Asks the plugin of the device called `device` about `nodes`, orders them as it says, and returns what it wants to keep.
-    /// An order that means something else is left out, with an event that says so.
+    /// Asks the plugin about `nodes`, reorders them as it requests, and returns the tensors that it
+    /// wants to keep. `device` is the name of the device. An order that changes the meaning is
+    /// ignored and logged.
     pub fn optimize(&self, device: &str, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
-        // Plugins need not expect empty results.
+        // Plugins may not support empty results.
         let is_empty = |id: &TensorId| graph.tensor(*id).layout.is_empty();
         if nodes.len() < 2 || nodes.iter().any(is_empty) {
             return Vec::new();
@@ -96,7 +98,7 @@ impl Optimizer {
         let exported =
             Exported::new::<Reason>(graph, &sequence, |id| Ok(place(&self.plugin, graph, id)));
         let Ok(mut exported) = exported else {
-            return Vec::new(); // the device runs no such nodes
+            return Vec::new(); // the device does not support such nodes
         };
         exported.count_uses(graph);
         let names = exported.names();
@@ -125,7 +127,8 @@ impl Optimizer {
         let mut graph = exported.graph();
         let (count, array) = (graph.n_nodes, graph.nodes);
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the function belongs to this backend; the graph, its arrays and the parameters are valid during the call.
+        // SAFETY: the function belongs to this backend; the graph, its arrays and the parameters
+        // are valid during the call.
         unsafe { (self.function)(stream.raw.as_ptr(), &raw mut graph, &raw mut params) };
         match graph.n_nodes == count && graph.nodes == array {
             true => Ok(wishes),
@@ -134,7 +137,7 @@ impl Optimizer {
     }
 }
 
-/// The order that the plugin left in the graph, views included.
+/// Returns the order that the plugin left in the graph, including views.
 fn wanted_order(
     exported: &Exported,
     names: &HashMap<*mut Tensor, TensorId>,
@@ -154,7 +157,7 @@ fn wanted_order(
     }
 }
 
-/// Orders `nodes` as in `wanted`, if that means the same.
+/// Orders `nodes` like `wanted`, if that does not change the meaning.
 fn reorder(graph: &Graph, nodes: &mut [TensorId], wanted: &[TensorId]) -> Result<(), String> {
     let computed = wanted.iter().copied();
     let computed: Vec<_> = computed
@@ -168,7 +171,8 @@ fn reorder(graph: &Graph, nodes: &mut [TensorId], wanted: &[TensorId]) -> Result
     Ok(())
 }
 
-/// The plugin's wishes in samite's words. What is wanted until something unknown is kept until the end of `sequence`.
+/// Converts the plugin's requests. A tensor to keep until an unknown one is kept until the end of
+/// `sequence`.
 fn keep(
     graph: &Graph,
     sequence: &[TensorId],
@@ -180,7 +184,7 @@ fn keep(
         .enumerate()
         .map(|(i, &id)| (id, i))
         .collect();
-    // The longest time counts.
+    // The longest lifetime counts.
     let mut ends: BTreeMap<TensorId, usize> = BTreeMap::new();
     for (tensor, until) in wishes {
         let Some(&tensor) = names.get(tensor) else {
@@ -188,7 +192,7 @@ fn keep(
         };
         let memory = graph.memory_of(tensor);
         if graph.tensor(memory).stored.is_some() {
-            continue; // it stays anyway
+            continue; // it is kept anyway
         }
         let until = names.get(until).and_then(|id| position.get(id));
         let until = until.copied().unwrap_or(sequence.len());
@@ -199,7 +203,7 @@ fn keep(
     let last = sequence.iter().rfind(is_computed);
     let kept = ends.into_iter().filter_map(|(tensor, end)| {
         let rest = sequence.get(end..).unwrap_or_default();
-        // A view is there when the next node is.
+        // A view is available when the next node is.
         let &until = rest.iter().find(is_computed).or(last)?;
         Some(Keep { tensor, until })
     });

@@ -1,4 +1,4 @@
-//! Trying a plugin in a process of its own.
+//! Tries a plugin in a separate process.
 
 use super::check::computes;
 use super::device::GgmlDevice;
@@ -12,24 +12,26 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A plugin that needs longer than this to say what it is, is refused.
+/// Time limit for a plugin to load and report itself.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A device that needs longer than this for a small graph, with all that its driver builds for it, failed.
+/// Time limit for a device to compute a small graph, including everything that its driver compiles.
 const TRIAL_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Starts every answer of a probe, so that a plugin's own output does not count.
+/// Prefix of every answer of a probe, which distinguishes it from the plugin's own output.
 const OK: &str = "samite-probe-ok ";
 const REFUSED: &str = "samite-probe-refused ";
 const DEVICE: &str = "samite-probe-device ";
 const VERDICT: &str = "samite-probe-verdict ";
 
-/// Before the path: no graph is to be tried, since the verdicts are known.
+/// Argument before the path: try no graph, because the verdicts are known.
 pub const LOAD_ONLY: &str = "--load-only";
 
-/// What a [prober](super::GgmlOptions::prober) does: loads the plugin at `path`, asks its devices who they are, lets those of a
-/// plugin that came without `libggml-base` compute a little, and then, with `graphs`, lets each compute a small graph. Says
-/// what it finds in lines, which the program prints to its standard output at once: what comes later may end the process.
+/// Performs the work of a [prober](super::GgmlOptions::prober). Loads the plugin at `path` and
+/// queries its devices. If the plugin came without `libggml-base`, its devices must compute a few
+/// known results. With `graphs`, each device then computes a small graph. Passes each result as a
+/// line to `say`; the program must print it to its standard output at once, because later steps may
+/// end the process.
 pub fn probe(path: &Path, graphs: bool, say: &mut dyn FnMut(&str)) {
     let devices = match try_out(path) {
         Ok((score, devices)) => {
@@ -56,7 +58,7 @@ fn try_out(path: &Path) -> Result<(i32, Vec<Arc<GgmlDevice>>), String> {
     let plugin = Arc::new(Plugin::load(path)?);
     let mut devices = Vec::new();
     for &raw in &plugin.devices {
-        // One whose memory makes no sense is left out where it is used, too.
+        // A device with invalid memory is also left out when the plugin is used.
         let device = match GgmlDevice::new(Arc::clone(&plugin), raw, Some(1), |_| false) {
             Ok(device) => device,
             Err(reason) if plugin.alone => return Err(reason),
@@ -70,18 +72,18 @@ fn try_out(path: &Path) -> Result<(i32, Vec<Arc<GgmlDevice>>), String> {
     Ok((plugin.score, devices))
 }
 
-/// What another process found out about a plugin.
+/// Result of trying a plugin in another process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub score: i32,
-    /// Each device by its identity, with what is wrong with it, or `None` if it computed a small graph.
+    /// Identity of each device, with its failure, or `None` if it computed a small graph.
     pub devices: Vec<(String, Option<String>)>,
 }
 
 /// Tries the plugin at `path` in another process.
 ///
 /// # Errors
-/// Why it cannot be used, or how the process ended.
+/// Returns the reason why it cannot be used, or how the process ended.
 pub fn ask(prober: &[OsString], path: &Path) -> Result<Answer, String> {
     ask_with(prober, path, Verdicts::of(path), TRIAL_PATIENCE)
 }
@@ -105,7 +107,7 @@ fn ask_with(
         }
     }
     let (answer, end) = start(prober, path, true, patience)?;
-    // What takes long may be the machine's fault: it is tried again the next time.
+    // A timeout may be the machine's fault, so try again next time.
     if let (Some(verdicts), End::Exit(_)) = (verdicts, end) {
         verdicts.write(&answer.devices);
     }
@@ -123,7 +125,7 @@ fn start(
         .args(arguments)
         .args((!graphs).then_some(LOAD_ONLY))
         .arg(path)
-        // ggml starts a debugger for a backtrace when it aborts.
+        // When ggml aborts, it would start a debugger for a backtrace.
         .env("GGML_NO_BACKTRACE", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -159,20 +161,20 @@ fn start(
     let is_loaded = || said().iter().any(|line| line.starts_with(OK));
     let end = wait(&mut child, is_loaded, patience)?;
     if let (Some(reader), End::Exit(_)) = (reader, &end) {
-        // It ends with the pipe; that it could panic is no reason to wait for it.
+        // The reader ends with the pipe. Ignore a panic.
         let _ = reader.join();
     }
     Ok((understand(&said(), &end)?, end))
 }
 
-/// How a probe ended.
+/// The end of a probe.
 enum End {
     Exit(ExitStatus),
-    /// It was ended after so long.
+    /// The process was killed after this time.
     Late(Duration),
 }
 
-/// What a probe's lines and its end mean.
+/// Interprets a probe's lines and its end.
 fn understand(lines: &[String], end: &End) -> Result<Answer, String> {
     let begins = |start: &str| {
         let rests = lines
@@ -192,7 +194,7 @@ fn understand(lines: &[String], end: &End) -> Result<Answer, String> {
         End::Exit(status) if status.success() => None,
         end => Some(how_it_ended(end)),
     };
-    // A verdict is worth what the process is worth that gave it: one that ended badly may have been ended by any device.
+    // A verdict counts only if the process ended normally, because any device may have ended it.
     let untried = ended.unwrap_or_default();
     let mut devices: Vec<_> = begins(DEVICE)
         .into_iter()
@@ -215,7 +217,7 @@ fn understand(lines: &[String], end: &End) -> Result<Answer, String> {
     Ok(Answer { score, devices })
 }
 
-/// Waits for the process, at most for `patience`, once it has loaded the plugin.
+/// Waits for the process, for at most `patience` after it has loaded the plugin.
 fn wait(
     child: &mut Child,
     is_loaded: impl Fn() -> bool,
@@ -228,7 +230,7 @@ fn wait(
         }
         let waited = start.elapsed();
         if waited > patience || (waited > PATIENCE && !is_loaded()) {
-            // It may end at this moment; either way it is gone afterwards.
+            // It may end at this moment. Either way it is gone afterwards.
             let _ = child.kill();
             let _ = child.wait();
             return Ok(End::Late(waited));
@@ -294,7 +296,8 @@ mod tests {
             with(right),
             answer(1, &[("a", None), ("b c", Some("it is wrong"))])
         );
-        // One that ends the process leaves the others without a verdict, and a process has to exit.
+        // A device that ends the process leaves the others without a verdict, and a process must
+        // exit.
         let killed = "it killed the process that tried it (signal 11)";
         let all = answer(1, &[("a", Some(killed)), ("b c", Some(killed))]);
         assert_eq!(with("echo samite-probe-verdict 0; kill -SEGV $$"), all);
@@ -318,11 +321,11 @@ mod tests {
             devices.collect::<Vec<_>>()
         };
         assert_eq!(ask("a b", "echo samite-probe-verdict 1 !"), ["a", "b!"]);
-        // A trial would refuse it.
+        // A trial would reject it.
         assert_eq!(ask("b a", "echo samite-probe-refused tried"), ["b!", "a"]);
-        // One that was not there before needs a trial.
+        // A new device needs a trial.
         assert_eq!(ask("a c", "echo samite-probe-verdict 1 ?"), ["a", "c?"]);
-        // One that did not end in time is tried again.
+        // A trial that timed out is repeated.
         let late = "it did not answer within 1 seconds";
         let slow = ask("d", "exec sleep 20");
         assert_eq!(slow, [format!("d{late}")]);

@@ -1,4 +1,4 @@
-//! Streams of a plugin's device: ggml's backends.
+//! Streams of a plugin's device, which are ggml's backends.
 
 use super::buffer::{GgmlBuffer, RawBuffer};
 use super::device::GgmlDevice;
@@ -15,29 +15,31 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Host memory of others is made known to the plugin from a multiple of this on, as ggml's CPU backend wants it.
+/// Alignment at which foreign host memory is wrapped for the plugin, as ggml's CPU backend
+/// requires.
 const HOST_ALIGNMENT: usize = 64;
 
-/// A stream with more bytes than these in queued writes waits for them before it queues more.
+/// Maximum bytes of queued writes. A stream with more waits for them first.
 const MOST_STAGED: usize = 64 << 20;
 
-/// One of ggml's backends.
+/// A backend of ggml's.
 pub struct GgmlStream {
     device: Arc<GgmlDevice>,
     raw: NonNull<abi::Backend>,
-    /// How many the plugin was told to use.
+    /// Number of threads last passed to the plugin.
     threads: Option<usize>,
-    /// What queued work uses, until the next synchronization.
+    /// Resources of queued work, kept until the next synchronization.
     pending: Pending,
-    /// Of other devices of the plugin, from which it copies.
+    /// Queues of other devices of the plugin, from which it copies.
     peers: Vec<Peer>,
 }
 
-/// A queue of another device of the plugin, for copies from there: plugins let them run on the side that gives.
+/// A queue of another device of the plugin, for copies from there: plugins run copies on the
+/// source's side.
 struct Peer {
     device: *mut abi::Device,
     raw: NonNull<abi::Backend>,
-    /// Where this stream was when the last copy was queued.
+    /// Position of this stream when the last copy was queued.
     before: GgmlEvent,
 }
 
@@ -51,21 +53,21 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         if let Some(free) = self.iface().free {
-            // SAFETY: owned, and not used again.
+            // SAFETY: this value owns the backend, and it is not used again.
             unsafe { free(self.raw.as_ptr()) };
         }
     }
 }
 
-/// What must not go away before queued work is done.
+/// Resources that must outlive queued work.
 #[derive(Default)]
 struct Pending {
     graphs: Vec<Arc<Keep>>,
     buffers: Vec<Arc<dyn Buffer>>,
-    /// Copies of bytes to write: plugins read them when they get to it.
+    /// Copies of bytes to write, because plugins read them later.
     staged: Vec<Vec<u8>>,
     staged_bytes: usize,
-    /// Memory for the next copies.
+    /// Memory to reuse for copies.
     spare: Vec<Vec<u8>>,
 }
 
@@ -76,7 +78,7 @@ impl Pending {
         copy.extend_from_slice(data);
         self.staged_bytes += data.len();
         let address = copy.as_ptr().cast();
-        self.staged.push(copy); // its bytes stay where they are
+        self.staged.push(copy); // its bytes do not move
         address
     }
 
@@ -88,20 +90,21 @@ impl Pending {
     }
 }
 
-// SAFETY: a backend may be used from any thread, one at a time.
+// SAFETY: a backend may be used from any thread, by one at a time.
 unsafe impl Send for GgmlStream {}
 
-/// A graph in ggml's structures, with everything that these point to.
+/// A graph in ggml's structures, with everything that they point to.
 struct Work {
     graph: Exported,
     memory: MemorySet,
-    /// Whether there is guarded host memory, which is entered for the time of a call only.
+    /// True if it uses guarded host memory, which is locked only during a call.
     guarded: bool,
     keep: Arc<Keep>,
     device: *const GgmlDevice,
 }
 
-// SAFETY: only the stream that made it uses it, one thread at a time; `device` is only compared.
+// SAFETY: only the stream that created it uses it, by one thread at a time; `device` is only
+// compared.
 unsafe impl Send for Work {}
 
 impl Prepared for Work {
@@ -110,7 +113,8 @@ impl Prepared for Work {
     }
 }
 
-/// First byte and length of all pieces together in the tensor, if there are some and they lie inside of both sides.
+/// Returns the first byte and the total length of all pieces in the tensor, if there are any and
+/// they lie inside both sides.
 pub fn span(rows: Rows, tensor: usize, host: usize) -> Option<(usize, usize)> {
     let last = rows.count.checked_sub(1)?;
     let len = last.checked_mul(rows.stride)?.checked_add(rows.len)?;
@@ -119,7 +123,7 @@ pub fn span(rows: Rows, tensor: usize, host: usize) -> Option<(usize, usize)> {
     inside.then_some((rows.offset, len))
 }
 
-/// Host memory as a buffer of the plugin's.
+/// Host memory wrapped in a buffer of the plugin.
 struct Wrapped {
     memory: Arc<HostMemory>,
     buffer: RawBuffer,
@@ -169,7 +173,7 @@ impl GgmlStream {
         {
             self.threads = Some(threads);
             let threads = i32::try_from(threads).unwrap_or(i32::MAX);
-            // SAFETY: the function belongs to the plugin that the backend is of.
+            // SAFETY: the function belongs to the plugin of the backend.
             unsafe { set_threads(self.raw.as_ptr(), threads) };
         }
     }
@@ -179,7 +183,7 @@ impl GgmlStream {
         unsafe { (*self.raw.as_ptr()).iface }
     }
 
-    /// Makes a piece of host memory known to the plugin.
+    /// Wraps a piece of host memory for the plugin.
     fn wrap(&self, memory: &Arc<HostMemory>) -> Result<Wrapped> {
         Ok(Wrapped {
             memory: Arc::clone(memory),
@@ -222,11 +226,11 @@ impl GgmlStream {
     }
 }
 
-/// What a graph keeps alive.
+/// Resources that a graph keeps alive.
 #[derive(Default)]
 struct Keep {
     buffers: Vec<Arc<dyn Buffer>>,
-    /// Host memory of others.
+    /// Foreign host memory.
     wrapped: Vec<Wrapped>,
 }
 
@@ -242,9 +246,9 @@ impl Keep {
     }
 }
 
-/// Stops a graph if its token says so.
+/// Returns whether to stop a graph, by its token.
 unsafe extern "C" fn is_cancelled(token: *mut c_void) -> bool {
-    // SAFETY: `run` passes a token that lives until the graph is done.
+    // SAFETY: `run` passes a token that outlives the graph's run.
     unsafe { &*token.cast::<CancelToken>() }.is_cancelled()
 }
 
@@ -276,7 +280,7 @@ impl Stream for GgmlStream {
                 }
             }
         }
-        // Empty results have nothing to compute, and plugins need not expect them.
+        // Empty results need no computation, and plugins may not support them.
         let nodes = with_views(work.graph, work.nodes);
         let mut graph = Exported::new(work.graph, &nodes, |id| {
             let is_leaf = work.graph.tensor(id).stored.is_some();
@@ -328,8 +332,8 @@ impl Stream for GgmlStream {
         let waits = work.guarded || !self.device.is_asynchronous();
         let mut graph = work.graph.graph();
         let status = work.memory.with(|| {
-            // SAFETY: the functions belong to this backend, the graph is valid, its memory is entered, and the token outlives
-            // the call.
+            // SAFETY: the functions belong to this backend, the graph is valid, its memory is
+            // locked, and the token outlives the call.
             unsafe {
                 if let Some(set_abort) = set_abort {
                     let token = std::ptr::from_ref(control.cancel).cast_mut();
@@ -375,7 +379,8 @@ impl Stream for GgmlStream {
             return to.write(offset, data);
         };
         let bytes = self.pending.stage(data);
-        // SAFETY: the tensor and its range were checked; the bytes stay until the stream is synchronized.
+        // SAFETY: the tensor and its range were checked. The bytes live until the stream is
+        // synchronized.
         unsafe { set(self.raw.as_ptr(), tensor, bytes, offset, data.len()) };
         Ok(())
     }
@@ -387,7 +392,7 @@ impl Stream for GgmlStream {
             return from.read(offset, out);
         };
         let bytes = out.as_mut_ptr().cast();
-        // SAFETY: the tensor and its range were checked; the bytes are there until the synchronization.
+        // SAFETY: the tensor and its range were checked. The bytes live until the synchronization.
         unsafe { get(self.raw.as_ptr(), tensor, bytes, offset, out.len()) };
         self.synchronize()
     }
@@ -411,7 +416,8 @@ impl Stream for GgmlStream {
             host_stride,
             ..
         } = rows;
-        // SAFETY: the pieces lie in the tensor and in the bytes, which stay until the stream is synchronized.
+        // SAFETY: the pieces lie in the tensor and in the bytes, which live until the stream is
+        // synchronized.
         unsafe {
             set(
                 self.raw.as_ptr(),
@@ -446,7 +452,8 @@ impl Stream for GgmlStream {
             host_stride,
             ..
         } = rows;
-        // SAFETY: the pieces lie in the tensor and in the bytes, which are there until the synchronization.
+        // SAFETY: the pieces lie in the tensor and in the bytes, which live until the
+        // synchronization.
         unsafe {
             get(
                 self.raw.as_ptr(),
@@ -525,8 +532,8 @@ impl Stream for GgmlStream {
 }
 
 impl GgmlStream {
-    /// The structure of a tensor for the plugin's queue, if it can be used there: it lies in memory of this device that nobody else
-    /// touches, and the range lies in it.
+    /// Returns the structure of a tensor for the plugin's queue, if the queue can access it: the
+    /// tensor lies in private memory of this device, and the range lies in it.
     fn queue(
         &mut self,
         place: &TensorRef,
@@ -550,8 +557,9 @@ impl GgmlStream {
 }
 
 impl GgmlStream {
-    /// A queue of the plugin's device that `place` lies on, which goes on when this stream is here, and the tensor's structure: the plugin
-    /// lets this stream wait for a copy that runs there. Nothing if it is no other device of a plugin that joins them.
+    /// Returns a queue of the plugin's device that owns `place`, and the tensor's structure. The
+    /// queue waits for this stream, and the plugin makes this stream wait for the copy that runs
+    /// there. Returns `None` if it is not another device of a plugin that joins its devices.
     fn queue_at_peer(
         &mut self,
         place: &TensorRef,
@@ -576,8 +584,8 @@ impl GgmlStream {
             None => {
                 // SAFETY: the device is one of the plugin's, and parameters are optional.
                 let init = unsafe { (*device).iface.init_backend };
-                // SAFETY: the function is this device's, and null stands for parameters that are not given; the new backend
-                // belongs to this stream.
+                // SAFETY: the function belongs to this device, and null means no parameters. The
+                // new backend belongs to this stream.
                 let raw =
                     init.and_then(|init| NonNull::new(unsafe { init(device, std::ptr::null()) }));
                 let Some(raw) = raw else { return Ok(None) };
@@ -595,7 +603,8 @@ impl GgmlStream {
         let Some(wait) = peer.iface().event_wait else {
             return Ok(None);
         };
-        // SAFETY: the event is of this stream's device; queues of the plugin's devices wait for each other's events.
+        // SAFETY: the event belongs to this stream's device, and queues of the plugin's devices can
+        // wait for each other's events.
         unsafe {
             record(self.raw.as_ptr(), peer.before.raw());
             wait(peer.raw.as_ptr(), peer.before.raw());
@@ -608,11 +617,12 @@ impl GgmlStream {
 
 impl Drop for GgmlStream {
     fn drop(&mut self) {
-        // Work may still use what goes away now; there is nobody to tell if it failed.
+        // Queued work may still use resources that are freed now. A failure cannot be reported
+        // here.
         let _ = self.synchronize();
         self.peers.clear();
         if let Some(free) = self.iface().free {
-            // SAFETY: owned, and not used again.
+            // SAFETY: this value owns the backend, and it is not used again.
             unsafe { free(self.raw.as_ptr()) };
         }
     }

@@ -1,4 +1,4 @@
-//! A plugin as lazy as the interface allows: what is queued happens when somebody waits for it, and not before.
+//! A plugin as lazy as the interface allows: queued work runs only when a caller waits for it.
 
 use super::device::GgmlDevice;
 use super::library::Plugin;
@@ -16,7 +16,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::Mutex;
 
-/// What was queued: addresses as numbers.
+/// Queued work, with addresses as numbers.
 enum Command {
     Copy {
         from: usize,
@@ -31,7 +31,7 @@ enum Command {
     },
 }
 
-/// What the plugin was asked, in its device's context.
+/// Log of the calls, in the context of the plugin's device.
 #[derive(Default)]
 struct Log {
     queue: Vec<Command>,
@@ -39,21 +39,26 @@ struct Log {
     optimize: Option<Optimize>,
 }
 
-/// What a plugin does when it may optimize: with the graph, and with the host's function to keep tensors until others.
+/// Optimization of a plugin: gets the graph, and the host's function that keeps tensors until
+/// others are computed.
 type Optimize = Box<dyn FnMut(&mut CGraph, &dyn Fn(*mut Tensor, *mut Tensor)) + Send>;
 
 type Context = Mutex<Log>;
 
+/// Locks the log and passes it to `f`.
+///
 /// # Safety
 /// The pointer must be the context of this plugin's device.
 unsafe fn log<R>(context: *mut c_void, f: impl FnOnce(&mut Log) -> R) -> R {
-    // SAFETY: it is the context of this plugin's device, a `Context` that tests keep, and only its lock gives access.
+    // SAFETY: it is the context of this plugin's device, a `Context` that tests keep alive, and
+    // only its lock gives access.
     f(&mut unsafe { &*context.cast::<Context>() }.lock().unwrap())
 }
 
 fn work_off(log: &mut Log) {
     for command in log.queue.drain(..) {
-        // SAFETY: the host keeps everything that was queued until it has waited for it; that is what is tested.
+        // SAFETY: the host keeps all resources of queued work until it has waited for it. This is
+        // what the test checks.
         unsafe {
             match command {
                 Command::Copy { from, to, len } => {
@@ -154,7 +159,8 @@ unsafe extern "C" fn copy(
     from: *const Tensor,
     to: *mut Tensor,
 ) -> bool {
-    // Between two devices, it is done after what the giving one has to do, and before what the other one has still to do.
+    // A copy between two devices runs after the queued work of the source and before the pending
+    // work of the target.
     if s != receiver {
         queued!(s, "give",);
         // SAFETY: streams have their device's context.
@@ -227,7 +233,7 @@ unsafe extern "C" fn optimize(
 }
 
 unsafe extern "C" fn free_stream(stream: *mut Backend) {
-    // SAFETY: made by `open`, and given up.
+    // SAFETY: created by `open`, with ownership passed back.
     drop(unsafe { Box::from_raw(stream) });
 }
 
@@ -265,7 +271,7 @@ unsafe extern "C" fn event_new(device: *mut Device) -> *mut Event {
 }
 
 unsafe extern "C" fn event_free(_: *mut Device, event: *mut Event) {
-    // SAFETY: made by `event_new`, and given up.
+    // SAFETY: created by `event_new`, with ownership passed back.
     drop(unsafe { Box::from_raw(event) });
 }
 
@@ -307,7 +313,7 @@ unsafe extern "C" fn allocate(buft: *mut BufferType, size: usize) -> *mut Buffer
 }
 
 unsafe extern "C" fn free_buffer(buffer: *mut Buffer) {
-    // SAFETY: made by `allocate` or `from_host`, and given up.
+    // SAFETY: created by `allocate` or `from_host`, with ownership passed back.
     unsafe {
         if (*buffer).iface.clear.is_some() {
             drop(Box::from_raw((*buffer).context.cast::<Box<[u64]>>()));
@@ -347,7 +353,7 @@ unsafe extern "C" fn get_now(
     unsafe { std::ptr::copy(address(t, at) as *const u8, data.cast::<u8>(), len) };
 }
 
-/// As the queue of a GPU does it: in words, of which one byte is the value.
+/// Clears like a GPU queue: in words that hold the value in one byte only.
 unsafe extern "C" fn clear(buffer: *mut Buffer, value: u8) {
     // SAFETY: all of it, which is a number of words.
     unsafe {
@@ -358,13 +364,13 @@ unsafe extern "C" fn clear(buffer: *mut Buffer, value: u8) {
     };
 }
 
-/// As above: only words, rounded down.
+/// Fills like a GPU queue: only whole words, rounded down.
 unsafe extern "C" fn set_bytes(_: *mut Buffer, t: *mut Tensor, value: u8, at: usize, len: usize) {
     // SAFETY: the host checks ranges.
     unsafe { ((address(t, at) / 4 * 4) as *mut u8).write_bytes(value, len / 4 * 4) };
 }
 
-/// It keeps notes behind results.
+/// Bytes of auxiliary data after results.
 const NOTES: usize = 100;
 
 unsafe extern "C" fn alloc_size(_: *mut BufferType, tensor: *const Tensor) -> usize {
@@ -383,7 +389,7 @@ unsafe extern "C" fn given_base(buffer: *mut Buffer) -> *mut c_void {
     unsafe { (*buffer).context }
 }
 
-/// A buffer over memory of the host, of which it wants whole pages.
+/// Wraps memory of the host, which must consist of whole pages.
 unsafe extern "C" fn from_host(
     device: *mut Device,
     data: *mut c_void,
@@ -426,7 +432,7 @@ unsafe extern "C" fn host_type(device: *mut Device) -> *mut BufferType {
     unsafe extern "C" fn yes(_: *mut BufferType) -> bool {
         true
     }
-    // SAFETY: a type of version 2, changed before anybody has it.
+    // SAFETY: a type of version 2, changed before any other code has it.
     unsafe {
         let host = buffer_type(device);
         (*host.cast::<crate::abi::BufferTypeV2>()).iface.is_host = Some(yes);
@@ -435,7 +441,7 @@ unsafe extern "C" fn host_type(device: *mut Device) -> *mut BufferType {
 }
 
 unsafe extern "C" fn props(_: *mut Device, props: *mut DevProps) {
-    // SAFETY: the host passes room.
+    // SAFETY: the host passes space for the properties.
     unsafe {
         *props = DevProps {
             kind: device_type::GPU,
@@ -460,13 +466,13 @@ unsafe extern "C" fn supports_type(_: *mut Device, _: *mut BufferType) -> bool {
     true
 }
 
-/// A device of the lazy plugin, which lives until the process ends, and what it was asked.
+/// Returns a device of the lazy plugin, which lives until the process ends, and its log.
 fn lazy() -> (Arc<GgmlDevice>, &'static Context) {
     let [one, _] = lazy_pair("test");
     one
 }
 
-/// Two devices of a plugin with this name.
+/// Returns two devices of a plugin with this name.
 fn lazy_pair(name: &str) -> [(Arc<GgmlDevice>, &'static Context); 2] {
     let [(first, reg, context), (second, _, other)] = [raw_device(), raw_device()];
     let mut plugin = Plugin::of_test(first, reg, free_buffer);
@@ -518,7 +524,7 @@ fn calls(context: &Context) -> Vec<&'static str> {
     std::mem::take(&mut context.lock().unwrap().calls)
 }
 
-/// Rows of four numbers at `offset` of a new buffer of the device's.
+/// Returns rows of four numbers in a new buffer of the device.
 fn rows(device: &GgmlDevice, count: usize) -> TensorRef {
     let layout = Layout::contiguous(DType::F32, [4, count, 1, 1]).unwrap();
     TensorRef {
@@ -579,7 +585,7 @@ fn writes_take_their_data_and_wait_for_nothing() {
     );
     assert_eq!(calls(context), ["get", "synchronize"]);
 
-    // Wrong ones are found before they are queued, and what has no function goes another way.
+    // Invalid writes fail before they are queued, and unsupported ones take another path.
     assert!(stream.write(&tensor, 40, &[0; 12]).is_err());
     let wide = Rows {
         stride: 48,
@@ -629,7 +635,7 @@ fn memory_lives_until_queued_work_is_done() {
         assert!(device.can_copy(&device.buffer_type(), &device.buffer_type()));
         stream.copy(&y, &copied).unwrap();
         assert_eq!(calls(context), ["compute", "copy"], "nobody waited");
-        // The graph and its result's memory go away here, with everything still to be done.
+        // The graph and its result's memory are dropped here, with all work still pending.
     }
     let mut out = vec![0; 16];
     stream.read(&copied, 0, &mut out).unwrap();
@@ -719,14 +725,14 @@ fn devices_of_a_plugin_copy_and_wait_among_themselves() {
     second.wait(&*event).unwrap();
     second.copy(&from, &to).unwrap();
     drop(from); // its memory is still to be read
-    // The giving side goes on when the other one is there, and nobody waits on the host.
+    // The source device continues once the target is ready, and no host thread waits.
     assert_eq!(calls(given), ["set", "record", "wait", "give"]);
     assert_eq!(calls(taken), ["wait", "record", "copy"]);
     let mut out = vec![0; 16];
     second.read(&to, 0, &mut out).unwrap();
     assert_eq!(out, bytes(&[1.0, 2.0, 3.0, 4.0]));
 
-    // Other plugins' events may be one device's own.
+    // Events of other plugins may be private to a device.
     let [(giver, given), (taker, _)] = lazy_pair("Vulkan");
     assert!(!taker.can_copy(&giver.buffer_type(), &taker.buffer_type()));
     let event = giver.create_event().unwrap();
@@ -749,7 +755,7 @@ fn mapped_memory_is_used_where_it_lies() {
     assert!(device.capabilities().import_host);
     let numbers: &'static [f32] = Box::leak(Box::new([0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0]));
     let base = std::ptr::NonNull::from(numbers).cast();
-    // SAFETY: it stays as it is until the process ends.
+    // SAFETY: the memory stays unchanged until the process ends.
     let memory = unsafe { HostMemory::borrow(base, 32, false, Box::new(())) };
     let buffer = device
         .import_host(Arc::clone(&memory), Usage::Weights)
@@ -787,7 +793,7 @@ fn mapped_memory_is_used_where_it_lies() {
     stream.read(&result, 0, &mut out).unwrap();
     assert_eq!(out, bytes(&[2.0, 4.0, 6.0, 8.0]));
 
-    // What may be written to has a gate, which the device enters.
+    // Writable memory has a lock, which the device acquires.
     let memory = HostMemory::allocate(64, "host", "a test").unwrap();
     let buffer = device.import_host(Arc::clone(&memory), Usage::Any).unwrap();
     assert!(buffer.is_writable() && buffer.host().is_some());
@@ -797,7 +803,7 @@ fn mapped_memory_is_used_where_it_lies() {
     assert_eq!(out, bytes(&[5.0; 4]));
 }
 
-/// `x -> a -> (view of a) -> c`, and `x -> b`, in that order.
+/// Returns `x -> a -> (view of a) -> c`, and `x -> b`, in that order.
 fn branches() -> (Graph, [TensorId; 5]) {
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [4, 2, 1, 1]).unwrap();
@@ -820,7 +826,7 @@ fn optimized(
     (nodes, kept)
 }
 
-/// The nodes, for a plugin that reorders them.
+/// Returns the nodes, for a plugin that reorders them.
 fn nodes(graph: &mut CGraph) -> &mut [*mut Tensor] {
     // SAFETY: a valid graph.
     unsafe { std::slice::from_raw_parts_mut(graph.nodes, graph.n_nodes as usize) }
@@ -854,7 +860,7 @@ fn plugins_see_graphs_before_memory_is_planned() {
     });
     assert_eq!(order, [b, a, c]);
     let keep = |tensor, until| Keep { tensor, until };
-    // The first node after a view; the later of two ends; the end where nobody knows.
+    // The first node after a view; the later of two ends; the end of the sequence if unknown.
     assert_eq!(kept, [keep(x, c), keep(a, c), keep(b, c)]);
 }
 
@@ -874,7 +880,7 @@ fn wrong_orders_of_plugins_are_left_out() {
         let (order, _) = optimized(move |graph, _| change(graph));
         assert_eq!(order, [a, c, b]);
     }
-    // What it wants to keep is right in any order.
+    // Tensors to keep are valid in any order.
     let (order, kept) = optimized(|graph, keep| {
         let &mut [first, _, second, _] = nodes(graph) else {
             panic!("four nodes");

@@ -1,8 +1,9 @@
-//! A small graph with known numbers. A plugin's device has to compute it in the process that tries the plugin, before it is used without
-//! being named: that a library loads, and that single operations are right, says little about graphs.
+//! A small graph with known numbers. A plugin's device must compute it in the process that tries
+//! the plugin before it is used without being named: that a library loads and single operations are
+//! right says little about graphs.
 //!
-//! It is one layer of a language model, with weights in the device's memory. What the device does not support is computed here, as
-//! another device would in earnest.
+//! The graph is one layer of a language model, with weights in the device's memory. Nodes that the
+//! device does not support are computed here, as another device would do in normal use.
 
 use super::check::{Wanted, compute, is_close};
 use samite_core::{
@@ -11,11 +12,11 @@ use samite_core::{
 };
 use std::sync::Arc;
 
-/// Length of a token's vector, and how many tokens there are.
+/// Length of a token's vector, and number of tokens.
 const WIDTH: usize = 32;
 const TOKENS: usize = 3;
 
-/// A matrix of the layer, as numbers, and in the device's graph if it is there.
+/// A matrix of the layer: its numbers, and its tensor in the device's graph if there is one.
 struct Matrix {
     columns: usize,
     rows: usize,
@@ -27,13 +28,13 @@ struct Trial<'a> {
     device: &'a dyn Device,
     graph: Graph,
     matrices: Vec<Matrix>,
-    /// Values that the graph is given.
+    /// Inputs of the graph.
     inputs: Vec<(TensorId, usize)>,
-    /// What the device computes, and whether something else of the graph uses it.
+    /// Nodes that the device computes, and if other nodes use them.
     computed: Vec<(TensorId, usize, bool)>,
 }
 
-/// Numbers from -1 to 1 that look random and are always the same.
+/// Returns pseudo-random numbers from -1 to 1 that are always the same.
 fn numbers(seed: usize, count: usize) -> Vec<f32> {
     let number = |i: usize| ((i * 37 + seed * 101) * 7919 % 2003) as f32 / 1001.0 - 1.0;
     (0..count).map(number).collect()
@@ -49,7 +50,7 @@ fn each(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> Vec<f32> {
 }
 
 impl<'a> Trial<'a> {
-    /// A value that comes from elsewhere.
+    /// Adds a value from outside the graph.
     fn given(&mut self, columns: usize, rows: usize, numbers: Vec<f32>) -> usize {
         self.matrices.push(Matrix {
             columns,
@@ -72,7 +73,7 @@ impl<'a> Trial<'a> {
         &self.matrices[at].numbers
     }
 
-    /// The tensor of a value: an input, if the device did not compute it.
+    /// Returns the tensor of a value. It is an input if the device did not compute it.
     fn tensor(&mut self, at: usize) -> Result<TensorId> {
         let matrix = &mut self.matrices[at];
         if let Some(node) = matrix.node {
@@ -85,7 +86,7 @@ impl<'a> Trial<'a> {
         Ok(input)
     }
 
-    /// The value that `op` makes of others, which is known.
+    /// Adds the result of `op` on other values, with its known numbers.
     fn step(
         &mut self,
         op: Op,
@@ -109,7 +110,7 @@ impl<'a> Trial<'a> {
         Ok(at)
     }
 
-    /// Every row of `b` times every row of `a`.
+    /// Multiplies every row of `b` by every row of `a`.
     fn product(&mut self, a: usize, b: usize) -> Result<usize> {
         let precision = Precision::F32;
         let (columns, out) = (self.matrices[a].columns, self.matrices[a].rows);
@@ -122,14 +123,14 @@ impl<'a> Trial<'a> {
         self.step(Op::MulMat { precision }, &[a, b], (out, tokens, numbers))
     }
 
-    /// An operation on two values whose result has the first one's shape.
+    /// Adds an operation on two values whose result has the shape of the first.
     fn both(&mut self, op: Op, a: usize, b: usize, f: impl Fn(f32, f32) -> f32) -> Result<usize> {
         let numbers = each(self.numbers(a), self.numbers(b), f);
         let (columns, rows) = (self.matrices[a].columns, self.matrices[a].rows);
         self.step(op, &[a, b], (columns, rows, numbers))
     }
 
-    /// The layer.
+    /// Builds the layer.
     fn layer(&mut self, stored: &[Arc<StoredTensor>]) -> Result<()> {
         let weights = (0..stored.len())
             .map(|number| self.weights(stored, number))
@@ -147,7 +148,7 @@ impl<'a> Trial<'a> {
         let scaled = self.both(Op::Mul, normal, gain, |a, b| a * b)?;
         let queries = self.product(query, scaled)?;
         let keys = self.product(key, scaled)?;
-        // Values are made transposed: a row for each element, with a column for each token.
+        // Values are transposed: one row per element, one column per token.
         let values = self.product(scaled, value)?;
         let scores = self.product(keys, queries)?;
         let scale = 0.2;
@@ -177,7 +178,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// Small enough that results stay near 1.
+/// Returns weights small enough that results stay near 1.
 fn weight_numbers(number: usize, layout: &Layout) -> Vec<f32> {
     let scale = 1.0 / (WIDTH as f32).sqrt();
     let values = numbers(number + 1, layout.elements());
@@ -232,7 +233,7 @@ fn attempt(device: &Arc<dyn Device>) -> Result<Option<String>> {
         .iter()
         .map(|&(id, at)| (id, &*matrices[at].numbers))
         .collect();
-    // What is used goes into what uses it, so that only the ends are looked at.
+    // Intermediate results affect the final ones, so only those are checked.
     let ends: Vec<_> = trial.computed.iter().filter(|(.., used)| !used).collect();
     for (id, ..) in &ends {
         graph.set_output(*id);
@@ -266,7 +267,7 @@ fn attempt(device: &Arc<dyn Device>) -> Result<Option<String>> {
 /// Lets the device compute the graph.
 ///
 /// # Errors
-/// What is wrong with the result, or why there is none.
+/// Returns the error in the result, or the reason why there is no result.
 pub fn run(device: &Arc<dyn Device>) -> std::result::Result<(), String> {
     match attempt(device) {
         Ok(None) => Ok(()),

@@ -1,23 +1,23 @@
-//! Verdicts on the devices of plugins, kept from one run of the program to the next.
+//! Disk cache of verdicts on plugins' devices.
 //!
-//! They are true of a file for as long as it has the same size and time of change, and of one version of samite.
+//! They apply to a file with the same size and modification time, and to one version of samite.
 
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-/// Each device by its identity, with what is wrong with it.
+/// Identity of each device, with its failure if it has one.
 type Devices = Vec<(String, Option<String>)>;
 
-/// Where the verdicts on one plugin are kept, and what they are true of.
+/// Cache file of the verdicts on one plugin, and its subject line.
 pub struct Verdicts {
     file: PathBuf,
     subject: String,
 }
 
 impl Verdicts {
-    /// Those on the plugin at `path`, if there is a folder to keep them in.
+    /// Returns the verdicts on the plugin at `path`, if there is a cache folder.
     pub fn of(path: &Path) -> Option<Self> {
         Self::in_folder(&samite_core::cache_folder()?, path)
     }
@@ -40,7 +40,7 @@ impl Verdicts {
         })
     }
 
-    /// What is kept, if it is about the file as it is now.
+    /// Returns the verdicts if they apply to the current file.
     pub fn read(&self) -> Option<Devices> {
         let text = std::fs::read_to_string(&self.file).ok()?;
         let (subject, rest) = text.split_once('\n')?;
@@ -55,7 +55,7 @@ impl Verdicts {
         }
     }
 
-    /// Keeps verdicts. Where that does not work, they are found out again the next time.
+    /// Stores verdicts. If that fails, the next run determines them again.
     pub fn write(&self, devices: &Devices) {
         let mut text = format!("{}\n", self.subject);
         for (identity, doubt) in devices {
@@ -65,7 +65,7 @@ impl Verdicts {
         if let Some(folder) = self.file.parent() {
             let _ = std::fs::create_dir_all(folder);
         }
-        // Two programs may do this at once; a reader sees one or the other.
+        // Two processes may write at once; a reader sees one version or the other.
         let unfinished = self.file.with_extension(std::process::id().to_string());
         let written = std::fs::write(&unfinished, text);
         if written
@@ -96,7 +96,7 @@ mod tests {
         ];
         verdicts().write(&devices);
         assert_eq!(verdicts().read(), Some(devices.clone()));
-        // One of the same name elsewhere does not take the place.
+        // A plugin of the same name in another folder does not replace the verdicts.
         let other = folder.path().join("other");
         std::fs::create_dir(&other).unwrap();
         std::fs::write(other.join("libggml-x.so"), "1").unwrap();

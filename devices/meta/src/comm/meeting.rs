@@ -1,4 +1,4 @@
-//! A point that all threads of a group reach before one of them goes on.
+//! A barrier: all threads of a group reach it before any of them continues.
 
 use std::fmt;
 use std::sync::PoisonError;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 #[cfg(not(loom))]
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// What a member calls: all must call the same.
+/// The call that a member makes. All must make the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Call {
     pub what: &'static str,
@@ -30,24 +30,24 @@ impl fmt::Display for Call {
     }
 }
 
-/// Why a meeting failed.
+/// The reason why a barrier failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Poison(pub String);
 
 #[derive(Default)]
 struct State {
-    /// Who came, and what they called.
+    /// Members that have arrived, and their calls.
     arrived: Vec<(usize, Call)>,
     poison: Option<Poison>,
     sleeping: usize,
 }
 
-/// Where `size` threads meet, again and again. A thread that is early spins shortly, then sleeps.
+/// A reusable barrier for `size` threads. A thread that arrives early spins briefly, then sleeps.
 pub(super) struct Meeting {
     size: usize,
     spins: usize,
     deadline: Duration,
-    /// Meetings so far, and one more when the group is poisoned: what spinning threads look at.
+    /// Number of completed barriers, plus one if the group is poisoned. Spinning threads watch it.
     count: AtomicUsize,
     is_bad: AtomicBool,
     state: Mutex<State>,
@@ -68,11 +68,11 @@ impl Meeting {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing can panic between two changes of the state that belong together.
+        // No panic can occur between two related changes of the state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets everybody go on who waits or spins.
+    /// Releases all threads that sleep or spin.
     fn release(&self, state: &State) {
         self.count.fetch_add(1, Ordering::Release);
         if state.sleeping > 0 {
@@ -94,12 +94,12 @@ impl Meeting {
         self.poison_locked(&mut state, Poison(reason));
     }
 
-    /// Whether it is poisoned.
+    /// Returns whether the group is poisoned.
     pub fn is_poisoned(&self) -> bool {
         self.lock().poison.is_some()
     }
 
-    /// Begins anew. Nobody may be in a meeting.
+    /// Resets the barrier after a failure. No thread may be waiting.
     pub fn reset(&self) {
         let mut state = self.lock();
         state.arrived.clear();
@@ -107,7 +107,7 @@ impl Meeting {
         self.is_bad.store(false, Ordering::Release);
     }
 
-    /// Waits for all others. What each did before, all see afterwards.
+    /// Waits for all other members. Their earlier writes are visible afterwards.
     pub fn meet(&self, member: usize, call: Call) -> Result<(), Poison> {
         let mut state = self.lock();
         if let Some(poison) = &state.poison {
@@ -120,7 +120,7 @@ impl Meeting {
             return Err(self.poison_locked(&mut state, poison));
         }
         state.arrived.push((member, call));
-        // Nobody but who holds the lock changes it.
+        // Only the holder of the lock changes it.
         let before = self.count.load(Ordering::Relaxed);
         if state.arrived.len() == self.size {
             state.arrived.clear();
@@ -137,14 +137,14 @@ impl Meeting {
         if self.count.load(Ordering::Acquire) == before {
             self.sleep(before, call)?;
         }
-        // Whoever poisons says so before it lets others go on.
+        // `poison` sets this flag before it releases the threads.
         match self.is_bad.load(Ordering::Acquire) {
             false => Ok(()),
             true => self.lock().poison.clone().map_or(Ok(()), Err),
         }
     }
 
-    /// Sleeps until the meeting that follows number `before` took place.
+    /// Sleeps until the barrier after number `before` completes.
     fn sleep(&self, before: usize, call: Call) -> Result<(), Poison> {
         let mut state = self.lock();
         while self.count.load(Ordering::Acquire) == before {
@@ -248,7 +248,7 @@ mod loom_tests {
                     shared.1[member].store(round, Ordering::Relaxed);
                     shared.0.meet(member, CALL).unwrap();
                     let other = shared.1[1 - member].load(Ordering::Relaxed);
-                    // It may be one further by now, but not less far.
+                    // It may be one round ahead, but never behind.
                     assert!(other == round || other == round + 1);
                 }
             };

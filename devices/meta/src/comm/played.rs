@@ -1,18 +1,19 @@
-//! Processes that are played by threads of one process: for tests of what members do when each is alone.
+//! A loopback transport: threads of one process act as processes, to test members that are each
+//! alone.
 
 use super::Transport;
 use samite_core::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What was sent in a round, and by how many it was taken.
+/// Messages of a round, and the number of members that have read them.
 #[derive(Default)]
 struct Round {
     sent: Vec<Option<Vec<u8>>>,
     taken: usize,
 }
 
-/// One end of a connection between threads that play processes.
+/// One end of a connection between threads that act as processes.
 pub struct Played {
     rounds: Arc<Mutex<BTreeMap<usize, Round>>>,
     rank: usize,
@@ -23,7 +24,7 @@ pub struct Played {
 }
 
 impl Played {
-    /// The ends of all members.
+    /// Returns the ends of all members.
     pub fn all(size: usize) -> Vec<Played> {
         let rounds = Arc::default();
         (0..size)
@@ -97,6 +98,6 @@ impl Transport for Played {
         Ok(())
     }
 
-    /// A thread cannot end others.
+    /// A thread cannot end other threads.
     fn abort(&mut self, _: i32) {}
 }

@@ -1,11 +1,14 @@
-//! A group of processes, each of which is one member.
+//! A group of processes, with one member per process.
 //!
-//! All members make the same calls in the same order. A call is a round: what each has goes to all, behind a head that says which call it is. Who waits
-//! asks the [`Transport`] again and again, first in a loop, then with pauses, until a deadline. After a failure that others may not know of the group
-//! is *poisoned*: every later call fails at once. Nothing mends it, as what was under way cannot be taken back; the processes must begin anew.
+//! All members make the same calls in the same order. A call is a round: the data of each member
+//! goes to all, after a header that identifies the call. A waiting member polls the [`Transport`],
+//! first in a loop, then with pauses, until a deadline. After a failure that other members may not
+//! know of, the group is *poisoned*: every later call fails at once. A group cannot recover from
+//! that, because the round in flight cannot be undone; the processes must restart.
 //!
-//! Before the work begins, members compare what must be equal ([`agree`](ProcessGroup::agree)) and tell each other of failures
-//! ([`fail`](ProcessGroup::fail)). A failure that all know of *ends* the group: everybody has the same error.
+//! Before the work begins, members compare values that must be equal
+//! ([`agree`](ProcessGroup::agree)) and report failures ([`fail`](ProcessGroup::fail)). A failure
+//! that all know of *ends* the group: all get the same error.
 
 use super::{Communicator, Transport};
 use crate::device::MOST_MEMBERS;
@@ -15,14 +18,14 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How a group of processes waits.
+/// Wait options of a group of processes.
 #[derive(Clone, Debug)]
 pub struct ProcessOptions {
-    /// How long members wait for each other before something must be wrong.
+    /// Time that members wait for each other before they report a failure.
     pub deadline: Duration,
-    /// Ends waiting.
+    /// Cancels a wait.
     pub cancel: CancelToken,
-    /// Time.
+    /// Source of time.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -36,29 +39,31 @@ impl Default for ProcessOptions {
     }
 }
 
-/// How long a waiting process keeps its processor.
+/// Time that a waiting process spins.
 const SPINNING: Duration = Duration::from_micros(50);
-/// How long it lets others have the processor before it sleeps. Prompts take members unequally long, and waking up takes as long as an exchange.
+/// Time that it then yields the processor before it sleeps. Members differ in how long prefill
+/// takes, and waking up takes as long as an exchange.
 const YIELDING: Duration = Duration::from_millis(5);
-/// Most questions before it sleeps, whatever the clock says.
+/// Maximum number of polls before it sleeps, whatever the clock says.
 const QUESTIONS: usize = 100_000;
-/// How long it sleeps.
+/// Duration of a sleep.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// Who waits tells the others so when this part of the time that it waits is over, so that they know at their deadline who does not.
+/// Inverse of the part of the deadline after which a waiting member announces that it waits. At the
+/// deadline, the others then know which member is missing.
 const CALLING: u32 = 4;
 
-/// Most numbers that are summed in one round, so that what all have together stays small.
+/// Maximum number of elements in one round of a sum, so that the gathered data stays small.
 const PIECE: usize = 1 << 18;
 
-/// What a round is for.
+/// Purpose of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// How each is doing, with a number.
+    /// Status of each member, with a number.
     Status,
-    /// The same of who cannot go on, with the length of the reason.
+    /// Status of a member that cannot continue, with the length of the reason.
     Failure,
-    /// What each has to say.
+    /// Messages of all members.
     Telling,
     Sum,
     Gather,
@@ -74,7 +79,8 @@ const KINDS: [Kind; 6] = [
     Kind::Broadcast,
 ];
 
-/// The beginning of what a member sends: the number of the call, its kind, and how much is exchanged or another number.
+/// Header of a message: the number of the call, its kind, and the size of the exchange or another
+/// number.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Head {
     call: u64,
@@ -103,7 +109,7 @@ impl Head {
         Some(Head { call, kind, number })
     }
 
-    /// Whether two members mean the same round.
+    /// Returns whether two members are in the same round.
     fn fits(self, other: Head) -> bool {
         let is_status = |kind| matches!(kind, Kind::Status | Kind::Failure);
         self.call == other.call && (self == other || is_status(self.kind) && is_status(other.kind))
@@ -125,18 +131,18 @@ impl fmt::Display for Head {
 
 enum Health {
     Good,
-    /// All know of a failure, and what it is.
+    /// All members know of a failure, which is this one.
     Ended(String),
-    /// Something failed that others may not know of.
+    /// A failure occurred that other members may not know of.
     Poisoned(String),
 }
 
 struct State {
     transport: Box<dyn Transport>,
-    /// Rounds so far.
+    /// Number of rounds so far.
     calls: u64,
     health: Health,
-    /// By member: bytes of a round. Kept, so that nothing is allocated in a steady state.
+    /// Bytes of a round, by member. Reused to avoid allocations in a steady state.
     lens: Vec<usize>,
 }
 
@@ -184,7 +190,7 @@ impl State {
         }
     }
 
-    /// What every member sent in the last round: its head, and the rest.
+    /// Returns the message of each member in the last round: its header and the rest.
     fn parts(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let mut rest = self.transport.gathered();
         self.lens.iter().map(move |&len| {
@@ -196,7 +202,7 @@ impl State {
 }
 
 impl ProcessGroup {
-    /// A group of all processes that a transport connects.
+    /// Creates a group of all processes that a transport connects.
     pub fn new(transport: Box<dyn Transport>, options: ProcessOptions) -> Self {
         ProcessGroup(Arc::new(Shared {
             name: transport.name(),
@@ -212,33 +218,33 @@ impl ProcessGroup {
         }))
     }
 
-    /// The transport, if this is the last use of the group.
+    /// Returns the transport, if this is the last use of the group.
     pub fn into_transport(self) -> Option<Box<dyn Transport>> {
         let state = Arc::into_inner(self.0)?.state.into_inner();
         Some(state.unwrap_or_else(PoisonError::into_inner).transport)
     }
 
-    /// What connects the processes.
+    /// Returns the name of the transport.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The number of this process.
+    /// Returns the rank of this process.
     pub fn rank(&self) -> usize {
         self.0.rank
     }
 
-    /// How many processes there are.
+    /// Returns the number of processes.
     pub fn size(&self) -> usize {
         self.0.size
     }
 
-    /// How long members wait for each other.
+    /// Returns the time that members wait for each other.
     pub fn deadline(&self) -> Duration {
         self.0.options.deadline
     }
 
-    /// The failure that all processes know of, if there was one.
+    /// Returns the failure that all processes know of, if there was one.
     pub fn ended(&self) -> Option<String> {
         match &self.lock().health {
             Health::Ended(reason) => Some(reason.clone()),
@@ -246,27 +252,28 @@ impl ProcessGroup {
         }
     }
 
-    /// Whether something failed that other processes may not know of.
+    /// Returns whether a failure occurred that other processes may not know of.
     pub fn is_poisoned(&self) -> bool {
         matches!(self.lock().health, Health::Poisoned(_))
     }
 
-    /// Makes every later call fail: this process cannot go on. The others find out at their deadline.
+    /// Makes every later call fail: this process cannot continue. The others notice at their
+    /// deadline.
     pub fn abort(&self, reason: &str) {
         self.lock().poison(reason);
     }
 
-    /// Ends all processes where the transport can, this one too.
+    /// Ends all processes including this one, if the transport can.
     pub fn abort_all(&self, exit_code: i32) {
         let mut state = self.lock();
         state.poison("this process ended the others");
         state.transport.abort(exit_code);
     }
 
-    /// Says farewell, when all do: no call is possible afterwards.
+    /// Leaves the group together with all others. No call is possible afterwards.
     ///
     /// # Errors
-    /// If not all come, or something failed before that not all know of.
+    /// Returns an error if a member does not arrive, or if an earlier failure is not known to all.
     pub fn finish(&self) -> Result<()> {
         let state = &mut *self.lock();
         if let Health::Good = state.health {
@@ -280,28 +287,29 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Waits for all, for this long at most.
+    /// Waits for all members, at most for `within`.
     ///
     /// # Errors
-    /// If one cannot go on or does not come.
+    /// Returns an error if a member cannot continue or does not arrive.
     pub fn wait_for_all(&self, within: Duration) -> Result<()> {
         self.status(&mut self.lock(), Ok(0), within).map(drop)
     }
 
-    /// Tells the others, instead of the call that they make to compare or tell something, that this process cannot go on: all have the same error then.
-    /// Nothing happens if they know of a failure already.
+    /// Reports in the next comparison or message round that this process cannot continue. All
+    /// members then get the same error. Does nothing if all know of a failure already.
     pub fn fail(&self, reason: &str) {
         let state = &mut *self.lock();
         if let Health::Good = state.health {
-            // What it returns is the failure that all know of.
+            // The result is the failure that all know of.
             let _ = self.status(state, Err(reason), self.deadline());
         }
     }
 
-    /// Compares a number that must be the same for all; `what` names what it stands for.
+    /// Compares a number that must be the same on all members. `what` names its meaning.
     ///
     /// # Errors
-    /// If it is not, the same error for all. If one cannot go on or does not come.
+    /// Returns the same error on all members if the numbers differ. Also fails if a member cannot
+    /// continue or does not arrive.
     pub fn agree(&self, what: &str, number: u64) -> Result<()> {
         let state = &mut *self.lock();
         let numbers = self.status(state, Ok(number), self.deadline())?;
@@ -314,19 +322,19 @@ impl ProcessGroup {
         state.check()
     }
 
-    /// The number that the first process has.
+    /// Returns the number of the first process.
     ///
     /// # Errors
-    /// If one cannot go on or does not come.
+    /// Returns an error if a member cannot continue or does not arrive.
     pub fn of_first(&self, mine: u64) -> Result<u64> {
         let numbers = self.status(&mut self.lock(), Ok(mine), self.deadline())?;
         Ok(numbers[0])
     }
 
-    /// Tells the others something: returns what each told.
+    /// Sends a message to all members and returns the messages of all.
     ///
     /// # Errors
-    /// If one cannot go on or does not come.
+    /// Returns an error if a member cannot continue or does not arrive.
     pub fn tell(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let state = &mut *self.lock();
         let lens = self.status(state, Ok(mine.len() as u64), self.deadline())?;
@@ -336,17 +344,18 @@ impl ProcessGroup {
         Ok(state.parts().map(|(_, told)| told.to_vec()).collect())
     }
 
-    /// This process's end for the work that all do.
+    /// Returns this process's end for collective operations.
     pub(crate) fn communicator(&self) -> ProcessCommunicator {
         ProcessCommunicator(self.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in between leaves a call unfinished, which the next one notices.
+        // A panic leaves a call unfinished, which the next call notices.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hears how all are doing. Who cannot go on says why, and all have that error then.
+    /// Exchanges the status of all members. If one cannot continue, it sends the reason and all get
+    /// that error.
     fn status(
         &self,
         state: &mut State,
@@ -379,7 +388,7 @@ impl ProcessGroup {
             .map(|(rank, ((_, reason), _))| (rank, String::from_utf8_lossy(reason).into_owned()));
         let (rank, first) = reasons.next().unwrap_or_default();
         let same = reasons.filter(|(_, reason)| *reason == first).count() + 1;
-        // What is wrong with all of them is no matter of one.
+        // A failure common to all members needs no rank.
         state.health = Health::Ended(match same == self.size() {
             true => first,
             false => format!("rank {rank}: {first}"),
@@ -387,7 +396,7 @@ impl ProcessGroup {
         state.check().map(|()| Vec::new())
     }
 
-    /// One round. Afterwards, [`parts`](State::parts) are what all sent.
+    /// Performs one round. Afterwards, [`parts`](State::parts) returns the messages of all.
     fn round(
         &self,
         state: &mut State,
@@ -478,7 +487,7 @@ impl ProcessGroup {
     }
 }
 
-/// One process's end of a group, for the work that all do.
+/// One process's end of a group, for collective operations.
 pub(crate) struct ProcessCommunicator(ProcessGroup);
 
 impl ProcessCommunicator {

@@ -7,18 +7,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-/// What one member tells the others. Each has two, used in turn: when a member comes to a meeting, all have read what it told in the one before the last.
+/// Published data of each member. There are two buffers, used in turn: when a member reaches a
+/// barrier, all have read what it published before the barrier before the last.
 type Told<T> = [Vec<RwLock<Vec<T>>>; 2];
 
 struct Shared {
     meeting: Meeting,
-    /// How often the group began anew.
+    /// Number of resets of the group.
     beginnings: AtomicUsize,
     numbers: Told<f32>,
     bytes: Told<u8>,
 }
 
-/// A group of threads: what its members have in common.
+/// State shared by the members of a group of threads.
 #[derive(Clone)]
 pub struct ThreadGroup(Arc<Shared>);
 
@@ -27,7 +28,7 @@ pub struct ThreadCommunicator {
     shared: Arc<Shared>,
     rank: usize,
     size: usize,
-    /// Meetings since the group began, which all have counted alike.
+    /// Number of barriers since the last reset, the same on all members.
     calls: usize,
     beginning: usize,
 }
@@ -37,7 +38,8 @@ fn told<T>(size: usize) -> Told<T> {
 }
 
 impl ThreadGroup {
-    /// A group of `size` members that wait for each other: in `spins` turns of a loop, then asleep, for `deadline` at most.
+    /// Creates a group of `size` members. A waiting member spins `spins` times, then sleeps, for at
+    /// most `deadline`.
     pub fn new(size: usize, spins: usize, deadline: Duration) -> Self {
         ThreadGroup(Arc::new(Shared {
             meeting: Meeting::new(size, spins, deadline),
@@ -47,7 +49,7 @@ impl ThreadGroup {
         }))
     }
 
-    /// The members' ends.
+    /// Returns the members' ends.
     pub fn members(&self) -> Vec<ThreadCommunicator> {
         let size = self.0.numbers[0].len();
         (0..size)
@@ -61,17 +63,17 @@ impl ThreadGroup {
             .collect()
     }
 
-    /// Makes every call fail, until the group begins anew.
+    /// Makes every call fail until the group is reset.
     pub fn abort(&self, reason: &str) {
         self.0.meeting.poison(reason.to_owned());
     }
 
-    /// Whether something failed.
+    /// Returns whether a failure occurred.
     pub fn is_poisoned(&self) -> bool {
         self.0.meeting.is_poisoned()
     }
 
-    /// Begins anew after a failure. No member may be in a call.
+    /// Resets the group after a failure. No member may be in a call.
     pub fn reset(&self) {
         self.0.meeting.reset();
         self.0.beginnings.fetch_add(1, Ordering::Release);
@@ -82,7 +84,7 @@ fn failed(Poison(reason): Poison) -> Error {
     Error::device("meta", format!("the members stopped: {reason}"))
 }
 
-/// Makes `list` at least `len` elements long, in memory that may be refused.
+/// Grows `list` to at least `len` elements. The allocation may fail.
 pub(crate) fn grow<T: Clone + Default>(list: &mut Vec<T>, len: usize) -> Result<()> {
     let more = len.saturating_sub(list.len());
     list.try_reserve_exact(more)
@@ -97,14 +99,14 @@ pub(crate) fn grow<T: Clone + Default>(list: &mut Vec<T>, len: usize) -> Result<
 }
 
 impl ThreadCommunicator {
-    /// Tells something, and waits until all have.
+    /// Publishes data, and waits until all members have done so.
     fn tell<T: Copy + Default>(
         &mut self,
         told: fn(&Shared) -> &Told<T>,
         mine: &[T],
         call: Call,
     ) -> Result<usize> {
-        // Who failed came to fewer meetings than who waited for it.
+        // A member that failed has counted fewer barriers than those that waited for it.
         let beginning = self.shared.beginnings.load(Ordering::Acquire);
         if beginning != self.beginning {
             (self.beginning, self.calls) = (beginning, 0);
@@ -121,7 +123,7 @@ impl ThreadCommunicator {
         Ok(turn)
     }
 
-    /// What a member told.
+    /// Returns the data that a member published.
     fn heard<T: Copy>(
         &self,
         told: fn(&Shared) -> &Told<T>,
@@ -249,7 +251,8 @@ mod tests {
         })
     }
 
-    /// One member fails before a call in which the other one waits, so they have made different numbers of calls.
+    /// One member fails before a call in which the other one waits, so they have made different
+    /// numbers of calls.
     #[test]
     fn after_a_failure_members_hear_each_other_again() {
         for before in 0..3 {

@@ -1,51 +1,55 @@
-//! What carries bytes between processes.
+//! Transports: carry bytes between processes.
 
 use samite_core::Result;
 
 /// One process's end of a connection between all members of a group.
 ///
-/// It does one thing: what each member has goes to all. Nothing in it waits, so that who uses it decides for how long.
+/// It has a single operation: sending the data of each member to all. No method blocks, so the
+/// caller decides how long to wait.
 pub trait Transport: Send {
-    /// What it is, for people: a library and its version.
+    /// Returns a name for users: a library and its version.
     fn name(&self) -> String;
 
-    /// The number of this process.
+    /// Returns the rank of this process.
     fn rank(&self) -> usize;
 
-    /// How many processes there are.
+    /// Returns the number of processes.
     fn size(&self) -> usize;
 
-    /// Begins to gather what all have. The n-th call of a member belongs to the n-th call of every other one. This member has `head` and `body`, one
-    /// behind the other; `lens` says for each member how many bytes it has.
+    /// Starts to gather the data of all members. The n-th call of a member belongs to the n-th call
+    /// of every other one. The data of this member is `head` followed by `body`; `lens` are the
+    /// sizes in bytes of all members' data.
     ///
     /// # Errors
-    /// If a gathering is under way, or cannot begin.
+    /// Returns an error if a gather is in progress or cannot start.
     fn begin(&mut self, head: &[u8], body: &[u8], lens: &[usize]) -> Result<()>;
 
-    /// Whether everything is here. Returns at once.
+    /// Returns whether the gather is complete. Does not block.
     ///
     /// # Errors
-    /// If it will never be.
+    /// Returns an error if it can never complete.
     fn test(&mut self) -> Result<bool>;
 
-    /// Tells the others that this process waits in the gathering that is under way, where a transport could not know otherwise who has come to it. Called once
-    /// in a gathering that takes long.
+    /// Announces to the others that this process waits in the current gather, for transports that
+    /// cannot tell who has arrived. Called once in a gather that takes long.
     fn call_out(&mut self) {}
 
-    /// Who has not come to the gathering that is under way, as far as that is known: when a deadline is over. Nothing is gathered afterwards.
+    /// Returns the ranks that have not arrived at the current gather, as far as known. Called when
+    /// the deadline is over. No gather is possible afterwards.
     fn missing(&mut self) -> Vec<usize> {
         Vec::new()
     }
 
-    /// What all had, one behind the other in the members' order: when [`test`](Transport::test) has said so, until the next beginning.
+    /// Returns the data of all members, concatenated in the order of their ranks. Valid from when
+    /// [`test`](Transport::test) returns true until the next `begin`.
     fn gathered(&self) -> &[u8];
 
-    /// Says farewell, when all do.
+    /// Leaves the group together with all others.
     ///
     /// # Errors
-    /// If that fails.
+    /// Returns an error if that fails.
     fn finish(&mut self) -> Result<()>;
 
-    /// Ends all processes, this one too, where that is possible: one cannot go on.
+    /// Ends all processes including this one, if possible, because one cannot continue.
     fn abort(&mut self, exit_code: i32);
 }

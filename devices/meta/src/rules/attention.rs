@@ -1,10 +1,11 @@
-//! Attention and what it is made of.
+//! Attention and its parts.
 
 use super::{Case, Decision};
 use crate::state::{Runs, State};
 use samite_core::Op;
 
-/// What a mask must be, of which one extent belongs to the axis that is split; `None` if its parts do not fit.
+/// Returns the state that a mask must have if the given extent belongs to the split axis. Returns
+/// `None` if its parts do not match.
 fn mask(c: &Case<'_>, index: usize, axis: usize, whole: usize, runs: &Runs) -> Option<State> {
     let Some(extent) = c.extent(index, axis) else {
         return Some(State::Mirrored);
@@ -16,7 +17,7 @@ fn mask(c: &Case<'_>, index: usize, axis: usize, whole: usize, runs: &Runs) -> O
     }
 }
 
-/// Rows of logits, masked.
+/// Divides softmax of rows of logits, with a mask.
 pub(super) fn soft_max(c: &Case<'_>) -> Option<Decision> {
     let Op::SoftMax { max_bias, .. } = *c.op else {
         return None;
@@ -28,7 +29,7 @@ pub(super) fn soft_max(c: &Case<'_>) -> Option<Decision> {
         *place = mask(c, 1, axis, c.extent(0, axis)?, runs)?;
     }
     if axis == 2 {
-        // Slopes depend on the number of the head.
+        // Slopes depend on the head's index.
         if max_bias > 0.0 {
             return None;
         }
@@ -39,7 +40,7 @@ pub(super) fn soft_max(c: &Case<'_>) -> Option<Decision> {
     Decision::each(want, state)
 }
 
-/// Heads turned by the positions of their tokens.
+/// Divides the rotary embedding of heads.
 pub(super) fn rope(c: &Case<'_>) -> Option<Decision> {
     let (Op::Rope(of) | Op::RopeBack(of)) = *c.op else {
         return None;
@@ -48,7 +49,7 @@ pub(super) fn rope(c: &Case<'_>) -> Option<Decision> {
         let state = State::split(axis, runs.clone());
         return match axis {
             0 => None,
-            // Positions of one token lie apart.
+            // The positions of one token are not adjacent.
             2 if of.axes() > 1 => None,
             2 => {
                 let positions = State::split(0, runs.clone());
@@ -61,7 +62,8 @@ pub(super) fn rope(c: &Case<'_>) -> Option<Decision> {
     c.linear_in(0)
 }
 
-/// Attention in one step: queries `[d, tokens, heads, batch]`, keys and values `[d, kv, kv heads, batch]`.
+/// Divides flash attention: queries `[d, tokens, heads, batch]`, keys and values
+/// `[d, kv, kv heads, batch]`.
 pub(super) fn flash_attn(c: &Case<'_>) -> Option<Decision> {
     let Op::FlashAttn { max_bias, .. } = *c.op else {
         return None;

@@ -1,13 +1,13 @@
-//! Operations on each element.
+//! Elementwise operations.
 
 use super::{Case, Decision, Mode};
 use crate::state::{Runs, State};
 use samite_core::{DType, Op, Unary};
 
-/// One source, element by element.
+/// Divides operations with one source.
 pub(super) fn each(c: &Case<'_>) -> Option<Decision> {
     if let Op::Fill { .. } = c.op {
-        // Only the shape counts.
+        // Only the shape matters.
         let state = c.source(0)?.state.clone();
         let result = match &state {
             State::Split { .. } => state.clone(),
@@ -29,18 +29,19 @@ pub(super) fn each(c: &Case<'_>) -> Option<Decision> {
     if linear { c.linear_in(0) } else { None }
 }
 
-/// What the second operand must be where the first is split along `axis`; `None` if its parts do not fit.
+/// Returns the state that the second operand must have if the first is split along `axis`. Returns
+/// `None` if its parts do not match.
 fn second(c: &Case<'_>, axis: usize, runs: &Runs) -> Option<State> {
     let (whole, part) = (c.extent(0, axis)?, c.extent(1, axis)?);
     match part {
         part if part == whole => Some(State::split(axis, runs.clone())),
         1 => Some(State::Mirrored),
-        // It repeats: each run is made of whole periods.
+        // The operand is broadcast: each run must consist of whole periods.
         period => runs.in_units(period).map(|_| State::Mirrored),
     }
 }
 
-/// Two operands, of which the second repeats.
+/// Divides operations with two operands. The second may be broadcast.
 pub(super) fn binary(c: &Case<'_>) -> Option<Decision> {
     let [a, b] = [0, 1].map(|index| c.is_partial(index));
     let is_sum = matches!(c.op, Op::Add | Op::Sub);
@@ -49,7 +50,7 @@ pub(super) fn binary(c: &Case<'_>) -> Option<Decision> {
     if a && is_f32 {
         return match (is_sum, b) {
             (true, true) => Decision::each(vec![State::Partial; 2], State::Partial),
-            // One member adds what all have.
+            // Only one member adds the replicated operand.
             (true, false) => Some(Decision {
                 want: c.want([(0, State::Partial)]),
                 result: State::Partial,
@@ -73,7 +74,7 @@ pub(super) fn binary(c: &Case<'_>) -> Option<Decision> {
     }
     let (axis, runs) = match (c.split(0), c.split(1)) {
         (Some(first), _) => first,
-        // What all have is cut like what is split, if that has the whole extent.
+        // Cut the replicated operand like the split one if both have the same extent.
         (None, Some((axis, runs))) if c.extent(0, axis) == c.extent(1, axis) => (axis, runs),
         _ => return None,
     };
@@ -83,7 +84,7 @@ pub(super) fn binary(c: &Case<'_>) -> Option<Decision> {
     Decision::each(vec![state.clone(), second], state)
 }
 
-/// Rows named by number, added.
+/// Divides the addition of rows selected by index.
 pub(super) fn add_id(c: &Case<'_>) -> Option<Decision> {
     if c.is_partial(0) {
         return Some(Decision {
@@ -102,7 +103,7 @@ pub(super) fn add_id(c: &Case<'_>) -> Option<Decision> {
     Decision::each(c.want([(0, state.clone()), (2, numbers)]), state)
 }
 
-/// Gated units of one or two sources.
+/// Divides gated units of one or two sources.
 pub(super) fn glu(c: &Case<'_>) -> Option<Decision> {
     if c.source(1).is_some() {
         let (axis, runs) = c.split(0).or(c.split(1))?;
@@ -114,7 +115,7 @@ pub(super) fn glu(c: &Case<'_>) -> Option<Decision> {
     if axis > 0 {
         return Decision::each(vec![state.clone()], state);
     }
-    // Both halves of a row are divided alike: then they are the halves of what each member has.
+    // If both halves of a row are divided alike, they are the halves of each member's part.
     let half = c.extent(0, 0)? / 2;
     let (first, rest) = (runs.window(0, half), runs.window(half, half));
     match first == rest {
@@ -123,7 +124,7 @@ pub(super) fn glu(c: &Case<'_>) -> Option<Decision> {
     }
 }
 
-/// Rows that are cut at the diagonal by their number.
+/// Divides the masking of rows at the diagonal by their index.
 pub(super) fn diag_mask(c: &Case<'_>) -> Option<Decision> {
     if matches!(c.op, Op::DiagMaskZero { .. }) && c.is_partial(0) {
         return c.linear_in(0);

@@ -3,7 +3,7 @@
 use super::{Case, Decision};
 use crate::state::State;
 
-/// `W [k, m, …]` with `X [k, n, …]`.
+/// Divides the product of `W [k, m, …]` and `X [k, n, …]`.
 pub(super) fn mul_mat(c: &Case<'_>) -> Option<Decision> {
     if c.is_partial(1) && c.is_mirrored(0) {
         return c.linear_in(1);
@@ -17,13 +17,13 @@ pub(super) fn mul_mat(c: &Case<'_>) -> Option<Decision> {
             let rows = State::split(1, runs.clone());
             Decision::each(c.want([(0, rows)]), State::split(0, runs.clone()))
         }
-        // Parts of dot products.
+        // Partial dot products.
         Some((0, runs)) => {
             let columns = State::split(0, runs.clone());
             columns.check(c.source(1)?.layout, usize::MAX).ok()?;
             Decision::each(vec![columns; 2], State::Partial)
         }
-        // Heads, or other batches: each of the first stands for several of the second.
+        // Heads or other batches: each of the first operand serves several of the second.
         Some((axis, runs)) => {
             let group = c.extent(1, axis)? / c.extent(0, axis)?;
             let batches = State::split(axis, runs.clone());
@@ -47,7 +47,7 @@ pub(super) fn mul_mat(c: &Case<'_>) -> Option<Decision> {
     }
 }
 
-/// Products with chosen experts `[k, m, experts]`: all members choose alike.
+/// Divides products with selected experts `[k, m, experts]`. All members select the same ones.
 pub(super) fn mul_mat_id(c: &Case<'_>) -> Option<Decision> {
     if c.is_partial(1) && c.is_mirrored(0) {
         return c.linear_in(1);
@@ -63,7 +63,7 @@ pub(super) fn mul_mat_id(c: &Case<'_>) -> Option<Decision> {
         }
         Some(_) => None,
         None => {
-            // Tokens, or the experts of each.
+            // Split by tokens, or by each token's experts.
             let (axis, runs) = c.split(1).filter(|&(axis, _)| axis == 1 || axis == 2)?;
             if c.extent(1, axis)? != c.extent(2, axis - 1)? {
                 return None;
@@ -75,7 +75,7 @@ pub(super) fn mul_mat_id(c: &Case<'_>) -> Option<Decision> {
     }
 }
 
-/// Sums of outer products of `A [m, k, …]` and `B [n, k, …]`.
+/// Divides sums of outer products of `A [m, k, …]` and `B [n, k, …]`.
 pub(super) fn out_prod(c: &Case<'_>) -> Option<Decision> {
     for (one, other) in [(0, 1), (1, 0)] {
         if c.is_partial(one) && c.is_mirrored(other) {

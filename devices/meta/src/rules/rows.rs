@@ -1,22 +1,22 @@
-//! Operations on rows: norms, sums, orders, rows by number.
+//! Operations on rows: norms, sums, sorting, lookups.
 
 use super::{Case, Decision};
 use crate::state::State;
 use samite_core::DType;
 
-/// Needs whole rows.
+/// Divides operations that need whole rows.
 pub(super) fn whole(c: &Case<'_>) -> Option<Decision> {
     let (axis, runs) = c.split(0).filter(|&(axis, _)| axis > 0)?;
     let state = State::split(axis, runs.clone());
     Decision::each(vec![state.clone()], state)
 }
 
-/// Needs whole rows, and is linear.
+/// Divides linear operations that need whole rows.
 pub(super) fn whole_or_linear(c: &Case<'_>) -> Option<Decision> {
     c.linear_in(0).or_else(|| whole(c))
 }
 
-/// Sums of rows; of parts of rows, sums to be summed.
+/// Divides sums of rows. Sums of partial rows are partial results.
 pub(super) fn sum_rows(c: &Case<'_>) -> Option<Decision> {
     if let Some(runs) = c.split_on(0, 0) {
         return Decision::each(vec![State::split(0, runs.clone())], State::Partial);
@@ -24,7 +24,7 @@ pub(super) fn sum_rows(c: &Case<'_>) -> Option<Decision> {
     whole_or_linear(c)
 }
 
-/// One sum of everything.
+/// Divides the sum of all elements.
 pub(super) fn sum(c: &Case<'_>) -> Option<Decision> {
     if let Some((axis, runs)) = c.split(0)
         && c.result.dtype() == DType::F32
@@ -34,7 +34,8 @@ pub(super) fn sum(c: &Case<'_>) -> Option<Decision> {
     c.linear_in(0)
 }
 
-/// Channels over time, each by itself: `[time, channels, sequences]` gives `[channels, tokens, sequences]`.
+/// Divides a convolution over time per channel: `[time, channels, sequences]` gives
+/// `[channels, tokens, sequences]`.
 pub(super) fn conv(c: &Case<'_>) -> Option<Decision> {
     let (axis, runs) = c.split(0).filter(|&(axis, _)| axis > 0)?;
     let state = State::split(axis, runs.clone());
@@ -44,14 +45,14 @@ pub(super) fn conv(c: &Case<'_>) -> Option<Decision> {
     }
 }
 
-/// One number for each row of a matrix.
+/// Divides an operation that gives one number per row of a matrix.
 pub(super) fn argmax(c: &Case<'_>) -> Option<Decision> {
     let runs = c.split_on(0, 1)?;
     let rows = State::split(1, runs.clone());
     Decision::each(vec![rows], State::split(0, runs.clone()))
 }
 
-/// Rows of a table.
+/// Divides a lookup of rows in a table.
 pub(super) fn get_rows(c: &Case<'_>) -> Option<Decision> {
     if c.is_partial(0) {
         return c.linear_in(0);
@@ -61,7 +62,7 @@ pub(super) fn get_rows(c: &Case<'_>) -> Option<Decision> {
             let state = State::split(0, runs.clone());
             Decision::each(c.want([(0, state.clone())]), state)
         }
-        // Several tables, each with numbers of its own.
+        // Several tables, each with its own indices.
         Some((axis @ (2 | 3), runs)) => {
             let state = State::split(axis, runs.clone());
             let numbers = State::split(axis - 1, runs.clone());
@@ -81,7 +82,7 @@ pub(super) fn get_rows(c: &Case<'_>) -> Option<Decision> {
     }
 }
 
-/// Rows into a table, which stays as it is divided.
+/// Divides writes of rows to a table, whose division stays the same.
 pub(super) fn set_rows(c: &Case<'_>) -> Option<Decision> {
     let (axis, runs) = c.split(2)?;
     let state = State::split(axis, runs.clone());

@@ -1,4 +1,4 @@
-//! New shapes, views and copies.
+//! Reshapes, views and copies.
 
 use super::{Case, Decision, Mode};
 use crate::state::State;
@@ -87,7 +87,7 @@ pub(super) fn permute(c: &Case<'_>) -> Option<Decision> {
     c.linear_in(0)
 }
 
-/// A copy into memory that stays as it is divided.
+/// Divides a copy into memory whose division stays the same.
 pub(super) fn cpy(c: &Case<'_>) -> Option<Decision> {
     let (axis, runs) = c.split(1)?;
     let target = State::split(axis, runs.clone());

@@ -1,9 +1,9 @@
-//! Gradients and steps of optimizers.
+//! Gradients and optimizer steps.
 
 use super::{Case, Decision};
 use crate::state::State;
 
-/// Parts that came from one element, summed.
+/// Divides the sum of parts that were repeated from one element.
 pub(super) fn repeat_back(c: &Case<'_>) -> Option<Decision> {
     if let Some((axis, runs)) = c.split(0) {
         let state = State::split(axis, runs.clone());
@@ -18,7 +18,7 @@ pub(super) fn repeat_back(c: &Case<'_>) -> Option<Decision> {
     c.linear_in(0)
 }
 
-/// Element by element, linear in the gradient.
+/// Divides an elementwise operation that is linear in the gradient.
 pub(super) fn silu_back(c: &Case<'_>) -> Option<Decision> {
     if c.is_partial(0) && c.is_mirrored(1) {
         return c.linear_in(0);
@@ -28,7 +28,7 @@ pub(super) fn silu_back(c: &Case<'_>) -> Option<Decision> {
     Decision::each(vec![state.clone(); 2], state)
 }
 
-/// Row by row, linear in the gradient.
+/// Divides an operation by row that is linear in the gradient.
 pub(super) fn back_of_rows(c: &Case<'_>) -> Option<Decision> {
     if c.is_partial(0) && c.is_mirrored(1) {
         return c.linear_in(0);
@@ -41,7 +41,7 @@ pub(super) fn back_of_rows(c: &Case<'_>) -> Option<Decision> {
     Decision::each(vec![state.clone(); 2], state)
 }
 
-/// Gradients of rows, summed by the row that they belong to.
+/// Divides sums of gradients of rows by the table row that they belong to.
 pub(super) fn get_rows_back(c: &Case<'_>) -> Option<Decision> {
     match c.split(0) {
         Some((0, runs)) => {
@@ -57,7 +57,8 @@ pub(super) fn get_rows_back(c: &Case<'_>) -> Option<Decision> {
     }
 }
 
-/// Weights and means stay as they are divided; the gradient and the means are what the weights are.
+/// Divides an optimizer step. Weights and moments keep their division; the gradient and the moments
+/// must be divided like the weights.
 pub(super) fn step(c: &Case<'_>) -> Option<Decision> {
     let weights = c.source(0)?.state;
     weights.as_split()?;

@@ -1,4 +1,4 @@
-//! Runs graphs on the reference device: whole, and divided.
+//! Runs graphs on the reference device, whole and divided.
 
 use crate::partition::{Exchange, Leaf, Partition, Step, Task};
 use crate::rules::{Case as RuleCase, Decision};
@@ -21,7 +21,7 @@ impl Rng {
         Rng(RefCell::new(Xoshiro256PlusPlus::seed_from_u64(seed)))
     }
 
-    /// A number below `n`.
+    /// Returns a number below `n`.
     pub fn below(&self, n: usize) -> usize {
         (self.0.borrow_mut().next_u64() % n.max(1) as u64) as usize
     }
@@ -30,13 +30,13 @@ impl Rng {
         list[self.below(list.len())].clone()
     }
 
-    /// A multiple of 1/8, so that sums of some are exact.
+    /// Returns a multiple of 1/8, so that sums of a few are exact.
     pub fn number(&self) -> f32 {
         (self.below(65) as f32 - 32.0) / 8.0
     }
 }
 
-/// Memory for every tensor of a graph, each apart from the others.
+/// Separate memory for every tensor of a graph.
 pub struct Bench {
     device: Arc<ReferenceDevice>,
     graph: Graph,
@@ -112,13 +112,13 @@ impl Bench {
     }
 }
 
-/// Bytes as numbers.
+/// Converts bytes to numbers.
 pub fn floats(bytes: &[u8]) -> Vec<f32> {
     let values = bytes.as_chunks().0.iter();
     values.map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// What a member has of a contiguous tensor.
+/// Returns a member's shard of a contiguous tensor.
 pub fn part(layout: &Layout, state: &State, bytes: &[u8], member: usize) -> Vec<u8> {
     let Some((axis, runs)) = state.as_split() else {
         return bytes.to_vec();
@@ -135,7 +135,7 @@ pub fn part(layout: &Layout, state: &State, bytes: &[u8], member: usize) -> Vec<
     part
 }
 
-/// The whole of what members have.
+/// Assembles the whole tensor from the members' data.
 pub fn whole(layout: &Layout, state: &State, parts: &[Option<Vec<u8>>]) -> Vec<u8> {
     match state {
         State::Mirrored => parts[0].clone().unwrap(),
@@ -165,17 +165,17 @@ pub fn whole(layout: &Layout, state: &State, parts: &[Option<Vec<u8>>]) -> Vec<u
 
 /// A graph with values and states of its inputs.
 pub struct Case {
-    /// How far numbers may be off where members sum something: normalized mean squared error.
+    /// Maximum normalized mean squared error if members sum something.
     pub limit: f64,
     pub graph: Graph,
     pub inputs: Vec<(TensorId, Vec<u8>)>,
     pub states: BTreeMap<TensorId, State>,
 }
 
-/// How a divided graph compares with the whole one.
+/// Result of comparing a divided graph with the whole one.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What is wrong, if something is.
+    /// The error, if there is one.
     pub wrong: Option<String>,
     pub states: Vec<Option<State>>,
     pub exchanges: Vec<Exchange>,
@@ -209,7 +209,7 @@ impl Case {
             .collect()
     }
 
-    /// Runs it whole and divided.
+    /// Runs the graph whole and divided, and compares.
     pub fn compare(
         &self,
         members: usize,
@@ -259,7 +259,7 @@ impl Case {
         }
     }
 
-    /// The values of the outputs, computed by the members.
+    /// Computes the outputs with the members.
     fn divided(
         &self,
         partition: &Partition,
@@ -328,7 +328,8 @@ impl Case {
         Ok(outputs.collect())
     }
 
-    /// Values of outputs that are not what they must be: the same bits, or nearly the same numbers where something was summed by members.
+    /// Returns the first wrong output. Values must be bitwise equal, or nearly equal if members
+    /// summed something.
     fn difference(
         &self,
         reference: &Bench,
@@ -369,7 +370,7 @@ impl Case {
                 .filter(|a| a.is_finite())
                 .map(|&a| f64::from(a).powi(2))
                 .sum::<f64>();
-            // NaN is wrong, too.
+            // NaN is also wrong.
             let is_near = error <= self.limit * norm.max(1e-3);
             if !is_near {
                 return Some(format!("{what}: error {error:e} of {norm:e}"));

@@ -7,7 +7,7 @@ use samite_core::{
     Unary,
 };
 
-/// A random state that a tensor of this layout can be in.
+/// Returns a random state that a tensor of this layout can have.
 pub fn state(rng: &Rng, layout: &Layout, members: usize) -> State {
     match rng.below(8) {
         0 | 1 => State::Mirrored,
@@ -26,7 +26,7 @@ pub fn state(rng: &Rng, layout: &Layout, members: usize) -> State {
     }
 }
 
-/// Random runs: often one for each member, sometimes none, sometimes several.
+/// Returns random runs: often one per member, sometimes none, sometimes several.
 pub fn runs(rng: &Rng, total: usize, members: usize) -> Runs {
     let mut left = total;
     let mut list = Vec::new();
@@ -48,7 +48,7 @@ pub fn runs(rng: &Rng, total: usize, members: usize) -> Runs {
 }
 
 impl Case {
-    /// An input of random numbers.
+    /// Adds an input of random numbers.
     fn f32(&mut self, rng: &Rng, shape: Shape) -> TensorId {
         let id = self.graph.input("x", DType::F32, shape).unwrap();
         let n: usize = shape.iter().product();
@@ -57,7 +57,7 @@ impl Case {
         id
     }
 
-    /// Positive numbers.
+    /// Adds an input of positive numbers.
     fn positive(&mut self, rng: &Rng, shape: Shape) -> TensorId {
         let id = self.f32(rng, shape);
         let values: Vec<f32> = floats(&self.inputs.last().unwrap().1);
@@ -66,7 +66,7 @@ impl Case {
         id
     }
 
-    /// Half precision: 0, 1, 2 or minus infinity.
+    /// Adds a half-precision mask: 0, 1, 2 or minus infinity.
     fn mask(&mut self, rng: &Rng, shape: Shape) -> TensorId {
         let id = self.graph.input("mask", DType::F16, shape).unwrap();
         let n: usize = shape.iter().product();
@@ -81,7 +81,7 @@ impl Case {
         id
     }
 
-    /// Different numbers below `below`, or any if there are not so many.
+    /// Adds distinct indices below `below`, or arbitrary ones if `below` is too small.
     fn indices(&mut self, rng: &Rng, shape: Shape, below: usize, dtype: DType) -> TensorId {
         let id = self.graph.input("ids", dtype, shape).unwrap();
         let n: usize = shape.iter().product();
@@ -97,7 +97,7 @@ impl Case {
         id
     }
 
-    /// Blocks of 8-bit numbers.
+    /// Adds blocks of 8-bit numbers.
     fn q8_0(&mut self, rng: &Rng, shape: Shape) -> TensorId {
         let id = self.graph.input("w", DType::Q8_0, shape).unwrap();
         let blocks = shape.iter().product::<usize>() / 32;
@@ -110,7 +110,7 @@ impl Case {
         id
     }
 
-    /// Weights: f32, or blocks with rows of whole ones.
+    /// Adds weights: f32, or quantized with rows of whole blocks.
     fn weights(&mut self, rng: &Rng, k: &mut usize, [m, a, b]: [usize; 3]) -> TensorId {
         match rng.below(4) {
             0 => {
@@ -130,7 +130,7 @@ fn shape(rng: &Rng) -> Shape {
     std::array::from_fn(|_| extent(rng))
 }
 
-/// A source that sometimes has its dimensions exchanged.
+/// Returns a source whose dimensions are sometimes permuted.
 fn turned(case: &mut Case, rng: &Rng, id: TensorId) -> TensorId {
     match rng.below(4) {
         0 => case.graph.permute(id, [1, 0, 2, 3]).unwrap(),
@@ -139,7 +139,7 @@ fn turned(case: &mut Case, rng: &Rng, id: TensorId) -> TensorId {
     }
 }
 
-/// A shape with as many elements.
+/// Returns another shape with as many elements.
 fn other_shape(rng: &Rng, from: Shape) -> Shape {
     let mut factors = Vec::new();
     for mut n in from {
@@ -153,14 +153,14 @@ fn other_shape(rng: &Rng, from: Shape) -> Shape {
     let mut to = [1; 4];
     let mut axis = 0;
     for factor in factors {
-        // Mostly in order, so that there are units.
+        // Mostly in order, so that units occur.
         axis = (axis + usize::from(rng.below(3) == 0)).min(3);
         to[axis] *= factor;
     }
     to
 }
 
-/// A random node of a kind.
+/// Returns a random node of a kind.
 pub fn random(rng: &Rng, kind: OpKind, members: usize) -> Case {
     let mut case = Case::default();
     let c = &mut case;
@@ -292,7 +292,7 @@ pub fn random(rng: &Rng, kind: OpKind, members: usize) -> Case {
         | OpKind::TopK => {
             let x = c.f32(rng, n);
             let x = match kind {
-                // No equal elements: their order is not said.
+                // No equal elements, because their order is unspecified.
                 OpKind::ArgSort | OpKind::TopK => {
                     let values = (0..n.iter().product()).map(|i: usize| (i * 7 % 641) as f32);
                     c.inputs[0].1 = values.flat_map(f32::to_le_bytes).collect();
@@ -334,7 +334,7 @@ pub fn random(rng: &Rng, kind: OpKind, members: usize) -> Case {
             let numbers = match batches {
                 [1, 1] => numbers,
                 [a, b] => {
-                    // The same in each batch.
+                    // The same indices in each batch.
                     let one = c.inputs.pop().unwrap().1;
                     let numbers = c.graph.input("ids", dtype, [n[1], a, b, 1]).unwrap();
                     c.inputs.push((numbers, one.repeat(a * b)));
@@ -584,14 +584,14 @@ pub fn random(rng: &Rng, kind: OpKind, members: usize) -> Case {
     for (id, _) in &case.inputs {
         let layout = case.graph.tensor(*id).layout;
         let mut state = state(rng, &layout, members);
-        // Nothing is stored as a sum.
+        // A stored tensor cannot be partial.
         while targets.contains(id) && state == State::Partial {
             state = self::state(rng, &layout, members);
         }
         case.states.insert(*id, state);
     }
     if kind == OpKind::Glu && case.inputs.len() == 1 && rng.below(3) == 0 {
-        // Both halves alike, or the second one the other way round.
+        // Both halves divided alike, or the second one in reverse.
         let id = case.inputs[0].0;
         let half = runs(rng, case.graph.tensor(id).layout.shape()[0] / 2, members);
         let mut other: Vec<Run> = half.iter().collect();
@@ -611,7 +611,7 @@ pub fn random(rng: &Rng, kind: OpKind, members: usize) -> Case {
         }
     }
     if matches!(kind, OpKind::OptStepAdamW | OpKind::OptStepSgd) && rng.below(8) > 0 {
-        // What belongs together is divided alike.
+        // Tensors that belong together are divided alike.
         let weights = case.states[&case.inputs[0].0].clone();
         for id in targets {
             case.states.insert(id, weights.clone());
@@ -620,13 +620,13 @@ pub fn random(rng: &Rng, kind: OpKind, members: usize) -> Case {
     case
 }
 
-/// The leaves that something writes to.
+/// Returns the leaves that nodes write to.
 fn written(graph: &Graph) -> Vec<TensorId> {
     let written = graph.tensors().iter().flat_map(|tensor| tensor.written());
     written.map(|(_, id)| graph.memory_of(id)).collect()
 }
 
-/// A random view: a window, a window of units, or heads of a cache.
+/// Returns a random view: a window, a window of units, or heads of a cache.
 fn view(c: &mut Case, rng: &Rng, x: TensorId) -> TensorId {
     let layout = c.graph.tensor(x).layout;
     let (n, s) = (layout.shape(), layout.strides());
@@ -647,7 +647,7 @@ fn view(c: &mut Case, rng: &Rng, x: TensorId) -> TensorId {
             c.graph.view(x, shape, [s[1], size * 4, all], 0).unwrap()
         }
         _ => {
-            // The second dimension's elements as a plane of their own, one of each.
+            // Elements of the second dimension as a separate plane, with extent 1.
             let at = rng.below(n[1]);
             let shape = [n[0], n[2], n[3], 1];
             let all = s[3] * n[3];
@@ -658,10 +658,10 @@ fn view(c: &mut Case, rng: &Rng, x: TensorId) -> TensorId {
     }
 }
 
-/// A decoder layer with a cache and a mixture of experts, every leaf of which has a random state.
+/// Returns a decoder layer with a cache and a mixture of experts. Every leaf has a random state.
 pub fn layer(rng: &Rng, members: usize) -> Case {
     let mut case = Case {
-        // Rounding grows through several products.
+        // Rounding errors grow through several products.
         limit: 1e-10,
         ..Case::default()
     };
@@ -749,7 +749,7 @@ pub fn layer(rng: &Rng, members: usize) -> Case {
     for (id, _) in &case.inputs {
         let layout = case.graph.tensor(*id).layout;
         let state = match caches.contains(id) {
-            // By heads, or as a whole: what rows can be written to.
+            // Split by heads, or mirrored: both allow writes of rows.
             true => match rng.below(2) {
                 0 => State::Mirrored,
                 _ => State::split(0, runs(rng, kv_heads, members).times(size)),

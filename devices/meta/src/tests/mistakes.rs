@@ -1,4 +1,4 @@
-//! Rules that are wrong, as a person could have written them. Each must be noticed.
+//! Planted bugs: wrong rules that a person could have written. The tests must find each.
 
 use super::bench::Rng;
 use super::cases::random;
@@ -12,7 +12,7 @@ fn state(case: &Case<'_>, index: usize) -> State {
     case.sources[index].unwrap().state.clone()
 }
 
-/// Every source as it is, and the result like the first one.
+/// Takes every source as it is and gives the result the state of the first one.
 fn as_it_is(case: &Case<'_>, mut decision: Decision) -> Decision {
     for (index, want) in decision.want.iter_mut().enumerate() {
         if let Some(source) = &case.sources[index] {
@@ -23,7 +23,7 @@ fn as_it_is(case: &Case<'_>, mut decision: Decision) -> Decision {
     decision
 }
 
-/// Like the first source where that is partial.
+/// Keeps a partial first source partial.
 fn stays_partial(case: &Case<'_>, decision: Decision) -> Decision {
     match state(case, 0) {
         State::Partial => as_it_is(case, decision),
@@ -31,7 +31,7 @@ fn stays_partial(case: &Case<'_>, decision: Decision) -> Decision {
     }
 }
 
-/// Like the first source where that is split.
+/// Keeps a split first source split.
 fn stays_split(case: &Case<'_>, decision: Decision) -> Decision {
     match state(case, 0) {
         State::Split { .. } => as_it_is(case, decision),
@@ -39,7 +39,7 @@ fn stays_split(case: &Case<'_>, decision: Decision) -> Decision {
     }
 }
 
-/// A sum that nobody makes.
+/// Omits a sum.
 fn not_summed(_: &Case<'_>, mut decision: Decision) -> Decision {
     if decision.result == State::Partial {
         decision.result = State::Mirrored;
@@ -47,7 +47,7 @@ fn not_summed(_: &Case<'_>, mut decision: Decision) -> Decision {
     decision
 }
 
-/// What one member adds is added by all.
+/// Lets all members add an operand that only one must add.
 fn added_by_all(_: &Case<'_>, mut decision: Decision) -> Decision {
     if matches!(decision.mode, Mode::First { .. }) {
         decision.mode = Mode::Each;
@@ -95,7 +95,7 @@ fn heads_with_slopes(case: &Case<'_>, decision: Decision) -> Decision {
 
 fn half_rows(case: &Case<'_>, mut decision: Decision) -> Decision {
     if let (State::Split { axis: 0, runs }, 1) = (state(case, 0), case.sources.len()) {
-        // As if the first half decided.
+        // Lets the first half decide alone.
         let half = case.result.shape()[0];
         decision.want = vec![state(case, 0)];
         decision.result = State::split(0, runs.window(0, half));

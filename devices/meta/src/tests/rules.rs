@@ -1,4 +1,4 @@
-//! Each rule, with random shapes and states.
+//! Tests each rule with random shapes and states.
 
 use super::bench::Rng;
 use super::cases::{layer, random};
@@ -8,7 +8,7 @@ use crate::state::State;
 use samite_core::OpKind;
 use std::collections::BTreeMap;
 
-/// Operations that write to a leaf as it is divided, which is an error for some divisions.
+/// Operations that write to a leaf in its division, which is an error for some divisions.
 const WRITERS: [OpKind; 4] = [
     OpKind::SetRows,
     OpKind::Cpy,
@@ -16,7 +16,7 @@ const WRITERS: [OpKind; 4] = [
     OpKind::OptStepSgd,
 ];
 
-/// Operations that members always compute as a whole.
+/// Operations that every member always computes as a whole.
 const WHOLE: [OpKind; 6] = [
     OpKind::Arange,
     OpKind::FlashAttnBack,
@@ -30,9 +30,9 @@ const WHOLE: [OpKind; 6] = [
 fn parts_put_together_are_the_whole() {
     for kind in OpKind::ALL {
         if samite_core::formula::is_formula(kind) {
-            continue; // everything everywhere
+            continue; // all members compute the whole node
         }
-        // Results by state: mirrored, split, partial.
+        // Number of results by state: mirrored, split, partial.
         let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
         for seed in 0..300u64 {
             let rng = &Rng::new(seed * 1000 + kind as u64);

@@ -1,6 +1,7 @@
-//! Finds an MPI library, tells which kind it is, and has its functions.
+//! Loads an MPI library, detects its kind, and provides its functions.
 //!
-//! The two kinds have the same functions, but other handles: Open MPI's are pointers to objects that the library exports, MPICH's are numbers.
+//! Both kinds have the same functions but different handles: Open MPI's are pointers to objects
+//! that the library exports, MPICH's are numbers.
 
 use super::transport::Mpi;
 use super::{MpiError, PATH_VARIABLE};
@@ -10,7 +11,7 @@ use samite_meta::comm::Transport;
 use std::error::Error;
 use std::ffi::{c_char, c_int, c_void};
 
-/// Names under which the system's loader is asked. None of them is searched for in the current directory.
+/// Names passed to the system's loader, which does not search the current directory for them.
 #[cfg(target_os = "macos")]
 const OPEN_MPI: &[&str] = &["libmpi.40.dylib"];
 #[cfg(target_os = "macos")]
@@ -19,19 +20,19 @@ const MPICH: &[&str] = &["libmpi.12.dylib", "libpmpi.12.dylib"];
 const OPEN_MPI: &[&str] = &["libmpi.so.40"];
 #[cfg(not(target_os = "macos"))]
 const MPICH: &[&str] = &["libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12"];
-/// Whatever is installed for developers.
+/// Name used by development packages of any MPI.
 #[cfg(target_os = "macos")]
 const ANY: &[&str] = &["libmpi.dylib"];
 #[cfg(not(target_os = "macos"))]
 const ANY: &[&str] = &["libmpi.so"];
 
-/// One thread at a time calls MPI.
+/// `MPI_THREAD_SERIALIZED`: a single thread at a time calls MPI.
 const THREAD_SERIALIZED: c_int = 2;
 
-/// Enough for what a library says of itself (MPICH: 8192) and of an error.
+/// Buffer size for a library's version (MPICH: 8192) or an error.
 const TEXT: usize = 8192;
 
-/// A handle of MPI's: a number in MPICH, a pointer in Open MPI.
+/// An MPI handle: a number in MPICH, a pointer in Open MPI.
 pub(crate) trait Handle: Copy + 'static {}
 impl Handle for c_int {}
 impl Handle for *mut c_void {}
@@ -74,25 +75,25 @@ pub(crate) struct Api<H> {
     pub abort: Abort<H>,
     pub error_text: ErrorText,
     pub finalize: unsafe extern "C" fn() -> c_int,
-    /// All processes.
+    /// `MPI_COMM_WORLD`: all processes.
     pub world: H,
-    /// The type of what is sent.
+    /// `MPI_BYTE`: type of all data.
     pub byte: H,
-    /// Errors are returned.
+    /// `MPI_ERRORS_RETURN`.
     pub errors_return: H,
-    /// No request.
+    /// `MPI_REQUEST_NULL`.
     pub no_request: H,
-    /// Nobody wants to know a status.
+    /// `MPI_STATUS_IGNORE`.
     pub ignore_status: *mut c_void,
 }
 
-/// What the loader said, which names the file or the symbol.
+/// Returns the loader's message, which names the file or the symbol.
 fn said(error: &libloading::Error) -> String {
     let source = error.source();
     source.map_or_else(|| error.to_string(), |source| source.to_string())
 }
 
-/// A library that is loaded. It is never unloaded: what it has started may still run.
+/// A loaded library. It is never unloaded, because its background threads may still run.
 struct Loaded {
     path: String,
     library: Library,
@@ -101,16 +102,17 @@ struct Loaded {
 
 impl Loaded {
     fn load(path: &str) -> Result<Self, String> {
-        // Parts that Open MPI loads itself look for its symbols everywhere.
-        // SAFETY: loading runs the library's initialisers. The candidates are well-known libraries found by the system's loader, or one that the user
-        // named.
+        // Open MPI's plugins look up its symbols globally. SAFETY: loading runs the library's
+        // initializers. The candidates are well-known libraries found by the system's loader, or
+        // one that the user named.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
         let library = library.map_err(|error| said(&error))?;
         // SAFETY: this is the function's type in every MPI since 3.0.
         let about = *unsafe { library.get::<LibraryVersion>(b"MPI_Get_library_version\0") }
             .map_err(|error| said(&error))?;
         let version = text(|text, len| {
-            // SAFETY: it may be called before MPI begins; it writes no more than the largest text of either kind, which is less than what is there.
+            // SAFETY: the function may be called before MPI is initialized. It writes at most the
+            // maximum version length of either kind, which is less than the buffer's size.
             unsafe { about(text, len) };
         });
         Ok(Loaded {
@@ -120,12 +122,12 @@ impl Loaded {
         })
     }
 
-    /// A function.
+    /// Looks up a function.
     ///
     /// # Safety
     /// `F` must be its type.
     unsafe fn function<F: Copy>(&self, name: &str) -> Result<F, MpiError> {
-        // SAFETY: the caller knows the type.
+        // SAFETY: the caller guarantees the type.
         let found = unsafe { self.library.get::<F>(name.as_bytes()) };
         found
             .map(|symbol| *symbol)
@@ -135,17 +137,17 @@ impl Loaded {
             })
     }
 
-    /// The address of an object of Open MPI's, which is a handle.
+    /// Returns the address of an Open MPI object, which is its handle.
     fn object(&self, name: &str) -> Option<*mut c_void> {
         // SAFETY: only the address of the symbol is taken.
         let symbol = unsafe { self.library.get::<*mut c_void>(name.as_bytes()) };
         symbol.ok().map(libloading::os::unix::Symbol::as_raw_ptr)
     }
 
-    /// The functions, for handles of a kind.
+    /// Looks up all functions, for handles of type `H`.
     ///
     /// # Safety
-    /// The library must have handles of type `H`, and these must be its own.
+    /// The library must have handles of type `H`, and the given handles must be its own.
     unsafe fn api<H: Handle>(
         &self,
         [world, byte, errors_return, no_request]: [H; 4],
@@ -189,14 +191,15 @@ impl Loaded {
         let transport: Box<dyn Transport> = match objects.as_deref() {
             Some(&[world, byte, errors_return, no_request]) => {
                 let handles = [world, byte, errors_return, no_request];
-                // SAFETY: the library exports Open MPI's objects, so its handles are their addresses. Its status to be ignored is null.
+                // SAFETY: the library exports Open MPI's objects, so its handles are their
+                // addresses. Its `MPI_STATUS_IGNORE` is null.
                 let api = unsafe { self.api(handles, std::ptr::null_mut()) }?;
                 Box::new(self.init(api)?)
             }
             _ if is_mpich => {
                 let handles: [c_int; 4] = [0x4400_0000, 0x4c00_010d, 0x5400_0001, 0x2c00_0000];
-                // SAFETY: the library has MPICH's binary interface, whose handles are numbers; these have not changed since it was agreed upon. Its status
-                // to be ignored is 1.
+                // SAFETY: the library has MPICH's ABI, whose handles are numbers that have not
+                // changed since the ABI was defined. Its `MPI_STATUS_IGNORE` is 1.
                 let api = unsafe { self.api(handles, std::ptr::without_provenance_mut(1)) }?;
                 Box::new(self.init(api)?)
             }
@@ -212,10 +215,11 @@ impl Loaded {
         Ok(transport)
     }
 
-    /// Begins MPI.
+    /// Initializes MPI.
     fn init<H: Handle>(&self, api: Api<H>) -> Result<Mpi<H>, MpiError> {
         let mut provided = 0;
-        // SAFETY: this happens once in the process, as the loader of a second library is not reached; without arguments, those are null.
+        // SAFETY: this happens once per process, because a second library is never initialized.
+        // Null pointers mean no arguments.
         let failed = unsafe {
             (api.init_thread)(
                 std::ptr::null_mut(),
@@ -235,7 +239,7 @@ impl Loaded {
             return Err(wrong("it is for programs of one thread only".to_owned()));
         }
         let name = self.version.lines().next().unwrap_or_default();
-        // The first words: some say everything that they were built with.
+        // Only the first words: some libraries list their whole build configuration.
         let name = name.split(',').next().unwrap_or_default();
         let name = name.split_whitespace().collect::<Vec<_>>().join(" ");
         tracing::debug!(library = self.path, name, "MPI");
@@ -243,7 +247,7 @@ impl Loaded {
     }
 }
 
-/// A text that a function of MPI's writes.
+/// Returns the text that an MPI function writes.
 pub(crate) fn text(write: impl FnOnce(*mut c_char, *mut c_int)) -> String {
     let mut bytes = [0_u8; TEXT];
     let mut len = 0;
@@ -253,7 +257,8 @@ pub(crate) fn text(write: impl FnOnce(*mut c_char, *mut c_int)) -> String {
     text.trim_end_matches('\0').trim().to_owned()
 }
 
-/// Loads the library that `SAMITE_MPI_PATH` names, or else the first one of the system, those first that fit who started this process; and begins MPI.
+/// Loads the library in `SAMITE_MPI_PATH`, or else the first one on the system, preferring those
+/// that match the launcher; then initializes MPI.
 pub(crate) fn start(launch: Option<Launch>) -> Result<Box<dyn Transport>, MpiError> {
     let named = std::env::var(PATH_VARIABLE).ok();
     let candidates = match &named {

@@ -1,58 +1,60 @@
-//! Gatherings by `MPI_Iallgatherv`.
+//! Gather operations with `MPI_Iallgatherv`.
 
 use super::library::{Api, Handle, text};
 use samite_core::{Error, Result};
 use samite_meta::comm::Transport;
 use std::ffi::c_int;
 
-/// A process of MPI's.
+/// An MPI process.
 pub(crate) struct Mpi<H: Handle> {
     api: Api<H>,
     name: String,
     rank: usize,
     size: usize,
-    /// What MPI reads and writes while a request is under way.
+    /// Memory used by MPI during a request.
     memory: Memory,
     request: H,
     is_pending: bool,
-    /// Gatherings so far.
+    /// Gather operations so far.
     number: u64,
-    /// What was sent to those who may miss this process: the number of a gathering, and what MPI does with it. Kept until it has arrived.
+    /// Messages to ranks that may be waiting for this process: the number of a gather operation,
+    /// and the send request. Kept until the message was sent.
     calls: Vec<(Box<[u8; CALL]>, H)>,
-    /// By process: the last gathering that it said it waits in.
+    /// Last gather operation that each rank reported to wait in.
     heard: Vec<u64>,
 }
 
-/// Bytes of a message that says where a process waits.
+/// Size in bytes of a message that reports where a rank waits.
 const CALL: usize = 8;
 
-/// What marks such messages.
+/// MPI tag of these messages.
 const TAG: c_int = 7319;
 
-/// How often it is looked for them: MPI moves messages only while it is asked.
+/// Number of polls for these messages: MPI only makes progress during calls.
 const LOOKS: usize = 1000;
 
-/// Memory that MPI uses until a request is done. It neither moves nor is freed before.
+/// Memory that MPI uses until a request completes. It is neither moved nor freed before.
 #[derive(Default)]
 struct Memory {
     sent: Vec<u8>,
     gathered: Vec<u8>,
-    /// How much of that counts.
+    /// Used length of `gathered`.
     total: usize,
     lens: Vec<c_int>,
     offsets: Vec<c_int>,
 }
 
-// SAFETY: MPI was begun with a level that allows calls of any thread, one at a time, and a transport is used by one at a time. Handles are numbers or
-// addresses of objects that live as long as the process.
+// SAFETY: MPI was initialized with a level that allows calls from any thread, one at a time, and a
+// transport is used by one thread at a time. Handles are numbers, or addresses of objects that live
+// as long as the process.
 unsafe impl<H: Handle> Send for Mpi<H> {}
 
 impl<H: Handle> Mpi<H> {
-    /// After MPI has begun.
+    /// Creates the transport after MPI was initialized.
     pub(crate) fn new(api: Api<H>, name: String) -> std::result::Result<Self, String> {
         let number = |about: unsafe extern "C" fn(H, *mut c_int) -> c_int| {
             let mut number = 0;
-            // SAFETY: MPI has begun, and the handle is that of all processes.
+            // SAFETY: MPI is initialized, and the handle is `MPI_COMM_WORLD`.
             let failed = unsafe { about(api.world, &mut number) };
             match (failed, usize::try_from(number)) {
                 (0, Ok(number)) => Ok(number),
@@ -60,7 +62,7 @@ impl<H: Handle> Mpi<H> {
             }
         };
         let (rank, size) = (number(api.rank)?, number(api.size)?);
-        // SAFETY: MPI has begun, and both handles are the library's own.
+        // SAFETY: MPI is initialized, and both handles belong to the library.
         unsafe { (api.set_error_handler)(api.world, api.errors_return) };
         Ok(Mpi {
             request: api.no_request,
@@ -76,20 +78,21 @@ impl<H: Handle> Mpi<H> {
         })
     }
 
-    /// Takes what others said about where they wait.
+    /// Receives reports of other ranks about where they wait.
     fn hear(&mut self) {
         for rank in 0..self.size {
             let from = rank as c_int;
             loop {
                 let mut is_there = 0;
                 let (world, ignored) = (self.api.world, self.api.ignore_status);
-                // SAFETY: MPI has begun, and the handle is that of all processes.
+                // SAFETY: MPI is initialized, and the handle is `MPI_COMM_WORLD`.
                 let code = unsafe { (self.api.probe)(from, TAG, world, &mut is_there, ignored) };
                 if code != 0 || is_there == 0 {
                     break;
                 }
                 let mut call = [0; CALL];
-                // SAFETY: a message is there, so that this returns at once; it has as many bytes as there is room for, or MPI says that it has not.
+                // SAFETY: a message has arrived, so this returns at once; a message that is longer
+                // than the buffer is an error.
                 let code = unsafe {
                     let to = call.as_mut_ptr().cast();
                     (self.api.receive)(to, CALL as c_int, self.api.byte, from, TAG, world, ignored)
@@ -102,12 +105,12 @@ impl<H: Handle> Mpi<H> {
         }
     }
 
-    /// Forgets the calls that have left.
+    /// Drops the messages that were sent.
     fn forget_calls(&mut self) {
         let (test, ignored) = (self.api.test, self.api.ignore_status);
         self.calls.retain_mut(|(_, request)| {
             let mut done = 0;
-            // SAFETY: the request is one that began.
+            // SAFETY: the request was started.
             let code = unsafe { test(request, &mut done, ignored) };
             code == 0 && done == 0
         });
@@ -118,7 +121,8 @@ impl<H: Handle> Mpi<H> {
             return Ok(());
         }
         let what = text(|text, len| {
-            // SAFETY: MPI has begun; it writes no more than its largest text of an error, which is less than what is there.
+            // SAFETY: MPI is initialized; it writes at most its maximum error length, which is less
+            // than the buffer's size.
             unsafe { (self.api.error_text)(code, text, len) };
         });
         Err(Error::device("mpi", format!("{}: {what}", self.name)))
@@ -175,8 +179,9 @@ impl<H: Handle> Transport for Mpi<H> {
         let more = memory.total.saturating_sub(memory.gathered.len());
         room(&mut memory.gathered, more)?;
         memory.gathered.extend(std::iter::repeat_n(0, more));
-        // SAFETY: the lists and what they say are within `memory`, which nobody touches, moves or frees until the request is done: `begin` refuses, `test`
-        // and `gathered` only look, and `drop` leaves it where it is.
+        // SAFETY: the lists and their contents are in `memory`, which is not accessed, moved or
+        // freed until the request completes: `begin` fails, `test` and `gathered` only read, and
+        // `drop` leaks it.
         let code = unsafe {
             (self.api.gather_all)(
                 memory.sent.as_ptr().cast(),
@@ -190,7 +195,7 @@ impl<H: Handle> Transport for Mpi<H> {
                 &mut self.request,
             )
         };
-        // Also of one that failed it is not known what it still does.
+        // MPI may still use the memory, even after an error.
         self.is_pending = true;
         self.number += 1;
         self.check(code)
@@ -198,7 +203,7 @@ impl<H: Handle> Transport for Mpi<H> {
 
     fn test(&mut self) -> Result<bool> {
         let mut done = 0;
-        // SAFETY: the request is one that began, or no request.
+        // SAFETY: the request was started, or is `MPI_REQUEST_NULL`.
         let code = unsafe { (self.api.test)(&mut self.request, &mut done, self.api.ignore_status) };
         self.check(code)?;
         self.is_pending = done == 0;
@@ -210,7 +215,8 @@ impl<H: Handle> Transport for Mpi<H> {
         for rank in (0..self.size).filter(|&rank| rank != self.rank) {
             let call = Box::new(self.number.to_le_bytes());
             let mut request = self.api.no_request;
-            // SAFETY: MPI has begun. What is sent stays where it is, as the box does not move, until the request is done or for ever.
+            // SAFETY: MPI is initialized. The boxed message does not move, and is kept until the
+            // request completes or leaked.
             let code = unsafe {
                 let (from, byte, world) = (call.as_ptr().cast(), self.api.byte, self.api.world);
                 (self.api.send)(
@@ -225,7 +231,7 @@ impl<H: Handle> Transport for Mpi<H> {
             };
             match code {
                 0 => self.calls.push((call, request)),
-                // It is not known what MPI still does with it.
+                // MPI may still use the message.
                 _ => std::mem::forget(call),
             }
         }
@@ -249,15 +255,16 @@ impl<H: Handle> Transport for Mpi<H> {
     }
 
     fn finish(&mut self) -> Result<()> {
-        // MPI wants every message to be received before it ends.
+        // MPI requires that every message is received before finalization.
         self.hear();
         self.forget_calls();
-        // SAFETY: MPI has begun and not ended, as nobody calls this twice: the group is over then.
+        // SAFETY: MPI is initialized and not finalized: this is called once, at the end of the
+        // group.
         self.check(unsafe { (self.api.finalize)() })
     }
 
     fn abort(&mut self, exit_code: i32) {
-        // SAFETY: MPI has begun.
+        // SAFETY: MPI is initialized.
         unsafe { (self.api.abort)(self.api.world, exit_code) };
     }
 }

@@ -10,17 +10,18 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of a buffer.
+/// Size of a buffer in bytes.
 const BUFFER: usize = 256 << 10;
-/// Before the buffers: words about all, then a line of the processor's cache for each process. Byte `r` of the file is what rank `r` locks.
+/// Size of the head before the buffers: global words, then a cache line for each process. Rank `r`
+/// locks byte `r` of the file.
 const HEAD: usize = 64 << 10;
-/// Bytes of a line, of which each process has one in the head.
+/// Size in bytes of each process's line in the head.
 const LINE: usize = 128;
-/// Most processes.
+/// Maximum number of processes.
 const MOST: usize = HEAD / LINE - 1;
-/// So many questions whether all are there between two whether they are alive.
+/// Number of polls for progress between two checks that the processes are alive.
 const PATIENCE: u32 = 256;
-/// The first word of the file: these numbers, and the layout's version.
+/// First word of the file: a magic number and the layout's version.
 const MAGIC: u64 = u64::from_le_bytes(*b"samite\0\x01");
 
 /// The mapped file.
@@ -29,45 +30,46 @@ struct Map {
 }
 
 impl Map {
-    /// A word of the head.
+    /// Returns a word of the head.
     fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at + 8 <= HEAD && at.is_multiple_of(8));
-        // SAFETY: the map is longer than its head and begins on a page, so the word lies in it, aligned. All processes use these words as atomic ones
-        // only. The lifetime is that of the map.
+        // SAFETY: the map is longer than its head and page-aligned, so the word is aligned and
+        // within it. All processes only access these words atomically. The lifetime is that of the
+        // map.
         unsafe { AtomicU64::from_ptr(self.map.as_ptr().cast_mut().add(at).cast()) }
     }
 
-    /// What the file is: [`MAGIC`] once it is complete.
+    /// Returns the magic word: [`MAGIC`] once the file is complete.
     fn magic(&self) -> &AtomicU64 {
         self.word(0)
     }
 
-    /// How many processes it is for.
+    /// Returns the number of processes.
     fn size(&self) -> &AtomicU64 {
         self.word(8)
     }
 
-    /// One more than the rank that gave up; 0 for none.
+    /// Returns the rank that aborted, plus one; 0 for none.
     fn aborted(&self) -> &AtomicU64 {
         self.word(16)
     }
 
-    /// One more than the rank that was found to have ended; 0 for none.
+    /// Returns the rank that was found to have exited, plus one; 0 for none.
     fn ended(&self) -> &AtomicU64 {
         self.word(24)
     }
 
-    /// How many pieces a process has put, and one more since it is there.
+    /// Returns the number of chunks that a process has written, plus one once it has joined.
     fn put(&self, rank: usize) -> &AtomicU64 {
         self.word((rank + 1) * LINE)
     }
 
-    /// Where a buffer begins.
+    /// Returns the start of a buffer.
     fn buffer(&self, rank: usize, turn: u64) -> *mut u8 {
         let number = 2 * rank + usize::from(turn % 2 == 1);
         let at = HEAD + number * BUFFER;
         assert!(at + BUFFER <= self.map.len());
-        // SAFETY: the buffer lies in the map.
+        // SAFETY: the buffer is within the map.
         unsafe { self.map.as_ptr().cast_mut().add(at) }
     }
 
@@ -76,25 +78,25 @@ impl Map {
     }
 }
 
-/// One process's end.
+/// A process's end of the transport.
 pub(super) struct Shared {
-    /// Its lock tells the others that this process is alive.
+    /// Open file, whose lock shows that this process is alive.
     file: File,
     map: Map,
     rank: usize,
     size: usize,
-    /// Pieces that this process has put.
+    /// Number of chunks that this process has written.
     count: u64,
     sent: Vec<u8>,
     lens: Vec<usize>,
     gathered: Vec<u8>,
-    /// The piece of the round that is under way, and how many there are; none when they are equal.
+    /// Index of the chunk in progress, and the number of chunks; equal if no round is in progress.
     piece: usize,
     pieces: usize,
     tests: u32,
 }
 
-/// A lock of a byte, or of none.
+/// Returns a lock request of type `kind` for a byte.
 fn lock(kind: i32, byte: usize) -> libc::flock {
     libc::flock {
         l_type: kind as _,
@@ -105,10 +107,10 @@ fn lock(kind: i32, byte: usize) -> libc::flock {
     }
 }
 
-/// Takes a byte's lock; `false` if another open file has it.
+/// Locks a byte. Returns `false` if another open file holds its lock.
 fn take(file: &File, byte: usize) -> std::io::Result<bool> {
     let mut wanted = lock(libc::F_WRLCK, byte);
-    // SAFETY: the descriptor is open, and the structure is what this command takes.
+    // SAFETY: the descriptor is open, and the structure is the one this command requires.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &mut wanted) } {
         0 => Ok(true),
         _ => match std::io::Error::last_os_error() {
@@ -118,10 +120,10 @@ fn take(file: &File, byte: usize) -> std::io::Result<bool> {
     }
 }
 
-/// Whether another open file has a byte's lock.
+/// Returns whether another open file holds a byte's lock.
 fn is_taken(file: &File, byte: usize) -> bool {
     let mut found = lock(libc::F_WRLCK, byte);
-    // SAFETY: as in `take`.
+    // SAFETY: see `take`.
     let failed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut found) } != 0;
     failed || found.l_type != libc::F_UNLCK as libc::c_short
 }
@@ -153,7 +155,8 @@ impl Shared {
                 std::thread::sleep(Duration::from_millis(5));
             },
         };
-        // SAFETY: the file is as long as the map; who makes it short later is one of the processes of the same user that share it, none of which does.
+        // SAFETY: the file is as long as the map. Only processes of the same user that share it
+        // could truncate it, and none does.
         let map = unsafe { MmapMut::map_mut(&file) };
         let map = Map {
             map: map.map_err(|error| refused(path, "mapping", error))?,
@@ -200,13 +203,13 @@ impl Shared {
             std::thread::sleep(Duration::from_millis(1));
         }
         if rank == 0 {
-            // Nobody needs the name any more, and nothing remains however the processes end.
+            // The name is no longer needed, and nothing remains however the processes exit.
             let _ = std::fs::remove_file(path);
         }
         Ok(shared)
     }
 
-    /// Those who have put fewer pieces than this process.
+    /// Returns the ranks that have written fewer chunks than this one.
     fn behind(&self) -> impl Iterator<Item = usize> {
         (0..self.size).filter(|&rank| self.map.put(rank).load(Ordering::Acquire) < self.count)
     }
@@ -215,7 +218,8 @@ impl Shared {
         self.behind().next()
     }
 
-    /// That `rank` gave up, and for whom, as far as that is seen from here: its deadline may have been a moment before this process's own.
+    /// Describes that `rank` aborted, and which ranks it was waiting for as seen from here: its
+    /// deadline may have passed just before this process's own.
     fn given_up(&self, rank: usize) -> String {
         let others: Vec<_> = self.behind().filter(|&other| other != rank).collect();
         match &others[..] {
@@ -229,27 +233,29 @@ impl Shared {
         }
     }
 
-    /// Puts a piece of what this process has.
+    /// Writes a chunk of this process's data.
     fn put(&mut self) {
         let start = (self.piece * BUFFER).min(self.sent.len());
         let bytes = &self.sent[start..self.sent.len().min(start + BUFFER)];
         let to = self.map.buffer(self.rank, self.count);
-        // SAFETY: there is room for a piece, and the two do not overlap. Nobody reads this buffer: it was last used for the piece before the previous one,
-        // and all have read that, or they would not have put the previous one, which this process has seen.
+        // SAFETY: the buffer has room for a chunk, and the two do not overlap. No process reads
+        // this buffer: its last chunk was the one before the previous. Every process has read that
+        // before writing the previous one, which this process has observed.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         self.count += 1;
         self.map.put(self.rank).store(self.count, Ordering::Release);
     }
 
-    /// Reads a piece of what all have.
+    /// Reads a chunk of every process's data.
     fn read(&mut self) {
         let mut at = 0;
         for (rank, &len) in self.lens.iter().enumerate() {
             let start = (self.piece * BUFFER).min(len);
             let part = &mut self.gathered[at + start..at + len.min(start + BUFFER)];
             let from = self.map.buffer(rank, self.count - 1);
-            // SAFETY: a piece is no longer than the buffer. Who owns it has put the piece before it said so, which this process has seen, and overwrites it
-            // only when this process has put two more.
+            // SAFETY: a chunk is no longer than the buffer. Its owner wrote it before incrementing
+            // its counter, which this process has observed, and overwrites it only after this
+            // process has written two more.
             unsafe { std::ptr::copy_nonoverlapping(from, part.as_mut_ptr(), part.len()) };
             at += len;
         }
@@ -271,7 +277,7 @@ fn others(path: &Path, what: &str) -> SharedError {
     }
 }
 
-/// Makes the file. It has its name when its maker holds the lock.
+/// Creates the file. It gets its name only after its creator holds the lock.
 fn make(path: &Path, size: usize) -> std::result::Result<File, SharedError> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}", std::process::id()));
@@ -281,8 +287,8 @@ fn make(path: &Path, size: usize) -> std::result::Result<File, SharedError> {
     let file = options
         .open(unnamed)
         .map_err(|error| refused(path, "making the file", error))?;
-    // With room for all of it: a page that is missing later would end the process.
-    // SAFETY: the descriptor is open.
+    // Allocate all of it now: a page that is missing later would kill the process. SAFETY: the
+    // descriptor is open.
     let failed = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, Map::bytes(size) as _) };
     let made = match failed {
         0 => take(&file, 0).and_then(|_| std::fs::rename(unnamed, path)),
@@ -295,7 +301,8 @@ fn make(path: &Path, size: usize) -> std::result::Result<File, SharedError> {
     Ok(file)
 }
 
-/// Opens the file and takes a place in it; nothing if it is not there yet, or was left by processes that have ended.
+/// Opens the file and locks this rank's byte. Returns `None` if the file does not exist yet or was
+/// left by processes that have exited.
 fn join(path: &Path, rank: usize, size: usize) -> std::result::Result<Option<File>, SharedError> {
     let file = match OpenOptions::new().read(true).write(true).open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -375,14 +382,14 @@ impl Transport for Shared {
             if let Some(missing) = self.first_behind() {
                 self.tests = self.tests.wrapping_add(1);
                 let is_time = self.tests.is_multiple_of(PATIENCE);
-                // What it put before its end counts.
+                // Chunks written before its exit count.
                 if is_time && !is_taken(&self.file, missing) && self.first_behind() == Some(missing)
                 {
                     self.map
                         .ended()
                         .store(missing as u64 + 1, Ordering::Release);
                 }
-                // Who gives up may do so for one that ended.
+                // An abort may itself be caused by a process that exited.
                 let gave_up = self.map.aborted().load(Ordering::Acquire);
                 let ended = self.map.ended().load(Ordering::Acquire);
                 let message = match (ended, gave_up) {
@@ -420,20 +427,20 @@ impl Transport for Shared {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#[allow(clippy::unwrap_used)] // test helpers may unwrap
 mod tests {
     use super::*;
     use samite_meta::comm::{ProcessGroup, ProcessOptions};
 
     const LONG: Duration = Duration::from_secs(60);
-    /// For tests that wait for its end.
+    /// Timeout for tests that wait for it to expire.
     const PATIENT: Duration = Duration::from_secs(3);
 
-    /// Runs `work` as every process; threads play them, each with a file of its own.
+    /// Runs `work` as every rank, in threads that each open the file.
     fn together<T: Send>(size: usize, work: impl Fn(Shared) -> T + Sync) -> Vec<T> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ranks");
-        // Left by others that have ended.
+        // A file left by processes that have exited.
         std::fs::write(&path, vec![1; Map::bytes(size)]).unwrap();
         let results = std::thread::scope(|scope| {
             let start = |rank| {
@@ -500,7 +507,7 @@ mod tests {
             let said = together(3, |mut end| match end.rank {
                 1 => {
                     if gives_up {
-                        // It does not end before the others have read this.
+                        // Keep this process alive until the others have read the abort.
                         end.abort(1);
                         over.wait();
                     }
@@ -531,7 +538,7 @@ mod tests {
     fn who_gives_up_says_for_whom() {
         let over = std::sync::Barrier::new(3);
         let said = together(3, |end| {
-            // Rank 1 is there and does nothing; the deadline of rank 2 is first.
+            // Rank 1 has joined and does nothing; the deadline of rank 2 is first.
             let deadline = Duration::from_millis(if end.rank == 2 { 50 } else { 60_000 });
             let is_late = end.rank == 1;
             let options = ProcessOptions {

@@ -17,8 +17,8 @@ pub fn diag_mask(call: &Call, past: usize, value: f64) -> Result<()> {
     }))
 }
 
-/// The factor of the mask for one head: a geometric series for the first power of two of all heads, and in between for
-/// the rest ([Press et al. 2022](https://arxiv.org/abs/2108.12409)).
+/// Returns the factor of the mask for one head: a geometric series for the first power of two of
+/// all heads, and in between for the rest ([Press et al. 2022](https://arxiv.org/abs/2108.12409)).
 fn alibi_slope(head: usize, heads: usize, max_bias: f64) -> f64 {
     if max_bias <= 0.0 {
         return 1.0;
@@ -77,7 +77,8 @@ pub fn soft_max(call: &Call, scale: f64, max_bias: f64) -> Result<()> {
     call.store(&values)
 }
 
-/// Attention: softmax of scaled, capped and masked logits, times the values. A token whose keys are all masked gets zeros.
+/// Attention: softmax of scaled, capped and masked logits, times the values. A token whose keys are
+/// all masked gets zeros.
 pub fn flash(call: &Call, scale: f64, max_bias: f64, softcap: f64) -> Result<()> {
     let (q, k, v) = (call.numbers(0)?, call.numbers(1)?, call.numbers(2)?);
     let (mask, sinks) = (call.optional_numbers(3)?, call.optional_numbers(4)?);
@@ -128,7 +129,8 @@ pub fn flash(call: &Call, scale: f64, max_bias: f64, softcap: f64) -> Result<()>
     call.store(&values)
 }
 
-/// The gradients of attention with respect to queries, keys and values, one after the other.
+/// Returns the gradients of attention with respect to queries, keys and values, one after the
+/// other.
 pub fn flash_back(call: &Call, scale: f64) -> Result<()> {
     let (g, q, k, v) = (
         call.numbers(0)?,

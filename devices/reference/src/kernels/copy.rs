@@ -4,8 +4,8 @@ use crate::call::Call;
 use crate::value::{block_shape, kept_as, positions, room};
 use samite_core::{DIMS, Result, Shape};
 
-/// The elements of source 0 in logical order become those of the result, whatever the shapes. Between equal types bytes
-/// are moved as they are.
+/// Returns the elements of source 0 in logical order become those of the result, whatever the
+/// shapes. Between equal types bytes are moved as they are.
 pub fn convert(call: &Call) -> Result<()> {
     let from = kept_as(&call.source(0)?.tensor);
     let to = kept_as(&call.result.tensor);

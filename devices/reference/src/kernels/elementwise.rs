@@ -35,7 +35,7 @@ pub fn add_id(call: &Call) -> Result<()> {
     call.store(&values)
 }
 
-/// A gated linear unit of the halves of each row, or of two sources.
+/// Returns a gated linear unit of the halves of each row, or of two sources.
 pub fn glu(call: &Call, kind: Glu, swapped: bool) -> Result<()> {
     let (a, b) = (call.numbers(0)?, call.optional_numbers(1)?);
     let mut values = call.room()?;

@@ -49,7 +49,7 @@ pub fn unary(function: Unary, x: f64) -> f64 {
     }
 }
 
-/// The gated linear unit of `x` with gate `g`.
+/// Returns the gated linear unit of `x` with gate `g`.
 pub fn glu(kind: Glu, x: f64, g: f64) -> f64 {
     match kind {
         Glu::Reglu => x.max(0.0) * g,

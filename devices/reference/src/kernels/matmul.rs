@@ -21,7 +21,8 @@ pub fn mul_mat(call: &Call) -> Result<()> {
     call.store(&values)
 }
 
-/// The sum over `k` of column `k` of source 0 times column `k` of source 1, for each `[i2, i3]` of source 1.
+/// Returns the sum over `k` of column `k` of source 0 times column `k` of source 1, for each `[i2,
+/// i3]` of source 1.
 pub fn out_prod(call: &Call) -> Result<()> {
     let (a, b) = (call.numbers(0)?, call.numbers(1)?);
     let ([m, terms, a2, a3], [n, _, b2, b3]) = (a.shape, b.shape);

@@ -1,7 +1,7 @@
 //! The kernels, one file per family, and the table that finds them.
 //!
-//! [`kernel`] is the only place that knows which operations and types there are kernels for: what the device says it
-//! supports and what it runs both come from there.
+//! [`kernel`] is the only place that knows which operations and types there are kernels for: what
+//! the device says it supports and what it runs both come from there.
 
 mod attention;
 mod copy;
@@ -96,7 +96,7 @@ fn with(types: Types, run: impl Fn(&Call) -> Result<()> + Send + Sync + 'static)
     })
 }
 
-/// The kernel for `op`; `None` for leaves, views and unknown operations.
+/// Returns the kernel for `op`; `None` for leaves, views and unknown operations.
 pub(crate) fn kernel(op: &Op) -> Option<Kernel> {
     use Types::{Any, Conversion, Encoding, Numbers};
     match *op {

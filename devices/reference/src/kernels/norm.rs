@@ -3,7 +3,8 @@
 use crate::call::Call;
 use samite_core::Result;
 
-/// Row by row, every element `x` becomes `(x - shift) * scale`, where `f` says shift and scale of a row.
+/// Row by row, every element `x` becomes `(x - shift) * scale`, where `f` says shift and scale of a
+/// row.
 fn affine(call: &Call, f: impl Fn(&[f64]) -> (f64, f64)) -> Result<()> {
     let x = call.numbers(0)?;
     let mut values = call.room()?;

@@ -3,7 +3,7 @@
 use crate::call::Call;
 use samite_core::Result;
 
-/// The sum of all elements.
+/// Returns the sum of all elements.
 pub fn sum(call: &Call) -> Result<()> {
     call.store(&[call.numbers(0)?.values.iter().sum()])
 }

@@ -5,7 +5,7 @@ use crate::value::{Grid, rows};
 use samite_core::{Result, Rope, RopeMode, Turn};
 use std::f64::consts::PI;
 
-/// The pair number at which a dimension makes `rotations` turns over the original context.
+/// Returns the pair number at which a dimension makes `rotations` turns over the original context.
 fn correction(rope: &Rope, rotations: f64) -> f64 {
     let turns = rope.original_context as f64 / (rotations * 2.0 * PI);
     rope.dims as f64 * turns.ln() / (2.0 * f64::from(rope.freq_base).ln())
@@ -21,7 +21,8 @@ fn extrapolation(rope: &Rope, pair: usize) -> f64 {
     (1.0 - ramp.clamp(0.0, 1.0)) * f64::from(rope.ext_factor)
 }
 
-/// Cosine and sine, times the magnitude, of the angle by which pair number `pair` turns at `position`, `step` steps down the frequencies.
+/// Cosine and sine, times the magnitude, of the angle by which pair number `pair` turns at
+/// `position`, `step` steps down the frequencies.
 fn rotation(rope: &Rope, pair: usize, step: usize, position: f64, divisor: f64) -> (f64, f64) {
     let exponent = -2.0 * step as f64 / rope.dims as f64;
     let extrapolated = position * f64::from(rope.freq_base).powf(exponent) / divisor;
@@ -35,8 +36,8 @@ fn rotation(rope: &Rope, pair: usize, step: usize, position: f64, divisor: f64) 
     (angle.cos() * magnitude, angle.sin() * magnitude)
 }
 
-/// Turns the pairs of each head; what is not part of a pair stays. With `direction` -1, they turn the other way, keeping the
-/// magnitude: the transposed matrix, not the inverse.
+/// Turns the pairs of each head; what is not part of a pair stays. With `direction` -1, they turn
+/// the other way, keeping the magnitude: the transposed matrix, not the inverse.
 pub fn rope(call: &Call, rope: Rope, direction: f64) -> Result<()> {
     let (x, positions) = (call.numbers(0)?, call.integers(1)?);
     let divisors = call.optional_numbers(2)?;

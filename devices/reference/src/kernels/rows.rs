@@ -4,7 +4,7 @@ use crate::call::Call;
 use crate::value::{read_row, room, rows, write_row};
 use samite_core::Result;
 
-/// The rows of source 0 that source 1 names.
+/// Returns the rows of source 0 that source 1 names.
 pub fn get(call: &Call) -> Result<()> {
     let (table, numbers) = (call.source(0)?, call.integers(1)?);
     let count = table.tensor.layout().shape()[1];

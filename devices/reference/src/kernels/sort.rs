@@ -4,7 +4,7 @@ use crate::call::Call;
 use crate::value::room;
 use samite_core::{Result, SortOrder};
 
-/// The first `count` indices of each row, sorted by value; equal values keep their order.
+/// Returns the first `count` indices of each row, sorted by value; equal values keep their order.
 fn sorted(call: &Call, order: SortOrder, count: usize) -> Result<()> {
     let x = call.numbers(0)?;
     let (mut all, mut indices) = (call.room()?, room(x.shape[0])?);
@@ -29,12 +29,12 @@ pub fn argsort(call: &Call, order: SortOrder) -> Result<()> {
     sorted(call, order, usize::MAX)
 }
 
-/// The indices of the `k` largest elements of each row, largest first.
+/// Returns the indices of the `k` largest elements of each row, largest first.
 pub fn top_k(call: &Call, k: usize) -> Result<()> {
     sorted(call, SortOrder::Descending, k)
 }
 
-/// The index of the largest element of each row, the first of equals.
+/// Returns the index of the largest element of each row, the first of equals.
 pub fn argmax(call: &Call) -> Result<()> {
     let x = call.numbers(0)?;
     let largest = |row: &[f64]| {

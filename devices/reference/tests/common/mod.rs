@@ -1,4 +1,4 @@
-//! A small harness: a graph with its inputs, run on a device.
+//! Test harness: a graph with its inputs, run on a device.
 #![allow(dead_code)] // not every test file uses all of it
 
 use samite_core::{
@@ -34,7 +34,7 @@ pub fn as_i32s(bytes: &[u8]) -> Vec<i32> {
         .collect()
 }
 
-/// A graph under construction with the bytes of its inputs.
+/// A graph under construction, with the bytes of its inputs.
 #[derive(Default)]
 pub struct Case {
     pub graph: Graph,
@@ -60,13 +60,13 @@ impl Case {
         self.raw("ids", DType::I32, extents, i32s(values))
     }
 
-    /// 0, 1, 2, …
+    /// Adds an input with the values 0, 1, 2, …
     pub fn counting(&mut self, shape: Shape) -> TensorId {
         let count: usize = shape.iter().product();
         self.f32(&shape, &(0..count).map(|i| i as f32).collect::<Vec<_>>())
     }
 
-    /// Places for all tensors, views included, with the inputs written.
+    /// Allocates memory for all tensors, views included, and writes the inputs.
     pub fn place(&self, device: &Arc<ReferenceDevice>) -> Result<Vec<Option<TensorRef>>> {
         let owners: Vec<_> = self
             .graph

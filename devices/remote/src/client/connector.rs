@@ -17,7 +17,8 @@ use tokio_rustls::TlsConnector;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::Channel;
 
-/// Begins a session, which a thread of its own keeps going. Returns the server's devices, too. The text of an error says what to do.
+/// Starts a session, which a separate thread keeps alive. Also returns the server's devices. Error
+/// messages say what to do.
 pub(super) fn connect(
     address: Address,
     token: Token,
@@ -103,7 +104,7 @@ impl Connector {
         let stream = TlsConnector::from(config).connect(name, stream).await;
         let stream = stream.map_err(|error| Refused {
             kind: match error.kind() {
-                // Another key, or no TLS.
+                // The server has another key, or does not use TLS.
                 ErrorKind::InvalidData => Kind::Final,
                 _ => Kind::Unclear,
             },
@@ -160,7 +161,7 @@ mod tests {
     use tokio_stream::StreamExt;
     use tonic::Code;
 
-    /// A server, and who asks it: a client with a token that keeps no rule.
+    /// Returns a server and a client with a valid token that breaks the rules of the protocol.
     fn rogue(change: impl FnOnce(&mut RemoteServerOptions)) -> (tempfile::TempDir, Connector) {
         let folder = tempfile::tempdir().unwrap();
         let [key, tokens] = ["key", "tokens"].map(|name| folder.path().join(name));
@@ -180,7 +181,7 @@ mod tests {
     }
 
     impl Connector {
-        /// Its connections, on the runtime of the caller.
+        /// Returns connections on the runtime of the caller.
         fn links(&self) -> Links {
             let runtime = tokio::runtime::Handle::current();
             links(
@@ -273,7 +274,7 @@ mod tests {
             let why = |link: Result<Link, Refused>| link.map(drop).map_err(|r| r.why);
             let refused = why(other.links().link(&welcome.session, 0).await).unwrap_err();
             assert!(refused.contains("no such session"), "{refused}");
-            // Which is there, and ends with this connection.
+            // The session exists, and ends with this connection.
             assert_eq!(
                 why(connector.links().link(&welcome.session, 0).await),
                 Ok(())

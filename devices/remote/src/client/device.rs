@@ -16,10 +16,10 @@ use std::time::Duration;
 pub(super) struct RemoteDevice {
     pub far: Arc<Far>,
     description: String,
-    /// Its own first.
+    /// Memory types, the device's own first.
     memories: Vec<Arc<dyn BufferType>>,
     selection: Selection,
-    /// How long a run may take, in milliseconds; 0 for ever.
+    /// Time limit of a run in milliseconds; 0 for none.
     pub deadline: u64,
 }
 
@@ -43,7 +43,7 @@ impl RemoteDevice {
             far,
             description,
             memories: memories.into_iter().map(|memory| memory as _).collect(),
-            // Few numbers are on their way sooner than many.
+            // Selecting on the device saves network transfers.
             selection: match described.selects {
                 true => Selection::Wanted,
                 false => Selection::Inexact,
@@ -54,7 +54,7 @@ impl RemoteDevice {
         }))
     }
 
-    /// Whether a buffer is of this device.
+    /// Returns whether a buffer belongs to this device.
     pub fn owns(&self, buffer: &RemoteBuffer) -> bool {
         Arc::ptr_eq(&buffer.memory.far, &self.far)
     }
@@ -123,7 +123,8 @@ impl Device for RemoteDevice {
         let open = nodes.clone().filter(is_open);
         let questions = open.map(|node| self.far.question(kind, 0, Some(node)));
         let answers = self.far.ask(questions.collect());
-        // It refuses nothing any more: what needs its memory, or runs on it, fails, and the error says that it is lost.
+        // A lost device rejects no node. Any use of its memory and any run fails with an error that
+        // says it is lost.
         if let Err(Error::DeviceLost { .. }) = answers {
             return nodes.map(|_| Support::Yes).collect();
         }
@@ -133,7 +134,7 @@ impl Device for RemoteDevice {
             false => Support::Yes,
             true => match (answers.next(), &reason) {
                 (Some(answer), _) => Support::when(answer.yes, answer.reason),
-                // Whoever uses the device learns why, too.
+                // Include the reason for the user of the device.
                 (None, reason) => Support::no(reason.clone().unwrap_or_default()),
             },
         };
@@ -154,7 +155,8 @@ impl Device for RemoteDevice {
             return Ok(0);
         }
         let (_, answer) = self.far.wishes(graph, nodes)?;
-        // An older server answers something else, and takes scratch memory itself. What the device refuses is said where the graph is prepared.
+        // An older server answers something else and allocates scratch memory itself. A graph that
+        // the device does not support fails in `prepare`.
         let size = if answer.yes { answer.size } else { 0 };
         usize::try_from(size).map_err(|_| Error::shape("the size of the workspace overflows"))
     }
@@ -199,7 +201,8 @@ impl Device for RemoteDevice {
     }
 }
 
-/// `nodes` with those that are computed in the order in which `wished` has them, each behind the views that it reads; `None` if that is no order of these.
+/// Reorders `nodes` like `wished`, with each computed node after the views that it reads. Returns
+/// `None` if that is not a valid order of these nodes.
 fn in_order(graph: &Graph, nodes: &[TensorId], wished: &[TensorId]) -> Option<Vec<TensorId>> {
     let mut is_open = vec![false; graph.len()];
     for id in nodes {
@@ -229,7 +232,7 @@ fn in_order(graph: &Graph, nodes: &[TensorId], wished: &[TensorId]) -> Option<Ve
         }
         take(id, &mut ordered);
     }
-    // Views that nobody here reads need no work.
+    // Views that no node reads need no work.
     for &id in nodes.iter().filter(|&&id| !graph.tensor(id).is_computed()) {
         take(id, &mut ordered);
     }

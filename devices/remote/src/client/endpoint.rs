@@ -1,7 +1,8 @@
-//! The session with a server, as those see it who use the server's devices.
+//! A session with a server, from the point of view of the server's devices.
 //!
-//! Callers put requests into a list and wait for replies; [a task](super::link) moves both. Requests stay in the list until the server has done them, so that
-//! they can be sent again over another connection.
+//! Callers put requests into a list and wait for replies; [a task](super::link) transfers both.
+//! Requests stay in the list until the server has completed them, so that they can be sent again
+//! over another connection.
 
 use crate::convert;
 use crate::proto;
@@ -15,19 +16,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Bytes of requests that may be on their way.
+/// Maximum bytes of requests in flight.
 const MOST_BYTES: usize = 64 << 20;
 
-/// How often who waits looks whether it is cancelled.
+/// Interval at which a waiting caller checks for cancellation.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Lets others go on while somebody waits, for so long at most or until something has happened.
+/// Runs other work while a caller waits, until something has happened or at most for the given
+/// time.
 pub type Meanwhile = Box<dyn Fn(Option<Duration>) + Send + Sync>;
 
 pub(super) struct Endpoint {
     place: String,
     shared: Arc<Shared>,
-    /// Numbers that were given to things at the server.
+    /// Number of IDs assigned to objects at the server.
     things: AtomicU64,
 }
 
@@ -37,56 +39,56 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// What callers and the task that moves messages have in common.
+/// State that callers share with the task that transfers messages.
 #[derive(Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// Where there is one thread for everybody.
+    /// Runs other work, if all callers share one thread.
     meanwhile: Option<Meanwhile>,
 }
 
 #[derive(Default)]
 pub(super) struct State {
-    /// The connection, if there is one.
+    /// Sends requests over the current connection, if there is one.
     pub sender: Option<mpsc::UnboundedSender<proto::Request>>,
-    /// The last number.
+    /// Number of the last request.
     number: u64,
-    /// Requests that may not be done yet.
+    /// Requests that may not be complete.
     pub open: VecDeque<Open>,
     open_bytes: usize,
     pub done: u64,
-    /// The last reply that has arrived.
+    /// Number of the last reply received.
     pub seen: u64,
-    /// Requests whose reply has not arrived: the server keeps as many replies for a connection that is lost.
+    /// Requests without a reply. The server keeps that many replies in case the connection is lost.
     unseen: BTreeSet<u64>,
-    /// Requests whose reply somebody waits for.
+    /// Requests with a caller that waits for the reply.
     expected: BTreeSet<u64>,
     replies: BTreeMap<u64, proto::Reply>,
-    /// The first failure of requests that nobody waits for, of each who sent them, until it was told.
+    /// First unreported failure of each sender's requests that no caller waits for.
     failures: BTreeMap<u64, Failed>,
-    /// Why there is no session any more.
+    /// Reason why the session ended.
     pub lost: Option<Box<str>>,
-    /// The device is not used any more.
+    /// Set if the device is no longer used.
     pub is_over: bool,
 }
 
-/// A request that failed.
+/// A failed request.
 struct Failed {
     number: u64,
     failure: proto::Failure,
 }
 
-/// A request that may not be done yet.
+/// A request that may not be complete.
 pub(super) struct Open {
-    /// Who sent it.
+    /// Sender of the request.
     owner: u64,
     bytes: usize,
     pub request: proto::Request,
 }
 
 impl State {
-    /// Notes that a request failed which nobody waits for.
+    /// Records the failure of a request that no caller waits for.
     fn fail(&mut self, owner: u64, number: u64, failure: proto::Failure) {
         let known = self.failures.get(&owner);
         if known.is_none_or(|first| first.number > number) {
@@ -107,7 +109,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something has changed perhaps, for `most` at most.
+    /// Waits until the state may have changed, at most for `most`.
     fn wait<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
@@ -130,7 +132,7 @@ impl Shared {
         }
     }
 
-    /// There is no session any more.
+    /// Ends the session.
     pub fn lose(&self, why: String) {
         let mut state = self.lock();
         state.lost = Some(why.into());
@@ -139,7 +141,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// What a reply changes.
+    /// Processes a reply.
     pub fn take(&self, reply: proto::Reply) {
         let mut state = self.lock();
         if reply.number > 0 {
@@ -183,7 +185,7 @@ impl Endpoint {
         &self.place
     }
 
-    /// A number for each thing that the server knows.
+    /// Returns a new ID for an object at the server.
     pub fn next(&self) -> u64 {
         self.things.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -195,7 +197,8 @@ impl Endpoint {
         }
     }
 
-    /// Sends commands of `owner`, and returns the request's number. With `is_awaited`, the reply must be [awaited](Endpoint::wait).
+    /// Sends commands of `owner` and returns the request's number. If `is_awaited`, the caller must
+    /// [wait](Endpoint::wait) for the reply.
     pub fn send(
         &self,
         device: &str,
@@ -237,7 +240,7 @@ impl Endpoint {
             request: request.clone(),
         });
         if let Some(sender) = &state.sender {
-            // A connection that broke: it is sent again.
+            // If the connection is broken, the request is sent again.
             let _ = sender.send(request);
         }
         Ok(number)
@@ -279,7 +282,7 @@ impl Endpoint {
         }
     }
 
-    /// Nobody waits for a reply any more. A failure of it is one of `owner`.
+    /// Stops waiting for a reply. If its request fails, the failure belongs to `owner`.
     pub fn abandon(&self, owner: u64, number: u64) {
         let mut state = self.shared.lock();
         state.expected.remove(&number);
@@ -297,17 +300,17 @@ impl Endpoint {
         self.wait(device, number, None)
     }
 
-    /// Whether everything up to `number` is done.
+    /// Returns whether all requests up to `number` are complete.
     pub fn is_done(&self, number: u64) -> bool {
         self.shared.lock().done >= number
     }
 
-    /// The last number.
+    /// Returns the number of the last request.
     pub fn last(&self) -> u64 {
         self.shared.lock().number
     }
 
-    /// Waits until everything up to `number` is done.
+    /// Waits until all requests up to `number` are complete.
     pub fn reach(&self, device: &str, number: u64) -> Result<()> {
         let mut state = self.shared.lock();
         while state.done < number {
@@ -315,7 +318,7 @@ impl Endpoint {
                 return Err(self.lost(device, why));
             }
             if state.unseen.range(number..).next().is_none() {
-                // Nobody has asked yet.
+                // The server reports completion only on request.
                 drop(state);
                 return self.call(device, Vec::new()).map(drop);
             }
@@ -324,7 +327,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// A failure of what `owner` sent up to `number`, which stays one. If something that nobody in particular sent failed before it, that is why.
+    /// Returns the first failure of requests of `owner` up to `number`, without clearing it. An
+    /// earlier failure of a request without a stream takes precedence as the cause.
     pub fn has_failed(&self, device: &str, owner: u64, number: u64) -> Result<()> {
         let state = self.shared.lock();
         let own = state.failures.get(&owner);
@@ -336,7 +340,8 @@ impl Endpoint {
         Err(convert::error(device, first.unwrap_or(own).failure.clone()))
     }
 
-    /// The first failure of what `owner` sent, or of what nobody in particular sent. Those behind it may be its consequences, and are forgotten with it.
+    /// Returns and clears the first failure of requests of `owner`, or of requests without a
+    /// stream. Later failures may be consequences, so they are cleared as well.
     pub fn failure(&self, device: &str, owner: u64) -> Result<()> {
         let mut state = self.shared.lock();
         let own = [owner, NOBODY].map(|owner| state.failures.remove(&owner));
@@ -351,7 +356,7 @@ impl Endpoint {
     }
 }
 
-/// Who sends what belongs to no stream.
+/// Sender of requests that belong to no stream.
 pub(super) const NOBODY: u64 = 0;
 
 impl Drop for Endpoint {
@@ -367,7 +372,7 @@ impl Drop for Endpoint {
     }
 }
 
-/// Says that the session is not needed any more.
+/// Tells the server that the client no longer needs the session.
 pub(super) fn say_over(sender: &mpsc::UnboundedSender<proto::Request>) {
     let _ = sender.send(proto::Request {
         over: true,
@@ -380,7 +385,8 @@ pub(super) fn say_over(sender: &mpsc::UnboundedSender<proto::Request>) {
 mod tests {
     use super::*;
 
-    /// An endpoint whose replies arrive, one after the other, when somebody waits for them; and how often somebody did.
+    /// Returns an endpoint whose replies arrive one by one when a caller waits, and the number of
+    /// waits.
     fn answered_late() -> (Arc<Endpoint>, Arc<AtomicU64>) {
         let waits = Arc::new(AtomicU64::new(0));
         let shared = Arc::new_cyclic(|shared: &std::sync::Weak<Shared>| {
@@ -406,7 +412,7 @@ mod tests {
         let (endpoint, waits) = answered_late();
         let send = || endpoint.send("d", 1, Vec::new(), true).unwrap();
         for _ in 0..KEPT {
-            // That nobody wants a reply does not keep the server from sending it.
+            // The server sends the reply even if no caller waits for it.
             endpoint.abandon(1, send());
         }
         assert_eq!(waits.load(Ordering::Relaxed), 0);

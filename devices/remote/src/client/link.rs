@@ -1,4 +1,5 @@
-//! Connections to a server, one after the other, and what goes over them, whatever carries them.
+//! Connections to a server, one after the other, and the messages on them, independent of the
+//! transport.
 
 use super::RemoteOptions;
 use super::endpoint::{Shared, say_over};
@@ -12,52 +13,53 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Code, Status};
 
-/// How long a server that refuses connections is tried again: it may be on its way up, but then it has lost the session.
+/// Time for which the client retries a server that refuses connections. The server may be
+/// restarting, but then it has lost the session.
 const REFUSED: Duration = Duration::from_secs(2);
 
-/// How many connections, one after the other, may break before anything more is done.
+/// Maximum number of consecutive connections that break without progress.
 const MOST_IN_VAIN: u32 = 20;
 
-/// Why there is no connection.
+/// The reason why a connection failed.
 pub(crate) struct Refused {
     pub why: String,
-    /// Whether trying again can help, and whether somebody answers at that place.
+    /// Reports if a retry can help, and if a server answered.
     pub kind: Kind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// It cannot.
+    /// A retry cannot help.
     Final,
-    /// Nobody listens there.
+    /// No server listens there.
     Nobody,
-    /// Anything else.
+    /// Any other reason.
     Unclear,
 }
 
-/// What a server says on one connection.
+/// Messages of a server on one connection.
 pub(crate) type Replies = Pin<Box<dyn Stream<Item = Result<proto::Reply, Status>> + Send>>;
 
-/// What becomes of a connection that is being made.
+/// A connection that is being made.
 pub(crate) type Opening<'a> = Pin<Box<dyn Future<Output = Result<Replies, Refused>> + Send + 'a>>;
 
 /// Makes connections to one server.
 pub(crate) trait Carrier: Send + Sync {
-    /// The server's address, for people.
+    /// Returns the server's address for messages.
     fn place(&self) -> &str;
 
     /// Makes a connection that carries these requests.
     fn open(&self, requests: mpsc::UnboundedReceiver<proto::Request>) -> Opening<'_>;
 }
 
-/// A connection that the server has welcomed.
+/// A connection that the server has accepted.
 pub(super) type Link = (
     mpsc::UnboundedSender<proto::Request>,
     Replies,
     proto::Welcome,
 );
 
-/// Keeps a session going.
+/// Keeps a session alive.
 pub(super) struct Links {
     pub carrier: Box<dyn Carrier>,
     pub options: RemoteOptions,
@@ -65,7 +67,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// A connection for a session, or for a new one if it has no name yet.
+    /// Makes a connection for a session, or for a new one if `session` is empty.
     pub async fn link(&self, session: &[u8], seen: u64) -> Result<Link, Refused> {
         tokio::select! {
             biased;
@@ -100,7 +102,7 @@ impl Links {
         Ok((sender, replies, welcome))
     }
 
-    /// Moves requests and replies until there is no session any more.
+    /// Transfers requests and replies until the session ends.
     pub async fn run(self, shared: Arc<Shared>, session: Vec<u8>, mut replies: Replies) {
         let (mut reached, mut in_vain) = (0, 0);
         loop {
@@ -109,7 +111,7 @@ impl Links {
                     Some(Ok(reply)) => shared.take(reply),
                     None => break ("the server closed the connection".to_owned(), false),
                     Some(Err(status)) => {
-                        // What it refuses now, it refuses again.
+                        // A request that the server rejects now will be rejected again.
                         let is_refused = matches!(
                             status.code(),
                             Code::InvalidArgument | Code::OutOfRange | Code::ResourceExhausted
@@ -141,7 +143,7 @@ impl Links {
         }
     }
 
-    /// Another connection for the session; `None` if it is not wanted any more.
+    /// Makes another connection for the session. Returns `None` if the session is no longer needed.
     async fn reconnect(&self, shared: &Shared, session: &[u8]) -> Result<Option<Replies>, String> {
         let start = self.outside.now();
         let mut pause = Duration::from_millis(20);
@@ -160,7 +162,7 @@ impl Links {
                         say_over(&sender);
                         return Ok(None);
                     }
-                    // What has not arrived is sent again, in its order, before anything new.
+                    // Send everything that has not arrived again, in order, before anything new.
                     let again = state.open.iter().map(|open| &open.request);
                     for request in again.filter(|request| request.number > welcome.received) {
                         let _ = sender.send(proto::Request {
@@ -187,7 +189,7 @@ impl Links {
     }
 }
 
-/// What a server says that has no session for a client.
+/// Converts the status with which a server rejects a session.
 pub(super) fn refused(status: Status) -> Refused {
     Refused {
         kind: match status.code() {
@@ -207,7 +209,7 @@ pub(super) fn refused(status: Status) -> Refused {
                 "{}: it was restarted, or the connection was away for too long",
                 status.message()
             ),
-            // What the server says has no cause here.
+            // The server's message has no cause on this side.
             _ => match std::error::Error::source(&status) {
                 Some(cause) => broke(cause),
                 None => status.message().to_owned(),
@@ -216,7 +218,7 @@ pub(super) fn refused(status: Status) -> Refused {
     }
 }
 
-/// Why a connection ended while it was made: the first cause.
+/// Returns the root cause why a connection failed while it was being made.
 pub(super) fn broke(error: &dyn std::error::Error) -> String {
     let first = std::iter::successors(Some(error), |error| error.source()).last();
     format!(

@@ -13,30 +13,30 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-/// Weights of fewer bytes are sent without asking whether they are there.
+/// Weights of fewer bytes are sent without asking whether the server has them.
 const SMALLEST_CHUNK: usize = 4096;
 
-/// Answers that are kept.
+/// Maximum number of cached answers.
 const MOST_ANSWERS: usize = 1 << 14;
 
-/// A command.
+/// Wraps a command.
 pub(super) fn command(command: Kind) -> proto::Command {
     proto::Command {
         command: Some(command),
     }
 }
 
-/// A device of a server, as far as its memories know it.
+/// A device of a server, as seen by its memory types.
 #[derive(Debug)]
 pub(super) struct Far {
     pub endpoint: Arc<Endpoint>,
-    /// The device's number there.
+    /// Number of the device at the server.
     pub number: u32,
-    /// Its name here.
+    /// Name of the device here.
     pub name: String,
-    /// What the server said, by the question.
+    /// Cached answers of the server, by question.
     answers: Mutex<HashMap<Vec<u8>, proto::Answer>>,
-    /// Its memories, to recognise them.
+    /// Memory types of the device.
     memories: OnceLock<Vec<Weak<RemoteMemory>>>,
 }
 
@@ -51,7 +51,7 @@ impl Far {
         }
     }
 
-    /// Lets it know its memories.
+    /// Registers the memory types.
     pub fn has(&self, memories: &[Arc<RemoteMemory>]) {
         let _ = self
             .memories
@@ -63,14 +63,14 @@ impl Far {
         self.endpoint.call(&self.name, commands)
     }
 
-    /// Sends commands, of which nothing is awaited.
+    /// Sends commands without waiting.
     pub fn tell(&self, commands: Vec<proto::Command>) -> Result<()> {
         self.endpoint
             .send(&self.name, NOBODY, commands, false)
             .map(drop)
     }
 
-    /// Answers of the server, each of which is asked for once.
+    /// Returns answers of the server. Each question is sent once.
     pub fn ask(&self, questions: Vec<proto::Question>) -> Result<Vec<proto::Answer>> {
         use prost::Message;
         let keys: Vec<_> = questions.iter().map(Message::encode_to_vec).collect();
@@ -112,7 +112,7 @@ impl Far {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A question about a node.
+    /// Creates a question about a node.
     pub fn question(
         &self,
         kind: proto::question::Kind,
@@ -126,7 +126,7 @@ impl Far {
             ..proto::Question::default()
         };
         if let Some(node) = node {
-            // What lies in other memory comes as a copy, if at all.
+            // Tensors in other memory reach the server as copies, if at all.
             let part = Part::question(node, &|node| self.memory_of(node).is_some());
             question.memories = self.memories_of(node.graph(), &part);
             question.json = part.json().into();
@@ -134,7 +134,8 @@ impl Far {
         question
     }
 
-    /// What the device wants for nodes of a graph, and the graph that they are to it. Nothing of it is kept, as these graphs are asked about once.
+    /// Returns the device's preferences for nodes of a graph, and the graph that was sent. The
+    /// answer is not cached, because each graph is queried once.
     pub fn wishes(
         &self,
         graph: &Graph,
@@ -159,7 +160,7 @@ impl Far {
         }
     }
 
-    /// The memories that the stored tensors of a part lie in.
+    /// Returns the memory types of the stored tensors of a part.
     fn memories_of(&self, graph: &Graph, part: &Part) -> Vec<u32> {
         let stored = part.stored.iter();
         stored
@@ -167,7 +168,7 @@ impl Far {
             .collect()
     }
 
-    /// The number of the memory that a stored tensor lies in, if it is this device's.
+    /// Returns the number of the memory type of a stored tensor, if it belongs to this device.
     fn memory_of(&self, node: Node<'_>) -> Option<u32> {
         let memory = node.tensor().stored.as_ref()?.tensor().buffer.buffer_type();
         let mut mine = (0..).zip(self.memories.get()?);
@@ -177,13 +178,13 @@ impl Far {
     }
 }
 
-/// A kind of memory of a device.
+/// A memory type of a device.
 #[derive(Debug)]
 pub(super) struct RemoteMemory {
-    /// To hand to buffers.
+    /// Weak reference to itself, for its buffers.
     this: Weak<RemoteMemory>,
     pub far: Arc<Far>,
-    /// Its number in the device's list.
+    /// Number in the device's list.
     pub number: u32,
     name: String,
     alignment: usize,
@@ -294,7 +295,7 @@ impl BufferType for RemoteMemory {
                 offset: 0,
             },
         };
-        // If it fails, freeing it does nothing.
+        // If allocation fails, freeing the buffer has no effect.
         self.far.call(vec![command(Kind::Allocate(proto::Allocate {
             buffer: buffer.number,
             device: self.far.number,
@@ -317,7 +318,7 @@ pub(super) struct RemoteBuffer {
 }
 
 impl RemoteBuffer {
-    /// A tensor with its place.
+    /// Returns the location of a tensor.
     pub fn place(&self, slot: Slot) -> proto::Place {
         proto::Place {
             buffer: self.number,
@@ -326,7 +327,7 @@ impl RemoteBuffer {
         }
     }
 
-    /// A tensor of which some bytes are used, which must lie in the buffer.
+    /// Returns the location of a tensor, after checking that the given bytes lie in the buffer.
     fn part(&self, slot: Slot, offset: usize, len: usize) -> Result<proto::Place> {
         let bytes = slot.layout.bytes();
         let is_in_tensor = offset.checked_add(len).is_some_and(|end| end <= bytes);
@@ -344,7 +345,8 @@ impl RemoteBuffer {
         Ok(self.place(slot))
     }
 
-    /// A write, for [`RemoteStream`](super::stream::RemoteStream) too.
+    /// Returns the commands of a write. [`RemoteStream`](super::stream::RemoteStream) also uses
+    /// them.
     pub fn write_commands(
         &self,
         slot: Slot,
@@ -364,7 +366,8 @@ impl RemoteBuffer {
         Ok(writes.collect())
     }
 
-    /// Bytes of data in one message: whole groups of rows, so that no group is changed twice.
+    /// Returns the bytes of data per message: whole groups of rows, so that no group is modified
+    /// twice.
     fn piece(&self, slot: Slot) -> usize {
         let layout = &slot.layout;
         let rows = self.memory.row_group.unwrap_or(1);
@@ -375,7 +378,7 @@ impl RemoteBuffer {
         }
     }
 
-    /// Writes weights, of which only those are sent that the server does not have.
+    /// Writes weights. Sends only those that the server does not have.
     fn write_weights(&self, slot: Slot, offset: usize, data: &[u8]) -> Result<()> {
         let place = self.part(slot, offset, data.len())?;
         let far = &self.memory.far;
@@ -419,7 +422,7 @@ impl RemoteBuffer {
         }
     }
 
-    /// Reads that fit into one request each, with their parts of what is read.
+    /// Returns reads that each fit into one request, with their ranges of the output.
     pub fn read_commands(
         &self,
         slot: Slot,
@@ -440,7 +443,7 @@ impl RemoteBuffer {
     }
 }
 
-/// Takes what was read.
+/// Copies the results of reads to `out`.
 pub(super) fn read_into(name: &str, results: &[proto::Result], out: &mut [u8]) -> Result<()> {
     let mut rest = out;
     for result in results {
@@ -553,7 +556,8 @@ impl Buffer for RemoteBuffer {
 }
 
 impl RemoteBuffer {
-    /// A copy within the server; `None` if the other tensor is elsewhere.
+    /// Returns the command that copies within the server, or `None` if the other tensor is
+    /// elsewhere.
     pub fn copy_command(&self, to: Slot, from: &TensorRef) -> Result<Option<proto::Command>> {
         let source = from.buffer.as_any().downcast_ref::<RemoteBuffer>();
         let endpoint = &self.memory.far.endpoint;
@@ -571,7 +575,7 @@ impl RemoteBuffer {
 
 impl Drop for RemoteBuffer {
     fn drop(&mut self) {
-        // A server that is gone has freed everything.
+        // A lost server has freed everything.
         let _ = self.memory.far.tell(vec![command(Kind::Free(self.number))]);
     }
 }

@@ -1,8 +1,8 @@
-//! Devices of servers, as devices of samite.
+//! Devices of servers as devices of samite.
 //!
-//! - `endpoint`: the session with a server, for those who use it.
-//! - `link`: its connections, one after the other; `connector` makes them.
-//! - `device`, `memory`, `stream`: the contract.
+//! - `endpoint`: the session with a server, for its users.
+//! - `link`: the connections of a session, one after the other; `connector` makes them.
+//! - `device`, `memory`, `stream`: the traits of `samite-core`.
 
 mod connector;
 mod device;
@@ -26,18 +26,19 @@ use std::sync::Arc;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How servers are reached.
+/// Options for connections to servers.
 #[derive(Clone, Debug)]
 pub struct RemoteOptions {
-    /// File with the token. By default, `remote-token` in the [folder for settings](crate::settings_folder).
+    /// File with the token. The default is `remote-token` in the [folder for
+    /// settings](crate::settings_folder).
     pub token: Option<PathBuf>,
-    /// How long making a connection may take.
+    /// Time limit for making a connection.
     pub connect: Duration,
-    /// For how long a lost connection is made anew before the device counts as lost.
+    /// Time for which a lost connection is retried before the device counts as lost.
     pub reconnect: Duration,
-    /// How long a run may take; for ever by default.
+    /// Time limit of a run; `None` for no limit.
     pub deadline: Option<Duration>,
-    /// How often the other side is asked whether it lives, and how long it may take to answer.
+    /// Keep-alive interval, and the time limit for the answer.
     pub keep_alive: (Duration, Duration),
 }
 
@@ -53,7 +54,7 @@ impl Default for RemoteOptions {
     }
 }
 
-/// The backend `remote`: all devices of some servers, called `remote0`, `remote1` and so on.
+/// The `remote` backend: all devices of some servers, called `remote0`, `remote1` and so on.
 #[derive(Debug)]
 pub struct RemoteBackend {
     devices: Vec<Arc<dyn Device>>,
@@ -61,8 +62,8 @@ pub struct RemoteBackend {
 }
 
 impl RemoteBackend {
-    /// Connects to the servers with these addresses, such as `samite://192.168.0.7:50053#5d41…`. Those that cannot be used are
-    /// [rejected](Backend::rejected).
+    /// Connects to the servers with these addresses, such as `samite://192.168.0.7:50053#5d41…`.
+    /// Servers that cannot be used are [rejected](Backend::rejected).
     pub fn connect<S: AsRef<str>>(addresses: &[S], options: &RemoteOptions) -> Self {
         let mut backend = RemoteBackend {
             devices: Vec::new(),
@@ -85,10 +86,10 @@ impl RemoteBackend {
         backend
     }
 
-    /// Whether a server can be used now.
+    /// Checks that a server can be used now.
     ///
     /// # Errors
-    /// Why not, and what to do.
+    /// Returns the reason and the remedy if it cannot.
     pub fn check(address: &str, options: &RemoteOptions) -> Result<(), String> {
         session(address, options).map(drop)
     }
@@ -99,7 +100,7 @@ impl RemoteBackend {
     }
 }
 
-/// The devices of a server, numbered from `first` on.
+/// Creates the devices of a server, numbered from `first` on.
 fn devices(
     endpoint: &Arc<Endpoint>,
     described: Vec<proto::Device>,
@@ -115,7 +116,8 @@ fn devices(
     devices.collect()
 }
 
-/// Begins a session over connections that others make, which a task keeps going. Whoever waits calls `meanwhile`.
+/// Starts a session over connections that `carrier` makes. A task keeps it alive. Waiting callers
+/// call `meanwhile`.
 pub(crate) fn connect_over(
     carrier: Box<dyn Carrier>,
     options: &RemoteOptions,
@@ -155,7 +157,7 @@ pub(crate) fn connect_over(
     devices(&Endpoint::new(&place, shared), described, 0, options)
 }
 
-/// A new session with a server, and the server's devices.
+/// Starts a session with a server and returns the server's devices.
 fn session(
     address: &str,
     options: &RemoteOptions,

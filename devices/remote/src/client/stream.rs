@@ -1,7 +1,8 @@
-//! A queue of work of a server's device.
+//! A stream of a server's device.
 //!
-//! What is queued is collected until a run ends it, or somebody waits. A request with a run asks for what was read after the last run of that graph, too:
-//! a token is one request and one reply.
+//! Commands are collected until a run ends the batch or a caller waits. A request with a run also
+//! includes the reads that followed the last run of the same graph: a token is one request and one
+//! reply.
 
 use super::device::RemoteDevice;
 use super::memory::{Far, RemoteBuffer, command, read_into};
@@ -14,40 +15,40 @@ use samite_core::{
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of what is collected before it is sent.
+/// Maximum bytes to collect before sending.
 const MOST_PENDING: usize = 1 << 20;
 
-/// Bytes that a run reads at once with it.
+/// Maximum bytes of reads that a run includes.
 const MOST_FORESEEN: usize = 1 << 20;
 
 pub(super) struct RemoteStream {
     device: Arc<RemoteDevice>,
-    /// Whose failures are whose.
+    /// Sender number of the stream's failures.
     number: u64,
     pending: Vec<proto::Command>,
     pending_bytes: usize,
-    /// The last request.
+    /// Number of the last request.
     last: u64,
-    /// Stops the last run.
+    /// Cancels the last run.
     cancel: Option<CancelToken>,
     run: Option<LastRun>,
-    /// Points of other streams that the work is behind.
+    /// Events of other streams that the work depends on.
     awaited: Vec<(u64, u64)>,
 }
 
-/// The run that nothing was queued behind.
+/// The last run, as long as nothing is queued after it.
 struct LastRun {
-    /// Its request.
+    /// Number of its request.
     number: u64,
-    /// What was read with it.
+    /// Reads that the request included.
     foreseen: Vec<proto::Command>,
-    /// The server's answer, when it was waited for.
+    /// Results of the request, once received.
     results: Option<Vec<proto::Result>>,
     reads: Arc<Mutex<Vec<proto::Command>>>,
 }
 
 impl LastRun {
-    /// Waits for what was read with it, once.
+    /// Waits for the included reads, once.
     fn wait(&mut self, far: &Far, cancel: Option<&CancelToken>) -> Result<()> {
         if self.results.is_some() || self.foreseen.is_empty() {
             return Ok(());
@@ -63,7 +64,7 @@ struct RemoteGraph {
     device: Arc<RemoteDevice>,
     number: u64,
     is_empty: bool,
-    /// What was read after the last run.
+    /// Reads after the last run.
     reads: Arc<Mutex<Vec<proto::Command>>>,
 }
 
@@ -113,7 +114,7 @@ impl RemoteStream {
         })
     }
 
-    /// Sends what is collected.
+    /// Sends the collected commands.
     fn flush(&mut self, is_awaited: bool) -> Result<u64> {
         let commands = std::mem::take(&mut self.pending);
         self.pending_bytes = 0;
@@ -126,7 +127,7 @@ impl RemoteStream {
         Ok(self.last)
     }
 
-    /// Collects commands that change something.
+    /// Collects commands that modify something.
     fn queue(&mut self, commands: Vec<proto::Command>, bytes: usize) -> Result<()> {
         self.forget_run();
         self.pending.extend(commands);
@@ -150,7 +151,7 @@ impl RemoteStream {
         }
     }
 
-    /// What the last run has read already, if that is this.
+    /// Returns the result of `read` if the last run included it.
     fn foreseen(&mut self, read: &proto::Command) -> Result<Option<proto::Result>> {
         let device = Arc::clone(&self.device);
         let endpoint = &device.far.endpoint;
@@ -164,7 +165,7 @@ impl RemoteStream {
         }
         drop(reads);
         let at = run.foreseen.iter().position(|known| known == read);
-        // Somebody else may have changed it since.
+        // Another request may have changed the data since.
         let (Some(at), true) = (at, endpoint.last() == run.number) else {
             return Ok(None);
         };
@@ -175,7 +176,7 @@ impl RemoteStream {
         Ok(result)
     }
 
-    /// Waits for everything, and reports what failed of it.
+    /// Waits for all work and reports its failure, if any.
     fn finish(&mut self) -> Result<()> {
         let device = Arc::clone(&self.device);
         let far = &device.far;
@@ -197,7 +198,8 @@ impl RemoteStream {
         self.first_failure(waited)
     }
 
-    /// What was waited for. If it failed, something that nobody waited for may have failed before it, and is why.
+    /// Returns the result of a wait. If it failed, an earlier failure of a request without a
+    /// waiting caller takes precedence as the cause.
     fn first_failure<T>(&mut self, waited: Result<T>) -> Result<T> {
         match waited {
             Err(error) if !matches!(error, Error::DeviceLost { .. }) => {
@@ -208,7 +210,7 @@ impl RemoteStream {
         }
     }
 
-    /// A failure of what is done, here or in streams that were waited for.
+    /// Returns a failure of completed work, here or in streams that this one waited for.
     fn failure(&mut self) -> Result<()> {
         for (stream, number) in std::mem::take(&mut self.awaited) {
             let far = self.far();
@@ -271,7 +273,7 @@ impl Stream for RemoteStream {
             reads: Arc::default(),
         };
         if !prepared.is_empty {
-            // Buffers that are freed later stay until the graph is forgotten.
+            // Buffers that are freed later live until the graph is removed.
             self.far().call(vec![command(Kind::Prepare(proto::Prepare {
                 graph: prepared.number,
                 device: self.far().number,
@@ -385,7 +387,7 @@ impl Stream for RemoteStream {
             ))
         })?;
         if !self.pending.is_empty() {
-            // A run that was read foresightedly stays the last one: nothing is pending behind it.
+            // A run with included reads remains the last one, because nothing is pending after it.
             self.flush(false)?;
         }
         let mut point = event.point.lock().unwrap_or_else(PoisonError::into_inner);
@@ -395,7 +397,8 @@ impl Stream for RemoteStream {
 
     fn wait(&mut self, event: &dyn Event) -> Result<()> {
         match event.as_any().downcast_ref::<RemoteEvent>() {
-            // The server does everything in order. If that failed, it is known when this stream is waited for.
+            // The server executes everything in order. A failure of the other stream is reported
+            // when this one is synchronized.
             Some(event) if Arc::ptr_eq(&event.far.endpoint, &self.device.far.endpoint) => {
                 if let Some((stream, number)) = event.point() {
                     self.awaited.retain(|(known, _)| *known != stream);
@@ -423,7 +426,7 @@ impl Drop for RemoteStream {
 #[derive(Debug)]
 pub(super) struct RemoteEvent {
     far: Arc<Far>,
-    /// The stream and its last request.
+    /// Stream number and its last request.
     point: Mutex<Option<(u64, u64)>>,
 }
 

@@ -1,4 +1,4 @@
-//! A connection that must say who it is in time.
+//! A connection that must authenticate in time.
 
 use crate::identity::Exported;
 use samite_core::environment::{ConnectionHandle, Seat};
@@ -17,22 +17,22 @@ use tokio::time::Sleep;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-/// What is known of a connection.
+/// Peer of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     pub address: SocketAddr,
     pub exported: Exported,
-    /// Set when the client has proved that it has a token.
+    /// Set once the client has proved that it has a token.
     pub is_known: Arc<AtomicBool>,
     pub seat: Arc<Seat>,
 }
 
-/// Asks a connection to leave, because another one needs its seat.
+/// Tells a connection to close, because another one needs its seat.
 #[derive(Debug, Default)]
 pub(super) struct Leave(Notify);
 
 impl Leave {
-    /// Waits until the connection has to leave.
+    /// Waits until the connection must close.
     pub async fn asked(&self) {
         self.0.notified().await;
     }
@@ -49,13 +49,13 @@ impl ConnectionHandle for Leave {
     }
 }
 
-/// A connection with TLS, which ends if nobody has proved anything when the time is over.
+/// A TLS connection that ends if the client does not authenticate before a deadline.
 pub(super) struct Guarded {
     stream: TlsStream<TcpStream>,
     peer: Peer,
-    /// Until when; `None` when the client is known.
+    /// Deadline; `None` once the client is authenticated.
     time: Option<Pin<Box<Sleep>>>,
-    /// Is ready when the connection must make room for another one.
+    /// Completes when the connection must make room for another one.
     leaving: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
@@ -93,7 +93,7 @@ impl AsyncRead for Guarded {
             self.time = None;
         }
         if self.leaving.as_mut().poll(context).is_ready() {
-            // It is not polled again.
+            // A completed future must not be polled again.
             self.leaving = Box::pin(std::future::pending());
             return Poll::Ready(Err(ErrorKind::ConnectionAborted.into()));
         }

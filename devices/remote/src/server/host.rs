@@ -1,4 +1,4 @@
-//! All sessions of a server, whatever carries their messages: who begins one, goes on with one, and ends one.
+//! All sessions of a server, independent of the transport: starts, continues and ends them.
 
 use super::session::{MAX_WAITING_REPLIES, Session, Worker};
 use super::siblings::Siblings;
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
-/// What a server says on one connection.
+/// Messages of a server on one connection.
 pub(crate) type Replies = mpsc::Receiver<std::result::Result<proto::Reply, Status>>;
 
 pub(super) type Sessions = BTreeMap<[u8; 16], Arc<Session>>;
@@ -31,12 +31,12 @@ pub(crate) struct Host {
     pub(super) sessions: Mutex<Sessions>,
     pub(super) received: AtomicU64,
     pub(super) outside: Arc<dyn Outside>,
-    /// Sessions that were ended because another one needed the room.
+    /// Number of sessions that were ended to make room for others.
     made_room: AtomicU64,
 }
 
 impl Host {
-    /// A server's sessions, of which there are none yet.
+    /// Creates a host without sessions.
     pub fn new(
         devices: &[Arc<dyn Device>],
         options: RemoteServerOptions,
@@ -60,17 +60,18 @@ impl Host {
         }))
     }
 
-    /// Sessions there are now.
+    /// Returns the number of sessions.
     pub fn sessions(&self) -> usize {
         lock(&self.sessions).len()
     }
 
-    /// How many sessions were ended because another one needed the room.
+    /// Returns the number of sessions that were ended to make room for others.
     pub fn made_room(&self) -> u64 {
         self.made_room.load(Ordering::Relaxed)
     }
 
-    /// Serves a connection of somebody who has proved to have the token `owner`. What it returns is said to the client; a task goes on with the requests.
+    /// Serves a connection of a client that has proved to hold the token `owner`. Returns the
+    /// messages to send to the client; a task processes the requests.
     pub async fn serve<S>(
         self: &Arc<Self>,
         owner: &str,
@@ -116,7 +117,7 @@ impl Host {
         Ok(replies)
     }
 
-    /// The session that a client goes on with, or a new one.
+    /// Returns the session that a client continues, or a new one.
     fn session(
         self: &Arc<Self>,
         hello: &proto::Hello,
@@ -191,7 +192,8 @@ impl Host {
         ))
     }
 
-    /// Ends the session of a token, but `spared`, that has been without a connection for the longest time, if there is one.
+    /// Ends the session of a token, other than `spared`, that has been without a connection for the
+    /// longest time, if there is one.
     pub(super) fn end_orphan(
         &self,
         sessions: &mut Sessions,
@@ -211,7 +213,7 @@ impl Host {
         Some(session)
     }
 
-    /// Passes on the requests of one connection.
+    /// Forwards the requests of one connection.
     async fn pass_on<S>(
         self: Arc<Self>,
         session: Arc<Session>,
@@ -232,11 +234,11 @@ impl Host {
                         break false;
                     }
                 }
-                // A client that gave up making this connection: it may make another one.
+                // The client stopped making this connection. It may make another one.
                 None => break false,
                 Some(Err(error)) => {
                     tracing::info!("a connection is lost: {error}");
-                    // Perhaps it is there, and sent what cannot be read.
+                    // The client may still be there, and have sent an unreadable message.
                     let _ = sender.try_send(Err(error));
                     break false;
                 }
@@ -246,7 +248,7 @@ impl Host {
             return;
         }
         if !is_over {
-            // Another connection may go on with it.
+            // Another connection may continue the session.
             drop((requests, sender));
             tokio::select! {
                 biased;

@@ -1,14 +1,15 @@
 //! The server.
 //!
-//! - `guard`: a connection, until its client is known.
+//! - `guard`: a connection until its client is authenticated.
 //! - `host`: all sessions.
-//! - `session`: what outlives a connection: requests, replies, who continues.
-//! - `work`: memory and graphs of a session, and what commands do with them.
+//! - `session`: state that outlives a connection: requests, replies, continuation.
+//! - `work`: memory and graphs of a session, and execution of commands.
 //! - `siblings`: sessions that make room for others.
-//! - `store`: pieces of weights on disk.
+//! - `store`: chunks of weights on disk.
 //!
-//! Connections are tasks of a small asynchronous runtime, which computes nothing, so that the other side is told in time that the server lives; each
-//! session computes on a thread of its own. Nothing but this file and `guard` knows of connections and threads: the rest takes them from
+//! Connections are tasks of a small asynchronous runtime that does no computation, so keep-alive
+//! messages are answered in time. Each session computes on its own thread. Only this file and
+//! `guard` use network connections and threads; the other modules take them from
 //! [outside](crate::outside).
 
 mod guard;
@@ -48,70 +49,73 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 pub(crate) use work::MOST_RESULTS;
 
-/// Longest message that is read.
+/// Maximum bytes of a message.
 pub(crate) const MOST_MESSAGE: usize = 16 << 20;
 
-/// Bytes of the lists of headers, which say who a client is. Nothing else is read before that is known.
+/// Maximum bytes of the headers, which authenticate the client. The server reads nothing else
+/// before.
 const MOST_HEADERS: u32 = 4096;
 
-/// How many wrong proofs of one machine are answered at once. More take [`DELAY`] each.
+/// Number of wrong proofs per machine that are answered at once. Further ones are delayed by
+/// [`DELAY`] each.
 const PATIENT: u32 = 3;
 
-/// How long the answer to one wrong proof more takes.
+/// Delay of the answer to a further wrong proof.
 const DELAY: Duration = Duration::from_secs(1);
 
-/// Machines that gave wrong proofs, as many as are remembered.
+/// Maximum number of machines with wrong proofs to remember.
 const MOST_STRANGERS: usize = 1024;
 
-/// Pause after accepting failed: other connections have to end first.
+/// Pause after a failed accept: other connections must end first.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Time between two warnings of one kind.
+/// Minimum time between two warnings of one kind.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Memory for threads and small allocations, in bytes.
+/// Bytes of memory for threads and small allocations.
 const ROOM: usize = 16 << 20;
 
-/// Who may use a server, and how much.
+/// Access and quotas of a server.
 #[derive(Clone, Debug)]
 pub struct RemoteServerOptions {
-    /// File of the server's key. It is made if it is not there.
+    /// File of the server's key. Created if it does not exist.
     pub key: PathBuf,
-    /// File of the tokens that clients must have. It is made with one if it is not there.
+    /// File of the clients' tokens. Created with one token if it does not exist.
     pub tokens: PathBuf,
-    /// Folder where pieces of weights are kept.
+    /// Folder for chunks of weights.
     pub store: Option<PathBuf>,
-    /// Bytes that they may take.
+    /// Maximum bytes of these chunks.
     pub store_bytes: u64,
-    /// Bytes of memory for all sessions together.
+    /// Maximum bytes of memory for all sessions together.
     pub memory: Option<usize>,
-    /// Bytes of memory for one session.
+    /// Maximum bytes of memory per session.
     pub memory_per_session: Option<usize>,
-    /// Connections at the same time. When there are as many, one without a session
-    /// [makes room](samite_core::environment::Seats), or the newcomer is turned away.
+    /// Maximum number of connections. If it is reached, one without a session [makes
+    /// room](samite_core::environment::Seats), or the new connection is rejected.
     pub connections: usize,
-    /// Sessions at the same time.
+    /// Maximum number of sessions.
     pub sessions: usize,
-    /// Sessions of one token at the same time.
+    /// Maximum number of sessions per token.
     pub sessions_per_token: usize,
-    /// Buffers of one session.
+    /// Maximum number of buffers per session.
     pub buffers: usize,
-    /// Graphs of one session.
+    /// Maximum number of graphs per session.
     pub graphs: usize,
-    /// Tensors of one graph.
+    /// Maximum number of tensors per graph.
     pub tensors: usize,
-    /// Requests of one session that wait to be done, and their bytes. More wait in the network.
+    /// Maximum number of queued requests per session, and their bytes. Further requests wait in the
+    /// network.
     pub waiting: (usize, usize),
-    /// How long a client may take until it has proved who it is.
+    /// Time limit for a client to authenticate.
     pub handshake: Duration,
-    /// How long a session lives without a connection.
+    /// Time that a session lives without a connection.
     pub absence: Duration,
-    /// How often the other side is asked whether it lives, and how long it may take to answer.
+    /// Keep-alive interval, and the time limit for the answer.
     pub keep_alive: (Duration, Duration),
 }
 
 impl RemoteServerOptions {
-    /// The defaults, with these files.
+    /// Returns the default options with these files.
     pub fn new(key: PathBuf, tokens: PathBuf) -> Self {
         RemoteServerOptions {
             key,
@@ -134,7 +138,7 @@ impl RemoteServerOptions {
     }
 }
 
-/// Lends devices over the network to those who have a token.
+/// A server that shares devices over the network with clients that have a token.
 pub struct RemoteServer {
     shared: Arc<Shared>,
     acceptor: TlsAcceptor,
@@ -160,10 +164,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl RemoteServer {
-    /// A server of `devices` that listens at `place`, such as `127.0.0.1:50053`; port 0 stands for any that is free.
+    /// Creates a server of `devices` that listens at `place`, such as `127.0.0.1:50053`; port 0
+    /// means any free port.
     ///
     /// # Errors
-    /// If key, tokens or store cannot be used, naming the file; what the system says of the address.
+    /// Returns an error that names the file if key, tokens or store cannot be used, or the system's
+    /// error if the address cannot be bound.
     pub fn bind(
         devices: &[Arc<dyn Device>],
         place: &str,
@@ -173,7 +179,7 @@ impl RemoteServer {
         let tokens = identity::tokens_or_new(&options.tokens)?;
         let listener = std::net::TcpListener::bind(place)?;
         listener.set_nonblocking(true)?;
-        // tokio panics where it gets no thread.
+        // tokio panics if it cannot start a thread.
         samite_core::ask_for_memory(ROOM, "the threads of the server")
             .map_err(|error| Error::new(ErrorKind::OutOfMemory, error.to_string()))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -196,35 +202,35 @@ impl RemoteServer {
         })
     }
 
-    /// The address for clients, which names the server's key, too.
+    /// Returns the address for clients, which includes the hash of the server's key.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the system's error.
     pub fn address(&self) -> Result<String> {
         let place = self.listener.local_addr()?;
         Ok(identity::address(&place.to_string(), self.pin))
     }
 
-    /// Bytes of memory that clients have taken.
+    /// Returns the bytes of memory that clients have allocated.
     pub fn memory_in_use(&self) -> usize {
         self.shared.host.memory.taken()
     }
 
-    /// Bytes of all requests so far.
+    /// Returns the bytes of all requests so far.
     pub fn received(&self) -> u64 {
         self.shared.host.received.load(Ordering::Relaxed)
     }
 
-    /// Sessions there are now, those without a connection among them.
+    /// Returns the number of sessions, including those without a connection.
     pub fn sessions(&self) -> usize {
         self.shared.host.sessions()
     }
 
-    /// Serves the clients that connect. When accepting fails, for example because too many files
-    /// are open, the server pauses and goes on.
+    /// Serves the clients that connect. If accepting fails, for example because too many files are
+    /// open, the server pauses and continues.
     ///
     /// # Errors
-    /// If the system refuses the listener or the server fails.
+    /// Returns an error if the system refuses the listener or the server fails.
     pub fn serve(&self) -> Result<()> {
         let listener = self.listener.try_clone()?;
         self.runtime.block_on(async {
@@ -248,7 +254,7 @@ impl RemoteServer {
         })
     }
 
-    /// Accepts connections, for ever.
+    /// Accepts connections forever.
     async fn accept(&self, listener: TcpListener, accepted: mpsc::Sender<Result<Guarded>>) {
         let options = &self.shared.host.options;
         let (most, patience) = (options.connections, options.handshake);
@@ -316,18 +322,18 @@ async fn handshake(
     Ok((stream, exported))
 }
 
-/// What connections ask for.
+/// Handles the calls on connections.
 struct Connections(Arc<Shared>);
 
 impl Shared {
-    /// The token of a client.
+    /// Returns the token of a client.
     async fn known<T>(&self, request: &Request<T>) -> std::result::Result<&Token, Status> {
         let peer = request.extensions().get::<Peer>();
         let peer = peer.ok_or_else(|| Status::internal("a connection without TLS"))?;
         let proof = request.metadata().get("authorization");
         let proof = proof.and_then(|proof| proof.to_str().ok());
         let proof = proof.and_then(|proof| identity::unhex(proof.strip_prefix("samite ")?));
-        // All tokens are tried, whichever fits.
+        // Try all tokens, whichever matches, so that the time reveals nothing.
         let fitting = proof.and_then(|proof| {
             let tried = self
                 .tokens

@@ -1,5 +1,6 @@
-//! A session: what outlives a connection. Requests are done in their order by a [`Worker`]; replies are kept until the client has seen
-//! them, so that each request is done exactly once although connections break.
+//! A session: the state that outlives a connection. A [`Worker`] executes requests in order.
+//! Replies are kept until the client has seen them, so each request is executed exactly once even
+//! if connections break.
 
 use super::work::{Belongings, Stopper};
 use crate::outside::Outside;
@@ -15,75 +16,76 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tonic::Status;
 
-/// Replies to what a client waits for that are kept for one that lost its connection: they may be large.
+/// Number of requested replies to keep for a client that lost its connection. They may be large.
 pub(crate) const KEPT: usize = 16;
 
-/// Requests that a client may have sent without knowing that they are done. Each of them may fail, and its failure is kept.
+/// Maximum number of requests that a client may have in flight without a confirmation. Each may
+/// fail, and its failure is kept.
 pub(crate) const UNDER_WAY: usize = 1024;
 
-/// How many requests are done, and how many bytes of them, before the client is told so without asking.
+/// Number of completed requests, and their bytes, after which the server confirms them unasked.
 const TELL_AFTER: (u64, usize) = (8, 4 << 20);
 
-/// Replies that wait in one connection until the client takes them: more than are kept.
+/// Maximum number of replies queued in one connection: more than are kept.
 pub(super) const MAX_WAITING_REPLIES: usize = 4 * UNDER_WAY;
 
-/// Bytes of a reply that does not count against the limit if the client did not ask for it: a
-/// failure, or the answer to a piece of weights.
+/// Maximum bytes of a reply that does not count against the limit if the client did not request it:
+/// a failure, or the answer to a chunk of weights.
 const MAX_SMALL_REPLY: usize = 16 << 10;
 
-/// What a session sends on one connection.
+/// Sends the messages of a session on one connection.
 pub(super) type Sender = mpsc::Sender<Result<proto::Reply, Status>>;
 
 pub(super) struct Session {
     pub name: [u8; 16],
-    /// Names the token: nobody else may go on with the session.
+    /// Name of the token. Only its holder may continue the session.
     pub owner: String,
     state: Mutex<State>,
-    /// Whose request is taken now.
+    /// Held while a request is accepted.
     turn: tokio::sync::Mutex<()>,
-    /// All up to this number are cancelled.
+    /// Requests up to this number are cancelled.
     cancelled: AtomicU64,
     running: Mutex<Option<Running>>,
     queue: mpsc::Sender<Queued>,
     room: Arc<Semaphore>,
-    /// Bytes that have room.
+    /// Maximum bytes of queued requests.
     most: usize,
     outside: Arc<dyn Outside>,
-    /// What it has taken.
+    /// Memory that the session has allocated.
     pub memory: Arc<Ledger>,
-    /// Gone when that is free.
+    /// Expires when that memory is free.
     pub alive: Weak<()>,
-    /// That it was ended although its connection could come back.
+    /// Notifies that the session was ended although its connection could return.
     pub ended: Notify,
 }
 
-/// A run that is under way.
+/// A run in progress.
 struct Running {
     number: u64,
     cancel: CancelToken,
-    /// Gone when the run is over, so that its timer ends.
+    /// Dropped when the run ends, which stops its timer.
     _deadline: Option<oneshot::Sender<()>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The connection that replies go to, with its number.
+    /// Connection for replies, and its number.
     sender: Option<(u64, Sender)>,
-    /// Since when there is none.
+    /// Start of the time without a connection.
     left: Option<Instant>,
     connections: u64,
-    /// Nothing is done any more.
+    /// Set if the session executes no more requests.
     is_broken: bool,
-    /// The last request that was taken from a connection.
+    /// Number of the last request received from a connection.
     received: u64,
     done: u64,
-    /// What was done since the client was told.
+    /// Requests completed since the last confirmation, and their bytes.
     untold: (u64, usize),
     /// Numbers of replies that count against the limit, until the client has seen them.
     unseen: VecDeque<u64>,
-    /// Replies, and whether the client asked for them.
+    /// Kept replies, and whether the client requested them.
     kept: VecDeque<(proto::Reply, bool)>,
-    /// The last reply that is not kept any more although the client may not have seen it.
+    /// Number of the last dropped reply, which the client may not have seen.
     dropped: u64,
 }
 
@@ -91,10 +93,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A request, and its share of the bytes that may wait.
+/// A request, and its share of the bytes that may be queued.
 type Queued = (proto::Request, OwnedSemaphorePermit);
 
-/// Tells the client when who does its requests is gone before the session: a device panicked.
+/// Notifies the client if the worker ends before the session: a device panicked.
 struct AtEnd(Weak<Session>);
 
 impl Drop for AtEnd {
@@ -110,7 +112,7 @@ impl Drop for AtEnd {
     }
 }
 
-/// Does the requests of a session, in their order.
+/// Executes the requests of a session in order.
 pub struct Worker {
     session: Weak<Session>,
     requests: mpsc::Receiver<Queued>,
@@ -125,7 +127,7 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// Does all requests until the session is over.
+    /// Executes all requests until the session ends.
     pub fn run(mut self) {
         while let Some(queued) = self.requests.blocking_recv() {
             if !self.work(queued) {
@@ -134,26 +136,26 @@ impl Worker {
         }
     }
 
-    /// Whether a request waits.
+    /// Returns whether a request is queued.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         !self.requests.is_empty()
     }
 
-    /// Whether the session is over, and what it had is to be given back.
+    /// Returns whether the session is over and its resources must be released.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.session.strong_count() == 0
     }
 
-    /// Does the next request, if one waits.
+    /// Executes the next request, if one is queued.
     pub fn step(&mut self) {
         if let Ok(queued) = self.requests.try_recv() {
             self.work(queued);
         }
     }
 
-    /// Does a request. Whether the session is still there.
+    /// Executes a request. Returns whether the session still exists.
     fn work(&mut self, (request, room): Queued) -> bool {
         let session = self.session.upgrade();
         if let Some(session) = &session {
@@ -165,7 +167,7 @@ impl Worker {
 }
 
 impl Session {
-    /// A new session, and who does its requests.
+    /// Creates a session and its worker.
     pub fn new(
         name: [u8; 16],
         owner: String,
@@ -234,8 +236,9 @@ impl Session {
         }
     }
 
-    /// Gives the session a connection, whose first reply `welcome` makes. The client has seen replies up to `seen`. `None` if some that it has not
-    /// seen are not kept any more. An earlier connection ends. Returns the connection's number.
+    /// Attaches a connection, whose first reply `welcome` makes, and ends an earlier connection.
+    /// The client has seen replies up to `seen`. Returns the connection's number, or `None` if
+    /// unseen replies have been dropped.
     pub fn attach(
         &self,
         sender: Sender,
@@ -263,10 +266,11 @@ impl Session {
         Some(number)
     }
 
-    /// Takes a request of a connection, and has it done, when there is room for it, behind all that came before.
+    /// Accepts a request of a connection. Queues it after all earlier ones, once there is room.
     ///
     /// # Errors
-    /// If it makes no sense or the connection is not the session's any more.
+    /// Returns an error if the request is invalid or the connection no longer belongs to the
+    /// session.
     pub async fn take(&self, connection: u64, request: proto::Request) -> Result<(), Status> {
         if request.cancel > 0 {
             return self.receive(connection, &request).map(drop);
@@ -279,7 +283,7 @@ impl Session {
         Ok(())
     }
 
-    /// Notes a request of a connection. Whether it is to be done.
+    /// Records a request of a connection. Returns whether it must be executed.
     fn receive(&self, connection: u64, request: &proto::Request) -> Result<bool, Status> {
         let mut state = lock(&self.state);
         if state
@@ -312,18 +316,18 @@ impl Session {
         Ok(true)
     }
 
-    /// Has a request done, when there is room for it.
+    /// Queues a request once there is room for it.
     async fn queue(&self, request: proto::Request) {
         let bytes = request.encoded_len().min(self.most);
         let room =
             Arc::clone(&self.room).acquire_many_owned(u32::try_from(bytes).unwrap_or(u32::MAX));
         if let Ok(room) = room.await {
-            // The worker works for as long as the session lives.
+            // The worker lives as long as the session.
             let _ = self.queue.send((request, room)).await;
         }
     }
 
-    /// Takes a connection away. Whether it was the session's.
+    /// Detaches a connection. Returns whether it belonged to the session.
     pub fn detach(&self, connection: u64) -> bool {
         let mut state = lock(&self.state);
         let is_its = state
@@ -337,12 +341,12 @@ impl Session {
         is_its
     }
 
-    /// Since when it has no connection, if it had one.
+    /// Returns the start of the time without a connection, if there was one before.
     pub fn left_since(&self) -> Option<Instant> {
         lock(&self.state).left
     }
 
-    /// Whether no connection came after this one.
+    /// Returns whether no connection came after this one.
     pub fn is_left_since(&self, connection: u64) -> bool {
         let state = lock(&self.state);
         state.sender.is_none() && state.connections == connection
@@ -357,7 +361,7 @@ impl Session {
         }
     }
 
-    /// Stops what is under way, and what waits.
+    /// Stops the current run and the queued requests.
     pub fn end(&self) {
         self.cancel(u64::MAX);
         lock(&self.state).sender = None;
@@ -374,8 +378,8 @@ impl State {
         }
     }
 
-    /// Counts a reply against the limit of those that the client has not seen. The session of a
-    /// client that exceeds it is broken: its replies would fill the server's memory.
+    /// Counts a reply against the limit of unseen replies. A client that exceeds it loses its
+    /// session, because its replies would fill the server's memory.
     fn count(&mut self, reply: &proto::Reply, confirm: bool) {
         if confirm || reply.encoded_len() > MAX_SMALL_REPLY {
             self.unseen.push_back(reply.number);
@@ -383,7 +387,7 @@ impl State {
         }
     }
 
-    /// Keeps a reply. A client that keeps to the limits has seen all that go for it.
+    /// Keeps a reply. A client within the limits has seen all replies that are dropped for it.
     fn keep(&mut self, reply: proto::Reply, is_asked: bool) {
         self.kept.push_back((reply, is_asked));
         let asked = self.kept.iter().filter(|(_, is_asked)| *is_asked).count();
@@ -402,14 +406,14 @@ impl State {
         if let Some((_, sender)) = &self.sender {
             match sender.try_send(Ok(reply)) {
                 Err(TrySendError::Full(_)) => self.is_broken = true,
-                // A connection that broke: the reply is kept.
+                // If the connection is broken, the reply is kept.
                 Ok(()) | Err(TrySendError::Closed(_)) => {}
             }
         }
     }
 }
 
-/// What stops runs of one request.
+/// Stops the runs of one request.
 struct OfRequest<'a> {
     session: &'a Session,
     number: u64,
@@ -457,7 +461,7 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    /// A session for which so much may wait, who does its requests, and the runtime that both need.
+    /// Returns a session with these queue limits, its worker, and the runtime that both need.
     fn session(waiting: (usize, usize)) -> (tokio::runtime::Runtime, Arc<Session>, Worker) {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.build().unwrap();
@@ -487,7 +491,7 @@ mod tests {
         };
         let mut context = Context::from_waker(Waker::noop());
         let old = attach().unwrap();
-        // Takes all the room there is.
+        // Takes all the room.
         let first = pin!(session.take(old, request(1, true)));
         assert!(first.poll(&mut context).is_ready());
         let mut second = pin!(session.take(old, request(2, false)));
@@ -495,7 +499,7 @@ mod tests {
         let new = attach().unwrap();
         let mut third = pin!(session.take(new, request(3, false)));
         assert!(third.as_mut().poll(&mut context).is_pending());
-        // There is room for both now, and the later one comes first.
+        // Now both have room, and the later one comes first.
         worker.step();
         let is_first = third.as_mut().poll(&mut context).is_ready();
         assert!(!is_first, "request 3 is taken before request 2");
@@ -507,7 +511,7 @@ mod tests {
         }
     }
 
-    /// A client asks on without taking replies, which would fill the server's memory.
+    /// A client sends requests without taking replies, which would fill the server's memory.
     #[test]
     fn replies_that_the_client_does_not_see_end_the_session() {
         let (_runtime, session, mut worker) = session((8, 1 << 20));
@@ -534,7 +538,7 @@ mod tests {
             let seen = number.saturating_sub(most);
             assert!(matches!(ask(number, seen, true), Poll::Ready(Ok(()))));
         }
-        // Small replies that it does not ask for are no reason.
+        // Small unrequested replies do not count.
         for number in 2 * most + 1..=4 * most {
             assert!(matches!(ask(number, most, false), Poll::Ready(Ok(()))));
         }
@@ -552,7 +556,7 @@ mod tests {
         assert!(sent <= 4 * KEPT + 3, "{sent}");
     }
 
-    /// A client writes on while its connection is lost, and all of it fails.
+    /// A client continues to write while its connection is lost, and all of it fails.
     #[test]
     fn failures_that_nobody_waits_for_are_kept() {
         let (_runtime, session, mut worker) = session((UNDER_WAY + 1, 1 << 20));
@@ -568,7 +572,7 @@ mod tests {
             for _ in 0..count {
                 number += 1;
                 let run = proto::Run {
-                    graph: 77, // not there
+                    graph: 77, // does not exist
                     deadline: 0,
                 };
                 let request = proto::Request {

@@ -1,24 +1,25 @@
-//! Other sessions of the same token that have no connection: their clients were killed perhaps, or come back. They make room where a session needs it.
+//! Other sessions of the same token without a connection. Their clients may be dead, or may return.
+//! They make room if a session needs memory.
 
 use super::host::Host;
 use super::lock;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// How long it may take until the memory of a session that was ended is free.
+/// Time limit for freeing the memory of a session that was ended.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a session knows of others of its token.
+/// Access of a session to others of its token.
 pub(super) struct Siblings {
     pub host: Weak<Host>,
-    /// Names the token.
+    /// Name of the token.
     pub owner: String,
-    /// The session itself, which may have lost its connection, too.
+    /// The session itself, which may also have lost its connection.
     pub own: [u8; 16],
 }
 
 impl Siblings {
-    /// Bytes that would be free if all of them that have no connection ended.
+    /// Returns the bytes that ending all sessions without a connection would free.
     pub fn bytes(&self) -> usize {
         let Some(host) = self.host.upgrade() else {
             return 0;
@@ -31,7 +32,8 @@ impl Siblings {
         orphans.map(|session| session.memory.taken()).sum()
     }
 
-    /// Ends the one that has been without a connection for the longest time, and waits until its memory is free. Whether there was one.
+    /// Ends the session that has been without a connection for the longest time, and waits until
+    /// its memory is free. Returns whether there was one.
     pub fn end_one(&self) -> bool {
         let Some(host) = self.host.upgrade() else {
             return false;

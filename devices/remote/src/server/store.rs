@@ -1,7 +1,8 @@
-//! Pieces of weights on the server's disk, by their hash, so that nobody sends a model twice.
+//! Chunks of weights on the server's disk, by hash, so that a model is sent only once.
 //!
-//! A piece is a file, named by the BLAKE3 of its bytes; an empty file beside it names each token that has brought it or proved that it has it. Bytes
-//! are checked whenever they are read: a disk is not trusted. What was used least recently goes when there is no more room.
+//! A chunk is a file, named by the BLAKE3 hash of its bytes. An empty file next to it names each
+//! token that has sent the chunk or proved to have it. Bytes are verified on every read, because
+//! disks are not trusted. The least recently used chunk is removed if space runs out.
 
 use blake3::Hash;
 use std::collections::{BTreeMap, HashMap};
@@ -10,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-/// Longest piece.
+/// Maximum bytes of a chunk.
 pub(crate) const LONGEST: usize = 4 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Store {
     folder: PathBuf,
-    /// Bytes that all pieces together may take.
+    /// Maximum bytes of all chunks together.
     limit: u64,
     pieces: Mutex<Pieces>,
 }
@@ -24,7 +25,7 @@ pub(crate) struct Store {
 #[derive(Debug, Default)]
 struct Pieces {
     known: HashMap<Hash, Piece>,
-    /// By time of use, the oldest first.
+    /// Chunks by time of use, oldest first.
     order: BTreeMap<u64, Hash>,
     now: u64,
     bytes: u64,
@@ -37,13 +38,13 @@ struct Piece {
     owners: Vec<Box<str>>,
 }
 
-/// What the store has of a piece.
+/// Result of looking for a chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Nothing,
-    /// The bytes, which this token has brought before.
+    /// Bytes that this token has sent before.
     Own(Vec<u8>),
-    /// The bytes, which others have brought.
+    /// Bytes that other tokens have sent.
     Foreign(Vec<u8>),
 }
 
@@ -66,7 +67,7 @@ impl Pieces {
 }
 
 impl Store {
-    /// What is in `folder`, which is made if it is not there.
+    /// Opens the store in `folder`, which is created if it does not exist.
     pub fn open(folder: &Path, limit: u64) -> Result<Self> {
         let named =
             |error: Error| Error::new(error.kind(), format!("{}: {error}", folder.display()));
@@ -86,7 +87,7 @@ impl Store {
             };
             let about = entry.metadata().map_err(named)?;
             match owner {
-                // A server that was killed while it wrote.
+                // Left over from a server that was killed while it wrote.
                 Some("new") => drop(std::fs::remove_file(entry.path())),
                 Some(owner) => owners.entry(hash).or_default().push(owner.into()),
                 None => {
@@ -147,7 +148,7 @@ impl Store {
         }
     }
 
-    /// Looks for a piece of `size` bytes.
+    /// Looks for a chunk of `size` bytes.
     pub fn find(&self, hash: &Hash, size: usize, owner: &str) -> Found {
         let is_own = {
             let mut pieces = self.lock();
@@ -163,7 +164,7 @@ impl Store {
         };
         match std::fs::read(self.path(hash)) {
             Ok(bytes) if blake3::hash(&bytes) == *hash => {
-                // For the order after a restart. It is no loss if that fails.
+                // Preserves the order over a restart. Failure does no harm.
                 let _ = std::fs::File::open(self.path(hash))
                     .and_then(|file| file.set_modified(SystemTime::now()));
                 match is_own {
@@ -179,7 +180,7 @@ impl Store {
         }
     }
 
-    /// Keeps a piece, or that a token has it. It is no loss if that fails.
+    /// Stores a chunk, or records that a token has it. Failure does no harm.
     pub fn keep(&self, hash: &Hash, bytes: &[u8], owner: &str) {
         if bytes.len() as u64 > self.limit {
             return;
@@ -247,7 +248,7 @@ mod tests {
         let store = Store::open(folder.path(), 1000).unwrap();
         store.keep(&hash, &bytes, "b");
         assert_eq!(store.find(&hash, 100, "b"), Found::Own(bytes));
-        // Damaged on disk.
+        // Corrupted on disk.
         std::fs::write(store.path(&hash), vec![2; 100]).unwrap();
         assert_eq!(store.find(&hash, 100, "a"), Found::Nothing);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);

@@ -1,4 +1,4 @@
-//! Commands of clients that know the protocol and keep no rule of it.
+//! Commands of clients that know the protocol and break every rule of it.
 
 use super::siblings::Siblings;
 use super::work::{Belongings, Lent, Limits, Stopper};
@@ -76,7 +76,7 @@ fn read(place: Option<proto::Place>, offset: u64, size: u64) -> Kind {
     })
 }
 
-/// A graph that squares four numbers, and where they lie.
+/// Returns the command to prepare a graph that squares four numbers at these places.
 fn prepare(graph: u64, places: Vec<Option<proto::Place>>) -> Kind {
     let mut g = Graph::new();
     let x = g.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
@@ -94,7 +94,7 @@ fn run(graph: u64) -> Kind {
     Kind::Run(proto::Run { graph, deadline: 0 })
 }
 
-/// A session as a good client has it.
+/// Returns the commands of a well-behaved client.
 fn session() -> Vec<Kind> {
     let mut question = proto::Question::default();
     let mut g = Graph::new();
@@ -406,7 +406,7 @@ fn mutated_sessions_harm_nobody() {
         .iter()
         .map(Message::encode_to_vec)
         .collect();
-    // A generator of its own, so that a failure can be repeated.
+    // A fixed generator, so that failures are reproducible.
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut random = |below: usize| {
         state ^= state << 13;

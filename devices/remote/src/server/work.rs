@@ -1,4 +1,4 @@
-//! One session's memory and graphs, and what its commands do with them.
+//! Memory and graphs of a session, and execution of its commands.
 
 use super::siblings::Siblings;
 use super::store::{Found, LONGEST, Store};
@@ -13,16 +13,16 @@ use samite_core::{
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of results of one request.
+/// Maximum bytes of results of one request.
 pub(crate) const MOST_RESULTS: usize = 4 << 20;
 
-/// Bytes of a graph in JSON.
+/// Maximum bytes of a graph in JSON.
 const MOST_JSON: usize = 8 << 20;
 
-/// What a byte of JSON may cost while it is read.
+/// Memory cost of parsing a byte of JSON.
 const JSON_COST: usize = 16;
 
-/// What one session may have.
+/// Limits of one session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub buffers: usize,
@@ -33,30 +33,30 @@ pub(super) struct Limits {
 /// A buffer of the client.
 struct Held {
     buffer: Arc<dyn Buffer>,
-    /// Tensors that were announced, by place.
+    /// Announced tensors, by offset.
     tensors: Mutex<BTreeMap<usize, Arc<StoredTensor>>>,
     _charge: Charge,
 }
 
-/// A graph that can be run.
+/// A prepared graph.
 struct Work {
     device: usize,
     prepared: Box<dyn Prepared>,
-    /// Memory that it works on.
+    /// Memory that the graph uses.
     _memory: Vec<Arc<Held>>,
     _workspace: Option<Arc<Workspace>>,
 }
 
-/// Scratch memory of a device, which graphs use in turn.
+/// Scratch memory of a device, which graphs share in turn.
 struct Workspace {
     place: TensorRef,
     _charge: Charge,
 }
 
-/// A device that is lent.
+/// A shared device.
 pub(super) struct Lent {
     pub device: Arc<dyn Device>,
-    /// Its own kind of memory, and those for weights.
+    /// Its own memory type, and those for weights.
     pub memories: Vec<Arc<dyn BufferType>>,
 }
 
@@ -71,7 +71,7 @@ impl Lent {
     }
 }
 
-/// What one session has.
+/// Resources of one session.
 pub(super) struct Belongings {
     devices: Arc<[Lent]>,
     streams: Vec<Option<Box<dyn Stream>>>,
@@ -83,11 +83,11 @@ pub(super) struct Belongings {
     store: Option<Arc<Store>>,
     siblings: Siblings,
     nonce: [u8; 32],
-    /// Gone with everything else.
+    /// Dropped after everything else.
     pub alive: Arc<()>,
 }
 
-/// Why a command failed.
+/// The reason why a command failed.
 pub(super) type Failed = Box<proto::Failure>;
 
 fn refuse(error: Error) -> Failed {
@@ -102,11 +102,11 @@ fn quota(text: String) -> Failed {
     Box::new(over_quota(text))
 }
 
-/// How a run is stopped.
+/// Stops runs.
 pub(super) trait Stopper {
-    /// Called before a run with what stops it.
+    /// Called before a run with the token that cancels it.
     fn begin(&self, cancel: &CancelToken, deadline: u64);
-    /// Called after it.
+    /// Called after the run.
     fn end(&self);
 }
 
@@ -134,7 +134,7 @@ impl Belongings {
         }
     }
 
-    /// Does all commands of a request until one fails.
+    /// Executes the commands of a request until one fails.
     pub fn run(
         &mut self,
         commands: Vec<proto::Command>,
@@ -165,7 +165,7 @@ impl Belongings {
         use proto::result::Result as Outcome;
         match command {
             Kind::Allocate(request) => self.allocate(&request)?,
-            // One that could not be allocated is freed, too.
+            // Also frees a buffer whose allocation failed.
             Kind::Free(buffer) => drop(self.buffers.remove(&buffer)),
             Kind::Fill(request) => self.fill(&request).map_err(refuse)?,
             Kind::Init(request) => self.init(&request).map_err(refuse)?,
@@ -198,7 +198,7 @@ impl Belongings {
             Kind::Question(request) => {
                 let answer = match self.answer(&request) {
                     Ok(answer) => answer,
-                    // There is no such memory, or no such node.
+                    // The memory or the node does not exist.
                     Err(error) => proto::Answer {
                         reason: error.to_string(),
                         ..proto::Answer::default()
@@ -208,7 +208,7 @@ impl Belongings {
             }
             Kind::MemoryOf(device) => {
                 let memory = self.lent(device).map_err(refuse)?.device.memory();
-                // Whoever needs it gets it.
+                // A session that needs this memory gets it.
                 let more = self.siblings.bytes();
                 let left = Some(self.ledger.left()).filter(|left| *left < usize::MAX);
                 let left = left.map(|left| left.saturating_add(more));
@@ -290,7 +290,7 @@ impl Belongings {
         })
     }
 
-    /// Where a tensor lies, with all its bytes in its buffer.
+    /// Returns the location of a tensor. All of its bytes must lie in its buffer.
     fn place_in(&self, place: &proto::Place) -> Result<(TensorRef, Arc<Held>)> {
         let held = self.buffers.get(&place.buffer).ok_or_else(|| {
             Error::invalid(format!(
@@ -367,7 +367,7 @@ impl Belongings {
         Ok(())
     }
 
-    /// Writes a piece of weights that is there already, or that comes with the command.
+    /// Writes a chunk of weights that the store has, or that comes with the command.
     fn chunk(&self, request: proto::Chunk) -> std::result::Result<proto::ChunkState, Failed> {
         use proto::chunk_state::State;
         let place = self.place(request.place.as_ref()).map_err(refuse)?;
@@ -411,7 +411,7 @@ impl Belongings {
             Found::Foreign(bytes) => {
                 let expected = blake3::keyed_hash(&self.nonce, &bytes);
                 let proof = <[u8; 32]>::try_from(&*request.proof);
-                // The comparison of hashes takes the same time whatever they are.
+                // Comparing hashes takes constant time.
                 if proof.is_ok_and(|proof| expected == blake3::Hash::from(proof)) {
                     place.write(offset, &bytes).map_err(refuse)?;
                     store.keep(&hash, &bytes, &self.siblings.owner);
@@ -437,7 +437,7 @@ impl Belongings {
         Ok(&mut **slot.insert(stream))
     }
 
-    /// Reads a graph, with everything checked, and binds it to its device.
+    /// Parses and validates a graph, and binds it to its device.
     fn prepare(&mut self, request: &proto::Prepare) -> std::result::Result<(), Failed> {
         self.lent(request.device).map_err(refuse)?;
         if self.graphs.contains_key(&request.graph) {
@@ -453,7 +453,7 @@ impl Belongings {
         if request.json.len() > MOST_JSON {
             return Err(quota(format!("a graph has at most {MOST_JSON} bytes")));
         }
-        // For as long as it is read.
+        // Charged while the JSON is parsed.
         let _charge = self.charge(request.json.len().saturating_mul(JSON_COST))?;
         let work = self.bind(request).map_err(refuse)?;
         self.graphs.insert(request.graph, work);
@@ -489,7 +489,7 @@ impl Belongings {
         for id in graph.ids() {
             let tensor = graph.tensor(id);
             let place: Option<TensorRef> = match tensor.view {
-                // What it looks at comes before it.
+                // The viewed tensor comes before the view.
                 Some(view) => {
                     let base = places[view.base.index()].clone();
                     base.map(|base| TensorRef {
@@ -540,7 +540,8 @@ impl Belongings {
                         device.name()
                     )));
                 }
-                // Devices say how much they need of weights that are only planned, and packed ones can take more. Then the server has it.
+                // Devices report the scratch size for planned weights, and packed ones can need
+                // more. Then the server allocates the scratch memory.
                 let is_enough = place.layout().bytes() >= bytes;
                 is_enough.then(|| {
                     memory.push(held);
@@ -571,7 +572,7 @@ impl Belongings {
         })
     }
 
-    /// Checks that a tensor has the memory that it wants, of a kind that the device can use.
+    /// Checks that a tensor has the memory that it needs, of a type that the device can use.
     fn check_place(
         &self,
         device: &Arc<dyn Device>,
@@ -603,7 +604,7 @@ impl Belongings {
         }
     }
 
-    /// Scratch memory of `bytes`: that of an earlier graph if it is large enough.
+    /// Returns scratch memory of `bytes`: that of an earlier graph if it is large enough.
     fn workspace(&mut self, device: usize, bytes: usize) -> Result<Option<Arc<Workspace>>> {
         if bytes == 0 {
             return Ok(None);
@@ -642,7 +643,7 @@ impl Belongings {
                 observer: None,
             };
             let result = stream.run(&mut *work.prepared, control);
-            // Also after a failure, nothing is under way any more.
+            // Synchronize even after a failure, so that no work remains in flight.
             stream.synchronize().and(result)
         });
         stopper.end();
@@ -665,7 +666,7 @@ impl Belongings {
         if request.json.len() > most_json {
             return Err(Error::invalid("a question is too long"));
         }
-        // For as long as it is read.
+        // Charged while the JSON is parsed.
         let charge = self.charge(request.json.len().saturating_mul(JSON_COST));
         let _charge = charge.map_err(|failure| crate::convert::error("server", *failure))?;
         let mut memories = request.memories.iter();
@@ -728,7 +729,7 @@ impl Belongings {
     }
 }
 
-/// What a device is given of a graph: all but leaves.
+/// Returns the tensors of a graph to pass to the device: all but leaves.
 fn nodes_of(graph: &Graph) -> Vec<TensorId> {
     let is_node = |id: &TensorId| {
         let tensor = graph.tensor(*id);
@@ -737,12 +738,12 @@ fn nodes_of(graph: &Graph) -> Vec<TensorId> {
     graph.ids().filter(is_node).collect()
 }
 
-/// Whether memory gives tensors another form, so that their size there is another one.
+/// Returns whether memory changes the form of tensors, and so their size.
 fn is_packed(held: &Held) -> bool {
     held.buffer.usage() == Usage::Weights && !held.buffer.buffer_type().is_host()
 }
 
-/// Checks that a tensor lies where its memory has places for tensors.
+/// Checks that a tensor is aligned for its memory.
 fn check_alignment(place: &TensorRef) -> Result<()> {
     let (offset, alignment) = (place.slot.offset, place.buffer.buffer_type().alignment());
     if offset.is_multiple_of(alignment) {
@@ -753,7 +754,7 @@ fn check_alignment(place: &TensorRef) -> Result<()> {
     )))
 }
 
-/// Checks that a tensor has all the memory that it wants there.
+/// Checks that a tensor has all the memory that it needs there.
 fn check_room(place: &TensorRef, info: &TensorInfo<'_>) -> Result<()> {
     let wanted = place.buffer.buffer_type().alloc_size(info)?;
     let end = place.slot.offset.checked_add(wanted);

@@ -1,4 +1,4 @@
-//! A server, and what lies between it and a client.
+//! A server, and a proxy between it and a client.
 #![allow(clippy::unwrap_used, dead_code, missing_docs)]
 
 use samite_core::{Backend, DType, Device, Layout};
@@ -56,7 +56,7 @@ impl Lender {
         }
     }
 
-    /// The devices, or why there are none.
+    /// Returns the devices, or the connection error.
     pub fn try_connect(
         &self,
         address: &str,
@@ -78,12 +78,12 @@ pub fn floats(n: usize) -> Layout {
     Layout::contiguous(DType::F32, [n, 1, 1, 1]).unwrap()
 }
 
-/// Something between client and server that breaks connections.
+/// A proxy that breaks connections.
 pub struct Proxy {
     pub place: String,
-    /// Bytes that pass before the connection breaks.
+    /// Number of bytes that pass before the connection breaks.
     pub left: Arc<AtomicUsize>,
-    /// Whether new connections are refused.
+    /// True if new connections are rejected.
     pub is_shut: Arc<AtomicBool>,
     pub connections: Arc<AtomicUsize>,
     open: Arc<Mutex<Vec<TcpStream>>>,
@@ -138,7 +138,7 @@ impl Proxy {
         proxy
     }
 
-    /// The server's address, through here.
+    /// Returns the server's address through this proxy.
     pub fn address(&self, of: &str) -> String {
         format!("samite://{}#{}", self.place, of.split('#').nth(1).unwrap())
     }

@@ -11,16 +11,17 @@ use samite_wire::rpc::record::Record;
 use std::any::Any;
 use std::sync::{Arc, Weak};
 
-/// Rows of quantized types that are no multiple of this may take more room on upstream's devices.
+/// Rows of quantized types whose length is not a multiple of this may take more memory on
+/// upstream's devices.
 const PADDED: usize = 512;
 
 #[derive(Debug)]
 pub(super) struct RpcBufferType {
-    /// To hand to buffers.
+    /// Weak reference to itself, for its buffers.
     this: Weak<RpcBufferType>,
     pub endpoint: Arc<Endpoint>,
     name: String,
-    /// The device's number there.
+    /// Number of the device at the server.
     number: u32,
     alignment: usize,
     max_size: usize,
@@ -44,7 +45,7 @@ impl RpcBufferType {
         }))
     }
 
-    /// A tensor as messages have it.
+    /// Converts a tensor to a message.
     pub fn record(&self, tensor: &TensorInfo<'_>) -> Result<Record> {
         let refused = |reason: samite_wire::Reason| {
             Error::unsupported(&self.name, format!("tensor '{}'", tensor.name), reason)
@@ -54,7 +55,7 @@ impl RpcBufferType {
             .map_err(refused)
     }
 
-    /// The question how much memory a tensor takes, if that is not known.
+    /// Returns the question about a tensor's memory size, unless the size is known.
     fn question(&self, tensor: &TensorInfo<'_>) -> Result<Option<Request>> {
         let record = self.record(tensor)?;
         let layout = &tensor.layout;
@@ -73,7 +74,8 @@ impl RpcBufferType {
     }
 }
 
-/// A question about a node to device `number`; none if messages cannot have such a node.
+/// Returns the question about a node to device `number`, or `None` if messages cannot express the
+/// node.
 pub(super) fn question(node: samite_core::Node<'_>, number: u32) -> Option<Request> {
     let mut tensor = Record::of(&describe(node).ok()?).ok()?;
     tensor.id = MOST_SOURCES as u64 + 1;
@@ -133,7 +135,7 @@ impl BufferType for RpcBufferType {
         let buffer_type = self.this.upgrade();
         let buffer_type =
             buffer_type.ok_or_else(|| Error::device(&self.name, "the device is gone"))?;
-        // Memory without bytes has no address.
+        // An empty buffer has no address.
         let request = Request::AllocBuffer {
             device: self.number,
             size: size.max(1) as u64,
@@ -181,7 +183,7 @@ pub(super) struct RpcBuffer {
 }
 
 impl RpcBuffer {
-    /// A tensor with its place.
+    /// Converts a tensor and its location to a message.
     pub fn record(&self, slot: Slot) -> Result<Record> {
         let info = TensorInfo::new("", slot.layout, self.usage);
         let mut record = self.memory.record(&info)?;
@@ -190,7 +192,7 @@ impl RpcBuffer {
         Ok(record)
     }
 
-    /// A tensor of which some bytes are used, which must lie in the buffer.
+    /// Converts a tensor with a range of used bytes, which must lie in the buffer.
     fn part(&self, slot: Slot, offset: usize, len: usize) -> Result<Record> {
         let end = slot.offset.checked_add(offset);
         let end = end.and_then(|end| end.checked_add(len));
@@ -313,9 +315,9 @@ impl Buffer for RpcBuffer {
 impl Drop for RpcBuffer {
     fn drop(&mut self) {
         let buffer = self.handle;
-        // A server that is gone has freed everything.
+        // A lost server has freed everything.
         let _ = self.endpoint().with(self.name(), |link| {
-            // Upstream's server forgets all graphs.
+            // Upstream's server drops all graphs.
             link.last.clear();
             link.tell(&Request::FreeBuffer { buffer })
         });

@@ -13,7 +13,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Answers that are kept.
+/// Maximum number of cached answers.
 const MOST_ANSWERS: usize = 4096;
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct RpcDevice {
     pub number: u32,
     memory: Arc<RpcBufferType>,
     buffer_type: Arc<dyn BufferType>,
-    /// What the server said of a node, by the question.
+    /// Cached answers of the server about nodes, by question.
     answers: Mutex<HashMap<Vec<u8>, bool>>,
 }
 
@@ -40,7 +40,7 @@ impl RpcDevice {
         }))
     }
 
-    /// What is known without asking: the answer, or the question.
+    /// Returns the answer if it is known without asking, otherwise the question.
     fn known(&self, node: Node<'_>) -> std::result::Result<Support, Box<Request>> {
         if matches!(node.op(), Op::Leaf) || node.op().is_view() {
             return Ok(Support::Yes);
@@ -48,14 +48,15 @@ impl RpcDevice {
         let flags = ASKS_SUPPORT | self.number;
         match question(node, flags) {
             None => Ok(Support::no("ggml's RPC protocol has no form for it")),
-            // An operation that upstream's server cannot compute ends it.
+            // An operation that upstream's server does not support would end the server.
             Some(_) if !self.endpoint.answers_support => Ok(is_safe(node)),
             Some(question) => Err(Box::new(question)),
         }
     }
 }
 
-/// What upstream's server computes, whatever its device: it does not ask that before it computes.
+/// Returns whether upstream's server computes a node on any device. It does not check support
+/// before it computes.
 fn is_safe(node: Node<'_>) -> Support {
     let is_product = matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. });
     let columns = node.source_layout(1).map(|layout| layout.dtype());
@@ -69,7 +70,7 @@ fn answer(yes: bool) -> Support {
     Support::when(yes, "the server cannot compute it")
 }
 
-/// A question without what does not matter.
+/// Returns the relevant part of a question as a key.
 fn key(question: &Request) -> Vec<u8> {
     let mut key = question.payload(&samite_wire::rpc::version::V7);
     key.truncate(
@@ -108,7 +109,7 @@ impl Device for RpcDevice {
             usize::try_from(u64::from_le_bytes(bytes)).ok()
         };
         match number(8) {
-            // It does not know.
+            // The server does not know.
             Some(0) => MemoryInfo::default(),
             total => MemoryInfo {
                 free: number(0),
@@ -148,7 +149,7 @@ impl Device for RpcDevice {
                 }
             })
             .collect();
-        // A server that is lost supports nothing; whoever uses the device learns why.
+        // A lost server supports nothing; the user of the device gets the reason.
         let replies = self.endpoint.ask_all(&self.name, &questions);
         if known.len() + open.len() > MOST_ANSWERS {
             known.clear();
@@ -175,7 +176,7 @@ impl Device for RpcDevice {
 }
 
 impl RpcDevice {
-    /// Whether a buffer is of this device.
+    /// Returns whether a buffer belongs to this device.
     pub fn owns(&self, buffer: &RpcBuffer) -> bool {
         Arc::ptr_eq(&buffer.memory, &self.memory)
     }

@@ -1,4 +1,5 @@
-//! The connection to a server. What breaks it is remembered: from then on, everything fails at once.
+//! The connection to a server. The first failure is kept, and everything fails at once from then
+//! on.
 
 use super::ClientOptions;
 use crate::channel::Channel;
@@ -11,19 +12,20 @@ use std::fmt;
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most devices that a server is believed to have.
+/// Maximum number of devices that a server may report.
 const MOST_DEVICES: u32 = 256;
 
-/// Bytes of data that are sent in one message. Upstream's server keeps a message in memory as a whole.
+/// Maximum bytes of data per message. Upstream's server keeps a whole message in memory.
 const PIECE: usize = 16 << 20;
 
-/// Questions that are sent before their replies are read. More could fill the network in both directions, with both sides waiting to send.
+/// Maximum number of questions in flight. With more, both sides could block on sending while the
+/// network is full in both directions.
 const BATCH: usize = 16;
 
 pub(super) struct Endpoint {
     address: String,
     link: Mutex<Link>,
-    /// Whether the server says what its devices can compute.
+    /// True if the server can report what its devices support.
     pub answers_support: bool,
 }
 
@@ -37,9 +39,9 @@ impl fmt::Debug for Endpoint {
 pub(super) struct Link {
     channel: std::result::Result<Channel, Box<str>>,
     protocol: &'static Protocol,
-    /// By device: the graph that it computed last.
+    /// Last graph that each device computed.
     pub last: HashMap<u32, u64>,
-    /// Whether something was sent whose success is not known.
+    /// Set if a request was sent whose success is unknown.
     unconfirmed: bool,
 }
 
@@ -55,13 +57,13 @@ impl Link {
         self.send(request.command(), &payload, &[])
     }
 
-    /// Sends a message whose payload is `head` and `data`.
+    /// Sends a message whose payload is `head` followed by `data`.
     pub fn send(&mut self, command: Command, head: &[u8], data: &[u8]) -> io::Result<()> {
         let mut message = command.header((head.len() + data.len()) as u64).to_vec();
         message.extend(head);
         self.unconfirmed = true;
         let channel = self.channel()?;
-        // Little is sent at once.
+        // Send small data in a single write.
         if data.len() <= 4096 {
             message.extend(data);
             return channel.send(&message);
@@ -93,7 +95,7 @@ impl Link {
         Ok(reply)
     }
 
-    /// Writes into a tensor.
+    /// Writes to a tensor.
     pub fn write(&mut self, request: Request, data: &[u8]) -> io::Result<()> {
         let Request::SetTensor {
             tensor,
@@ -118,7 +120,7 @@ impl Link {
 }
 
 impl Endpoint {
-    /// Connects, and asks how many devices there are.
+    /// Connects, and asks for the number of devices.
     pub fn connect(address: &str, options: &ClientOptions) -> Result<(Arc<Self>, u32)> {
         let failed = |error: io::Error| Error::io(format!("cannot use {address}"), error);
         let environment = &options.environment;
@@ -158,7 +160,7 @@ impl Endpoint {
         &self.address
     }
 
-    /// Does something with the connection. A failure ends it.
+    /// Runs `act` on the connection. A failure ends the connection.
     pub fn with<T>(&self, device: &str, act: impl FnOnce(&mut Link) -> io::Result<T>) -> Result<T> {
         let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
         let lost = |message: &str| Error::DeviceLost {
@@ -183,7 +185,7 @@ impl Endpoint {
         })
     }
 
-    /// Asks several questions, and reads the replies of `N` bytes.
+    /// Sends several questions, and reads the replies of `N` bytes.
     pub fn ask_all<const N: usize>(
         &self,
         device: &str,
@@ -210,7 +212,7 @@ impl Endpoint {
         Ok(u64::from_le_bytes(reply))
     }
 
-    /// Waits until everything that was sent is done.
+    /// Waits until all requests are complete.
     pub fn confirm(&self, device: &str, number: u32) -> Result<()> {
         self.with(device, |link| {
             if link.unconfirmed {

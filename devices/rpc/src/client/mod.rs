@@ -1,10 +1,11 @@
 //! Devices of servers that speak the protocol, as devices of samite.
 //!
-//! - `endpoint`: the one connection to a server.
-//! - `device`, `buffer`, `stream`: the contract.
+//! - `endpoint`: the connection to a server.
+//! - `device`, `buffer`, `stream`: the traits of `samite-core`.
 //!
-//! Requests without a reply are sent and not waited for: writes, graphs, what is freed. The server does everything in order, so a
-//! read gets what was computed before. A graph is sent once; to compute it again takes a message of 13 bytes.
+//! Requests without a reply are not waited for: writes, graphs, frees. The server executes
+//! everything in order, so a read returns the result of the preceding computation. A graph is sent
+//! once; computing it again takes a message of 13 bytes.
 
 mod buffer;
 mod device;
@@ -17,14 +18,14 @@ use samite_core::{Backend, Device, Environment, Rejected};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How servers are reached.
+/// Options for connections to servers.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// How long connecting may take.
+    /// Time limit for connecting.
     pub connect: Duration,
-    /// How long a server may be silent when it has to answer: also while it computes.
+    /// Time that a server may be silent before a reply, including while it computes.
     pub patience: Duration,
-    /// Time and connections.
+    /// Source of time and connections.
     pub environment: Environment,
 }
 
@@ -38,10 +39,10 @@ impl Default for ClientOptions {
     }
 }
 
-/// The port of servers whose address has none.
+/// Default port of servers.
 const PORT: &str = "50052";
 
-/// The backend `rpc`: all devices of some servers, called `RPC0`, `RPC1` and so on.
+/// The `rpc` backend: all devices of some servers, called `RPC0`, `RPC1` and so on.
 #[derive(Debug)]
 pub struct RpcBackend {
     devices: Vec<Arc<dyn Device>>,
@@ -49,7 +50,8 @@ pub struct RpcBackend {
 }
 
 impl RpcBackend {
-    /// Connects to the servers at these addresses, such as `192.168.0.7:50052`. Those that cannot be used are [rejected](Backend::rejected).
+    /// Connects to the servers at these addresses, such as `192.168.0.7:50052`. Servers that cannot
+    /// be used are [rejected](Backend::rejected).
     pub fn connect<S: AsRef<str>>(addresses: &[S], options: &ClientOptions) -> Self {
         let mut backend = RpcBackend {
             devices: Vec::new(),

@@ -1,4 +1,4 @@
-//! Graphs as messages.
+//! Converts graphs to messages.
 
 use super::buffer::RpcBuffer;
 use super::device::RpcDevice;
@@ -23,12 +23,12 @@ pub(super) struct RpcStream {
 /// A graph as a message.
 struct Message {
     device: Arc<RpcDevice>,
-    /// What the connection knows it by.
+    /// Number that identifies the graph on the connection.
     number: u64,
     payload: Vec<u8>,
-    /// Nothing is to be done.
+    /// True if there is nothing to compute.
     is_empty: bool,
-    /// Memory that the server works on.
+    /// Memory that the server uses.
     _buffers: Vec<Arc<dyn Buffer>>,
 }
 
@@ -38,13 +38,13 @@ impl Prepared for Message {
     }
 }
 
-/// A number for each message of this process.
+/// Returns a unique number for a message of this process.
 fn next() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed)
 }
 
-/// What is written of a graph.
+/// Writes the message of a graph.
 struct Writer<'a> {
     work: Placed<'a>,
     device: &'a RpcDevice,
@@ -54,7 +54,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// A tensor with its place, as something that has a value.
+    /// Converts a tensor and its location to a leaf.
     fn leaf(&mut self, id: TensorId) -> Result<Record> {
         let tensor = self.work.graph.tensor(id);
         let place = self.work.place(id)?;
@@ -83,7 +83,7 @@ impl Writer<'_> {
         Ok(record)
     }
 
-    /// Makes sure that a tensor comes before those that refer to it.
+    /// Writes a tensor before the tensors that refer to it.
     fn refer(&mut self, id: TensorId) -> Result<u64> {
         if !self.is_there[id.index()] {
             let record = self.leaf(id)?;
@@ -106,7 +106,7 @@ impl Writer<'_> {
             *to = self.refer(source)?;
         }
         if matches!(node.op(), Op::Cast { .. }) {
-            // Upstream's kernels look there for the layout of the result.
+            // Upstream's kernels read the layout of the result from this source.
             src[1] = id.index() as u64 + 1;
         }
         let mut record = Record {
@@ -152,7 +152,7 @@ impl Stream for RpcStream {
                 let what = node.op().to_string();
                 return Err(Error::unsupported(self.device.name(), what, reason));
             }
-            // Also what is not sent must have a place.
+            // Tensors that are not sent must also have a location.
             work.place(node.id())?;
         }
         let mut uses = vec![0; graph.len()];
@@ -169,7 +169,7 @@ impl Stream for RpcStream {
             is_there: vec![false; graph.len()],
             buffers: Vec::new(),
         };
-        // Without outputs, everything is one.
+        // Without outputs, every node is an output.
         let is_all_read = !graph.tensors().iter().any(|tensor| tensor.flags.output);
         for &id in &nodes {
             let flags = graph.tensor(id).flags;

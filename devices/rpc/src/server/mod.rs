@@ -1,9 +1,10 @@
-//! The server: it accepts connections, each of which has a session and a thread of its own that moves bytes between them.
+//! The server. It accepts connections; each has a session, and a thread that transfers bytes
+//! between them.
 //!
-//! - `session`: requests and what is done about them, without a connection.
-//! - `places`: what a client's numbers of buffers and addresses stand for.
+//! - `session`: executes requests, independent of a connection.
+//! - `places`: resolves a client's buffer numbers and addresses.
 //! - `work`: graphs, bound to devices.
-//! - `staged`: memory for the nodes that another device computes.
+//! - `staged`: memory for nodes that another device computes.
 
 mod places;
 mod session;
@@ -22,29 +23,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What clients may do.
+/// Quotas and time limits of clients.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Bytes of memory for all clients together.
+    /// Maximum bytes of memory for all clients together.
     pub memory: Option<usize>,
-    /// Bytes of memory for one client.
+    /// Maximum bytes of memory per client.
     pub memory_per_client: Option<usize>,
-    /// Clients at the same time. When there are as many, one that has done nothing
-    /// [makes room](samite_core::environment::Seats), or the newcomer is turned away.
+    /// Maximum number of clients. If it is reached, an idle one [makes
+    /// room](samite_core::environment::Seats), or the new connection is rejected.
     pub clients: usize,
-    /// Buffers of one client.
+    /// Maximum number of buffers per client.
     pub buffers: usize,
-    /// Tensors of one graph.
+    /// Maximum number of tensors per graph.
     pub tensors: usize,
-    /// Time for the greeting, from the moment that a connection is accepted.
+    /// Time limit for the greeting, from when the connection is accepted.
     pub greeting: Duration,
-    /// Longest silence of a client in the middle of a message, or with a reply to read. Between
-    /// messages it may be silent for ever.
+    /// Maximum silence of a client in the middle of a message, or with a reply to read. Between
+    /// messages there is no limit.
     pub patience: Duration,
-    /// What computes operations that a device refuses, the first one that can: the CPU, then the reference device. Tensors are copied to
-    /// it and back if it cannot use the memory that they lie in.
+    /// Fallbacks for operations that a device does not support, in order: the CPU, then the
+    /// reference device. Tensors are copied to a fallback and back if it cannot use their memory.
     pub fallbacks: Vec<Arc<dyn Device>>,
-    /// Time.
+    /// Source of time.
     pub environment: Environment,
 }
 
@@ -64,32 +65,32 @@ impl Default for ServerOptions {
     }
 }
 
-/// Lends devices.
+/// A server that shares devices.
 #[derive(Debug)]
 pub struct Server {
     devices: Vec<Arc<dyn Device>>,
     options: ServerOptions,
     memory: Arc<Ledger>,
     seats: Arc<Seats>,
-    /// For logs.
+    /// Number of the next connection, for logs.
     next: AtomicU64,
     /// Limits warnings about failures to accept.
     failures: Throttle,
-    /// Limits warnings about clients that are turned away.
+    /// Limits warnings about rejected clients.
     refusals: Throttle,
 }
 
-/// Pause after accepting failed: other connections have to end first.
+/// Pause after a failed accept: other connections must end first.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Time between two warnings of one kind.
+/// Minimum time between two warnings of one kind.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Time between two looks at a client's connection while its graph runs.
+/// Interval at which a client's connection is checked while its graph runs.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Server {
-    /// A server of `devices`, which clients number in this order.
+    /// Creates a server of `devices`. Clients number them in this order.
     pub fn new(devices: Vec<Arc<dyn Device>>, options: ServerOptions) -> Arc<Self> {
         Arc::new(Server {
             devices,
@@ -102,8 +103,8 @@ impl Server {
         })
     }
 
-    /// Serves the clients that connect. When accepting fails, for example because too many files
-    /// are open, the server pauses and goes on.
+    /// Serves the clients that connect. If accepting fails, for example because too many files are
+    /// open, the server pauses and continues.
     pub fn serve(self: &Arc<Self>, listener: &dyn Listener) -> ! {
         let clock = &self.options.environment.clock;
         loop {
@@ -127,14 +128,14 @@ impl Server {
         }
     }
 
-    /// Serves one client until it leaves or breaks a rule.
+    /// Serves one client until it disconnects or breaks a rule.
     pub fn serve_client(self: &Arc<Self>, connection: Box<dyn Connection>) {
         if let Some((number, seat)) = self.seat(&*connection) {
             self.talk(number, seat, connection);
         }
     }
 
-    /// Takes a seat for a connection. Returns `None`, with a warning, if there is none.
+    /// Takes a seat for a connection. Logs a warning and returns `None` if none is free.
     fn seat(&self, connection: &dyn Connection) -> Option<(u64, Seat)> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let seat = self.seats.take(connection.peer(), connection.handle());
@@ -165,13 +166,14 @@ impl Server {
         }
     }
 
-    /// A session for one more client, whose bytes the caller moves; `None` if there are too many clients.
+    /// Creates a session for another client; the caller transfers the bytes. Returns `None` if
+    /// there are too many clients.
     pub fn begin(self: &Arc<Self>) -> Option<Session> {
         let seat = self.seats.take(None, None)?;
         Some(Session::new(self, seat, CancelToken::new()))
     }
 
-    /// Moves bytes between a connection and its session.
+    /// Transfers bytes between a connection and its session.
     fn converse(
         &self,
         mut session: Session,
@@ -221,19 +223,19 @@ impl Server {
         self.seats.taken()
     }
 
-    /// Bytes of memory that clients have taken.
+    /// Returns the bytes of memory that clients have allocated.
     pub fn memory_in_use(&self) -> usize {
         self.memory.taken()
     }
 }
 
-/// Returns a token that is cancelled when the client has left. The work that holds the token looks
-/// at the connection, so no other thread waits for that.
+/// Returns a token that is cancelled when the client disconnects. The work that polls the token
+/// checks the connection, so this needs no extra thread.
 fn cancelled_by_leaving(handle: Arc<dyn ConnectionHandle>, clock: Arc<dyn Clock>) -> CancelToken {
     let next_look = Mutex::new(clock.now());
     CancelToken::asking(move || {
         let now = clock.now();
-        // Another thread may be looking.
+        // Another thread may be checking.
         let Ok(mut next_look) = next_look.try_lock() else {
             return false;
         };

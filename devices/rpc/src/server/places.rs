@@ -1,7 +1,8 @@
-//! What a client's numbers stand for: buffers that it allocated, and bytes in them.
+//! Resolves a client's numbers: its buffers, and addresses in them.
 //!
-//! Addresses are made up: each buffer begins at a multiple of a terabyte. A tensor's place is its buffer's number, which must be one of this
-//! client's, and an address, which must lie in that buffer with everything that the tensor's layout spans.
+//! Addresses are virtual: each buffer starts at a multiple of a terabyte. A tensor's location is
+//! the number of a buffer, which must belong to this client, and an address. The whole range of the
+//! tensor must lie in that buffer.
 
 use samite_core::{
     Buffer, Charge, Device, Layout, Ledger, Slot, TensorRef, Usage, same_buffer_type, unallocated,
@@ -17,7 +18,7 @@ use std::sync::Arc;
 /// A buffer of a client.
 pub(super) struct Held {
     pub buffer: Arc<dyn Buffer>,
-    /// The address where it begins.
+    /// Virtual start address.
     pub base: u64,
     slot: u64,
     _charge: Charge,
@@ -27,22 +28,22 @@ pub(super) struct Held {
 #[derive(Default)]
 pub(super) struct Buffers {
     held: HashMap<u64, Held>,
-    /// Numbers that were given. None is given twice.
+    /// Last number assigned. Numbers are never reused.
     last: u64,
-    /// Ranges of addresses that were in use and are free.
+    /// Address ranges that were in use and are free.
     free: Vec<u64>,
     slots: u64,
 }
 
 impl Buffers {
-    /// Bytes between the addresses at which buffers begin.
+    /// Distance between the start addresses of buffers in bytes.
     pub const DISTANCE: u64 = 1 << 40;
 
     pub fn len(&self) -> usize {
         self.held.len()
     }
 
-    /// Keeps a buffer, and returns its number.
+    /// Adds a buffer and returns its number.
     pub fn add(&mut self, buffer: Arc<dyn Buffer>, charge: Charge) -> u64 {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots += 1;
@@ -72,7 +73,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// Where a tensor lies, if that is inside of its buffer.
+    /// Returns the location of a tensor, if it lies in its buffer.
     pub fn place(&self, record: &Record, layout: Layout) -> Result<TensorRef, Reason> {
         if record.buffer == 0 || record.data == 0 {
             return Err(format!("'{}' lies in no buffer", record.name()).into());
@@ -101,13 +102,13 @@ impl Buffers {
     }
 }
 
-/// Checks that a tensor has not many more elements than its memory holds.
+/// Checks that a tensor does not have many more elements than its memory holds.
 fn check_repeated(record: &Record, layout: &Layout, buffer: usize) -> Result<(), Reason> {
     let checked = samite_core::check_repeated(&record.name(), layout, buffer);
     checked.map_err(|error| error.to_string().into())
 }
 
-/// The layout of a tensor.
+/// Returns the layout of a tensor.
 pub(super) fn layout(record: &Record) -> Result<Layout, Reason> {
     samite_wire::import::layout(&record.description())
 }
@@ -118,13 +119,13 @@ pub(super) struct Placed<'a> {
     pub buffers: &'a Buffers,
     pub device: &'a dyn Device,
     pub ledger: &'a Arc<Ledger>,
-    /// The numbers of the buffers.
+    /// Numbers of the buffers in use.
     pub used: &'a mut BTreeSet<u64>,
-    /// Memory for intermediate results.
+    /// Charges for the memory of intermediate results.
     pub charges: &'a mut Vec<Charge>,
 }
 
-/// New memory of a device for a client.
+/// Allocates memory of a device for a client.
 pub(super) fn allocate(
     device: &dyn Device,
     bytes: usize,
@@ -167,7 +168,7 @@ impl Tensors for Placed<'_> {
         let record = &self.graph.tensors[key];
         if layout.is_empty() {
             check_repeated(record, &layout, 0)?;
-            // In its buffer if it has one: some devices look whether they can reach it.
+            // Use its buffer if it has one, because some devices check if they can access it.
             let slot = Slot { offset: 0, layout };
             if let Ok(held) = self.buffers.get(record.buffer) {
                 self.used.insert(record.buffer);
@@ -201,7 +202,7 @@ impl Tensors for Placed<'_> {
     }
 }
 
-/// A node and its operands that have no memory yet.
+/// A node and its operands before they have memory.
 pub(super) struct Question<'a> {
     pub device: &'a dyn Device,
     pub sources: &'a [Record; MOST_SOURCES],
@@ -209,7 +210,7 @@ pub(super) struct Question<'a> {
 }
 
 impl Question<'_> {
-    /// The number of the node.
+    /// Key of the node.
     pub const NODE: usize = MOST_SOURCES;
 
     fn record(&self, key: usize) -> &Record {

@@ -1,4 +1,4 @@
-//! One client: its requests, its buffers, its graphs.
+//! A client's session: its requests, buffers and graphs.
 
 use super::Server;
 use super::places::{Buffers, Question, layout};
@@ -18,18 +18,18 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-/// Bytes of data that are on their way through the server at once.
+/// Maximum bytes of data to transfer at once.
 pub(super) const PIECE: usize = 1 << 20;
 
-/// Longest message that is read as a whole.
+/// Maximum bytes of a message that is read as a whole.
 const LONGEST: u64 = 64 << 20;
 
-/// Why a session ended before the client left.
+/// The reason why a session ended before the client disconnected.
 #[derive(Debug)]
 pub enum End {
     /// The connection is broken or too slow.
     Lost(io::Error),
-    /// The client asked for something that it may not have.
+    /// The client sent an invalid request.
     Refused(Reason),
 }
 
@@ -57,22 +57,22 @@ impl From<String> for End {
     }
 }
 
-/// Where replies go.
+/// Sends replies.
 pub type Replies<'a> = &'a mut dyn FnMut(&[u8]) -> io::Result<()>;
 
-/// What the next bytes of a client are.
+/// Meaning of the next bytes from a client.
 enum Next {
     /// A header.
     Header,
-    /// What is read as a whole before anything is done: so many bytes of a message of `len` bytes.
+    /// A message of `len` bytes that is read as a whole.
     Message {
         command: Command,
         len: u64,
         wanted: usize,
-        /// For the message itself, if it is long.
+        /// Charge for the message itself, if it is long.
         charge: Option<Charge>,
     },
-    /// Data that is written to a tensor as it comes.
+    /// Data that is written to a tensor as it arrives.
     Data {
         place: TensorRef,
         at: usize,
@@ -80,13 +80,14 @@ enum Next {
     },
 }
 
-/// What a client says, and what is done about it: a machine that is given bytes as they come. It has no connection and waits for nothing but devices.
+/// A session: a state machine that consumes bytes as they arrive and executes requests. It has no
+/// connection and blocks only on devices.
 pub struct Session {
     server: Arc<Server>,
     next: Next,
-    /// When the greeting, or the message that is being read, must be complete.
+    /// Deadline for the greeting or the current message.
     deadline: Option<Instant>,
-    /// Stops graphs that run.
+    /// Cancels running graphs.
     cancel: CancelToken,
     protocol: &'static Protocol,
     is_greeted: bool,
@@ -94,9 +95,9 @@ pub struct Session {
     buffers: Buffers,
     lanes: Vec<Lane>,
     fallbacks: Vec<Lane>,
-    /// By device: the graph that it computed last.
+    /// Last graph that each device computed.
     kept: Vec<Option<Work>>,
-    /// What is read, and replies on their way.
+    /// Received bytes, and replies to send.
     bytes: Vec<u8>,
     seat: Seat,
 }
@@ -128,8 +129,7 @@ impl Session {
         }
     }
 
-    /// When the greeting, or the message that is being read, must be complete; `None` between
-    /// messages.
+    /// Returns the deadline for the greeting or the current message, or `None` between messages.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
@@ -142,10 +142,10 @@ impl Session {
         matches!(self.next, Next::Header) && self.bytes.is_empty()
     }
 
-    /// Does what the next `bytes` of the client complete.
+    /// Executes the requests that the next `bytes` of the client complete.
     ///
     /// # Errors
-    /// What ends the session.
+    /// Returns the reason why the session ends.
     pub fn take(&mut self, mut bytes: &[u8], replies: Replies<'_>) -> Result<(), End> {
         while !bytes.is_empty() {
             let wanted = match &self.next {
@@ -172,7 +172,7 @@ impl Session {
         Ok(())
     }
 
-    /// `len` more bytes have to come, quickly.
+    /// Expects `len` more bytes and sets the deadline for them.
     fn expect(&mut self, len: u64) {
         let options = &self.server.options;
         let len = usize::try_from(len).unwrap_or(usize::MAX);
@@ -180,7 +180,7 @@ impl Session {
         self.deadline = options.environment.clock.now().checked_add(time);
     }
 
-    /// Goes on to the next message.
+    /// Continues with the next message.
     fn end_message(&mut self) {
         self.next = Next::Header;
         self.deadline = None;
@@ -190,7 +190,7 @@ impl Session {
         }
     }
 
-    /// Everything that was wanted is there.
+    /// Handles a complete header, message or head of a write.
     fn complete(&mut self, replies: Replies<'_>) -> Result<(), End> {
         let next = std::mem::replace(&mut self.next, Next::Header);
         let Next::Message {
@@ -201,7 +201,7 @@ impl Session {
         } = next
         else {
             self.begin()?;
-            // Some messages are nothing but a header.
+            // Some messages consist of only a header.
             return match self.next {
                 Next::Message { wanted: 0, .. } => self.complete(replies),
                 _ => Ok(()),
@@ -222,7 +222,7 @@ impl Session {
         Ok(())
     }
 
-    /// A header is there.
+    /// Handles a complete header.
     fn begin(&mut self) -> Result<(), End> {
         let Some((&command, len)) = self.bytes.split_first() else {
             return Ok(());
@@ -277,12 +277,12 @@ impl Session {
         found.ok_or_else(|| format!("device {number} of {there}").into())
     }
 
-    /// Where a tensor lies that is written or read.
+    /// Returns the location of a tensor to read or write.
     fn place(&self, record: &Record) -> Result<TensorRef, End> {
         Ok(self.buffers.place(record, layout(record)?)?)
     }
 
-    /// Most bytes of one buffer.
+    /// Returns the maximum bytes of a buffer.
     fn max_size(&self, device: &dyn Device) -> u64 {
         let limits = &self.server.options;
         let quota = limits.memory_per_client.unwrap_or(usize::MAX);
@@ -339,7 +339,7 @@ impl Session {
                 self.reply(&base.to_le_bytes(), replies)
             }
             Request::FreeBuffer { buffer } => {
-                // Upstream's programs run graphs again after they freed buffers of others.
+                // Upstream's programs run graphs again after they freed buffers of other graphs.
                 for kept in &mut self.kept {
                     kept.take_if(|work| work.buffers.contains(&buffer));
                 }
@@ -362,7 +362,7 @@ impl Session {
                 let (offset, size) = range(&place, offset, size)?;
                 Ok(place.buffer.fill(place.slot, offset, size, value)?)
             }
-            // Nothing is kept from earlier: another client must not find out what this one has.
+            // No data is cached, because a client must not learn what another one has sent.
             Request::SetTensorHash { .. } => self.reply(&[0], replies),
             Request::GetTensor {
                 tensor,
@@ -403,7 +403,7 @@ impl Session {
         }
     }
 
-    /// New memory, or 0 if there is none.
+    /// Allocates memory. Returns 0 if none is available.
     fn allocate(&mut self, device: &dyn Device, size: u64) -> u64 {
         let fits = size <= self.max_size(device);
         let is_one_too_many = self.buffers.len() >= self.server.options.buffers;
@@ -451,12 +451,12 @@ impl Session {
         })
     }
 
-    /// Computes the graph that was read. Its message is paid for until its work is bound.
+    /// Computes the received graph. Its message stays charged until its work is bound.
     fn compute(&mut self, charge: Option<Charge>) -> Result<(), End> {
         let graph = GraphMessage::read(&self.bytes, self.server.options.tensors)?;
         self.device(graph.device)?;
         let number = graph.device as usize;
-        // Its memory is free for the next one.
+        // Free its memory before preparing the next graph.
         self.kept[number] = None;
         let (lane, fallbacks) = (&mut self.lanes[number], &mut self.fallbacks);
         let work = prepare(&graph, &self.buffers, &self.ledger, lane, fallbacks)?;
@@ -465,7 +465,7 @@ impl Session {
         self.run(number)
     }
 
-    /// Computes the graph that a device keeps.
+    /// Computes the last graph of a device again.
     fn run(&mut self, number: usize) -> Result<(), End> {
         let work = self.kept[number].as_mut();
         let work = work.ok_or_else(|| Reason::from("there is no graph to compute again"))?;
@@ -479,7 +479,7 @@ impl Session {
         })
     }
 
-    /// The head of a write is there; its data come behind it.
+    /// Handles the head of a write. The data follows it.
     fn begin_write(&mut self, len: u64) -> Result<(), End> {
         let request = Request::read(Command::SetTensor, &self.bytes)?;
         let Request::SetTensor { tensor, offset, .. } = request else {
@@ -493,7 +493,7 @@ impl Session {
         Ok(())
     }
 
-    /// Writes what there is of the data of a write. Returns what is behind it.
+    /// Writes the available data of a write. Returns the remaining bytes.
     fn write<'b>(&mut self, bytes: &'b [u8]) -> Result<&'b [u8], End> {
         let Next::Data { place, at, left } = &mut self.next else {
             return Ok(bytes);
@@ -540,7 +540,7 @@ impl Session {
     }
 }
 
-/// A range of a tensor's bytes.
+/// Checks a range of a tensor's bytes.
 fn range(place: &TensorRef, offset: u64, size: u64) -> Result<(usize, usize), Reason> {
     let bytes = place.layout().bytes() as u64;
     let end = offset.checked_add(size);
@@ -550,7 +550,7 @@ fn range(place: &TensorRef, offset: u64, size: u64) -> Result<(usize, usize), Re
     }
 }
 
-/// How much memory a tensor takes, as the result of its operation where that is known.
+/// Returns the memory size of a tensor, as the result of its operation if that is known.
 fn alloc_size(
     device: &dyn Device,
     tensor: &Record,

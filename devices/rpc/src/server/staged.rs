@@ -1,7 +1,8 @@
-//! Nodes that another device computes although it cannot use the memory that their tensors lie in: the bytes are brought into its own memory
-//! before, and what was written is brought back behind.
+//! Nodes that a fallback device computes although it cannot access the memory of their tensors.
+//! Their bytes are copied to its memory before, and results are copied back after.
 //!
-//! Ranges of memory are brought, not tensors: tensors that share bytes there share them here.
+//! The copies are of memory ranges rather than tensors, so tensors that share bytes in the original
+//! memory also share them in the copy.
 
 use super::places::allocate;
 use super::session::PIECE;
@@ -13,10 +14,10 @@ use samite_wire::Reason;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Ranges begin at multiples of this, so that tensors are aligned here as they are there.
+/// Alignment of ranges. It preserves the alignment of tensors.
 const ALIGNMENT: usize = 256;
 
-/// Memory of one device, and what stands for it in that of another.
+/// Memory of one device, and its copy in the memory of another.
 #[derive(Default)]
 pub(super) struct Staged {
     ranges: Vec<Range>,
@@ -28,7 +29,7 @@ struct Range {
     is_written: bool,
 }
 
-/// A tensor that the device cannot reach.
+/// A tensor that the device cannot access.
 struct Use<'p> {
     id: TensorId,
     start: Location,
@@ -38,7 +39,8 @@ struct Use<'p> {
 }
 
 impl Staged {
-    /// Memory of `device` for the tensors of `nodes` that it cannot reach, and the places of these tensors in it.
+    /// Allocates memory of `device` for the tensors of `nodes` that it cannot access. Returns it
+    /// with the new locations of these tensors.
     pub fn new(
         graph: &Graph,
         nodes: &[TensorId],
@@ -64,7 +66,7 @@ impl Staged {
             let bytes = end - first.start.offset;
             let text = |error: samite_core::Error| Reason::from(error.to_string());
             let layout = Layout::contiguous(DType::I8, [bytes, 1, 1, 1]).map_err(text)?;
-            // How far in front of the first tensor the range begins.
+            // Distance from the start of the range to the first tensor.
             let lead = first.place.location().offset - first.start.offset;
             let there = TensorRef {
                 buffer: Arc::clone(&first.place.buffer),
@@ -96,7 +98,7 @@ impl Staged {
         Ok((staged, moved))
     }
 
-    /// Brings what the nodes read, through `piece`, which grows as needed.
+    /// Copies the inputs of the nodes to the device, through `piece`, which grows as needed.
     pub fn bring(&self, piece: &mut Vec<u8>) -> Outcome<()> {
         for range in &self.ranges {
             copy(&range.there, &range.here, piece)?;
@@ -104,7 +106,7 @@ impl Staged {
         Ok(())
     }
 
-    /// Brings back what they wrote.
+    /// Copies the results of the nodes back.
     pub fn bring_back(&self, piece: &mut Vec<u8>) -> Outcome<()> {
         for range in self.ranges.iter().filter(|range| range.is_written) {
             copy(&range.here, &range.there, piece)?;
@@ -113,7 +115,7 @@ impl Staged {
     }
 }
 
-/// Copies a range, a piece after the other.
+/// Copies a range piece by piece.
 fn copy(from: &TensorRef, to: &TensorRef, piece: &mut Vec<u8>) -> Outcome<()> {
     let len = from.layout().bytes();
     piece.resize(piece.len().max(len.min(PIECE)), 0);
@@ -125,7 +127,7 @@ fn copy(from: &TensorRef, to: &TensorRef, piece: &mut Vec<u8>) -> Outcome<()> {
     Ok(())
 }
 
-/// The tensors of `nodes` in memory that `device` cannot reach.
+/// Returns the tensors of `nodes` in memory that `device` cannot access.
 fn uses<'p>(
     graph: &Graph,
     nodes: &[TensorId],

@@ -12,7 +12,7 @@ use samite_wire::rpc::graph::GraphMessage;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A device of the server and, for one client, its queue.
+/// A device of the server and the queue of one client on it.
 pub(super) struct Lane {
     pub device: Arc<dyn Device>,
     stream: Option<Box<dyn Stream>>,
@@ -37,28 +37,28 @@ impl Lane {
 
 /// Consecutive nodes on one device.
 struct Piece {
-    /// The number of the fallback; `None` for the device itself.
+    /// Index of the fallback; `None` for the device itself.
     fallback: Option<usize>,
     prepared: Box<dyn Prepared>,
-    /// What a fallback cannot reach.
+    /// Memory that a fallback cannot access.
     staged: Staged,
-    /// Scratch memory, which prepared work need not hold by itself.
+    /// Scratch memory. Prepared work does not keep it alive.
     _workspace: Option<TensorRef>,
 }
 
-/// A graph that can be run again and again.
+/// A graph that can run repeatedly.
 pub(super) struct Work {
     pieces: Vec<Piece>,
-    /// What is copied for fallbacks goes through it.
+    /// Buffer for copies to and from fallbacks.
     copied: Vec<u8>,
-    /// The numbers of the buffers that it works on.
+    /// Numbers of the buffers that it uses.
     pub buffers: BTreeSet<u64>,
-    /// Memory that it works on.
+    /// Memory that it uses.
     _places: Vec<Option<TensorRef>>,
     _charges: Vec<Charge>,
 }
 
-/// Reads a graph, with everything checked, and binds it to the device and, where that refuses a node, to the first of the others that
+/// Parses and validates a graph, and binds each node to the device, or to the first fallback that
 /// supports it.
 pub(super) fn prepare(
     graph: &GraphMessage,
@@ -128,7 +128,7 @@ pub(super) fn prepare(
     })
 }
 
-/// Exchanges the places of some tensors.
+/// Swaps the locations of some tensors.
 fn exchange(places: &mut [Option<TensorRef>], others: &mut [(TensorId, TensorRef)]) {
     for (id, other) in others {
         if let Some(place) = &mut places[id.index()] {
@@ -137,7 +137,8 @@ fn exchange(places: &mut [Option<TensorRef>], others: &mut [(TensorId, TensorRef
     }
 }
 
-/// Checks that every result has the room that its operation wants: some devices write behind the last element.
+/// Checks that every result has the memory that its operation needs: some devices write past the
+/// last element.
 fn check_room(imported: &Imported) -> Result<(), Reason> {
     for &id in &imported.nodes {
         let node = imported.graph.node(id);
@@ -161,7 +162,7 @@ fn check_room(imported: &Imported) -> Result<(), Reason> {
     Ok(())
 }
 
-/// The device's queue, or that of a fallback.
+/// Returns the queue of the device, or of a fallback.
 fn chosen<'l>(
     fallback: Option<usize>,
     lane: &'l mut Lane,
@@ -173,10 +174,10 @@ fn chosen<'l>(
     }
 }
 
-/// Consecutive nodes, and who computes them.
+/// Consecutive nodes, and the fallback that computes them.
 type Part = (Option<usize>, Vec<TensorId>);
 
-/// Divides nodes into those of the device and those of others.
+/// Assigns nodes to the device or a fallback.
 fn divide(
     imported: &Imported,
     device: &dyn Device,
@@ -209,7 +210,7 @@ fn divide(
     Ok(parts)
 }
 
-/// Computes the graph, and waits for the end.
+/// Computes the graph and waits for the end.
 pub(super) fn run(
     work: &mut Work,
     lane: &mut Lane,
@@ -225,7 +226,7 @@ pub(super) fn run(
             observer: None,
         };
         piece.staged.bring(&mut work.copied)?;
-        // Also after a failure, nothing is under way any more.
+        // Synchronize even after a failure, so that no work remains in flight.
         let result = stream.run(&mut *piece.prepared, control);
         stream.synchronize().and(result)?;
         piece.staged.bring_back(&mut work.copied)?;

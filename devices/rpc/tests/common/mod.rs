@@ -1,5 +1,5 @@
-//! A server on the loopback, and a client that says whatever it is told to.
-#![allow(dead_code, clippy::unwrap_used)] // not every test needs everything
+//! A server on the loopback interface, and a client that sends arbitrary requests.
+#![allow(dead_code, clippy::unwrap_used)] // each test uses only some
 
 use samite_core::environment::{Network, SystemNetwork};
 use samite_core::{DType, Device, Layout};
@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 
 pub const LONG: Duration = Duration::from_secs(600);
 
-/// The address of a client's first buffer, which has the number 1.
+/// Address of a client's first buffer, whose number is 1.
 pub const BASE: u64 = 1 << 40;
 
-/// A reference device on host memory.
+/// Creates a reference device in host memory.
 pub fn device(name: &str, without: &[&str]) -> Arc<dyn Device> {
     ReferenceDevice::new(ReferenceOptions {
         name: name.into(),
@@ -31,7 +31,7 @@ pub fn device(name: &str, without: &[&str]) -> Arc<dyn Device> {
     })
 }
 
-/// A server of such a device, and where it listens.
+/// Starts a server for this device; also returns its address.
 pub fn serve(options: ServerOptions) -> (Arc<Server>, String) {
     serve_devices(vec![device("reference", &[])], options)
 }
@@ -91,7 +91,7 @@ impl Script {
     }
 }
 
-/// A client.
+/// A client connection.
 pub struct Raw(pub TcpStream);
 
 impl Raw {
@@ -113,7 +113,7 @@ impl Raw {
     }
 
     pub fn send(&mut self, script: &Script) {
-        // The server may have closed already: the tests see that when they read.
+        // The server may already have closed the connection, which tests notice when they read.
         let _ = self.0.write_all(&script.0);
     }
 
@@ -139,7 +139,8 @@ impl Raw {
         reply
     }
 
-    /// Waits until the server has closed the connection; fails if it says something or waits for more.
+    /// Waits until the server has closed the connection; fails if it sends something or keeps
+    /// waiting.
     pub fn is_closed(&mut self, what: &str) {
         match self.0.read(&mut [0]) {
             Ok(0) => {}
@@ -162,7 +163,7 @@ impl Raw {
     }
 }
 
-/// A tensor at a byte of the first buffer.
+/// Returns a tensor at a byte offset in the first buffer.
 pub fn tensor(dtype: DType, shape: [usize; 4], at: u64) -> Record {
     let layout = Layout::contiguous(dtype, shape).unwrap();
     let mut record = Record::of(&samite_wire::export::bare(&layout).unwrap()).unwrap();
@@ -171,12 +172,12 @@ pub fn tensor(dtype: DType, shape: [usize; 4], at: u64) -> Record {
     record
 }
 
-/// `n` numbers at a byte of the first buffer.
+/// Returns `n` numbers at a byte offset in the first buffer.
 pub fn f32s(n: usize, at: u64) -> Record {
     tensor(DType::F32, [n, 1, 1, 1], at)
 }
 
-/// A tensor of a graph.
+/// Returns a tensor of a graph.
 pub fn of_graph(id: u64, op: u32, sources: &[u64], record: Record) -> Record {
     let mut record = Record {
         id,

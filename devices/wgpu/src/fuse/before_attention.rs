@@ -1,23 +1,24 @@
-//! What comes before attention: norms of queries and keys, their rotations, and the writes to both caches.
+//! Fuses the nodes before attention: QK norms, RoPE, and the writes to the KV cache.
 
 use super::{Columns, Fusion, Step};
 use crate::ops::rope::{self, Norm, Turned};
 use samite_core::{DType, Node, Op, TensorId};
 
-/// Nodes that can be one launch.
+/// Nodes that may become one launch.
 #[derive(Default)]
 struct Found<'a> {
     rotations: Vec<Turned<'a>>,
     writes: Vec<Node<'a>>,
-    /// How many nodes these are.
+    /// Number of nodes.
     count: usize,
-    /// How many of them are the first rotation's, if it comes first.
+    /// Number of nodes of the first rotation, if it comes first.
     first: usize,
 }
 
 impl<'a> Fusion<'a> {
-    /// Two rotations and two writes to caches from node `at` on: of queries and keys by the same angles, and of the turned keys and of values; or one rotation with
-    /// its norm.
+    /// Fuses two rotations and two cache writes from node `at` on. The rotations are of queries and
+    /// keys by the same angles; the writes are of the rotated keys and of the values. Otherwise
+    /// fuses one rotation with its norm.
     pub(super) fn before_attention(
         &self,
         at: usize,
@@ -36,7 +37,7 @@ impl<'a> Fusion<'a> {
         Some(found.first)
     }
 
-    /// Rotations and writes from node `at` on.
+    /// Collects rotations and cache writes from node `at` on.
     fn found(&self, at: usize) -> Found<'a> {
         let mut found = Found::default();
         while found.rotations.len() + found.writes.len() < 4 {
@@ -59,7 +60,8 @@ impl<'a> Fusion<'a> {
         found
     }
 
-    /// The rotation that begins with node `at`, with a norm and the factor behind it or without, and how many nodes that is.
+    /// Returns the rotation that starts at node `at`, with the norm and multiplication before it if
+    /// present, and its number of nodes.
     fn turned(&self, at: usize) -> Option<(Turned<'a>, usize)> {
         let first = *self.nodes.get(at)?;
         if matches!(first.op(), Op::Rope(_)) {
@@ -98,7 +100,7 @@ impl<'a> Fusion<'a> {
         fits.then_some((turned, 3))
     }
 
-    /// Whether what the launch of a rotation reads besides heads lies apart from what it writes.
+    /// Returns whether the other inputs of a rotation, besides the heads, do not overlap `written`.
     fn angles_are_apart(&self, turned: Turned<'_>, written: TensorId) -> bool {
         let factor = turned.norm.and_then(|norm| norm.scaled.source(1));
         let mut read = [turned.rope.source(1), turned.rope.source(2), factor]
@@ -107,7 +109,7 @@ impl<'a> Fusion<'a> {
         read.all(|read| self.memory.are_apart(written, read.id(), false))
     }
 
-    /// A rotation and the norm before it.
+    /// Fuses a rotation with the norm before it.
     fn one_rotation(&self, turned: Turned<'_>) -> Option<Step> {
         let (node, source) = (turned.rope, turned.source()?);
         let &Op::Rope(of) = node.op() else {
@@ -123,7 +125,7 @@ impl<'a> Fusion<'a> {
         })
     }
 
-    /// All of what comes before attention.
+    /// Fuses two rotations and two cache writes.
     fn all_parts(&self, found: &Found<'_>) -> Option<Step> {
         let &[first, second] = found.rotations.as_slice() else {
             return None;
@@ -135,7 +137,7 @@ impl<'a> Fusion<'a> {
             let source = write.source(0);
             source.is_some_and(|source| Columns::of(source).are_rows_of_memory(node))
         };
-        // Which rotation is written to which cache.
+        // Match each rotation with the cache that it is written to.
         let (key, query, keys, values) = [
             (first, second, one, other),
             (first, second, other, one),
@@ -173,7 +175,7 @@ impl<'a> Fusion<'a> {
             && shape(keys.source(0)?) == [key_shape[0] * key_shape[1], tokens, 1, 1]
             && shape(v)[1..] == [tokens, 1, 1]
             && shape(keys.source(1)?) == [tokens, 1, 1, 1];
-        // What each part writes, and what the others read.
+        // No part may write what another part reads.
         let apart =
             |written: TensorId, read: Node<'_>| self.memory.are_apart(written, read.id(), false);
         let written = [query.rope.id(), keys.id(), values.id()];

@@ -5,28 +5,28 @@ use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
 use crate::shader::{ATTENTION_MATRICES, Access};
 use samite_core::{DType, Node};
 
-/// Invocations of a workgroup of attention.
+/// Invocations per workgroup of attention.
 const ATTENTION_GROUP: usize = 128;
-/// So many workgroups of attention are enough for any adapter.
+/// Number of attention workgroups that keeps any adapter busy.
 const ENOUGH_WORK: usize = 512;
-/// A workgroup of those that share keys has so many at least.
+/// Minimum number of keys per workgroup if several workgroups share a query's keys.
 const LEAST_KEYS: usize = 256;
-/// Most workgroups for one query.
+/// Maximum number of workgroups per query.
 const MOST_SHARES: usize = 32;
-/// Queries of a tile, and how many of a head are worth one.
+/// Queries per tile, and the minimum number of queries per head for tiled attention.
 const QUERY_TILE: usize = 32;
 const LEAST_TILED: usize = 16;
-/// Most elements of a value there: an invocation keeps a quarter of so many sums.
+/// Maximum elements of a value for tiled attention: an invocation accumulates a quarter of them.
 const LONGEST_TILED: usize = 256;
-/// Most elements of a query.
+/// Maximum elements of a query.
 const LONGEST_QUERY: usize = 1024;
 
-/// The largest power of two up to the number of heads.
+/// Returns the largest power of two that is at most the number of heads.
 fn power(heads: usize) -> usize {
     1 << heads.max(1).ilog2()
 }
 
-/// Softmax of each row, scaled and masked.
+/// Computes softmax of each row, scaled and masked.
 pub fn soft_max(
     node: Node<'_>,
     scale: f32,
@@ -62,8 +62,9 @@ pub fn soft_max(
     })
 }
 
-/// Attention in one step. Where the results are the columns of a product that takes these as 8-bit numbers, `columns` is that operand, and they are made
-/// such numbers, too: each head of a size that [`can_be_quantized`].
+/// Computes attention in one step (flash attention). If its result is the columns of a product that
+/// reads them as 8-bit numbers, `columns` is that operand and the kernel also quantizes the result.
+/// The head size must then satisfy [`can_be_quantized`].
 pub fn flash(
     node: Node<'_>,
     [scale, max_bias, softcap]: [f32; 3],
@@ -122,7 +123,8 @@ pub fn flash(
     let numbers = columns.map(|columns| matmul::numbers(columns, Access::Write));
     if shares > 1 {
         let wide = v.shape[0].next_multiple_of(4) + 2;
-        // Behind the 8-bit numbers, and so far behind that no binding shows both.
+        // Place the scratch after the 8-bit numbers, far enough that the two bindings do not
+        // overlap.
         let first = numbers.map_or(0, |numbers| (numbers.bytes() + 256).next_multiple_of(256));
         let scratch = |name, access| Operand {
             first,
@@ -165,7 +167,7 @@ pub fn flash(
         ),
         false => (include_str!("../kernels/flash_attn_any.wgsl"), 4, "sum[#j]"),
     };
-    // Loads of a key that are made at once.
+    // Number of loads of a key to issue together.
     let chunk = [8, 4, 2, 1]
         .into_iter()
         .find(|chunk| (q.shape[0] / 8).is_multiple_of(*chunk))
@@ -192,7 +194,7 @@ pub fn flash(
     Ok(first)
 }
 
-/// Attention of many queries in tiles, over operands `y`, `a`, `b`, `c` and others.
+/// Computes tiled attention for many queries, over operands `y`, `a`, `b`, `c` and others.
 fn tiled(operands: Vec<Operand>, is_wide: bool, capacity: &Capacity) -> Launch {
     let [q, k, v] = [1, 2, 3].map(|number| operands[number]);
     let tiles = q.shape[1].div_ceil(QUERY_TILE) * q.shape[2] * q.shape[3];
@@ -210,14 +212,15 @@ fn tiled(operands: Vec<Operand>, is_wide: bool, capacity: &Capacity) -> Launch {
         .reduces(capacity)
 }
 
-/// Queries of a tile by cooperative matrices, and keys that are gone through at a time.
+/// Queries per tile with cooperative matrices, and keys per iteration.
 const MATRIX_QUERIES: usize = 64;
 const MATRIX_KEYS: usize = 32;
 
-/// Whether attention over these keys and values, which are halves, can be computed by cooperative matrices.
+/// Returns whether cooperative matrices can compute attention over these keys and values, which
+/// must be halves.
 fn fits_matrices([k, v]: [&Operand; 2], capacity: &Capacity) -> bool {
     let [k, v] = [k.shape[0], v.shape[0]];
-    // Both tiles, weights, logits, and what is kept of rows and for reductions.
+    // Workgroup memory: both tiles, weights, logits, row state and reductions.
     let stride = 2 * k.max(v) + 16;
     let tiles = stride * (MATRIX_QUERIES + MATRIX_KEYS) + 80 * MATRIX_QUERIES;
     let memory = tiles + (8 << 10) + 3 * 4 * GROUP as usize;
@@ -227,7 +230,7 @@ fn fits_matrices([k, v]: [&Operand; 2], capacity: &Capacity) -> bool {
         && memory <= capacity.memory
 }
 
-/// Attention of many queries by cooperative matrices.
+/// Computes attention of many queries with cooperative matrices.
 fn by_matrices(operands: Vec<Operand>, capacity: &Capacity) -> Launch {
     let [q, k, v] = [1, 2, 3].map(|number| operands[number]);
     let tiles = q.shape[1].div_ceil(MATRIX_QUERIES) * q.shape[2] * q.shape[3];
@@ -242,12 +245,13 @@ fn by_matrices(operands: Vec<Operand>, capacity: &Capacity) -> Launch {
         .reduces(capacity)
 }
 
-/// Heads whose results are made 8-bit numbers: in whole groups that share a scale, of four elements for each invocation.
+/// Returns whether heads of `size` elements can be quantized to 8 bits: `size` is a multiple of the
+/// group size of a scale, and each invocation handles at most four elements.
 pub fn can_be_quantized(size: usize) -> bool {
     size.is_multiple_of(32) && size <= 4 * ATTENTION_GROUP
 }
 
-/// Has a kernel of attention make its results 8-bit numbers, in its last operand, if they are `columns`.
+/// Makes an attention kernel quantize its result into its last operand if `columns` is set.
 fn with_numbers(launch: Launch, columns: Option<&Operand>) -> Launch {
     let Some(columns) = columns else {
         return launch.with("DECLARATIONS", "").with("AT_THE_END;", "");
@@ -265,7 +269,8 @@ fn with_numbers(launch: Launch, columns: Option<&Operand>) -> Launch {
         .with("COLUMN_COUNT", columns.shape[1])
 }
 
-/// Into how many parts keys are divided, so that the adapter has enough to do where there are few queries.
+/// Returns the number of parts into which to split the keys, so that a few queries still occupy the
+/// adapter.
 fn shares(queries: usize, keys: usize) -> usize {
     (ENOUGH_WORK / queries.max(1))
         .min(keys / LEAST_KEYS)
@@ -290,7 +295,7 @@ const FINISH: &str = "let sink = SINK;
             }
         }";
 
-/// Leaves what one of several workgroups made of a query.
+/// Stores the partial result of one of several workgroups of a query.
 const LEAVE: &str = "let at = number * ((values.x + 3u) / 4u * 4u + 2u);
         if local == 0u {
             put_w(vec4<u32>(at, 0u, 0u, 0u), largest);
@@ -300,7 +305,8 @@ const LEAVE: &str = "let at = number * ((values.x + 3u) / 4u * 4u + 2u);
             put_w(vec4<u32>(at + 2u + mine + #ju, 0u, 0u, 0u), ELEMENT);
         }";
 
-/// The gradients of attention: first those of queries, with what each row of logits needs, then those of keys and values.
+/// Computes gradients of attention. The first launch computes those of queries and the row
+/// statistics of logits; the next launches compute those of keys and values.
 pub fn flash_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
     let mut operands = vec![node.result()];
     for index in 0..4 {

@@ -1,9 +1,9 @@
-//! Moving elements: copies, conversions, repetition, concatenation.
+//! Operations that move elements: copies, conversions, repetition, concatenation.
 
 use crate::plan::{GROUP, Launch, Operand, Operands, Reason, Work};
 use samite_core::{DType, Node};
 
-/// The largest unit that every element, or block, is a whole number of.
+/// Returns the largest unit that divides the size of an element or block.
 fn unit(dtype: DType) -> DType {
     match dtype.block_bytes() {
         bytes if bytes.is_multiple_of(4) => DType::I32,
@@ -28,7 +28,7 @@ fn moved(operands: Vec<Operand>, from: &str) -> Result<Launch, Reason> {
     Ok(Launch::new("move", operands, Work::Elements).with("MOVED", from))
 }
 
-/// The elements of source 0 in logical order, as the type of the result.
+/// Copies the elements of source 0 in logical order and converts them to the type of the result.
 pub fn convert(node: Node<'_>) -> Result<Launch, Reason> {
     let (y, a) = (node.result(), node.source_operand(0)?);
     let same_shape = y.shape == a.shape;
@@ -63,7 +63,8 @@ pub fn convert(node: Node<'_>) -> Result<Launch, Reason> {
     Ok(launch.with("CONVERSION", conversion).cut(cut))
 }
 
-/// Element `i` of each dimension is element `i` modulo its extent in the source.
+/// Repeats the source: element `i` of each dimension is element `i` modulo its extent in the
+/// source.
 pub fn repeat(node: Node<'_>) -> Result<Launch, Reason> {
     moved(
         vec![node.result(), node.source_operand(0)?],
@@ -71,7 +72,7 @@ pub fn repeat(node: Node<'_>) -> Result<Launch, Reason> {
     )
 }
 
-/// Source 0, then source 1, along `dim`.
+/// Concatenates source 0 and source 1 along `dim`.
 pub fn concat(node: Node<'_>, dim: usize) -> Result<Launch, Reason> {
     let operands = vec![
         node.result(),
@@ -87,7 +88,8 @@ pub fn concat(node: Node<'_>, dim: usize) -> Result<Launch, Reason> {
         }
     });
     let step = step.join(", ");
-    // The place in the operand that is not meant may lie outside of it: such loads give something, and touch nothing else.
+    // The index for the operand that is not selected may be out of bounds. WGSL allows such loads:
+    // they return some value and touch nothing else.
     let from = format!(
         "select(int_b(at_b(i - vec4<u32>({step}))), int_a(at_a(i)), i.{axis} < shape_a().{axis})"
     );

@@ -1,4 +1,4 @@
-//! Functions of single elements.
+//! Elementwise functions.
 
 use super::matmul::{QUANTIZED_PIECE, numbers};
 use super::{elements, floats};
@@ -23,7 +23,7 @@ fn launch(
         .with("SECOND_VALUE", second))
 }
 
-/// `expression` of `x`, and of `p`, the `parameters`.
+/// Computes `expression` of `x` and of `p`, the `parameters`.
 pub fn unary<const N: usize>(
     node: Node<'_>,
     expression: &str,
@@ -33,7 +33,7 @@ pub fn unary<const N: usize>(
     Ok(launch.floats(parameters).cut(&[1, 2, 3]))
 }
 
-/// `expression` of the element's number `n`, and of `p`, the `parameters`.
+/// Computes `expression` of the element's index `n` and of `p`, the `parameters`.
 pub fn generate<const N: usize>(
     node: Node<'_>,
     expression: &str,
@@ -42,21 +42,21 @@ pub fn generate<const N: usize>(
     Ok(launch(node, 0, ["0.0", "0.0", expression])?.floats(parameters))
 }
 
-/// `expression` of `x` and of `z`, of the second source, which repeats.
+/// Computes `expression` of `x` and of `z`, an element of the second source, which is broadcast.
 pub fn binary(node: Node<'_>, expression: &str) -> Result<Launch, Reason> {
     let launch = launch(node, 2, ["get_a(i)", "get_b(i % shape_b())", expression])?;
     Ok(launch.cut(&[1, 2, 3]))
 }
 
-/// Zeros around source 0.
+/// Pads source 0 with zeros.
 pub fn pad(node: Node<'_>, before: Shape) -> Result<Launch, Reason> {
-    // What is before the source wraps around, and so is behind its end.
+    // An index before the source wraps around to a huge value, which fails the upper bound check.
     let inner = "min(i - parameters.ints[0], shape_a() - 1u)";
     let value = format!("select(0.0, get_a({inner}), all(i - parameters.ints[0] < shape_a()))");
     Ok(launch(node, 1, [&value, "0.0", "x"])?.ints(before))
 }
 
-/// `value` right of the diagonal.
+/// Sets elements right of the diagonal to `value`.
 pub fn diag_mask(node: Node<'_>, past: usize, value: f32) -> Result<Launch, Reason> {
     let past = past.min(1 << 31);
     let launch = launch(
@@ -67,7 +67,7 @@ pub fn diag_mask(node: Node<'_>, past: usize, value: f32) -> Result<Launch, Reas
     Ok(launch.floats([value]).ints([past]).cut(&[2, 3]))
 }
 
-/// A function of each element.
+/// Applies a function to each element.
 pub fn function(node: Node<'_>, function: Unary) -> Result<Launch, Reason> {
     let mut parameters = [0.0; 4];
     let expression = match function {
@@ -99,14 +99,15 @@ pub fn function(node: Node<'_>, function: Unary) -> Result<Launch, Reason> {
         }
         Unary::Floor => "floor(x)",
         Unary::Ceil => "ceil(x)",
-        // Halves away from zero. What has no fraction stays: a half added to it might be rounded.
+        // Rounds halves away from zero. Integers stay as they are, because adding a half to a large
+        // one might round it.
         Unary::Round => "select(sign(x) * floor(abs(x) + 0.5), x, trunc(x) == x)",
         Unary::Trunc => "trunc(x)",
     };
     unary(node, expression, parameters)
 }
 
-/// A gated unit of two sources that makes its results 8-bit numbers, too.
+/// Computes a gated unit of two sources that also quantizes its result to 8 bits.
 pub fn gated_columns(node: Node<'_>, kind: Glu, swapped: bool) -> Result<Launch, Reason> {
     let unit = glu(node, kind, swapped)?;
     let y = node.result();
@@ -119,7 +120,7 @@ pub fn gated_columns(node: Node<'_>, kind: Glu, swapped: bool) -> Result<Launch,
     Ok(launch)
 }
 
-/// A gated linear unit of the halves of each row, or of two sources.
+/// Computes a gated linear unit of the halves of each row, or of two sources.
 pub fn glu(node: Node<'_>, kind: Glu, swapped: bool) -> Result<Launch, Reason> {
     let mut parameters = [0.0; 2];
     let expression = match kind {

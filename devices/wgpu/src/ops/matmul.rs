@@ -6,20 +6,21 @@ use crate::shader::{Access, MATRICES};
 use crate::tuning::TILES;
 use samite_core::{DType, Node};
 
-/// Products with up to so many columns go column by column, over whole rows.
+/// Maximum columns of a product that is computed column by column, over whole rows.
 pub const MOST_COLUMNS: usize = 8;
-/// So many products with the same columns are one launch.
+/// Maximum number of products with the same columns in one launch.
 pub const MOST_MATRICES: usize = 3;
-/// Invocations of a workgroup for these.
+/// Invocations per workgroup of column-by-column products.
 const VECTOR_GROUP: usize = 64;
-/// With up to so many, an invocation keeps 32 elements of each.
+/// Maximum columns for which an invocation holds 32 elements of each column.
 const MOST_WIDE_COLUMNS: usize = 2;
-/// Rows of a workgroup for these.
+/// Rows per workgroup of column-by-column products.
 const VECTOR_ROWS: usize = 4;
 /// Rows and columns of a tile of larger products.
 const TILE: usize = 64;
 
-/// Loads for kernels that go along rows: of whole groups of 32 elements, which share scales, where there are few columns; otherwise of fours.
+/// Adds the loads of kernels that walk along rows. With few columns they load groups of 32 elements
+/// that share scales, otherwise four elements at a time.
 fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launch {
     let groups = a.dtype.is_quantized() && a.access == Access::Read && columns <= MOST_WIDE_COLUMNS;
     let (wide, load) = match groups {
@@ -33,7 +34,8 @@ fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launc
         .with("GROUP_SIZE", VECTOR_GROUP)
 }
 
-/// A matrix product, in parts of the rows of weights that are larger than a binding, and of columns whose results are.
+/// Computes a matrix product. Weights larger than a binding are split by rows, and larger results
+/// by columns.
 pub fn mul_mat(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch>, Reason> {
     let (y, a, b) = (
         node.result(),
@@ -80,16 +82,17 @@ fn product([y, a, b]: [Operand; 3], capacity: &Capacity, aligned: bool) -> Launc
     tiled(vec![y, a, b], tiles, BATCHES, capacity, aligned)
 }
 
-/// How tiles of batches of matrices lie.
+/// Maps tiles to batches of matrices.
 const BATCHES: &str = include_str!("../kernels/mul_mat_batches.wgsl");
 
-/// How tiles of the columns lie that go to an expert, by the lists that `expert_lists` made.
+/// Maps tiles to the columns of an expert, with the lists that `expert_lists` made.
 const EXPERTS: &str = include_str!("../kernels/mul_mat_experts.wgsl");
 
-/// So many tiles keep large adapters busy.
+/// Number of tiles that keeps large adapters busy.
 const ENOUGH_TILES: usize = 256;
 
-/// A product in tiles, which lie as `places` says; there are `tiles` of them along columns, by their size.
+/// Computes a tiled product. `places` maps tiles to matrices; `tiles` returns the number of tiles
+/// along columns for a tile size.
 fn tiled(
     mut operands: Vec<Operand>,
     tiles: impl Fn(usize) -> usize,
@@ -99,7 +102,7 @@ fn tiled(
 ) -> Launch {
     let [a, b] = [1, 2].map(|number| operands[number]);
     let rows = a.shape[1];
-    // Halves have the range for weights of these types, and the precision.
+    // Halves cover the range and precision of weights of these types.
     let are_halves = a.dtype == DType::F16 || a.dtype.is_quantized() && a.dtype != DType::MXFP4;
     let with_matrices = capacity.matrices && are_halves && a.shape[0].is_multiple_of(32);
     let sizes = &TILES[capacity.tuning.tile.min(TILES.len() - 1)..];
@@ -131,7 +134,8 @@ fn tiled(
     if !with_matrices {
         return launch;
     }
-    // Elements of packed rows are decoded 16 at a time; a half of them belongs to a neighbour where tiles are low.
+    // Packed rows are decoded 16 elements at a time. With low tiles, half of them belong to a
+    // neighbour.
     let pieces = match (a.access, height) {
         (Access::Packed, 128) => {
             "let row = load16_a(row_a(weights_row), k); EACH(i, 4) { w#i = halves(row[#i]); }"
@@ -153,8 +157,8 @@ fn tiled(
         .reduces(capacity)
 }
 
-/// Products with chosen experts: column by column of few tokens, or of many in tiles of those that share an expert. Weights that are larger than a binding
-/// come in parts: some of the experts, or some rows of one.
+/// Computes products with selected experts. Few tokens are computed column by column; many are
+/// tiled by expert. Weights larger than a binding are split by experts, or by rows of one expert.
 pub fn mul_mat_id(
     node: Node<'_>,
     capacity: &Capacity,
@@ -164,7 +168,7 @@ pub fn mul_mat_id(
     let (b, c) = (node.source_operand(1)?, node.source_operand(2)?);
     floats([&y, &a, &b])?;
     let (experts, choices) = (a.shape[2], c.shape[0] * c.shape[1]);
-    // Kernels keep numbers of choices in floats.
+    // Kernels store indices of choices in floats.
     if choices >= 1 << 24 {
         return Err("so many choices of experts".into());
     }
@@ -179,7 +183,7 @@ pub fn mul_mat_id(
             .ints([experts])
             .can_fail();
         let products = parts.into_iter().map(|(first, [y, a])| {
-            // Each expert's last tile may be a part of one.
+            // The last tile of each expert may be partial.
             let tiles = |tile: usize| choices.div_ceil(tile) + a.shape[2];
             let operands = vec![y, a, b, c, scratch(Access::Read)];
             tiled(operands, tiles, EXPERTS, capacity, known.aligned).ints([first, experts])
@@ -194,7 +198,8 @@ pub fn mul_mat_id(
     Ok(products.collect())
 }
 
-/// Parts of results and weights that fit into a binding, each with its first expert.
+/// Splits results and weights into parts that fit into a binding. Returns each with its first
+/// expert.
 fn parts_of_experts([y, a]: [Operand; 2], capacity: &Capacity) -> Vec<(usize, [Operand; 2])> {
     let room = capacity.binding.saturating_sub(capacity.alignment + 4);
     let (height, experts) = (a.shape[1], a.shape[2]);
@@ -215,13 +220,13 @@ fn parts_of_experts([y, a]: [Operand; 2], capacity: &Capacity) -> Vec<(usize, [O
     parts
 }
 
-/// The scratch memory of columns as 8-bit numbers, and of their scales and sums.
+/// Returns the scratch operand for the columns as 8-bit numbers, with their scales and sums.
 pub fn numbers(columns: &Operand, access: Access) -> Operand {
     let count = columns.rows() * (columns.shape[0] / 4 + columns.shape[0] / 8);
     Operand::workspace('w', access, DType::I32, count)
 }
 
-/// Makes the columns of a product 8-bit numbers.
+/// Quantizes the columns of a product to 8 bits.
 pub fn quantize(node: Node<'_>) -> Result<Launch, Reason> {
     let b = node.source_operand(1)?;
     floats([&b])?;
@@ -230,10 +235,11 @@ pub fn quantize(node: Node<'_>) -> Result<Launch, Reason> {
     Ok(launch.with("LOADED_B", load_four(&b)).with("SCRATCH", 0))
 }
 
-/// Elements that a workgroup makes 8-bit numbers.
+/// Elements that one workgroup quantizes.
 pub const QUANTIZED_PIECE: usize = 1024;
 
-/// Products of packed weights with the same columns, which are 8-bit numbers in scratch memory.
+/// Computes products of packed weights with the same columns, which are 8-bit numbers in scratch
+/// memory.
 pub fn packed_products(nodes: &[Node<'_>], capacity: &Capacity) -> Result<Launch, Reason> {
     let Some(first) = nodes.first() else {
         return Err("no products".into());
@@ -269,7 +275,7 @@ pub fn packed_products(nodes: &[Node<'_>], capacity: &Capacity) -> Result<Launch
     Ok(launch.reduces(capacity))
 }
 
-/// The sum of outer products.
+/// Computes the sum of outer products.
 pub fn out_prod(node: Node<'_>) -> Result<Launch, Reason> {
     let operands = vec![
         node.result(),

@@ -1,5 +1,5 @@
-//! The table of operations: for a node, its launches, or the reason why there are none. What the device says it supports and what it runs both come
-//! from here.
+//! The operation table: maps a node to its launches, or to the reason why the node is unsupported.
+//! Both the device's `supports` and its runs use it.
 
 pub mod attention;
 mod copies;
@@ -15,19 +15,19 @@ use crate::plan::{Capacity, Launch, Operand, Operands, Reason};
 use crate::shader::{is_readable, is_writable};
 use samite_core::{DType, Node, Op};
 
-/// What is known of the memory of a node's sources.
+/// Facts about the memory of a node's sources.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Known {
-    /// Source 0 is packed.
+    /// True if source 0 is packed.
     pub packed: bool,
-    /// Sources 1 and 2 begin at multiples of 16 bytes.
+    /// True if sources 1 and 2 start at multiples of 16 bytes.
     pub aligned: bool,
 }
 
-/// The launches of one node. None are needed for leaves, views and empty results.
+/// Returns the launches of one node. Leaves, views and empty results need none.
 ///
 /// # Errors
-/// Why the device does not do it.
+/// Returns the reason if the device does not support the node.
 pub fn launches_of(
     node: Node<'_>,
     capacity: &Capacity,
@@ -44,7 +44,7 @@ pub fn launches_of(
     Ok(fitting)
 }
 
-/// The launches, however large their operands are.
+/// Returns the launches of a node before they are split at the binding limit.
 fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch>, Reason> {
     let one = |launch: Result<Launch, Reason>| launch.map(|launch| vec![launch]);
     match *node.op() {
@@ -149,7 +149,7 @@ fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch
     }
 }
 
-/// Whether all operands have types that kernels read and write.
+/// Checks that kernels can read and write the types of all operands.
 fn check_types(launch: &Launch) -> Result<(), Reason> {
     for operand in &launch.operands {
         let dtype = operand.dtype;
@@ -166,13 +166,13 @@ fn check_types(launch: &Launch) -> Result<(), Reason> {
     Ok(())
 }
 
-/// Source 0, the weights.
+/// Returns source 0, the weights.
 fn weights(node: Node<'_>, packed: bool) -> Result<Operand, Reason> {
     let a = node.source_operand(0)?;
     Ok(if packed { a.packed() } else { a })
 }
 
-/// Fails for integers, where a kernel computes with floats.
+/// Fails for integer operands of a kernel that computes with floats.
 fn floats<'a>(operands: impl IntoIterator<Item = &'a Operand>) -> Result<(), Reason> {
     match operands
         .into_iter()
@@ -183,7 +183,8 @@ fn floats<'a>(operands: impl IntoIterator<Item = &'a Operand>) -> Result<(), Rea
     }
 }
 
-/// Text that loads elements `k` to `k + 3` of row `row`; 0 for those behind its end.
+/// Returns the text that loads elements `k` to `k + 3` of row `row`, with 0 past the end of the
+/// row.
 fn load_four(operand: &Operand) -> String {
     let name = operand.name;
     match operand.shape[0].is_multiple_of(4) && operand.has_contiguous_rows() {
@@ -192,7 +193,7 @@ fn load_four(operand: &Operand) -> String {
     }
 }
 
-/// Fails for a result in blocks, where a kernel writes elements.
+/// Fails for a quantized result of a kernel that writes single elements.
 fn elements(operand: &Operand) -> Result<(), Reason> {
     match operand.dtype.is_quantized() {
         true => Err(format!("a result in blocks of {}", operand.dtype).into()),

@@ -1,4 +1,4 @@
-//! What makes one thing of a whole row.
+//! Row reductions: sums, norms, argmax, sort and top-k.
 
 use super::matmul::numbers;
 use super::{elements, floats, load_four};
@@ -6,16 +6,17 @@ use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
 use crate::shader::Access;
 use samite_core::{DType, Node, SortOrder};
 
-/// The longest row that is sorted: the work grows with its square.
+/// Longest row that is sorted. The work grows with the square of the length.
 const LONGEST_SORT: usize = 1 << 14;
-/// Of longer rows than this, the largest elements are found in pieces first.
+/// Length above which top-k first finds the largest elements of pieces of the row.
 const SORTED_PIECE: usize = 1 << 10;
-/// More elements than this are gone through by several workgroups, whose results one puts together.
+/// Number of elements above which several workgroups share a reduction and one combines their
+/// results.
 const PIECE: usize = 1 << 13;
-/// So many workgroups at most.
+/// Maximum number of such workgroups.
 const MOST_PIECES: usize = 256;
 
-/// Elements of a piece, and how many pieces there are.
+/// Returns the elements per piece and the number of pieces.
 fn pieces(count: usize) -> [usize; 2] {
     let size = PIECE.max(count.div_ceil(MOST_PIECES));
     [size, count.div_ceil(size).max(1)]
@@ -28,7 +29,7 @@ fn both(node: Node<'_>) -> Result<Vec<Operand>, Reason> {
     Ok(operands)
 }
 
-/// The sum of all elements: of pieces first, if there are many.
+/// Computes the sum of all elements. Large inputs are first summed in pieces.
 pub fn sum(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
     let [y, a] = both(node)?[..] else {
         return Err("operands are missing".into());
@@ -50,13 +51,14 @@ pub fn sum(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
     ])
 }
 
-/// The sum of so many numbers of scratch memory, times `factor`.
+/// Computes the sum of `count` numbers in scratch memory, times `factor`.
 pub fn sum_scratch(y: Operand, count: usize, factor: f32, capacity: &Capacity) -> Launch {
     let a = Operand::workspace('a', Access::Read, DType::F32, count);
     sums([y, a], [count, 1, count], factor, capacity)
 }
 
-/// Sums of so many elements each, times `factor`: how many elements, how many sums, elements in all.
+/// Computes sums times `factor`. `sizes` holds the elements per sum, the number of sums, and the
+/// total number of elements.
 fn sums(operands: [Operand; 2], sizes: [usize; 3], factor: f32, capacity: &Capacity) -> Launch {
     Launch::new("rows", operands.to_vec(), Work::Groups(sizes[1]))
         .ints(sizes)
@@ -65,7 +67,7 @@ fn sums(operands: [Operand; 2], sizes: [usize; 3], factor: f32, capacity: &Capac
         .reduces(capacity)
 }
 
-/// The sum of each row, times `factor`.
+/// Computes the sum of each row, times `factor`.
 pub fn sum_rows(node: Node<'_>, factor: f32, capacity: &Capacity) -> Result<Launch, Reason> {
     let [y, a] = both(node)?[..] else {
         return Err("operands are missing".into());
@@ -79,12 +81,12 @@ pub fn sum_rows(node: Node<'_>, factor: f32, capacity: &Capacity) -> Result<Laun
     ))
 }
 
-/// Each element and all before it in its row.
+/// Computes the running sum of each row.
 pub fn running_sum(node: Node<'_>) -> Result<Launch, Reason> {
     Ok(Launch::new("cumsum", both(node)?, Work::Rows).cut(&[1, 2, 3]))
 }
 
-/// Rows scaled by what their elements are together, around their mean or 0.
+/// Normalizes rows, around their mean or around 0.
 pub fn norm(
     node: Node<'_>,
     eps: f32,
@@ -99,7 +101,8 @@ pub fn norm(
         .cut(&[1, 2, 3]))
 }
 
-/// A norm of rows times one row, `scaled`; of a sum of two, if there is one. Where `quantized`, the results are made 8-bit numbers, too.
+/// Computes a norm of rows, or of the sum of two operands, times the row `scaled`. If `quantized`,
+/// the kernel also quantizes the result to 8 bits.
 pub fn scaled_norm(
     norm: Node<'_>,
     scaled: Node<'_>,
@@ -154,7 +157,7 @@ pub fn scaled_norm(
     Ok(launch.reduces(capacity))
 }
 
-/// The index of the largest element of each row: of pieces first, if rows are long.
+/// Computes the index of the largest element of each row. Long rows are first searched in pieces.
 pub fn argmax(node: Node<'_>) -> Result<Vec<Launch>, Reason> {
     let (y, a) = (node.result(), node.source_operand(0)?);
     floats([&a])?;
@@ -184,7 +187,7 @@ pub fn argmax(node: Node<'_>) -> Result<Vec<Launch>, Reason> {
     ])
 }
 
-/// Stores the index of an element in its place of the result, or of what is found of its piece of a row.
+/// Stores the index of an element: in the result, or in the candidates of its piece of the row.
 const STORED: &str = "store_int_y(at_y(vec4<u32>(before, i.yzw)), i32(i.x))";
 const STORED_OF_PIECE: &str = "let number = (n / shape.x * ((shape.x + piece - 1u) / piece) + i.x / piece) * count + before; store_int_y(at_y(vec4<u32>(number, 0u, 0u, 0u)), i32(i.x))";
 
@@ -201,12 +204,13 @@ fn sorted(node: Node<'_>, count: usize, descending: bool) -> Result<Launch, Reas
         .cut(&[1, 2, 3]))
 }
 
-/// The indices that sort each row.
+/// Computes the indices that sort each row.
 pub fn argsort(node: Node<'_>, order: SortOrder) -> Result<Launch, Reason> {
     sorted(node, usize::MAX, order == SortOrder::Descending)
 }
 
-/// The indices of the `k` largest elements of each row: of pieces first, if rows are long.
+/// Computes the indices of the `k` largest elements of each row. Long rows are first searched in
+/// pieces.
 pub fn top_k(node: Node<'_>, k: usize) -> Result<Vec<Launch>, Reason> {
     let (y, a) = (node.result(), node.source_operand(0)?);
     let pieces = a.shape[0].div_ceil(SORTED_PIECE);

@@ -1,24 +1,24 @@
-//! Rotary embedding, and what is done together with it before attention.
+//! Rotary embedding, and the operations that are fused with it before attention.
 
 use super::{elements, floats, load_four};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
 use samite_core::{DType, Node, Rope, RopeMode};
 use std::f64::consts::PI;
 
-/// The pair number at which a dimension makes `rotations` turns over the original context.
+/// Returns the pair index at which a dimension makes `rotations` turns over the original context.
 fn correction(rope: &Rope, rotations: f64) -> f64 {
     let turns = rope.original_context as f64 / (rotations * 2.0 * PI);
     rope.dims as f64 * turns.ln() / (2.0 * f64::from(rope.freq_base).ln())
 }
 
-/// A rotation of heads, and the norm of them and the factor before it, if they are done together.
+/// A rotation of heads, with the norm and multiplication before it if they are fused.
 #[derive(Clone, Copy)]
 pub struct Turned<'a> {
     pub rope: Node<'a>,
     pub norm: Option<Norm<'a>>,
 }
 
-/// A norm of heads, with the factor behind it.
+/// A norm of heads, and the multiplication by its weights.
 #[derive(Clone, Copy)]
 pub struct Norm<'a> {
     pub norm: Node<'a>,
@@ -27,30 +27,30 @@ pub struct Norm<'a> {
 }
 
 impl<'a> Turned<'a> {
-    /// The heads that it is given.
+    /// Returns the heads before the norm and the rotation.
     pub fn source(&self) -> Option<Node<'a>> {
         self.norm.map_or(self.rope, |norm| norm.norm).source(0)
     }
 }
 
-/// Heads of up to so many elements are kept in a workgroup's memory until they are written in blocks.
+/// Maximum elements of a head that is held in workgroup memory until it is written in blocks.
 const MOST_TURNED: usize = 1024;
 
-/// Invocations of a workgroup for each head: such that sums are those of a norm by itself.
+/// Returns the number of invocations per head. Sums are then the same as those of the unfused norm.
 fn invocations(size: usize) -> usize {
     let four = size.div_ceil(4).next_power_of_two();
     four.clamp(64, GROUP as usize)
 }
 
-/// Source `index` of `node`, for a launch of several nodes.
+/// Returns source `index` of `node` as an operand of a launch of several nodes.
 fn operand(node: Node<'_>, index: usize, name: char) -> Result<Operand, Reason> {
     Ok(node.source_operand(index)?.of(node).named(name))
 }
 
-/// Heads turned, after their norm if there is one: a workgroup for each.
+/// Rotates heads, after their norm if there is one. Each head is one workgroup.
 ///
 /// # Errors
-/// Why there is no such launch.
+/// Returns the reason if such a launch is unsupported.
 pub fn norm_rope(turned: Turned<'_>, of: Rope, capacity: &Capacity) -> Result<Launch, Reason> {
     let mut all = rope(turned.rope, of, 1.0)?;
     for operand in &mut all.operands {
@@ -70,7 +70,8 @@ pub fn norm_rope(turned: Turned<'_>, of: Rope, capacity: &Capacity) -> Result<La
     Ok(launch.reduces(capacity))
 }
 
-/// The functions of heads `a` with the factor of their norm, or without a norm.
+/// Returns the functions that normalize and rotate heads `a`, with the operand `factor` of their
+/// norm or without a norm.
 fn heads(a: &Operand, factor: Option<char>) -> String {
     let text = match factor {
         Some(_) => include_str!("../kernels/norm_rope_head.wgsl"),
@@ -81,10 +82,11 @@ fn heads(a: &Operand, factor: Option<char>) -> String {
         .replace("_F", &format!("_{}", factor.unwrap_or_default()))
 }
 
-/// What comes before attention: queries and keys turned, after norms of them or both without, keys and values written to their caches.
+/// Rotates queries and keys, with norms of both or of neither, and writes keys and values to the KV
+/// cache.
 ///
 /// # Errors
-/// Why there is no such launch.
+/// Returns the reason if such a launch is unsupported.
 pub fn rope_store(
     [query, key]: [Turned<'_>; 2],
     [keys, values]: [Node<'_>; 2],
@@ -102,7 +104,7 @@ pub fn rope_store(
     if block_lens[0] > 1 && key.rope.layout().shape()[0] > MOST_TURNED {
         return Err("long heads".into());
     }
-    // A block is written by one invocation, out of a workgroup's memory with the whole head.
+    // One invocation writes a block, so the whole head must be in workgroup memory.
     let mut launch = match query.norm.is_some() || block_lens != [1, 1] {
         true => norm_rope(query, of, capacity)?,
         false => rope(query.rope, of, 1.0)?,
@@ -150,7 +152,8 @@ pub fn rope_store(
     Ok(launch.can_fail())
 }
 
-/// What writes keys of heads of so many elements, and values, behind queries: elements, or blocks. Also the memory that it needs.
+/// Returns the text that writes keys with heads of `size` elements, and values, after the queries:
+/// as elements or as blocks. Also returns the declarations of the memory that it needs.
 fn stores(operands: &[Operand], [of_keys, of_values]: [usize; 2], size: usize) -> [String; 2] {
     let number = |name: char| {
         let number = operands.iter().position(|operand| operand.name == name);
@@ -184,7 +187,7 @@ const VALUE_BLOCK: &str = "var x: array<f32, 32>;
     }
     encode_u(row_u(vec3<u32>(row, 0u, 0u)) + i.x * parameters.tensors[CACHE].strides.x, &x);";
 
-/// `launch`, whose operands may be others by now, as one of `kernel`.
+/// Returns `launch`, whose operands may have changed, as a launch of `kernel`.
 fn renamed(kernel: &'static str, launch: Launch, work: Work) -> Launch {
     let mut renamed = Launch::new(kernel, launch.operands, work);
     renamed.shader.text = launch.shader.text;
@@ -193,7 +196,7 @@ fn renamed(kernel: &'static str, launch: Launch, work: Work) -> Launch {
     renamed
 }
 
-/// Rotary embedding; with `direction` -1, pairs turn the other way.
+/// Computes rotary embedding. With `direction` -1, pairs rotate backwards.
 pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Reason> {
     let mut operands = vec![
         node.result(),
@@ -211,7 +214,8 @@ pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Reason
         operands.push(divisors);
         divided = "/ get_c(vec4<u32>(pair, 0u, 0u, 0u))";
     }
-    // The exponent of two by which frequencies fall from pair to pair, in two parts of which the first has few bits.
+    // The log2 of the ratio of frequencies of successive pairs, as a sum of two numbers. The first
+    // has few bits.
     let step = -2.0 * f64::from(rope.freq_base).log2() / rope.dims as f64;
     let high = f32::from_bits((step as f32).to_bits() & 0xffff_f000);
     let low = (step - f64::from(high)) as f32;

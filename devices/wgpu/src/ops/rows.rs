@@ -1,10 +1,10 @@
-//! Rows by number.
+//! Operations that read or write rows by index.
 
 use super::{elements, floats, weights};
 use crate::plan::{Capacity, Launch, Operand, Operands, Reason, Work};
 use samite_core::{DType, Node};
 
-/// Types of numbers of rows.
+/// Checks the type of row indices.
 fn numbers(dtype: DType) -> Result<(), Reason> {
     match dtype {
         DType::I32 | DType::I64 => Ok(()),
@@ -12,7 +12,7 @@ fn numbers(dtype: DType) -> Result<(), Reason> {
     }
 }
 
-/// The rows of source 0 that source 1 names, part by part of a table that is larger than a binding.
+/// Reads the rows of source 0 that source 1 names. A table larger than a binding is read in parts.
 pub fn get(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<Launch>, Reason> {
     let (y, a, b) = (
         node.result(),
@@ -36,7 +36,8 @@ pub fn get(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<Laun
     Ok(parts.collect())
 }
 
-/// Parts of the rows of each matrix of `table` that fit in a binding, with the first row of each.
+/// Returns parts of the rows of each matrix of `table` that fit into a binding, with the first row
+/// of each.
 fn parts(table: &Operand, capacity: &Capacity) -> impl Iterator<Item = (usize, Operand)> {
     let (table, rows) = (*table, table.shape[1]);
     let room = capacity.binding.saturating_sub(capacity.alignment + 4);
@@ -49,7 +50,8 @@ fn parts(table: &Operand, capacity: &Capacity) -> impl Iterator<Item = (usize, O
         .map(move |first| (first, table.part(1, first, part.min(rows - first))))
 }
 
-/// Writes the rows of source 0 where source 1 says, part by part of a target that is larger than a binding.
+/// Writes the rows of source 0 to the rows that source 1 names. A target larger than a binding is
+/// written in parts.
 pub fn set(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
     let (y, a, b) = (
         node.result(),
@@ -81,7 +83,7 @@ const BLOCK: &str = "var x: array<f32, 32>;
     }
     encode_y(row_y(to.yzw) + to.x * parameters.tensors[2].strides.x, &x)";
 
-/// To each row of source 0, the row of source 1 that source 2 names.
+/// Adds to each row of source 0 the row of source 1 that source 2 names.
 pub fn add_id(node: Node<'_>) -> Result<Launch, Reason> {
     let operands = vec![
         node.result(),

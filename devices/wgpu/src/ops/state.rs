@@ -1,10 +1,10 @@
-//! Operations that carry a state from token to token.
+//! Recurrent operations, which carry a state from token to token.
 
 use super::floats;
 use crate::plan::{GROUP, Launch, Operand, Operands, Reason, Work};
 use samite_core::{DType, Node};
 
-/// The longest row of a state, which one invocation keeps.
+/// Longest row of a state. One invocation holds it.
 const LONGEST_STATE: usize = 256;
 
 fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Reason> {
@@ -15,14 +15,14 @@ fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Reason> {
     Ok(operands)
 }
 
-/// A convolution over time.
+/// Computes a convolution over time.
 pub fn conv(node: Node<'_>) -> Result<Launch, Reason> {
     let operands = all(node, 2)?;
     floats(&operands)?;
     Ok(Launch::new("ssm_conv", operands, Work::Elements))
 }
 
-/// A selective state space.
+/// Computes a selective state space scan (Mamba).
 pub fn scan(node: Node<'_>, snapshots: usize) -> Result<Launch, Reason> {
     let operands = all(node, 7)?;
     floats(&operands[..7])?;
@@ -38,7 +38,7 @@ pub fn scan(node: Node<'_>, snapshots: usize) -> Result<Launch, Reason> {
     Ok(launch.with("STATE_SIZE", size).can_fail())
 }
 
-/// The gated delta rule.
+/// Computes the gated delta rule.
 pub fn delta_net(node: Node<'_>, snapshots: usize) -> Result<Launch, Reason> {
     let operands = all(node, 6)?;
     floats(&operands)?;

@@ -1,4 +1,4 @@
-//! Every shader that the conformance suite needs is valid WGSL. This needs no GPU.
+//! Checks that every shader that the conformance suite needs is valid WGSL. Needs no GPU.
 
 use super::{Known, launches_of};
 use crate::fuse::{self, Memory, is_packable};
@@ -9,7 +9,7 @@ use samite_core::{DType, Graph, Rope, RopeMode};
 use samite_testing::cases;
 use std::collections::BTreeSet;
 
-/// What desktop adapters have.
+/// Returns the capacity of a typical desktop adapter.
 fn capacity(subgroups: bool, binding: usize) -> Capacity {
     Capacity {
         binding,
@@ -50,7 +50,7 @@ fn all_launches(capacity: &Capacity) -> Vec<Launch> {
     all
 }
 
-/// Launches of several nodes, as a layer of a model has them.
+/// Returns launches of several nodes, as in a layer of a model.
 fn fused(capacity: &Capacity) -> Vec<Launch> {
     let mut all = Vec::new();
     for (dtype, tokens, summed) in [
@@ -119,7 +119,7 @@ fn fused(capacity: &Capacity) -> Vec<Launch> {
     all
 }
 
-/// Attention and the product behind it.
+/// Returns the launches of attention and the product after it.
 fn attention(tokens: usize, keys: usize, capacity: &Capacity) -> Vec<Launch> {
     let mut g = Graph::new();
     let input = |g: &mut Graph, dtype, shape| g.input("", dtype, shape).unwrap();
@@ -144,7 +144,8 @@ fn attention(tokens: usize, keys: usize, capacity: &Capacity) -> Vec<Launch> {
     steps.into_iter().map(|step| step.launch).collect()
 }
 
-/// The rotations and writes of one layer, of four queries and two keys of length 32 for three tokens; after norms, if it has them.
+/// Returns the launches of the rotations and cache writes of one layer, with four query heads and
+/// two key heads of length 32 for three tokens, with or without QK norms.
 fn before_attention(capacity: &Capacity, has_norms: bool, cache: DType) -> Vec<Launch> {
     let mut g = Graph::new();
     let input = |g: &mut Graph, dtype, shape| g.input("", dtype, shape).unwrap();
@@ -200,7 +201,7 @@ fn every_shader_is_valid() {
         shaders.extend(launches.into_iter().map(|launch| launch.shader));
     }
     assert!(shaders.len() > 300, "{}", shaders.len());
-    // For other judges: browsers have compilers of their own.
+    // Write the shaders for other validators, because browsers have their own compilers.
     if let Some(path) = std::env::var_os("SAMITE_WRITE_SHADERS") {
         let for_browsers = shaders
             .iter()
@@ -226,7 +227,7 @@ fn every_shader_is_valid() {
 fn operands_that_share_a_binding_are_valid() {
     let launches = all_launches(&capacity(false, 1 << 30));
     let mut shaders: BTreeSet<Shader> = launches.into_iter().map(|launch| launch.shader).collect();
-    // Packed weights and scratch memory lie apart from the rest.
+    // Packed weights and scratch memory do not overlap other operands.
     shaders.retain(|shader| {
         let mut operands = shader.operands.iter();
         shader.operands.len() > 1 && !operands.any(|(_, _, access)| access.is_wide())
@@ -234,7 +235,7 @@ fn operands_that_share_a_binding_are_valid() {
     let mut refused = 0;
     for shader in shaders {
         let count = shader.operands.len() as u8;
-        // Result and first source; all; the last two.
+        // Result and first source share one binding; all share one; the last two share one.
         let bindings: [Vec<u8>; 3] = [
             (0..count).map(|number| number.saturating_sub(1)).collect(),
             vec![0; count.into()],

@@ -1,4 +1,4 @@
-//! Gradients, losses and steps of optimizers.
+//! Gradients, losses and optimizer steps.
 
 use super::{elements, floats, reductions};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Which, Work};
@@ -15,12 +15,12 @@ fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Reason> {
     Ok(operands)
 }
 
-/// What a repetition spread out, summed.
+/// Computes the gradient of a repetition.
 pub fn repeat_back(node: Node<'_>) -> Result<Launch, Reason> {
     Ok(Launch::new("repeat_back", all(node, 1)?, Work::Elements))
 }
 
-/// The gradient of silu.
+/// Computes the gradient of SiLU.
 pub fn silu_back(node: Node<'_>) -> Result<Launch, Reason> {
     let launch = Launch::new("elementwise", all(node, 2)?, Work::Elements)
         .with(
@@ -46,7 +46,7 @@ fn row_gradient(
         .cut(&[1, 2, 3]))
 }
 
-/// The gradient of rms_norm.
+/// Computes the gradient of RMSNorm.
 pub fn rms_norm_back(node: Node<'_>, eps: f32, capacity: &Capacity) -> Result<Launch, Reason> {
     let texts = [
         "1.0 / sqrt(squares / count + p.x)",
@@ -55,7 +55,7 @@ pub fn rms_norm_back(node: Node<'_>, eps: f32, capacity: &Capacity) -> Result<La
     row_gradient(node, eps, texts, capacity)
 }
 
-/// The gradient of softmax.
+/// Computes the gradient of softmax.
 pub fn soft_max_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Launch, Reason> {
     row_gradient(
         node,
@@ -65,7 +65,7 @@ pub fn soft_max_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<
     )
 }
 
-/// The gradient of a lookup.
+/// Computes the gradient of a row lookup.
 pub fn get_rows_back(node: Node<'_>) -> Result<Launch, Reason> {
     let operands = vec![
         node.result(),
@@ -79,7 +79,7 @@ pub fn get_rows_back(node: Node<'_>) -> Result<Launch, Reason> {
     Ok(Launch::new("get_rows_back", operands, Work::Elements).can_fail())
 }
 
-/// The loss of logits: of rows first, and then their mean.
+/// Computes the cross-entropy loss of logits: first of each row, then their mean.
 pub fn cross_entropy(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
     let mut operands = all(node, 2)?;
     let (y, rows) = (operands[0], operands[1].rows());
@@ -91,7 +91,7 @@ pub fn cross_entropy(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>,
     Ok(vec![of_rows, mean])
 }
 
-/// The gradient of the loss.
+/// Computes the gradient of the cross-entropy loss.
 pub fn cross_entropy_back(node: Node<'_>, capacity: &Capacity) -> Result<Launch, Reason> {
     let operands = all(node, 3)?;
     let rows = operands[0].rows();
@@ -99,7 +99,7 @@ pub fn cross_entropy_back(node: Node<'_>, capacity: &Capacity) -> Result<Launch,
     Ok(launch.with("GROUP_SIZE", GROUP).reduces(capacity))
 }
 
-/// The sources alone: those of `written` are changed.
+/// Returns the sources as operands. The kernel updates those in `written`.
 fn in_place(node: Node<'_>, sources: usize, written: &[usize]) -> Result<Vec<Operand>, Reason> {
     let mut operands = Vec::new();
     for index in 0..sources {
@@ -114,7 +114,7 @@ fn in_place(node: Node<'_>, sources: usize, written: &[usize]) -> Result<Vec<Ope
     Ok(operands)
 }
 
-/// A step of AdamW.
+/// Computes a step of AdamW.
 pub fn adamw(node: Node<'_>) -> Result<Launch, Reason> {
     Ok(Launch::new(
         "adamw",
@@ -123,7 +123,7 @@ pub fn adamw(node: Node<'_>) -> Result<Launch, Reason> {
     ))
 }
 
-/// A step of gradient descent.
+/// Computes a step of gradient descent.
 pub fn sgd(node: Node<'_>) -> Result<Launch, Reason> {
     Ok(Launch::new("sgd", in_place(node, 3, &[0])?, Work::Elements))
 }

@@ -1,14 +1,14 @@
-//! Attention of many queries, in tiles.
+//! Tiled attention for many queries.
 
 use crate::{Fill, Work, device, mistaken, own};
 use samite_core::{DType, Device, Op, Precision};
 use samite_testing::{Recipe, Rng};
 use std::sync::Arc;
 
-/// What makes one prompt unlike another.
+/// Parameters of a random prompt.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
-    /// Of keys and values.
+    /// Head sizes of keys and values.
     sizes: [usize; 2],
     heads: [usize; 2],
     tokens: usize,
@@ -24,13 +24,13 @@ struct Kind {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mask {
     None,
-    /// Whatever.
+    /// Random mask.
     Any,
-    /// Each token looks at those before it; what lies in cells behind the last one is no number.
+    /// Causal mask; cells after the last token contain NaN.
     Causal,
-    /// At a few before it.
+    /// Sliding window over a few previous tokens.
     Window,
-    /// Nobody looks at anything.
+    /// Every key is masked.
     Nothing,
 }
 
@@ -95,7 +95,7 @@ fn prompt(kind: Kind) -> Work {
         min: -3.0,
         max: 3.0,
     };
-    // By head and token, as models have them.
+    // Ordered by head and token, as in models.
     let q = work.input(DType::F32, [k_size, heads, tokens, batch], wide);
     let q = work.graph.permute(q, [0, 2, 1, 3]).unwrap();
     let k = work.input(kind.types[0], [k_size, keys, kv_heads, batch], wide);
@@ -124,7 +124,7 @@ fn prompt(kind: Kind) -> Work {
         }
     };
     if kind.mask == Mask::Causal && batch == 1 && kind.types[1] == DType::F16 {
-        // No numbers, in cells that nobody looks at.
+        // NaN in masked cells.
         let layout = work.graph.tensor(v).layout;
         let mut bytes = wide.bytes(&layout, &mut Rng::new(5)).unwrap();
         for head in 0..kv_heads {
@@ -151,7 +151,7 @@ fn prompt(kind: Kind) -> Work {
     work
 }
 
-/// What cooperative matrices compute.
+/// Returns parameters that cooperative matrices support.
 fn kind_for_matrices(rng: &mut Rng) -> Kind {
     Kind {
         sizes: rng.pick(&[[64, 64], [64, 32], [16, 64], [48, 32]]),
@@ -160,10 +160,10 @@ fn kind_for_matrices(rng: &mut Rng) -> Kind {
     }
 }
 
-/// With numbers of F32, and with queries and weights of keys in halves.
+/// Error limits with F32, and with queries and key weights in half precision.
 const LIMITS: [f64; 2] = [1e-9, 4e-6];
 
-/// The first of so many prompts whose result is not that of the reference, and how far it is from it.
+/// Returns the first prompt whose result differs from the reference, with its error.
 fn first_wrong(
     device: &Arc<dyn Device>,
     seeds: impl Iterator<Item = u64>,
@@ -177,13 +177,14 @@ fn first_wrong(
         assert_eq!(launches, Some(1), "seed {seed}: {kind:?}");
         let found = work.run(device, seed, false, &[&work.nodes]);
         let error = work.error(seed, &found);
-        // What is no number is no small error.
+        // NaN must not count as a small error.
         let is_right = error <= limit;
         (!is_right).then(|| format!("{error:e}, seed {seed}: {kind:?}"))
     })
 }
 
-/// So many prompts are tried at least, with mistakes, too: these are noticed where nothing is wrong without them.
+/// Minimum number of prompts, also used with planted bugs: these must be detected where the correct
+/// kernel passes.
 const PROMPTS: u64 = 40;
 
 fn prompts() -> u64 {
@@ -216,7 +217,8 @@ fn so_do_cooperative_matrices() {
     assert_eq!(wrong, None);
 }
 
-/// Kernels with one mistake each, of which every one shows. Texts are those that are compiled, with loops written out.
+/// Kernels with one planted bug each, all of which must be detected. The texts are those passed to
+/// the compiler, with loops unrolled.
 #[test]
 fn mistakes_in_the_kernels_show() {
     for (right, wrong) in [
@@ -239,7 +241,8 @@ fn mistakes_in_the_kernels_show() {
     }
 }
 
-/// The same of the kernel for cooperative matrices, which opening finds first: nothing is wrong then, as the other kernel is used.
+/// Tests planted bugs in the kernel for cooperative matrices. Some are already detected when the
+/// device is opened; then the results are correct, because the other kernel is used.
 #[test]
 fn mistakes_with_matrices_show() {
     for (right, wrong, is_found_at_opening) in [

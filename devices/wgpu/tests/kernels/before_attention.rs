@@ -1,4 +1,5 @@
-//! What comes before attention, as one launch and in parts: norms of queries and keys, their rotations, and the writes to both caches.
+//! Operations before attention, as one launch and separately: QK-norms, RoPE, and the writes to
+//! both caches.
 
 use crate::{Work, device, mistaken, own};
 use samite_core::{DType, Device, Op, Rope, RopeMode, TensorId};
@@ -7,7 +8,7 @@ use std::sync::Arc;
 
 const CELLS: usize = 12;
 
-/// What makes one layer unlike another.
+/// Parameters of a random layer.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
     size: usize,
@@ -15,14 +16,14 @@ struct Kind {
     tokens: usize,
     rope: Rope,
     has_divisors: bool,
-    /// Queries and keys are parts of longer rows.
+    /// Queries and keys are slices of longer rows.
     is_sliced: bool,
     cache: DType,
-    /// Keys before queries, and values before keys.
+    /// Keys come before queries, and values before keys.
     keys_first: bool,
     values_first: bool,
     has_norms: [bool; 2],
-    /// Keys and values are written somewhere.
+    /// Keys and values are written to caches.
     has_caches: bool,
 }
 
@@ -99,7 +100,7 @@ fn layer(kind: Kind) -> Work {
         let mut x = x;
         if kind.has_norms[which] {
             let factor = layer.input(DType::F32, [size, 1, 1, 1], recipe);
-            // Large numbers added to the mean, so that each matters.
+            // Large epsilons, so that each one matters.
             let eps = [0.5, 0.25][which];
             let normed = layer.graph.rms_norm(x, eps).unwrap();
             let scaled = layer.graph.mul(normed, factor).unwrap();
@@ -141,19 +142,19 @@ fn layer(kind: Kind) -> Work {
     layer
 }
 
-/// How many launches a layer is.
+/// Returns the expected number of launches for a layer.
 fn launches(kind: Kind) -> usize {
     let [q, k] = kind.has_norms;
     match kind.has_caches {
-        // A block of a cache is of one head.
+        // A cache block belongs to a single head.
         true if q == k && kind.size.is_multiple_of(kind.cache.block_len()) => 1,
-        // A norm and a rotation are one.
+        // A norm and a rotation form one launch.
         true => 4,
         false => 2,
     }
 }
 
-/// Numbers of few bits may be rounded to a neighbour.
+/// Returns the error limit: low-precision numbers may round to a neighbour.
 fn limit(kind: Kind) -> f64 {
     match kind.cache {
         DType::F32 => 1e-9,
@@ -180,7 +181,7 @@ fn one_launch_gives_the_bits_that_its_nodes_give() {
             let whole = layer.run(&device, seed, false, &[&layer.nodes]);
             let in_place = layer.run(&device, seed, true, &[&layer.nodes]);
             assert!(in_place == whole, "in place, {text}");
-            // A norm and the factor behind it are one launch, too, and everything else is by itself.
+            // A norm and the following factor are also one launch, and everything else is separate.
             let mut parts: Vec<&[TensorId]> = Vec::new();
             let mut at = 0;
             while let Some(&id) = layer.nodes.get(at) {
@@ -190,7 +191,7 @@ fn one_launch_gives_the_bits_that_its_nodes_give() {
                 at += count;
             }
             let apart = layer.run(&device, seed, false, &parts);
-            // Rows with gaps between them go through another kernel there, whose sums have another order.
+            // Strided rows use another kernel there, with another summation order.
             match kind.is_sliced {
                 true => {
                     let difference = layer.difference(&whole, &apart);
@@ -204,7 +205,7 @@ fn one_launch_gives_the_bits_that_its_nodes_give() {
     }
 }
 
-/// Kernels with one mistake each, of which every one shows.
+/// Kernels with one planted bug each, all of which must be detected.
 #[test]
 fn mistakes_in_the_kernel_show() {
     let is_wrong = |device: &Arc<dyn Device>| {
@@ -216,7 +217,7 @@ fn mistakes_in_the_kernel_show() {
             };
             let layer = layer(kind);
             let found = layer.run(device, seed, false, &[&layer.nodes]);
-            // What is no number is no small error.
+            // NaN must not count as a small error.
             let is_right = layer.error(seed, &found) <= limit(kind);
             !is_right
         })

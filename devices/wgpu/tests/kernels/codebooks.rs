@@ -1,11 +1,12 @@
-//! Types whose blocks name points of a grid: decoded bit by bit as the reference does it, in products of all kinds, and with mistakes in each decoder.
+//! Codebook types, whose blocks refer to grid points: decoded bit-identically to the reference,
+//! used in products of all kinds, and with planted bugs in each decoder.
 
 use crate::{Work, device, mistaken, own};
 use samite_core::{DType, Device, Op, Precision};
 use samite_testing::{DECODED, Recipe};
 use std::sync::Arc;
 
-/// Three rows of a table, each with two blocks.
+/// Builds a lookup of three table rows, each with two blocks.
 fn lookup(dtype: DType) -> Work {
     let mut work = Work::default();
     let table = work.input(dtype, [512, 5, 1, 1], Recipe::UNIT);
@@ -17,7 +18,7 @@ fn lookup(dtype: DType) -> Work {
     work
 }
 
-/// Products with so many columns, by one matrix and by some of five experts.
+/// Builds products with these numbers of columns, by one matrix and by some of five experts.
 fn products(dtype: DType, columns: &[usize]) -> Work {
     let mut work = Work::default();
     let weights = work.input(dtype, [512, 700, 1, 1], Recipe::UNIT);
@@ -47,7 +48,7 @@ fn error(device: &Arc<dyn Device>, work: &Work) -> f64 {
 
 #[test]
 fn rows_and_products_are_those_of_the_reference() {
-    // With the smaller binding, weights come in parts.
+    // With the smaller binding, weights are split.
     for parameters in ["", "subgroups=off,overlaps=off,binding=64KiB"] {
         let Some(device) = device(parameters) else {
             return;
@@ -76,12 +77,12 @@ fn so_are_products_by_cooperative_matrices() {
     own(&device).emulate_matrices();
     for dtype in DECODED {
         let error = error(&device, &products(dtype, &[20]));
-        // Weights and columns are halves there: without these, the error would be smaller.
+        // Weights and columns have half precision there; otherwise the error would be smaller.
         assert!((1e-9..4e-6).contains(&error), "{dtype}: {error:e}");
     }
 }
 
-/// Decoders with one mistake each, of which every one shows.
+/// Decoders with one planted bug each, all of which must be detected.
 #[test]
 fn mistakes_in_decoders_show() {
     use DType as T;
@@ -119,7 +120,8 @@ fn mistakes_in_decoders_show() {
     }
 }
 
-/// Eight elements at a time and four share a text; those of whole groups have one of their own.
+/// Decoders for eight and for four elements share their text; those for whole groups have their
+/// own.
 #[test]
 fn mistakes_in_groups_of_elements_show() {
     for (right, wrong) in [

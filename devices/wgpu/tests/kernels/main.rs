@@ -1,5 +1,5 @@
-//! Kernels of several nodes, and those that compute in tiles: on whatever adapter there is.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+//! Tests of fused and tiled kernels, on any adapter.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 mod attention_tiles;
 mod before_attention;
@@ -15,7 +15,7 @@ use samite_testing::{Recipe, Rng};
 use samite_wgpu::{WgpuBackend, WgpuDevice};
 use std::sync::Arc;
 
-/// The first adapter, opened anew, with `parameters`.
+/// Opens the first adapter anew, with `parameters`.
 fn device(parameters: &str) -> Option<Arc<dyn Device>> {
     let backend = WgpuBackend::default();
     let Some(device) = backend.devices().first() else {
@@ -26,7 +26,7 @@ fn device(parameters: &str) -> Option<Arc<dyn Device>> {
     Some(device.unwrap())
 }
 
-/// The same with another text in kernels that have `right`.
+/// Opens a device with a planted bug: it replaces `right` with `wrong` in its kernels.
 fn mistaken(parameters: &str, right: &'static str, wrong: &'static str) -> Option<Arc<dyn Device>> {
     let device = device(parameters)?;
     own(&device).falsify(right, wrong);
@@ -37,18 +37,18 @@ fn own(device: &Arc<dyn Device>) -> &WgpuDevice {
     device.as_any().downcast_ref::<WgpuDevice>().unwrap()
 }
 
-/// Nodes that are computed together, or each by itself.
+/// Nodes that are computed together or separately.
 #[derive(Default)]
 struct Work {
     graph: Graph,
     inputs: Vec<(TensorId, Fill)>,
     nodes: Vec<TensorId>,
-    /// Nodes that may lie where their first source does.
+    /// Nodes that may share the memory of their first source.
     in_place: Vec<TensorId>,
     results: Vec<TensorId>,
 }
 
-/// What an input is filled with.
+/// Contents of an input.
 enum Fill {
     Recipe(Recipe),
     Bytes(Vec<u8>),
@@ -66,25 +66,25 @@ impl Work {
         id
     }
 
-    /// The largest error of results that were found, against the reference.
+    /// Returns the largest error of the results `found`, relative to the reference.
     fn error(&self, seed: u64, found: &[Vec<u8>]) -> f64 {
         let reference: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
         let expected = self.run(&reference, seed, false, &[&self.nodes]);
         self.difference(found, &expected)
     }
 
-    /// The largest difference of two sets of results.
+    /// Returns the largest difference between two sets of results.
     fn difference(&self, found: &[Vec<u8>], expected: &[Vec<u8>]) -> f64 {
         let errors = self.results.iter().zip(found).zip(expected);
         let errors = errors.map(|((&id, found), expected)| {
             let layout = self.graph.tensor(id).layout;
             nmse(&floats(&layout, found), &floats(&layout, expected))
         });
-        // What is no number is no small error.
+        // NaN must not count as a small error.
         errors.fold(0.0, |most, error| if error <= most { most } else { error })
     }
 
-    /// Memory for every tensor; where `in_place` says so, that of the source.
+    /// Allocates memory for every tensor; nodes that `in_place` allows share that of their source.
     fn places(&self, device: &Arc<dyn Device>, in_place: bool) -> Vec<Option<TensorRef>> {
         let mut places: Vec<Option<TensorRef>> = Vec::new();
         for id in self.graph.ids() {
@@ -116,7 +116,7 @@ impl Work {
         places
     }
 
-    /// The bytes of all results, where these nodes are prepared together.
+    /// Returns the bytes of all results, with these groups of nodes prepared together.
     fn run(
         &self,
         device: &Arc<dyn Device>,

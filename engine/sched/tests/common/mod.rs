@@ -29,7 +29,8 @@ pub fn host() -> Arc<dyn Device> {
 /// What a [`Special`] device does with the nodes of a split.
 pub type Optimize = Box<dyn Fn(&Graph, &mut [TensorId]) -> Vec<Keep> + Send + Sync>;
 
-/// A device with something that the reference lacks: wishes about order and memory, or host memory of its own.
+/// A device with something that the reference lacks: wishes about order and memory, or host memory
+/// of its own.
 pub struct Special {
     device: Arc<dyn Device>,
     optimize: Option<Optimize>,
@@ -148,7 +149,7 @@ pub fn read(scheduler: &mut Scheduler, id: TensorId, n: usize) -> Result<Vec<f32
         .collect())
 }
 
-/// A chain of layers, each with a weight on the device given for it.
+/// Returns a chain of layers, each with a weight on the device given for it.
 pub fn layers(owners: &[&Arc<dyn Device>]) -> (Graph, TensorId, TensorId) {
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [8, 2, 1, 1]).unwrap();

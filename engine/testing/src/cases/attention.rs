@@ -354,7 +354,7 @@ fn flash(cases: &mut Cases) {
     }
 }
 
-/// Whether heads are whole blocks.
+/// Returns whether heads are whole blocks.
 fn fits(dtype: DType, a: &Attention) -> bool {
     a.head.iter().all(|size| size % dtype.block_len() == 0)
 }

@@ -1,4 +1,5 @@
-//! Short chains of operations that devices may fuse, and operations whose operands were just computed.
+//! Short chains of operations that devices may fuse, and operations whose operands were just
+//! computed.
 
 use crate::case::{Cases, Limit};
 use crate::recipe::Recipe;

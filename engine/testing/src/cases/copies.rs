@@ -16,7 +16,7 @@ const NUMBERS: Recipe = Recipe::Uniform {
     max: 100.0,
 };
 
-/// A row length of whole blocks.
+/// Returns a row length of whole blocks.
 fn width(dtypes: &[DType], blocks: usize) -> usize {
     blocks
         * dtypes

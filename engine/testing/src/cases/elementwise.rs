@@ -21,8 +21,8 @@ const SHAPES: [Shape; 5] = [
     [256, 5, 1, 1],
 ];
 
-/// Numbers from a wide range. A single one comes from a narrow range: alone far out in the tail of a function, its relative
-/// error says nothing.
+/// Numbers from a wide range. A single one comes from a narrow range: alone far out in the tail of
+/// a function, its relative error says nothing.
 fn wide(elements: usize) -> Recipe {
     match elements {
         1 => Recipe::UNIT,

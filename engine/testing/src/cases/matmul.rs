@@ -154,7 +154,8 @@ fn batched(cases: &mut Cases) {
             });
         }
     }
-    // Attention without fusion: keys and queries with heads and tokens exchanged, eight heads over two.
+    // Attention without fusion: keys and queries with heads and tokens exchanged, eight heads over
+    // two.
     for dtype in FLOATS.into_iter().chain([DType::Q8_0, DType::Q4_0]) {
         for (d, kv, tokens) in [(32, 7, 1), (64, 33, 5), (128, 40, 3)] {
             cases.add("permuted heads", limit(dtype, DType::F32), |b| {

@@ -15,8 +15,9 @@ mod training;
 use crate::case::{Case, Cases, Limit};
 use samite_core::DType;
 
-/// Every case of the conformance suite: over every operation, its types, odd sizes, strides, broadcasts, views, and results
-/// in place. Always the same ones, in the same order, under unique names.
+/// Every case of the conformance suite: over every operation, its types, odd sizes, strides,
+/// broadcasts, views, and results in place. Always the same ones, in the same order, under unique
+/// names.
 pub fn cases() -> Vec<Case> {
     let mut all = Cases::default();
     elementwise::add(&mut all);
@@ -74,7 +75,8 @@ fn weight_types() -> impl Iterator<Item = DType> {
     FLOATS.into_iter().chain(QUANTIZED).chain(DECODED)
 }
 
-/// The limit for results of a type: that of f32, or what the rounding to a shorter float allows.
+/// Returns the limit for results of a type: that of f32, or what the rounding to a shorter float
+/// allows.
 fn rounded_to(dtype: DType) -> Limit {
     Limit::Nmse(match dtype {
         DType::F16 => 1e-6,
@@ -83,8 +85,8 @@ fn rounded_to(dtype: DType) -> Limit {
     })
 }
 
-/// The limit for conversions from one type to another: exact where nothing is rounded or the rounding is defined;
-/// quantization may end one level off in a few places.
+/// Returns the limit for conversions from one type to another: exact where nothing is rounded or
+/// the rounding is defined; quantization may end one level off in a few places.
 fn converted(from: DType, to: DType) -> Limit {
     if to.is_quantized() && from != to {
         Limit::Nmse(1e-4)

@@ -81,7 +81,7 @@ pub fn add(cases: &mut Cases) {
     }
 }
 
-/// The same, scaled by YaRN.
+/// Returns the same, scaled by YaRN.
 fn yarn(plain: Rope) -> Rope {
     Rope {
         original_context: 512,

@@ -35,7 +35,8 @@ pub(super) fn skip<T>(why: &str) -> Result<T, End> {
     Err(End::Skip(why.into()))
 }
 
-/// Elements of the tensors that checks work on: products of this extent are worth it for any device.
+/// Elements of the tensors that checks work on: products of this extent are worth it for any
+/// device.
 pub(super) const N: usize = 64;
 
 pub(super) struct Bench {
@@ -104,7 +105,7 @@ impl Bench {
         Ok(group.tensors[0].tensor().clone())
     }
 
-    /// A product or a scaling, whichever the device supports: `y = x x^T` or `y = 2 x`.
+    /// Returns a product or a scaling, whichever the device supports: `y = x x^T` or `y = 2 x`.
     pub fn work(&self) -> Result<Work, End> {
         for product in [false, true] {
             let mut graph = Graph::new();

@@ -1,7 +1,8 @@
 //! The conformance suite of the contract itself, one file for each subject.
 //!
-//! [`run_suite`](crate::run_suite) tests what a device computes. Here, one simple operation that the device supports is enough. Checks
-//! use the device through the contract only, so that they fit every device.
+//! [`run_suite`](crate::run_suite) tests what a device computes. Here, one simple operation that
+//! the device supports is enough. Checks use the device through the contract only, so that they fit
+//! every device.
 
 mod bench;
 mod buffers;

@@ -21,7 +21,7 @@ pub struct ContractReport {
 }
 
 impl ContractReport {
-    /// The checks that do not hold, with what is wrong.
+    /// Returns the checks that do not hold, with what is wrong.
     pub fn failures(&self) -> Vec<(&'static str, &str)> {
         let failed = self
             .checks

@@ -19,7 +19,7 @@ pub fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(parse).collect()
 }
 
-/// The reference, and the CPU with one and with several threads.
+/// Returns the reference, and the CPU with one and with several threads.
 pub fn devices() -> Vec<Arc<dyn Device>> {
     let mut devices: Vec<Arc<dyn Device>> =
         vec![ReferenceDevice::new(ReferenceOptions::named("reference"))];

@@ -1,4 +1,4 @@
-//! What calls of tools look like, as a grammar: names are those of the tools, and arguments keep to their schemas.
+//! Grammars of tool calls: names are those of the tools, and arguments match their schemas.
 
 use super::format::{Calls, Format, Ids, JsonCalls, NamedCalls, TaggedCalls};
 use super::{ArgumentKind, argument_kind};
@@ -6,20 +6,22 @@ use crate::message::Tool;
 use samite_grammar::{Grammar, Part, Trigger};
 use serde_json::{Map, Value};
 
-/// What calls of tools keep to.
+/// A grammar of tool calls.
 #[derive(Clone, Debug)]
 pub struct CallGrammar {
     /// One or more calls, from the first mark on.
     pub grammar: Grammar,
-    /// What shows that a call begins, where the model may also say something.
+    /// Texts that start a call, for answers that may also have content.
     pub triggers: Vec<Trigger>,
 }
 
 impl Format {
-    /// The grammar of calls of these tools; several calls in one answer, if `is_parallel`. `None` if there are no tools, or the format's calls
-    /// have no grammar here: those whose arguments are literals of another language, and those that are messages with headers.
+    /// Returns the grammar of calls of these tools. If `is_parallel`, one answer may have several
+    /// calls. Returns `None` if there are no tools, or if the format has no grammar here: formats
+    /// whose arguments are literals of another language, and those whose calls are messages with
+    /// headers.
     ///
-    /// What a schema of arguments asks for and cannot be enforced is left out.
+    /// Requirements of a schema that cannot be enforced are left out.
     pub fn call_grammar(&self, tools: &[Tool], is_parallel: bool) -> Option<CallGrammar> {
         if tools.is_empty() {
             return None;
@@ -56,7 +58,7 @@ impl Format {
             space(),
             Part::text("]"),
         ]);
-        // Several without a list stand between marks, or have a separator.
+        // Several calls without a list are between marks, or have a separator.
         let objects = match (calls.separator, calls.close) {
             ("", []) => Part::OneOf(vec![object, list]),
             ("", _) => Part::OneOf(vec![many.of(object, Part::text("\n")), list]),
@@ -76,7 +78,7 @@ impl Format {
         }
         if !calls.close.is_empty() {
             let close = Part::Sequence(vec![space(), words(calls.close)]);
-            // Some ends of calls end the answer, and are no part of it.
+            // Some closing marks end the answer and are not part of it.
             let is_end = calls.close.iter().all(|mark| self.hidden.contains(mark));
             call.push(if is_end { Part::optional(close) } else { close });
         }
@@ -95,14 +97,14 @@ impl Format {
     }
 }
 
-/// How many calls an answer may have.
+/// Number of calls that an answer may have.
 #[derive(Clone, Copy)]
 struct Many {
     is_parallel: bool,
 }
 
 impl Many {
-    /// One call or more, with `between` them.
+    /// Returns one call or more, with `between` them.
     fn of(self, call: Part, between: Part) -> Part {
         if !self.is_parallel {
             return call;
@@ -154,7 +156,7 @@ fn section(marks: Option<(&str, &str)>, inside: Part) -> Part {
     }
 }
 
-/// The object of JSON that calls a tool.
+/// Returns the JSON object of a call.
 fn object(calls: &JsonCalls, ids: Ids, tool: &Tool) -> Part {
     let keys = &calls.keys;
     let key = |names: &[&str]| {
@@ -195,7 +197,7 @@ fn named_calls(calls: &NamedCalls, ids: Ids, tools: &[Tool], many: Many) -> (Par
             parts.extend([id(ids), Part::text(end)]);
         }
         match ids {
-            // The name is part of the id.
+            // The name is part of the ID.
             Ids::Text => parts.extend([
                 Part::optional(Part::text("functions.")),
                 Part::text(tool.function.name.as_str()),
@@ -250,7 +252,7 @@ fn tagged_calls(calls: &TaggedCalls, tools: &[Tool], many: Many) -> (Part, Vec<T
         Part::Sequence(parts)
     };
     let call = Part::OneOf(tools.iter().map(call).collect());
-    // Some put each call into a section, and some all calls into one.
+    // Some formats put each call into a section, others all calls into one.
     let part = match calls.section {
         Some(_) if calls.close.is_empty() => many.of(section(calls.section, call), space()),
         Some(_) => many.of(section(calls.section, many.of(call, space())), space()),
@@ -260,7 +262,7 @@ fn tagged_calls(calls: &TaggedCalls, tools: &[Tool], many: Many) -> (Part, Vec<T
     (part, vec![word(trigger)])
 }
 
-/// One argument between its marks.
+/// Returns one argument between its marks.
 fn argument(
     calls: &TaggedCalls,
     name: &str,
@@ -273,7 +275,8 @@ fn argument(
         Part::text(name),
         Part::text(calls.key_end),
     ];
-    // A schema that says little is about texts, too; of one that says more, only JSON is sure to keep to it.
+    // A schema without these keywords also allows texts. With them, only JSON is certain to match
+    // it.
     let says_more = ["$ref", "type", "anyOf", "oneOf", "allOf", "enum", "const"]
         .iter()
         .any(|word| property.get(word).is_some());
@@ -300,7 +303,7 @@ fn argument(
     match (is_text, choices) {
         (true, Some(choices)) if choices.iter().all(Value::is_string) => {
             let texts = choices.iter().filter_map(Value::as_str).map(Part::text);
-            // White space is part of a text, but for one line end.
+            // All white space but one newline is part of the text.
             let line_end = || Part::optional(Part::text("\n"));
             parts.extend([line_end(), Part::OneOf(texts.collect()), line_end()]);
             parts.push(Part::Text(close));
@@ -308,7 +311,7 @@ fn argument(
         (true, _) => parts.push(Part::Through(close)),
         (false, _) => {
             let mut property = property.clone();
-            // References go to the schema of all arguments.
+            // References resolve against the schema of all arguments.
             for word in ["$defs", "definitions"] {
                 let definitions = schema.and_then(|schema| schema.get(word));
                 if let (Value::Object(keywords), Some(definitions)) = (&mut property, definitions) {

@@ -1,6 +1,7 @@
-//! The machine that reads answers of messages with headers: gpt-oss's "harmony".
+//! State machine for answers of messages with headers: the "harmony" format of gpt-oss.
 //!
-//! `<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>`
+//! `<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>commentary
+//! to=functions.f <|constrain|>json<|message|>{}<|call|>`
 
 use super::Sink;
 use super::format::Channels;
@@ -17,20 +18,20 @@ pub(super) struct ChannelMachine {
     has_tools: bool,
     buffer: String,
     state: State,
-    /// Reads what is said, where calls may stand in it.
+    /// Parser of the content, which may contain calls.
     inner: Option<Machine>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Between messages. Directly behind the prompt, a header may go on without a mark.
+    /// Between messages. Right after the prompt, a header may continue without a mark.
     Outside {
         may_go_on: bool,
     },
     Body(Body),
 }
 
-/// What a header says.
+/// Meaning of a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Meaning {
     Content,
@@ -77,7 +78,7 @@ impl ChannelMachine {
         machine
     }
 
-    /// The header of what is said to the user, unless it was there.
+    /// Returns the header of content for the user, unless it has been read.
     pub(super) fn before_content(&self) -> Option<&'static str> {
         (self.state != State::Body(Body::Content)).then_some(self.channels.to_user)
     }
@@ -87,13 +88,13 @@ impl ChannelMachine {
         end.filter(|_| self.state == State::Body(Body::Thought))
     }
 
-    /// Another message begins.
+    /// Starts another message.
     fn renew(&mut self) {
         let inner = self.channels.inner;
         self.inner = inner.map(|format| Machine::new(format, self.has_tools, ""));
     }
 
-    /// Returns the text that may be a part of a mark or call.
+    /// Returns the text that may be part of a mark or call.
     pub(super) fn held(&self) -> &str {
         match &self.inner {
             Some(inner) if self.buffer.is_empty() => inner.held(),
@@ -156,7 +157,8 @@ impl ChannelMachine {
         }
     }
 
-    /// Text between messages, which should not be there. White space before a mark, or at the end, is left out.
+    /// Handles text between messages, which is malformed. Drops white space before a mark and at
+    /// the end.
     fn between(&mut self, length: usize, is_all: bool, sink: &mut Sink) -> bool {
         let text = self.buffer[..length].trim_end().len();
         if text > 0 {
@@ -169,11 +171,11 @@ impl ChannelMachine {
         text > 0 || is_all && length > 0
     }
 
-    /// A header, whose first mark is so long.
+    /// Reads a header whose first mark has `mark` bytes.
     fn header(&mut self, mark: usize, is_end: bool, sink: &mut Sink) -> bool {
         let held = self.buffer.floor_char_boundary(LONGEST_HEADER);
         let rest = &self.buffer[mark..held];
-        // An end, or a second start, shows that this is no header.
+        // An end mark or a second start mark shows that this is not a header.
         let marks = [self.channels.message]
             .into_iter()
             .chain(self.channels.ends.iter().copied());
@@ -205,7 +207,7 @@ impl ChannelMachine {
         }
     }
 
-    /// What a header says, if all of it is known.
+    /// Returns the meaning of a header, or `None` if some of it is unknown.
     fn meaning(&self, header: &str, sink: &Sink) -> Option<Meaning> {
         let header = self
             .channels
@@ -243,7 +245,7 @@ impl ChannelMachine {
     }
 
     fn body(&mut self, body: Body, is_end: bool, sink: &mut Sink) -> bool {
-        // A message without an end ends where the next one begins.
+        // A message without an end mark ends where the next one starts.
         let ends = self.channels.ends;
         let marks = ends.iter().copied().chain([self.channels.starts[0]]);
         match find(&self.buffer, marks, is_end) {

@@ -1,4 +1,4 @@
-//! How models write thoughts and calls, as data.
+//! Formats: how models write reasoning and calls, as data.
 
 mod table;
 
@@ -8,38 +8,38 @@ use super::json::CallKeys;
 use super::literal::Style;
 use samite_text::{TokenAttributes, Tokenizer};
 
-/// How a model writes what is not plain text.
+/// The format of a model's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
-    /// A name for people.
+    /// Name for users.
     pub name: &'static str,
-    /// What begins and ends thoughts.
+    /// Marks that start and end reasoning.
     pub thoughts: &'static [(&'static str, &'static str)],
-    /// Marks that mean nothing to a reader, and are left out.
+    /// Marks to drop.
     pub hidden: &'static [&'static str],
-    /// How tools are called.
+    /// Format of tool calls.
     pub calls: Calls,
-    /// Where the ids of calls come from.
+    /// Source of the IDs of calls.
     pub ids: Ids,
 }
 
-/// Where the ids of calls come from.
+/// Source of the IDs of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ids {
-    /// What the model wrote, and made where it wrote none.
+    /// The model's ID, or a generated one if there is none.
     Made,
-    /// The same; made ones have nine letters and digits, as Mistral's templates demand.
+    /// Like `Made`, but generated IDs have nine letters and digits, as Mistral's templates require.
     Nine,
-    /// What the model writes in place of a name, such as `functions.get_weather:0`, which has the name in it.
+    /// Text in place of a name, such as `functions.get_weather:0`, which contains the name.
     Text,
 }
 
-/// The shape of calls.
+/// Format of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Calls {
     /// No calls.
     None,
-    /// An object of JSON, or a list of them, between marks.
+    /// A JSON object or a list of them, between marks.
     Json(JsonCalls),
     /// A name, then arguments in JSON.
     Named(NamedCalls),
@@ -47,20 +47,20 @@ pub enum Calls {
     Tagged(TaggedCalls),
     /// A name, then arguments as literals of another language.
     Literal(LiteralCalls),
-    /// Messages with headers that say to whom they are.
+    /// Messages with headers that name the recipient.
     Channels(Channels),
 }
 
 /// Objects between marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JsonCalls {
-    /// What comes before: one of these.
+    /// Opening marks; a call starts with one of them.
     pub open: &'static [&'static str],
-    /// What comes behind; it may be missing at the end of the answer.
+    /// Closing marks; they may be missing at the end of the answer.
     pub close: &'static [&'static str],
-    /// Between calls, without a list.
+    /// Separator of calls that are not in a list.
     pub separator: &'static str,
-    /// An answer that begins with an object is a call, too.
+    /// True if an answer that starts with an object is also a call.
     pub is_bare: bool,
     /// Names of the members.
     pub keys: CallKeys,
@@ -69,91 +69,92 @@ pub struct JsonCalls {
 /// Names, each with JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedCalls {
-    /// Around all calls: what may come first, and what may come last.
+    /// Optional marks around all calls.
     pub section: Option<(&'static str, &'static str)>,
-    /// What comes before a name.
+    /// Mark before a name.
     pub open: &'static str,
-    /// An id comes before the name and ends so.
+    /// Mark after an ID that precedes the name.
     pub id_end: Option<&'static str>,
-    /// An id may come behind the name, and begins so.
+    /// Mark before an optional ID that follows the name.
     pub id_open: Option<&'static str>,
-    /// What comes between name and arguments.
+    /// Mark between name and arguments.
     pub middle: &'static str,
-    /// What may come behind that, before the arguments.
+    /// Optional text after that mark, before the arguments.
     pub fence: &'static str,
-    /// What comes behind the arguments; missing ones do no harm.
+    /// Marks after the arguments; they may be missing.
     pub close: &'static [&'static str],
-    /// What has this name is no call but text.
+    /// Name that marks content instead of a call.
     pub text_name: Option<&'static str>,
 }
 
 /// Arguments one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaggedCalls {
-    /// Around one or all calls.
+    /// Marks around one or all calls.
     pub section: Option<(&'static str, &'static str)>,
-    /// What comes before a name; empty if the section's mark does.
+    /// Mark before a name; empty if the section's mark precedes it.
     pub open: &'static str,
-    /// What ends a name; empty if what comes next does.
+    /// Mark after a name; empty if the next mark ends it.
     pub name_end: &'static str,
-    /// What ends the head with the name, if that is not what ends the name.
+    /// Mark after the head that contains the name, if it differs from `name_end`.
     pub head_end: &'static str,
-    /// What comes before the name of an argument.
+    /// Mark before the name of an argument.
     pub key_open: &'static str,
-    /// What ends it.
+    /// Mark after it.
     pub key_end: &'static str,
-    /// What ends its head. Between them may stand what kind the value is of.
+    /// Mark after the argument's head. The type of the value may stand between the two.
     pub key_head_end: &'static str,
-    /// What comes before a value.
+    /// Mark before a value.
     pub value_open: &'static str,
-    /// What ends it.
+    /// Mark after it.
     pub value_close: &'static str,
-    /// What ends a call; empty if the section's mark does.
+    /// Mark after a call; empty if the section's mark ends it.
     pub close: &'static str,
-    /// In the head of an argument, this says that its value is a text; where it is missing, it is JSON.
+    /// Text in the head of an argument whose value is a text. Without it, the value is JSON.
     pub is_text: Option<&'static str>,
-    /// Values may stand between `<![CDATA[` and `]]>`.
+    /// True if values may be between `<![CDATA[` and `]]>`.
     pub has_cdata: bool,
 }
 
 /// Arguments in another language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiteralCalls {
-    /// What comes before the first call, or each.
+    /// Mark before the first call, or before each.
     pub open: &'static str,
-    /// What comes between that and a name.
+    /// Text between that mark and a name.
     pub name_open: &'static str,
-    /// What comes behind the arguments.
+    /// Mark after the arguments.
     pub close: &'static str,
-    /// Whose literals.
+    /// Language of the literals.
     pub style: Style,
-    /// Several calls may stand in a list.
+    /// True if several calls may be in a list.
     pub is_list: bool,
 }
 
 /// Messages with headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Channels {
-    /// What begins a header.
+    /// Marks that start a header.
     pub starts: &'static [&'static str],
-    /// What ends it.
+    /// Mark that ends it.
     pub message: &'static str,
-    /// The end of the header of what is said to the user.
+    /// End of the header of content for the user.
     pub to_user: &'static str,
-    /// What ends a message.
+    /// Marks that end a message.
     pub ends: &'static [&'static str],
-    /// Words in headers of thoughts.
+    /// Words in headers of reasoning.
     pub thoughts: &'static [&'static str],
-    /// Marks in headers that mean no more than white space.
+    /// Marks in headers that count as white space.
     pub marks: &'static [&'static str],
-    /// Words in headers that are known, and whom messages are to that are no calls. A message to somebody else has arguments.
+    /// Known words in headers, and recipients that are not tools. A message to any other recipient
+    /// has arguments.
     pub words: &'static [&'static str],
-    /// How messages call tools otherwise.
+    /// Format of other calls inside messages.
     pub inner: Option<&'static Format>,
 }
 
 impl Format {
-    /// The format of the models that have this chat template.
+    /// Returns the format of models with this chat template.
     pub fn of_template(source: &str) -> &'static Format {
         let fits = |marks: &[&str]| marks.iter().all(|mark| source.contains(mark));
         FORMATS
@@ -162,7 +163,7 @@ impl Format {
             .map_or(&PLAIN, |(format, _)| format)
     }
 
-    /// The format of this name.
+    /// Returns the format with this name.
     pub fn named(name: &str) -> Option<&'static Format> {
         FORMATS
             .iter()
@@ -171,7 +172,8 @@ impl Format {
             .find(|format| format.name == name)
     }
 
-    /// The control tokens that marks consist of: their names must be part of the text that is parsed.
+    /// Returns the control tokens that marks consist of. Their names must be part of the text to
+    /// parse.
     pub fn shown_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let marks = self.marks();
         let is_part = |id: &u32| {
@@ -185,7 +187,7 @@ impl Format {
         (0..tokenizer.vocab_size() as u32).filter(is_part).collect()
     }
 
-    /// All marks: where tokens stand for them, their text must be part of what is parsed.
+    /// Returns all marks. If tokens stand for them, their text must be part of the text to parse.
     pub fn marks(&self) -> Vec<&'static str> {
         let mut marks: Vec<&str> = self
             .thoughts

@@ -1,4 +1,4 @@
-//! What an opening mark opens: the head of a call, read when enough of it is there.
+//! Reads the head of a call after an opening mark, once enough of it has arrived.
 
 use super::format::{Ids, JsonCalls, LiteralCalls, NamedCalls, TaggedCalls};
 use super::json::{Header, Stop, header};
@@ -8,7 +8,7 @@ use super::marks::{Begins, Found, begins, find};
 /// Longest name of a tool or an argument.
 const LONGEST_NAME: usize = 256;
 
-/// What an opening mark opened.
+/// Result of an opening mark.
 pub(super) enum Opened {
     Call {
         name: String,
@@ -23,7 +23,7 @@ pub(super) enum Opened {
         length: usize,
         in_list: bool,
     },
-    /// Text, behind a header.
+    /// Content after a header.
     Text { length: usize },
 }
 
@@ -33,12 +33,12 @@ pub(super) enum Arguments {
     Literals { in_list: bool },
 }
 
-/// Bytes of white space.
+/// Returns the number of bytes of leading white space.
 pub(super) fn space(text: &str) -> usize {
     text.len() - text.trim_start().len()
 }
 
-/// Behind `mark`, if the text begins with it.
+/// Returns the text after `mark`, if the text starts with it.
 fn behind<'a>(text: &'a str, mark: &str, is_end: bool) -> Result<&'a str, Stop> {
     match begins(text, mark, is_end) {
         Begins::Yes => Ok(&text[mark.len()..]),
@@ -47,7 +47,7 @@ fn behind<'a>(text: &'a str, mark: &str, is_end: bool) -> Result<&'a str, Stop> 
     }
 }
 
-/// A name and what follows the mark that ends it.
+/// Returns a name and the text after the mark that ends it.
 fn name_before<'a>(text: &'a str, end: &str, is_end: bool) -> Result<(&'a str, &'a str), Stop> {
     match find(text, [end].into_iter(), is_end) {
         Found::Mark { at, .. } if is_name(text[..at].trim()) => {
@@ -64,7 +64,7 @@ fn name_before<'a>(text: &'a str, end: &str, is_end: bool) -> Result<(&'a str, &
     }
 }
 
-/// Whether it may be the name of a tool.
+/// Returns whether `name` can be the name of a tool.
 pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= LONGEST_NAME
@@ -197,7 +197,7 @@ pub(super) fn open_tagged(
         rest = behind(rest.trim_start(), calls.open, is_end)?;
     }
     let (name, mut rest) = if calls.name_end.is_empty() {
-        // Up to the first argument or to the end.
+        // Up to the first argument or the end of the call.
         let ends = [
             calls.key_open,
             calls.section.map_or("", |section| section.1),
@@ -224,7 +224,7 @@ pub(super) fn open_tagged(
         rest = name_head(rest, calls.head_end, is_end)?.1;
     }
     if calls.name_end.is_empty() {
-        // A name alone is not enough: that text may stand anywhere.
+        // The name alone is not enough, because that text may occur anywhere.
         let next = rest.trim_start();
         let ends = [
             calls.key_open,
@@ -248,7 +248,8 @@ pub(super) fn open_tagged(
     })
 }
 
-/// What stands between a name and the mark that ends its head, and what follows. Only words that are known may stand there.
+/// Reads the text between a name and the mark that ends its head, which may contain only known
+/// words. Returns it and the text after the mark.
 fn name_head<'a>(text: &'a str, end: &str, is_end: bool) -> Result<(&'a str, &'a str), Stop> {
     const WORDS: [&str; 9] = [
         "string=\"true\"",
@@ -279,7 +280,7 @@ fn name_head<'a>(text: &'a str, end: &str, is_end: bool) -> Result<(&'a str, &'a
     }
 }
 
-/// The name of an argument, what its head says, and where its value begins.
+/// Returns the name of an argument, the flags in its head, and the start of its value.
 pub(super) fn key_head(
     calls: &TaggedCalls,
     text: &str,

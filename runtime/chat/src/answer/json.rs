@@ -1,30 +1,30 @@
-//! JSON as it comes: where a value ends, and the call that an object stands for.
+//! Incremental JSON: finds the end of a value, and reads an object that is a call.
 
-/// Follows one value through its text.
+/// Tracks one value through its text.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scanner {
-    /// Brackets that are open, by what closes them.
+    /// Closing brackets of the open ones.
     open: Vec<u8>,
     in_string: bool,
     after_backslash: bool,
 }
 
-/// How far a scanner came.
+/// Progress of a scanner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scanned {
-    /// All of it belongs to the value.
+    /// All of the text belongs to the value.
     All,
-    /// The value ends here.
+    /// End of the value.
     End(usize),
-    /// A bracket here closes what is not open.
+    /// Position of a closing bracket that does not match.
     Wrong(usize),
 }
 
-/// Deepest nesting of a value.
+/// Maximum nesting of a value.
 const DEEPEST: usize = 256;
 
 impl Scanner {
-    /// Goes on with a value, which is an object or a list.
+    /// Continues a value, which is an object or a list.
     pub(super) fn scan(&mut self, text: &str) -> Scanned {
         for (at, byte) in text.bytes().enumerate() {
             if self.in_string {
@@ -59,36 +59,36 @@ impl Scanner {
     }
 }
 
-/// Names of members of an object that is a call.
+/// Names of the members of an object that is a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallKeys {
-    /// Which function is called.
+    /// Names of the function's name.
     pub name: &'static [&'static str],
-    /// With which arguments.
+    /// Names of the arguments.
     pub arguments: &'static [&'static str],
-    /// Under which id.
+    /// Names of the ID.
     pub id: &'static [&'static str],
-    /// The name is itself the key, and the arguments its value.
+    /// True if the function's name is the key and the arguments are its value.
     pub name_is_key: bool,
-    /// An id may come behind the arguments, so an object is read whole before it is told of.
+    /// True if an ID may follow the arguments. Then an object is reported only once it is complete.
     pub id_is_last: bool,
 }
 
-/// What is known of an object that may be a call.
+/// State of an object that may be a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Header {
-    /// What comes next says it.
+    /// Undecided: more text is needed.
     More,
-    /// It is none.
+    /// Not a call.
     Broken,
-    /// The arguments begin here, and behind them so many brackets close.
+    /// Start of the arguments, and the number of brackets to close after them.
     Arguments {
         name: String,
         id: Option<String>,
         at: usize,
         depth: usize,
     },
-    /// All of it is there; it ends here.
+    /// A complete call, and its end.
     Whole {
         name: String,
         id: Option<String>,
@@ -97,7 +97,7 @@ pub(super) enum Header {
     },
 }
 
-/// Reads the beginning of an object that may be a call.
+/// Reads the start of an object that may be a call.
 pub(super) fn header(text: &str, keys: &CallKeys) -> Header {
     let mut reader = Reader { text, at: 0 };
     match object(&mut reader, keys, 1) {
@@ -136,7 +136,7 @@ fn object(reader: &mut Reader<'_>, keys: &CallKeys, depth: usize) -> Result<Head
                 depth,
             });
         }
-        // What is not known, or there already, could be lost: such an object is no call.
+        // Unknown or repeated members would be lost, so such an object is not a call.
         let is = |names: &[&str]| names.contains(&key.as_str());
         if next == b'{' && key == "function" && depth == 1 && inner.is_none() {
             match object(reader, keys, 2)? {
@@ -181,7 +181,7 @@ fn object(reader: &mut Reader<'_>, keys: &CallKeys, depth: usize) -> Result<Head
                         depth,
                     });
                 }
-                // As a text that has JSON in it.
+                // Arguments as a string that contains JSON.
                 (_, b'"') => arguments = Some(reader.string()?),
                 (_, b'n') => {
                     reader.skip()?;
@@ -212,7 +212,7 @@ fn object(reader: &mut Reader<'_>, keys: &CallKeys, depth: usize) -> Result<Head
     })
 }
 
-/// The id of a call, which may stand in one of two places.
+/// Merges the ID of a call, which may be in one of two places.
 fn join(a: Option<String>, b: Option<String>) -> Result<Option<String>, Stop> {
     if a.is_some() && b.is_some() {
         Err(Stop::Broken)
@@ -221,7 +221,7 @@ fn join(a: Option<String>, b: Option<String>) -> Result<Option<String>, Stop> {
     }
 }
 
-/// What closes an object of a call behind its arguments. Says where it ends.
+/// Reads the end of a call's object after its arguments. Returns the position of the end.
 pub(super) fn tail(text: &str, depth: usize) -> Result<usize, Stop> {
     let mut reader = Reader { text, at: 0 };
     let mut depth = depth;
@@ -246,12 +246,12 @@ pub(super) fn tail(text: &str, depth: usize) -> Result<usize, Stop> {
     Ok(reader.at)
 }
 
-/// Why a reader does not go on.
+/// The reason why a reader stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     /// The text ends.
     More,
-    /// It is no JSON.
+    /// The text is not JSON.
     Broken,
 }
 
@@ -261,7 +261,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The next byte that is no white space.
+    /// Returns the next byte that is not white space.
     fn peek(&mut self) -> Result<u8, Stop> {
         let rest = &self.text.as_bytes()[self.at..];
         let space = rest
@@ -295,7 +295,7 @@ impl<'a> Reader<'a> {
             match byte {
                 b'\\' => self.at += 1,
                 b'"' => return Ok(&self.text[start..self.at]),
-                // No string of JSON goes over a line.
+                // A JSON string cannot contain a newline.
                 b'\n' => return Err(Stop::Broken),
                 _ => {}
             }
@@ -303,7 +303,7 @@ impl<'a> Reader<'a> {
         Err(Stop::More)
     }
 
-    /// Any value.
+    /// Skips any value.
     fn skip(&mut self) -> Result<&'a str, Stop> {
         let next = self.peek()?;
         let start = self.at;

@@ -1,9 +1,10 @@
-//! Arguments that are not written as JSON, turned into it as they come: those of Gemma 4 and those of Python's calls.
+//! Converts arguments that are not JSON to JSON while they arrive: those of Gemma 4, and Python
+//! calls.
 
 use super::marks::{Begins, Found, begins, find};
 use serde_json::Value;
 
-/// Whose literals they are.
+/// Language of the literals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// `{city:<|"|>Bern<|"|>,days:2}`
@@ -14,7 +15,7 @@ pub enum Style {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
-    /// Of the call itself, or an object of Gemma.
+    /// The call itself, or an object of Gemma.
     Named {
         close: char,
     },
@@ -29,18 +30,18 @@ enum Expect {
     ItemOrEnd,
     Value,
     CommaOrEnd,
-    /// In a text that ends so.
+    /// In a string with this closing quote.
     Text(&'static str),
 }
 
-/// How far a text was turned.
+/// Progress of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turned {
-    /// As far as it goes; more comes.
+    /// Converted so far; more text is needed.
     More,
-    /// The arguments end.
+    /// End of the arguments.
     End,
-    /// What comes next is no literal.
+    /// The next text is not a literal.
     Broken,
 }
 
@@ -49,7 +50,7 @@ const GEMMA_QUOTE: &str = "<|\"|>";
 const LONGEST_WORD: usize = 1024;
 const DEEPEST: usize = 256;
 
-/// Turns literals into JSON.
+/// Converts literals to JSON.
 #[derive(Clone, Debug)]
 pub(super) struct Literals {
     style: Style,
@@ -59,7 +60,7 @@ pub(super) struct Literals {
 }
 
 impl Literals {
-    /// Behind the bracket that opens the arguments, for which "{" was written.
+    /// Starts after the bracket that opens the arguments. The caller has written "{" for it.
     pub(super) fn new(style: Style) -> Self {
         let close = if style == Style::Gemma { '}' } else { ')' };
         Self {
@@ -70,7 +71,8 @@ impl Literals {
         }
     }
 
-    /// Turns what it can of `text` and appends it to `json`. Says how many bytes are done with.
+    /// Converts as much of `text` as possible and appends it to `json`. Returns the number of bytes
+    /// consumed.
     pub(super) fn turn(&mut self, text: &str, is_end: bool, json: &mut String) -> (usize, Turned) {
         let mut at = 0;
         loop {
@@ -142,7 +144,7 @@ impl Literals {
         }
     }
 
-    /// A name and what stands between it and its value.
+    /// Reads a name and the text between it and its value.
     fn key(&self, text: &str, level: Level) -> Result<(String, usize), Turned> {
         let separator = if level == Level::Dict || self.style == Style::Gemma {
             ':'
@@ -242,7 +244,7 @@ impl Literals {
         Ok(end)
     }
 
-    /// Goes on in a text.
+    /// Continues a string.
     fn text(
         &mut self,
         text: &str,
@@ -293,8 +295,8 @@ impl Literals {
     }
 }
 
-/// The character that an escape of Python's stands for, and its length; a backslash that begins none stands for itself. `None` if the escape
-/// is not all there.
+/// Returns the character of a Python escape, and the length of the escape. A backslash that starts
+/// no escape stands for itself. Returns `None` if the escape is incomplete.
 fn escape(text: &str) -> Option<(char, usize)> {
     let kind = text[1..].chars().next()?;
     let digits = match kind {
@@ -326,7 +328,7 @@ fn escape(text: &str) -> Option<(char, usize)> {
     }
     let number = u32::from_str_radix(&text[2..end], 16).ok();
     match number {
-        // Half of a pair: the other half must follow.
+        // High surrogate: the low one must follow.
         Some(high @ 0xd800..0xdc00) if kind == 'u' => {
             let rest = &text[end..];
             let low = rest
@@ -354,7 +356,7 @@ fn escape(text: &str) -> Option<(char, usize)> {
     }
 }
 
-/// Appends a text as it stands within a string of JSON.
+/// Appends a text, escaped for a JSON string.
 pub(super) fn push_escaped(json: &mut String, text: &str) {
     let quoted = Value::from(text).to_string();
     json.push_str(&quoted[1..quoted.len() - 1]);
@@ -367,7 +369,7 @@ mod tests {
     fn turned(style: Style, text: &str) -> (String, usize, Turned) {
         let mut json = "{".to_owned();
         let (at, turned) = Literals::new(style).turn(text, true, &mut json);
-        // However it is cut, it is the same.
+        // The result must not depend on where the text is cut.
         for cut in (0..=text.len()).filter(|&cut| text.is_char_boundary(cut)) {
             let mut literals = Literals::new(style);
             let mut other = "{".to_owned();

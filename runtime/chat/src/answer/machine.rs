@@ -1,4 +1,4 @@
-//! The machine that reads answers with marks in them.
+//! State machine for answers with marks.
 
 mod tagged;
 
@@ -9,34 +9,35 @@ use super::literal::{Literals, Turned, push_escaped};
 use super::marks::{Begins, Found, begins, find};
 use super::{ArgumentKind, Sink};
 
-/// Most bytes that are held back to see whether they begin a call.
+/// Maximum bytes to hold back while undecided whether they start a call.
 const MOST_HELD: usize = 64 << 10;
 
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
     format: &'static Format,
     has_tools: bool,
-    /// What is not told of yet.
+    /// Text that has not been reported yet.
     buffer: String,
     state: State,
-    /// Nothing was said since the beginning or since the last thoughts or calls.
+    /// True if there was no content since the start or since the last reasoning or call.
     is_fresh: bool,
-    /// White space that comes next belongs to the mark before it.
+    /// True if the next white space belongs to the mark before it.
     skips_space: bool,
-    /// That mark was one of thoughts.
+    /// True if that mark was one of reasoning.
     is_thought_space: bool,
-    /// So many bytes at the beginning of the buffer are the prompt's.
+    /// Number of bytes at the start of the buffer that belong to the prompt.
     borrowed: usize,
-    /// An object at the beginning turned out to be no call.
+    /// True if an object at the start turned out not to be a call.
     is_no_bare_call: bool,
 }
 
 #[derive(Clone, Debug)]
 enum State {
     Text,
-    /// Within thoughts that end so.
+    /// In reasoning, with its closing mark.
     Thought(&'static str),
-    /// The buffer begins with a mark of so many bytes, white space before it included, that may open a call.
+    /// At a mark that may open a call. `lead` is its length in the buffer, including white space
+    /// before it.
     Opening {
         lead: usize,
         in_list: bool,
@@ -46,7 +47,7 @@ enum State {
         depth: usize,
         in_list: bool,
     },
-    /// Behind arguments in JSON.
+    /// After arguments in JSON.
     Tail {
         depth: usize,
         in_list: bool,
@@ -58,7 +59,7 @@ enum State {
     },
     Value(TagValue),
     Literal(Literals, bool),
-    /// Behind a call.
+    /// After a call.
     Behind {
         in_list: bool,
     },
@@ -69,13 +70,13 @@ struct TagValue {
     tool: String,
     kind: ArgumentKind,
     close: String,
-    /// Whether some of it was told of.
+    /// True if part of it has been reported.
     is_begun: bool,
-    /// So many bytes of the buffer have no end in them.
+    /// Number of bytes of the buffer that are known not to contain the end.
     seen: usize,
 }
 
-/// What may be found in a text.
+/// A mark in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mark {
     Thought(&'static str),
@@ -84,11 +85,11 @@ enum Mark {
     Call,
 }
 
-/// What a step did.
+/// Result of a step.
 enum Step {
-    /// Something; there may be more to do.
+    /// Progress; there may be more to do.
     Done,
-    /// Nothing, before more text comes.
+    /// No progress until more text arrives.
     More,
 }
 
@@ -109,7 +110,7 @@ impl Machine {
         machine
     }
 
-    /// Where the white space at the end begins: it may belong to a mark that follows, if something does.
+    /// Returns the start of trailing white space, which may belong to a mark that follows.
     fn before_space(&self, until: usize, is_end: bool) -> usize {
         match is_end {
             true => until,
@@ -117,12 +118,12 @@ impl Machine {
         }
     }
 
-    /// Returns the text that may be a part of a mark or call.
+    /// Returns the text that may be part of a mark or call.
     pub(super) fn held(&self) -> &str {
         &self.buffer
     }
 
-    /// The mark that ends the thoughts that it is within.
+    /// Returns the closing mark of the current reasoning.
     pub(super) fn thought_end(&self) -> Option<&'static str> {
         match self.state {
             State::Thought(close) => Some(close),
@@ -130,7 +131,8 @@ impl Machine {
         }
     }
 
-    /// The prompt may have begun thoughts or a call, or text that is gone on with.
+    /// Sets the state at the end of the prompt, which may have started reasoning, a call or
+    /// content.
     fn begin(&mut self, prompt: &str) {
         let last = |mark: &'static str| prompt.rfind(mark).map(|at| at + mark.len());
         let opened = self
@@ -156,7 +158,7 @@ impl Machine {
             }
             _ => {}
         }
-        // The mark of a call at the end is read with what follows.
+        // A mark of a call at the end is parsed together with the text that follows.
         let open = self
             .call_marks()
             .into_iter()
@@ -208,7 +210,7 @@ impl Machine {
         }
     }
 
-    /// Stays as it is until more comes.
+    /// Stays in `state` until more text arrives.
     fn wait(&mut self, state: State) -> Step {
         self.state = state;
         Step::More
@@ -219,7 +221,7 @@ impl Machine {
         Step::Done
     }
 
-    /// Marks that may open a call.
+    /// Returns the marks that may open a call.
     fn call_marks(&self) -> Vec<&'static str> {
         let mut marks = Vec::new();
         if self.has_tools {
@@ -315,7 +317,7 @@ impl Machine {
         }
     }
 
-    /// The first bytes of the buffer are content.
+    /// Reports the first bytes of the buffer as content.
     fn say(&mut self, length: usize, sink: &mut Sink) {
         let own = self.borrowed.min(length);
         self.borrowed -= own;
@@ -351,7 +353,7 @@ impl Machine {
         }
     }
 
-    /// What seemed to open a call opens none.
+    /// Handles a mark that turned out not to open a call.
     fn no_call(&mut self, lead: usize, sink: &mut Sink) -> Step {
         self.is_no_bare_call = true;
         self.say(lead, sink);
@@ -467,7 +469,7 @@ impl Machine {
                 self.wait(State::Tail { depth, in_list })
             }
             Err(_) => {
-                // What is missing is not missed; what is there instead is text.
+                // A missing closing mark is ignored; other text in its place is content.
                 self.go(State::Behind { in_list })
             }
         }
@@ -486,7 +488,7 @@ impl Machine {
         self.buffer.drain(..length);
         match turned {
             Turned::More if is_end => {
-                // The rest of a word that has no end.
+                // The rest of an unfinished word.
                 let rest = self.buffer.len();
                 let mut json = String::new();
                 push_escaped(&mut json, &self.buffer);
@@ -507,7 +509,7 @@ impl Machine {
         }
     }
 
-    /// Behind a call: another one, the end of a list, closing marks.
+    /// After a call: reads another call, the end of a list, or closing marks.
     fn behind(&mut self, in_list: bool, is_end: bool) -> Step {
         self.is_fresh = true;
         // White space belongs to the call.
@@ -532,7 +534,7 @@ impl Machine {
                     opens.push(",");
                     closes.push("]");
                 } else {
-                    // Objects one behind the other.
+                    // Consecutive objects.
                     opens.push("{");
                 }
             }

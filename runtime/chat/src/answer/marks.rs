@@ -1,21 +1,22 @@
-//! Finding marks in a text of which more may come.
+//! Finds marks in a text that may be incomplete.
 
-/// What is known of a text.
+/// Result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// The mark of this number begins here.
+    /// A mark, by its index, starts at `at`.
     Mark { at: usize, number: usize },
-    /// No mark begins before this place; whether one begins here, what comes next says.
+    /// No mark starts before `until`. A mark may start there, depending on the next text.
     None { until: usize },
 }
 
-/// The first of `marks` in `text`, the longest of those that begin at one place. `is_end` says that nothing comes any more.
+/// Finds the first of `marks` in `text`, and the longest if several start at one place. `is_end`
+/// means that the text is complete.
 pub(super) fn find<'a>(
     text: &str,
     marks: impl Iterator<Item = &'a str> + Clone,
     is_end: bool,
 ) -> Found {
-    // Marks begin with few different bytes.
+    // Marks start with few different bytes.
     let mut starts = [false; 256];
     let mut longest = 0;
     for mark in marks.clone() {
@@ -54,12 +55,12 @@ pub(super) fn find<'a>(
     Found::None { until: text.len() }
 }
 
-/// Whether a text begins with a mark.
+/// Result of matching a mark at the start of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begins {
     Yes,
     No,
-    /// What is there is a beginning of it.
+    /// The text is a prefix of the mark.
     Perhaps,
 }
 

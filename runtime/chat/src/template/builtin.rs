@@ -1,4 +1,4 @@
-//! Templates that go by a name: the formats that models had before files brought their own.
+//! Templates by name: formats from before model files contained templates.
 
 /// Names and texts.
 pub const BUILTIN: &[(&str, &str)] = &[
@@ -209,7 +209,7 @@ mod tests {
                     .rfind(word)
                     .unwrap_or_else(|| panic!("{name}: no {word} in {text}"));
                 let first = rest.find(word).unwrap();
-                // Names of roles may be words, too.
+                // Names of roles may also be words of the text.
                 assert!(first == at || word == "SYSTEM", "{name}: {text}");
                 rest = &rest[first..];
             }

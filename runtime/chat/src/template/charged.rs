@@ -1,25 +1,25 @@
-//! Text and items that cost steps before they take memory.
+//! Operations that charge steps before they allocate memory.
 //!
-//! The engine charges for most results when they are complete. A hostile template could make one
-//! that is larger than the memory of the machine, so everything here charges while it grows.
+//! The engine charges for most results once they are complete. A hostile template could create one
+//! that exceeds the machine's memory, so the operations here charge while a result grows.
 
 use minijinja::filters;
 use minijinja::value::{Kwargs, Rest, StringInput, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use std::fmt::{self, Write};
 
-/// Bytes of a text that cost one step, as in the engine.
+/// Bytes of text per step, as in the engine.
 pub(super) const BYTES_PER_STEP: usize = 64;
 
-/// Bytes that a text grows by between charges.
+/// Bytes of growth between charges.
 const CHARGED_AT_ONCE: usize = 4096;
 
-/// Charges for memory in bytes.
+/// Charges for `bytes` of memory.
 pub(super) fn charge(state: &State, bytes: usize) -> Result<(), Error> {
     state.consume_fuel((bytes / BYTES_PER_STEP) as u64)
 }
 
-/// Counts and charges for what is written, and keeps it if `text` is there.
+/// Counts and charges for written text, and keeps it if `text` is set.
 struct Charged<'a, 'b, 'c> {
     state: &'a State<'b, 'c>,
     text: Option<String>,
@@ -66,7 +66,7 @@ pub(super) fn text_of(state: &State, value: &Value) -> Result<String, Error> {
     Ok(written.text.unwrap_or_default())
 }
 
-/// Charges for the text of a value without making it, and returns its length.
+/// Charges for the text of a value without creating it, and returns its length.
 fn charge_for_text(state: &State, value: &Value) -> Result<usize, Error> {
     Ok(write(state, value, None)?.length)
 }
@@ -84,7 +84,7 @@ pub(super) fn charge_for_parts(
     state.consume_fuel(count as u64)
 }
 
-/// Charges for what a string's method makes.
+/// Charges for the result of a string method.
 pub(super) fn charge_for_method(
     state: &State,
     text: &str,
@@ -104,7 +104,7 @@ pub(super) fn charge_for_method(
     }
 }
 
-/// Charges for each replacement field as for the longest argument, and for all widths.
+/// Charges as if each replacement field held the longest argument, and for all widths.
 fn charge_for_format(state: &State, format: &str, arguments: &[Value]) -> Result<(), Error> {
     let mut longest = 0;
     for argument in arguments {
@@ -118,14 +118,14 @@ fn charge_for_format(state: &State, format: &str, arguments: &[Value]) -> Result
     charge(state, fields.saturating_mul(longest).saturating_add(widths))
 }
 
-/// Charges for the values of a JSON text. Each takes far more memory than its text.
+/// Charges for the values of a JSON text. Each takes much more memory than its text.
 pub(super) fn charge_for_json(state: &State, text: &str) -> Result<(), Error> {
     const STEPS_PER_VALUE: u64 = 3;
     let values = text.bytes().filter(|byte| b",:[{".contains(byte)).count();
     state.consume_fuel(values as u64 * STEPS_PER_VALUE)
 }
 
-/// Replaces filters that charge only for what they have made.
+/// Replaces filters that charge only for complete results.
 pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_filter("join", join);
     environment.add_filter("split", split);
@@ -142,7 +142,7 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
             _ => Ok(value),
         },
     );
-    // Templates for conversations do not use them.
+    // Chat templates do not use these.
     environment.remove_filter("pprint");
     environment.remove_global("debug");
 }
@@ -174,13 +174,13 @@ fn lines(state: &State, value: &Value) -> Result<Value, Error> {
 }
 
 fn escape(state: &mut State, value: &Value) -> Result<Value, Error> {
-    // The longest reference, `&quot;`, has six bytes.
+    // The longest character reference, `&quot;`, has six bytes.
     let length = charge_for_text(state, value)?;
     charge(state, length.saturating_mul(6))?;
     filters::escape(state, value)
 }
 
-/// `format` as for `%` in Python, where an argument with a name may be used many times.
+/// Formats like `%` in Python. A named argument may be used many times.
 fn format(
     state: &mut State,
     format: &Value,

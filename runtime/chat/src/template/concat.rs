@@ -1,9 +1,9 @@
-//! Operands of `~`, which the engine turns into text before it charges for it.
+//! Wraps operands of `~`, which the engine converts to text before it charges for them.
 //!
-//! `'' ~ [text] * 1000` makes the text of a list of any size at once. So each operand passes
-//! through a function that makes text of lists and maps itself, and charges meanwhile.
+//! `'' ~ [text] * 1000` would create the text of a list of any size at once. So each operand passes
+//! through a function that converts lists and maps itself and charges meanwhile.
 
-/// The name of that function.
+/// Name of that function.
 pub(super) const TEXT: &str = "_samite_text";
 
 /// Words that end an operand of `~`: operators that bind less tightly, and parts of statements.
@@ -13,9 +13,9 @@ const BOUNDARIES: [&str; 7] = ["and", "or", "not", "in", "if", "else", "recursiv
 #[derive(Default)]
 struct Level {
     done: String,
-    /// The operand that is being read.
+    /// Operand that is being read.
     operand: String,
-    /// True if `~` stands before the operand.
+    /// True if `~` precedes the operand.
     is_concat: bool,
 }
 
@@ -46,16 +46,16 @@ impl Level {
         self.is_concat = false;
     }
 
-    /// Returns true if this word ends the operand before it.
+    /// Returns whether this word ends the operand before it.
     fn is_boundary(&self, word: &str) -> bool {
         let before = self.operand.trim_end();
-        // Behind `is` stands the name of a test: `is not none`, `is in list`.
+        // The name of a test follows `is`: `is not none`, `is in list`.
         let before_not = before.strip_suffix("not").map_or(before, str::trim_end);
         let is_test = ends_with_word(before, "is") || ends_with_word(before_not, "is");
         BOUNDARIES.contains(&word) && !is_test && !before.ends_with(['.', '|'])
     }
 
-    /// Returns true if a minus here is a sign, not an operator.
+    /// Returns whether a minus at this point is a sign rather than an operator.
     fn expects_value(&self) -> bool {
         let before = self.operand.trim_end();
         before.is_empty() || before.ends_with(['*', '/', '%'])
@@ -71,7 +71,8 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Wraps the operands of `~` in a tag or expression. A tag that is broken stays as it is.
+/// Wraps the operands of `~` in a tag or expression. Returns `None` for a malformed tag, which
+/// stays unchanged.
 pub(super) fn wrap(tag: &str) -> Option<String> {
     if !tag.contains('~') {
         return None;
@@ -85,7 +86,7 @@ pub(super) fn wrap(tag: &str) -> Option<String> {
     let control = body.len() - body.trim_start_matches(['-', '+']).len();
     let mut levels = vec![Level::default()];
     let mut brackets = Vec::new();
-    // The first word of a statement is no operand.
+    // The first word of a statement is not an operand.
     let mut is_first = end == "%}";
     let mut rest = trimmed.get(control..)?;
     while let Some(c) = rest.chars().next() {
@@ -124,7 +125,7 @@ pub(super) fn wrap(tag: &str) -> Option<String> {
     Some([head, &level.done, tail, end].concat())
 }
 
-/// Returns the length of the string literal that the text starts with, if it ends.
+/// Returns the length of the string literal at the start of the text, if it is complete.
 fn string(text: &str) -> Option<usize> {
     let quote = text.chars().next()?;
     let mut is_escaped = false;
@@ -178,7 +179,7 @@ mod tests {
                 "{% for x in a ~ b if x.in ~ y %}",
                 "{% for x in T((a)) ~ T((b)) if T((x.in)) ~ T((y)) %}",
             ),
-            // Broken ones stay.
+            // Malformed tags stay unchanged.
             ("{{ a ~ }}", "{{ T((a)) ~ }}"),
             ("{{ (a ~ b }}", "{{ (a ~ b }}"),
             ("{{ a ~ b) }}", "{{ a ~ b) }}"),

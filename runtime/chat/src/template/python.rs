@@ -1,5 +1,6 @@
-//! What templates take for granted of Python, beyond what minijinja and its `pycompat` have: JSON as `json.dumps` writes it, times as `strftime`
-//! writes them, lists that grow, and tests that know that a text is a sequence.
+//! Python features that templates rely on and that minijinja and its `pycompat` lack: JSON in the
+//! format of `json.dumps`, times in the format of `strftime`, lists that can grow, and tests for
+//! which a text is a sequence.
 
 use super::charged::{self, text_of};
 use minijinja::value::{
@@ -9,10 +10,10 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Nesting of values that are kept, or written as JSON.
+/// Maximum nesting of values that are stored or written as JSON.
 const DEEPEST: usize = 200;
 
-/// Marks an error as the template's own, made by `raise_exception`.
+/// Marks an error that the template raised with `raise_exception`.
 #[derive(Debug)]
 pub(super) struct Raised(pub String);
 
@@ -77,13 +78,13 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
         |state: &mut State, value: Value| keep_inside(state, value),
     );
     charged::add_to(environment);
-    // They make values nest without a trace, and no template uses them.
+    // These filters nest values without a check, and no template uses them.
     for name in ["batch", "slice", "groupby", "zip", "chain"] {
         environment.remove_filter(name);
     }
 }
 
-/// `namespace`, with lists in it that can grow: templates keep queues there.
+/// Implements `namespace`, with lists in it that can grow: templates keep queues there.
 fn namespace(state: &mut State, defaults: Option<ValueOrKwargs>) -> Result<Value, Error> {
     let built_in = Value::from_function(minijinja::functions::namespace);
     let Some(defaults) = defaults.map(ValueOrKwargs::into_value) else {
@@ -102,8 +103,10 @@ fn namespace(state: &mut State, defaults: Option<ValueOrKwargs>) -> Result<Value
     built_in.call(state, &[pairs.into()])
 }
 
-/// Lets a value pass that neither contains a namespace, which could contain itself, nor nests too deeply: to show such a value, or to forget it, would
-/// need more stack than there is. A list that grows is copied if it is within another value. A namespace itself may pass, as a name for it.
+/// Checks a value that a template stores. It must not contain a namespace, which could contain
+/// itself, nor nest too deeply: printing or dropping such a value could overflow the stack. A
+/// growing list inside another value is copied. A namespace itself may be stored, as another name
+/// for it.
 fn keep(state: &State, value: Value) -> Result<Value, Error> {
     if is_list(&value) || is_namespace(&value) {
         return Ok(value);
@@ -111,7 +114,8 @@ fn keep(state: &State, value: Value) -> Result<Value, Error> {
     frozen(state, value, 0)
 }
 
-/// What is kept in a namespace: no namespace, and a list as one that grows.
+/// Checks a value that is stored in a namespace. It must not be a namespace; a list becomes one
+/// that can grow.
 fn keep_inside(state: &State, value: Value) -> Result<Value, Error> {
     if value.kind() != ValueKind::Seq {
         return frozen(state, value, 0);
@@ -136,12 +140,12 @@ fn is_namespace(value: &Value) -> bool {
         .is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }
 
-/// The same value with copies of the lists that grow.
+/// Returns the value with copies of its growing lists.
 fn frozen(state: &State, value: Value, depth: usize) -> Result<Value, Error> {
     Ok(changed(state, &value, depth)?.unwrap_or(value))
 }
 
-/// The value with copies of the lists that grow, if there are any in it.
+/// Returns the value with copies of its growing lists, or `None` if it has none.
 fn changed(state: &State, value: &Value, depth: usize) -> Result<Option<Value>, Error> {
     let kind = value.kind();
     if !matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
@@ -199,7 +203,7 @@ impl Object for List {
     }
 }
 
-/// Methods that `pycompat` has not.
+/// Implements methods that `pycompat` lacks.
 fn method(
     state: &mut State,
     value: &Value,
@@ -244,7 +248,8 @@ fn method(
     }
 }
 
-/// Whether a format may have a width or precision of five digits: nobody pays for the text that it makes.
+/// Returns whether a format may have a width or precision of five digits: the text that it creates
+/// is not charged.
 fn asks_for_much(format: &str) -> bool {
     let digits = |part: &[u8]| part.iter().all(u8::is_ascii_digit);
     format.as_bytes().windows(5).any(digits)
@@ -289,7 +294,7 @@ fn change_list(
             format!("only lists that are part of a namespace have the method {name}"),
         )
     })?;
-    // Each item is paid for, as it stays in memory.
+    // Charge for each item, because it stays in memory.
     state.consume_fuel(1)?;
     let position = |given: Option<i64>, length: usize| {
         let at = given.unwrap_or(-1);
@@ -341,7 +346,7 @@ fn change_list(
     }
 }
 
-/// As `json.dumps` of Python writes it, with `ensure_ascii` false unless asked for.
+/// Writes JSON like Python's `json.dumps`, with `ensure_ascii` false by default.
 fn to_json(state: &State, value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let separators: Option<Value> = options.get("separators")?;
@@ -385,7 +390,7 @@ fn to_json(state: &State, value: &Value, options: Kwargs) -> Result<String, Erro
     Ok(writer.text)
 }
 
-/// Refuses long separators and indentations, which are written before they are charged for.
+/// Rejects long separators and indentations, which are written before they are charged.
 fn short(text: String) -> Result<String, Error> {
     const LONGEST: usize = 64;
     if text.len() <= LONGEST {
@@ -398,7 +403,7 @@ fn short(text: String) -> Result<String, Error> {
 struct Json<'a, 'b, 'c> {
     state: &'a State<'b, 'c>,
     text: String,
-    /// Length of the text that is paid for.
+    /// Length of the text that has been charged.
     charged: usize,
     item: String,
     key: String,
@@ -524,12 +529,12 @@ impl Json<'_, '_, '_> {
     }
 
     fn unit(&mut self, unit: u16) {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(self.text, "\\u{unit:04x}");
     }
 }
 
-/// A number as Python writes it.
+/// Returns a number in Python's format.
 pub(super) fn number(value: &Value) -> String {
     if value.is_integer() {
         return value.to_string();

@@ -1,24 +1,30 @@
-//! Template texts, before they are compiled.
+//! Prepares the texts of templates for compilation.
 
 use super::concat;
 use crate::error::TemplateError;
 
-/// Most names, numbers, strings and signs of a tag. Those of known models have less than a hundred.
+/// Maximum number of names, numbers, strings and signs in a tag. Known models have less than a
+/// hundred.
 const MOST_PARTS: usize = 2000;
-/// Most conditions behind others.
+/// Maximum number of `elif` conditions.
 const MOST_CONDITIONS: usize = 500;
 
-/// The name of the function that looks at every value that a template keeps.
+/// Name of the function that checks every value that a template stores.
 pub(super) const KEEP: &str = "_samite_keep";
-/// The same for what is kept in a namespace.
+/// Name of the function that checks every value that a template stores in a namespace.
 pub(super) const KEEP_INSIDE: &str = "_samite_keep_inside";
 
-/// Replaces the tags `generation` and `endgeneration`, which mark what a model is trained on and do nothing else, by a condition that is
-/// always true; and leads what `set` keeps through a function, so that no value contains itself or nests without an end.
-/// Leads operands of `~` through another one.
+/// Rewrites a template:
+///
+/// - The tags `generation` and `endgeneration`, which only mark training data, become a condition
+///   that is always true.
+/// - Values that `set` stores pass through a function, so that no value contains itself or nests
+///   without limit.
+/// - Operands of `~` pass through another function.
 ///
 /// # Errors
-/// If a tag has so many parts, or there are so many conditions, that to compile them could need more stack than there is.
+/// Returns an error if a tag has too many parts, or if the template has too many conditions:
+/// compiling them could overflow the stack.
 pub(super) fn prepare(source: &str) -> Result<String, TemplateError> {
     if source.matches("elif").count() > MOST_CONDITIONS {
         return Err(TemplateError::Limit(format!(
@@ -90,17 +96,18 @@ pub(super) fn prepare(source: &str) -> Result<String, TemplateError> {
     Ok(result)
 }
 
-/// Where the value stands in a tag `set`, if it has one.
+/// Returns the range of the value in a `set` tag, if it has one.
 fn assigned(tag: &str) -> Option<(usize, usize)> {
     let end = tag.strip_suffix("%}")?.trim_end_matches(['-', '+']).len();
     let start = tag.find('=')? + 1;
-    // A block `set` may have filters, which may have arguments with names.
+    // A block `set` may have filters, whose arguments may have names.
     let target = &tag[..start];
     let is_plain = start < end && !target.contains(['|', '"', '\'', '[']);
     is_plain.then_some((start, end))
 }
 
-/// How long the tag or expression at the beginning is, and how many parts it has. What stands in strings or brackets does not end it.
+/// Returns the length of the tag or expression at the start, and its number of parts. An end mark
+/// in a string or bracket does not count.
 fn expression(text: &str) -> (usize, usize) {
     let bytes = text.as_bytes();
     let end: &[u8] = if text.starts_with("{{") { b"}}" } else { b"%}" };

@@ -1,4 +1,4 @@
-//! What time it is, for templates that tell the model. The caller says it, so that a prompt depends on nothing else.
+//! Date and time for templates. The caller provides them, so that a prompt depends on nothing else.
 
 /// A date and a time of day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ const MONTHS: [&str; 12] = [
 ];
 
 impl DateTime {
-    /// The time so many seconds after the beginning of 1970, at a place whose clocks are ahead of universal time by `offset` seconds.
+    /// Creates the local time for a Unix time, where clocks are ahead of UTC by `offset` seconds.
     pub fn new(unix_seconds: i64, offset: i32) -> Self {
         let local = unix_seconds.saturating_add(i64::from(offset));
         Self {
@@ -43,9 +43,9 @@ impl DateTime {
         }
     }
 
-    /// Year, month from 1, day from 1.
+    /// Returns the year, the month from 1, and the day from 1.
     pub fn date(self) -> (i64, u32, u32) {
-        // Years begin in March here, so that the day of a leap year is the last one.
+        // Years start in March here, so that a leap day is the last day of its year.
         let days = self.days.saturating_add(719_468);
         let era = days.div_euclid(146_097);
         let day_of_era = days.rem_euclid(146_097);
@@ -59,7 +59,7 @@ impl DateTime {
         (year, month as u32, day as u32)
     }
 
-    /// As `strftime` of Python writes it. What it does not know stays as it is.
+    /// Formats the time like Python's `strftime`. Unknown directives stay unchanged.
     pub fn format(self, format: &str) -> String {
         let (year, month, day) = self.date();
         let [hour, minute, second] = [

@@ -1,6 +1,6 @@
-//! Sets of characters.
+//! Character sets.
 
-/// Ranges of code points, ascending and apart from each other; no surrogates.
+/// Sorted, non-adjacent ranges of code points, without surrogates.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CharSet(Vec<(u32, u32)>);
 
@@ -8,7 +8,7 @@ const LAST: u32 = char::MAX as u32;
 const SURROGATES: (u32, u32) = (0xD800, 0xDFFF);
 
 impl CharSet {
-    /// All characters of these ranges, or all others.
+    /// Returns the characters in these ranges, or all others.
     pub fn new(mut ranges: Vec<(u32, u32)>, is_negated: bool) -> Self {
         if is_negated {
             ranges.push(SURROGATES);
@@ -38,27 +38,27 @@ impl CharSet {
         CharSet(joined)
     }
 
-    /// All characters.
+    /// Returns the set of all characters.
     pub fn any() -> Self {
         CharSet::new(Vec::new(), true)
     }
 
-    /// One character.
+    /// Returns the set of one character.
     pub fn one(character: char) -> Self {
         CharSet(vec![(character.into(), character.into())])
     }
 
-    /// The ranges.
+    /// Returns the ranges.
     pub fn ranges(&self) -> &[(u32, u32)] {
         &self.0
     }
 
-    /// Whether there is no character.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether a character is in both.
+    /// Returns whether the sets intersect.
     pub fn meets(&self, other: &Self) -> bool {
         let (mut a, mut b) = (0, 0);
         while let (Some(x), Some(y)) = (self.0.get(a), other.0.get(b)) {
@@ -73,12 +73,12 @@ impl CharSet {
         false
     }
 
-    /// The first bytes of the characters in UTF-8.
+    /// Returns the first bytes of the characters in UTF-8.
     pub fn first_bytes(&self) -> Bytes {
         let mut bytes = Bytes::default();
         let first_byte = |code: u32| {
             let mut buffer = [0; 4];
-            // At the edge of the surrogates, the neighbour's first byte is the same.
+            // At the edge of the surrogates, the neighbour has the same first byte.
             let character = char::from_u32(code).unwrap_or('\u{D7FF}');
             character.encode_utf8(&mut buffer);
             buffer[0]
@@ -105,7 +105,7 @@ impl Bytes {
         self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
     }
 
-    /// Adds all of `other`; says whether any was new.
+    /// Adds all of `other`; returns whether any was new.
     pub fn add(&mut self, other: &Self) -> bool {
         let before = *self;
         self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a |= b);

@@ -1,10 +1,11 @@
-//! Checks what a grammar means: that it derives texts, and of what size it is.
+//! Semantic checks of a grammar: it must derive finite texts and must not be too large.
 
 use super::parse::error;
 use super::{Gbnf, Kind, Node, Place};
 use crate::error::Result;
 
-/// Most characters, tokens and references, each counted as often as it can be repeated.
+/// Maximum number of characters, tokens and references, each counted as often as it can be
+/// repeated.
 const MOST_SYMBOLS: u64 = 500_000;
 
 pub(super) fn check(grammar: &Gbnf) -> Result<()> {
@@ -13,7 +14,8 @@ pub(super) fn check(grammar: &Gbnf) -> Result<()> {
     check_ends(grammar)
 }
 
-/// What `holds` says of each rule's body, given what it says of rules; from nothing until it stays the same.
+/// Computes the least fixpoint of `holds` over the rules' bodies, starting from false for every
+/// rule.
 pub(super) fn fixpoint(
     grammar: &Gbnf,
     holds: impl Fn(&Node, &dyn Fn(usize) -> bool) -> bool,
@@ -33,7 +35,7 @@ pub(super) fn fixpoint(
     }
 }
 
-/// Whether a node derives the empty text.
+/// Returns whether a node derives the empty text.
 pub(super) fn is_nullable(node: &Node, of_rule: &dyn Fn(usize) -> bool) -> bool {
     match &node.kind {
         Kind::Chars(_) | Kind::Token { .. } => false,
@@ -44,7 +46,7 @@ pub(super) fn is_nullable(node: &Node, of_rule: &dyn Fn(usize) -> bool) -> bool 
     }
 }
 
-/// Whether a node derives any text.
+/// Returns whether a node derives any finite text.
 fn has_end(node: &Node, of_rule: &dyn Fn(usize) -> bool) -> bool {
     match &node.kind {
         Kind::Chars(_) | Kind::Token { .. } => true,
@@ -57,7 +59,7 @@ fn has_end(node: &Node, of_rule: &dyn Fn(usize) -> bool) -> bool {
 
 fn check_ends(grammar: &Gbnf) -> Result<()> {
     let ends = fixpoint(grammar, has_end);
-    // A rule that needs another one without an end has none either, but is not at fault.
+    // A rule that refers to a rule without an end has none either, but is not the culprit.
     let rules = grammar
         .rules
         .iter()
@@ -98,7 +100,7 @@ fn check_size(grammar: &Gbnf) -> Result<()> {
     Ok(())
 }
 
-/// The rules with which a node can begin, and whether it can be empty.
+/// Collects the rules with which a node can begin.
 fn beginnings(node: &Node, nullable: &[bool], found: &mut Vec<(usize, Place)>) {
     match &node.kind {
         Kind::Chars(_) | Kind::Token { .. } => {}
@@ -139,7 +141,7 @@ fn check_left_recursion(grammar: &Gbnf) -> Result<()> {
     }
     let mut states = vec![State::New; grammar.rules.len()];
     for first in 0..grammar.rules.len() {
-        // The rules on the way, each with how many of its beginnings were followed.
+        // Rules on the current path, each with the number of its first rules already followed.
         let mut path = vec![(first, 0)];
         if states[first] != State::New {
             continue;
@@ -175,7 +177,7 @@ fn check_left_recursion(grammar: &Gbnf) -> Result<()> {
     Ok(())
 }
 
-/// Whether a rule comes to itself again, for each.
+/// Returns for each rule whether it is recursive.
 pub(super) fn recursive(grammar: &Gbnf) -> Vec<bool> {
     fn used(node: &Node, found: &mut Vec<usize>) {
         match &node.kind {

@@ -1,4 +1,4 @@
-//! A grammar in the engine's language: Lark's, with lexemes as terminals.
+//! Translates a grammar into the engine's language: Lark, with lexemes as terminals.
 
 use super::lexemes::Lexemes;
 use super::parse::error;
@@ -7,10 +7,10 @@ use crate::error::Result;
 use samite_text::Tokenizer;
 use std::fmt::Write;
 
-/// Deepest parts in parts, through rules: the engine's compiler goes down as deep.
+/// Maximum nesting depth, through rules: the engine's compiler recurses as deep.
 const DEEPEST: usize = 300;
 
-/// Goes through the grammar as the engine's compiler does.
+/// Traverses the grammar like the engine's compiler.
 fn check_depth(
     grammar: &Gbnf,
     lexemes: &Lexemes,
@@ -40,7 +40,7 @@ fn check_depth(
     }
 }
 
-/// The whole grammar. Without a vocabulary, all tokens are the first one.
+/// Prints the whole grammar. Without a vocabulary, all tokens become token 0.
 pub fn print(grammar: &Gbnf, lexemes: &Lexemes, vocabulary: Option<&Tokenizer>) -> Result<String> {
     let (root, mut seen) = (grammar.root, vec![false; grammar.rules.len()]);
     seen[root] = true;
@@ -178,7 +178,7 @@ fn repeats(least: u32, most: Option<u32>) -> String {
     }
 }
 
-/// The regular expression of a node, in which references stand for what they refer to.
+/// Returns the regular expression of a node, with references replaced by their rules.
 pub fn expression(grammar: &Gbnf, node: &Node) -> String {
     let mut text = String::new();
     write_expression(grammar, node, &mut text);

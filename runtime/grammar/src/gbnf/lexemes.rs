@@ -1,9 +1,10 @@
-//! Which parts of a grammar the engine gets as lexemes.
+//! Selection of the parts of a grammar that become lexemes for the engine.
 //!
-//! The engine reads text in two steps: a lexer finds lexemes, each a regular expression, and a parser fits rules to them. The lexer goes on with a
-//! lexeme as long as it can and never turns back, which GBNF knows nothing of: `[a-z]+ "z"` derives `az`, but a lexeme `[a-z]+` would swallow the
-//! `z`. Single characters as lexemes are always right, and slow. So the largest parts that are regular become lexemes first; where one could
-//! run on into text that something behind another one begins with, it is divided, until there is none.
+//! The engine parses text in two stages: a lexer finds lexemes, each a regular expression, and a
+//! parser applies rules to them. The lexer is greedy and never backtracks, unlike GBNF: `[a-z]+
+//! "z"` derives `az`, but a lexeme `[a-z]+` would consume the `z`. Single characters as lexemes are
+//! always correct, but slow. Therefore the largest regular parts become lexemes first. A lexeme
+//! that could run on into the text that follows another one is split, until none is left.
 
 use super::charset::Bytes;
 use super::check::recursive;
@@ -12,16 +13,16 @@ use super::nfa::Nfa;
 use super::{Gbnf, Kind, Node};
 use std::collections::BTreeMap;
 
-/// Deeper parts, with what they refer to, are no lexemes.
+/// Maximum nesting depth of a lexeme, including referenced rules.
 const DEEPEST: usize = 60;
-/// Parts with more characters, each counted as often as it can be repeated, are no lexemes.
+/// Maximum number of characters in a lexeme, each counted as often as it can be repeated.
 const MOST_CHARACTERS: u64 = 10_000;
-/// Steps in comparing automata, in all.
+/// Total number of steps for comparing automata.
 const BUDGET: usize = 5_000_000;
 
-/// Which nodes are lexemes.
+/// Lexemes of a grammar.
 pub struct Lexemes {
-    /// For each node: of which lexeme it is, if it is one.
+    /// Lexeme index of each node that is a lexeme.
     of_node: Vec<Option<usize>>,
     pub all: Vec<Lexeme>,
 }
@@ -31,18 +32,18 @@ pub struct Lexeme {
     pub expression: String,
     pub automaton: Nfa,
     nodes: Vec<usize>,
-    /// The first bytes of what can come behind it.
+    /// First bytes of the text that can follow it.
     behind: Bytes,
 }
 
 impl Lexemes {
-    /// The number of a node's lexeme, if it is one.
+    /// Returns the index of a node's lexeme, if it is one.
     pub fn of(&self, node: &Node) -> Option<usize> {
         self.of_node[node.id]
     }
 }
 
-/// How deep and how large a part is; `None` if it is not regular.
+/// Depth and size of a part; `None` if it is not regular.
 type Extent = Option<(usize, u64)>;
 
 pub fn choose(grammar: &Gbnf) -> Lexemes {
@@ -50,7 +51,7 @@ pub fn choose(grammar: &Gbnf) -> Lexemes {
     let mut rules = vec![Extent::None; grammar.rules.len()];
     let mut is_known = is_recursive.clone();
     let mut divided = vec![false; grammar.nodes];
-    // Rules in an order in which what they refer to comes before them.
+    // Visit rules after the rules that they refer to.
     let mut todo: Vec<usize> = (0..grammar.rules.len()).collect();
     while let Some(rule) = todo.pop() {
         if is_known[rule] {
@@ -88,7 +89,7 @@ pub fn choose(grammar: &Gbnf) -> Lexemes {
                 is_right &= std::mem::replace(&mut divided[node], true);
             }
         };
-        // A lexeme with nothing behind it may go on as long as it can.
+        // A lexeme that nothing follows may safely be greedy.
         for a in lexemes.all.iter().filter(|a| a.behind != Bytes::default()) {
             for b in &lexemes.all {
                 if budget == 0 {
@@ -110,7 +111,7 @@ pub fn choose(grammar: &Gbnf) -> Lexemes {
     }
 }
 
-/// The rules without a known extent that a node refers to.
+/// Collects the rules of unknown extent that a node refers to.
 fn needed(node: &Node, is_known: &[bool], missing: &mut Vec<usize>) {
     match &node.kind {
         Kind::Chars(_) | Kind::Token { .. } => {}
@@ -206,10 +207,10 @@ impl Collector<'_> {
     }
 }
 
-/// The bytes with which something begins, and whether it can be empty.
+/// First bytes of a part, and whether it can be empty.
 type Beginning = (Bytes, bool);
 
-/// Finds what can come behind each lexeme.
+/// Computes what can follow each lexeme.
 fn find_behind(grammar: &Gbnf, lexemes: &mut Lexemes) {
     let mut first = vec![Beginning::default(); grammar.rules.len()];
     loop {
@@ -242,7 +243,7 @@ fn beginning(node: &Node, lexemes: &Lexemes, first: &[Beginning]) -> Beginning {
         return (automaton.first_bytes, automaton.is_nullable);
     }
     match &node.kind {
-        // Of tokens no text begins; rules without lexemes are not reached.
+        // No text begins with a token, and rules without lexemes are unreachable.
         Kind::Chars(_) | Kind::Token { .. } => Beginning::default(),
         Kind::Rule(rule) => first[*rule],
         Kind::Repeat { node, least, .. } => {
@@ -273,7 +274,8 @@ fn beginning(node: &Node, lexemes: &Lexemes, first: &[Beginning]) -> Beginning {
     }
 }
 
-/// Takes note of what comes behind the lexemes and rules in a node if `after` comes behind it. Says whether anything was new.
+/// Records what follows the lexemes and rules in a node if `after` follows the node. Returns
+/// whether anything was new.
 fn behind(
     node: &Node,
     mut after: Bytes,

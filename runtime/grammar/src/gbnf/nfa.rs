@@ -1,14 +1,14 @@
-//! Automata of parts of a grammar that are regular, to find out whether they can be lexemes.
+//! Automata of regular parts of a grammar, used to decide whether they can be lexemes.
 
 use super::charset::{Bytes, CharSet};
 use super::{Gbnf, Kind, Node};
 
-/// Larger parts are no lexemes.
+/// Maximum number of positions; larger parts do not become lexemes.
 const MOST_POSITIONS: usize = 20_000;
-/// Most edges between them.
+/// Maximum number of edges.
 const MOST_EDGES: usize = 2_000_000;
 
-/// Glushkov's automaton: each state but the first is a place of the expression where a character stands.
+/// Glushkov automaton: each state but the first is a position of a character in the expression.
 #[derive(Clone, Debug, Default)]
 pub struct Nfa {
     sets: Vec<CharSet>,
@@ -20,7 +20,7 @@ pub struct Nfa {
     pub first_bytes: Bytes,
 }
 
-/// The ends of a part: how it begins, how it ends, and whether it can be empty.
+/// First and last positions of a part, and whether it can be empty.
 #[derive(Clone, Default)]
 struct Ends {
     first: Vec<u32>,
@@ -29,7 +29,8 @@ struct Ends {
 }
 
 impl Nfa {
-    /// The automaton of a node, in which references stand for what they refer to. `None` if it is too large.
+    /// Builds the automaton of a node, with references replaced by their rules. Returns `None` if
+    /// it is too large.
     pub fn new(grammar: &Gbnf, node: &Node) -> Option<Self> {
         let mut builder = Builder {
             grammar,
@@ -49,8 +50,9 @@ impl Nfa {
         Some(nfa)
     }
 
-    /// Whether a text of `self`, at whose end the lexeme is to stop if one of the bytes `behind` follows, can go on in `other` with one of these
-    /// bytes: the engine would go on. Also true if it takes more than `budget` steps to tell.
+    /// Returns whether a text of `self`, where the lexeme should stop before one of the bytes
+    /// `behind`, can continue in `other` with one of these bytes, so that the engine would read on.
+    /// Also returns true if the comparison takes more than `budget` steps.
     pub fn runs_into(&self, other: &Nfa, behind: &Bytes, budget: &mut usize) -> bool {
         let mut seen = std::collections::BTreeSet::new();
         let mut todo: Vec<(u32, u32)> = Vec::new();
@@ -144,11 +146,11 @@ impl Builder<'_> {
                         self.join(all, again)
                     }
                     Some(most) => {
-                        // Each of the rest only if the one before it was there, so that there is one way for each number.
+                        // Nest the optional repeats, so that each count has exactly one derivation.
                         let mut rest = empty();
                         for _ in *least..*most {
                             let before = self.part(node)?;
-                            // `before` stands in front of what there is already.
+                            // `before` precedes the positions added so far.
                             rest = self.join(before, rest)?;
                             rest.is_nullable = true;
                         }

@@ -1,4 +1,4 @@
-//! Reads GBNF.
+//! GBNF parser.
 
 use super::charset::CharSet;
 use super::{Gbnf, Kind, Node, Place, Rule, TokenName};
@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const MOST_BYTES: usize = 1 << 20;
 const MOST_RULES: usize = 2000;
-/// Most repeats that can be asked for.
+/// Maximum repeat count.
 const MOST_REPEATS: u32 = 2000;
-/// Deepest groups in groups.
+/// Maximum nesting depth of groups.
 const DEEPEST: usize = 50;
 
 pub(super) fn parse(text: &str) -> Result<Gbnf> {
@@ -33,11 +33,12 @@ pub(super) fn parse(text: &str) -> Result<Gbnf> {
 struct Parser<'t> {
     rest: &'t str,
     place: Place,
-    /// The rule that is being read.
+    /// Rule being parsed.
     rule: Option<&'t str>,
-    /// Numbers of rules by name.
+    /// Rule numbers by name.
     names: BTreeMap<&'t str, usize>,
-    /// For each number: the name, where it was used first, and the body, once it was read.
+    /// For each number: the name, where and in which rule it was first used, and the body once it
+    /// has been parsed.
     rules: Vec<(&'t str, Place, Option<&'t str>, Option<Node>)>,
     nodes: usize,
 }
@@ -108,7 +109,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Alternatives, at `depth` groups.
+    /// Parses alternatives inside `depth` groups.
     fn choice(&mut self, depth: usize) -> Result<Node> {
         let place = self.place;
         let mut options = vec![self.sequence(depth)?];
@@ -249,7 +250,7 @@ impl<'t> Parser<'t> {
         Ok(self.node(start, Kind::Chars(set)))
     }
 
-    /// A character of a literal or class, maybe escaped.
+    /// Parses a possibly escaped character of a literal or class.
     fn character(&mut self) -> Result<char> {
         let place = self.place;
         let Some(first) = self.advance() else {
@@ -407,7 +408,7 @@ impl<'t> Parser<'t> {
         name
     }
 
-    /// The number of the rule with this name, which is used at `place`.
+    /// Returns the number of the rule with this name, which is used at `place`.
     fn number_of(&mut self, name: &'t str, place: Place) -> usize {
         let (rules, rule) = (&mut self.rules, self.rule);
         *self.names.entry(name).or_insert_with(|| {
@@ -425,7 +426,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Skips white space and comments, also over lines.
+    /// Skips white space and comments, optionally across lines.
     fn skip_space(&mut self, over_lines: bool) -> Result<()> {
         loop {
             match self.peek() {
@@ -459,7 +460,7 @@ impl<'t> Parser<'t> {
         Some(character)
     }
 
-    /// Takes `text`, which has no line ends, if it comes next.
+    /// Consumes `text`, which contains no line ends, if it comes next.
     fn eat(&mut self, text: &str) -> bool {
         let is_next = self.rest.starts_with(text);
         if is_next {
@@ -484,7 +485,7 @@ impl<'t> Parser<'t> {
     }
 }
 
-/// Drops alternatives that equal an earlier one: they add no text, but the engine would compile and
+/// Removes duplicate alternatives: they derive no further texts, but the engine would compile and
 /// follow each of them.
 fn distinct(mut options: Vec<Node>) -> Vec<Node> {
     let mut seen = BTreeSet::new();
@@ -511,7 +512,7 @@ pub(super) fn error(place: Place, rule: Option<&str>, message: impl Into<String>
 mod tests {
     use crate::gbnf::Gbnf;
 
-    /// The work for a grammar is that for its text in the engine's language.
+    /// The cost of a grammar is that of its text in the engine's language.
     #[test]
     fn equal_alternatives_are_compiled_once() {
         for option in [

@@ -4,19 +4,19 @@ use samite_grammar::{Grammar, GrammarConstraint, GrammarVocabulary, Result};
 use samite_text::{Constraint, Rng, Tokenizer, TokenizerModel, VocabData};
 use std::sync::Arc;
 
-/// Ends a text; stands for itself; another one.
+/// End of text; a control token used by name; another one.
 pub const END: u32 = 2;
 pub const CALL: u32 = 3;
 pub const OTHER: u32 = 4;
 
-/// A grammar that the engine takes, too.
+/// Returns the grammar if the engine accepts it.
 pub fn checked(grammar: Result<Grammar>) -> Result<Grammar> {
     let grammar = grammar?;
     grammar.check()?;
     Ok(grammar)
 }
 
-/// A vocabulary with control tokens, every byte, and `words`.
+/// Creates a vocabulary with control tokens, every byte, and `words`.
 pub fn tokenizer(words: &[&str]) -> Arc<Tokenizer> {
     let control = ["<unk>", "<s>", "</s>", "<call>", "<other>"];
     let mut texts: Vec<Vec<u8>> = control
@@ -41,7 +41,7 @@ pub fn tokenizer(words: &[&str]) -> Arc<Tokenizer> {
     Arc::new(Tokenizer::new(data).unwrap())
 }
 
-/// A vocabulary of pieces of `texts`, of up to `longest` characters.
+/// Creates a vocabulary of pieces of `texts`, up to `longest` characters long.
 pub fn vocabulary_of(texts: &[String], longest: usize, rng: &mut Rng) -> GrammarVocabulary {
     let mut words: Vec<String> = Vec::new();
     for text in texts {
@@ -59,7 +59,7 @@ pub fn vocabulary_of(texts: &[String], longest: usize, rng: &mut Rng) -> Grammar
     GrammarVocabulary::new(&tokenizer(&words)).unwrap()
 }
 
-/// What a token stands for.
+/// Returns a token's text.
 pub fn piece(vocabulary: &GrammarVocabulary, token: u32) -> Vec<u8> {
     vocabulary
         .tokenizer()
@@ -68,7 +68,7 @@ pub fn piece(vocabulary: &GrammarVocabulary, token: u32) -> Vec<u8> {
         .to_vec()
 }
 
-/// Tokens for a text: at each place, one at random of those that fit.
+/// Tokenizes a text, choosing a random matching token at each position.
 pub fn tokens(vocabulary: &GrammarVocabulary, text: &[u8], rng: &mut Rng) -> Vec<u32> {
     let count = vocabulary.tokenizer().vocab_size() as u32;
     let mut tokens = Vec::new();
@@ -84,19 +84,19 @@ pub fn tokens(vocabulary: &GrammarVocabulary, text: &[u8], rng: &mut Rng) -> Vec
     tokens
 }
 
-/// Whether a mask has a token.
+/// Returns whether a mask contains a token.
 pub fn has(mask: &[u32], token: u32) -> bool {
     mask.get(token as usize / 32)
         .is_some_and(|word| word >> (token % 32) & 1 == 1)
 }
 
-/// A constraint over single bytes.
+/// Returns a constraint over single bytes.
 pub fn over_bytes(grammar: &Grammar) -> GrammarConstraint {
     let vocabulary = GrammarVocabulary::new(&tokenizer(&[])).unwrap();
     grammar.constraint(&vocabulary).unwrap()
 }
 
-/// Whether a constraint over single bytes takes a text from where it is, as a whole.
+/// Returns whether a constraint over single bytes accepts a text as a whole from its current state.
 pub fn takes(constraint: &GrammarConstraint, text: &str) -> bool {
     let mut constraint = constraint.clone();
     let goes_on = text

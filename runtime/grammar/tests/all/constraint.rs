@@ -1,4 +1,4 @@
-//! A text on its way: ends, tokens by name, copies, ways back.
+//! Constraints during generation: ends, tokens by name, clones, rollback.
 
 use crate::common::{CALL, END, OTHER, has, over_bytes, takes, tokenizer};
 use samite_grammar::{Grammar, GrammarConstraint, GrammarVocabulary, Part};
@@ -74,13 +74,13 @@ fn numbers_in_json_have_an_end_in_any_grammar() {
             constraint.reset().unwrap();
         }
     }
-    // Digits of texts are no number.
+    // Digits in strings are not numbers.
     let strings = Grammar::json_schema(r#"{"type": "string"}"#).unwrap();
     assert!(takes(
         &over_bytes(&strings),
         &format!("\"{}\"", "3".repeat(200))
     ));
-    // Nor are those of a tool's free text, whose quotes are not JSON's.
+    // Nor are digits in a tool's free text, whose quotes are not JSON's.
     let part = Part::Sequence(vec![
         Part::Through("</p>".to_owned()),
         Part::Json(serde_json::json!({"type": "number"})),
@@ -125,7 +125,7 @@ fn tokens_by_number_and_name() {
     constraint.accept(CALL).unwrap();
     assert!(!constraint.allows(CALL).unwrap());
     constraint.accept(byte(b'x')).unwrap();
-    // Any token but that one, also one that is no text.
+    // Any token but that one, including one that is not text.
     assert!(!constraint.allows(CALL).unwrap());
     for token in [OTHER, 1, byte(b'z'), 261] {
         assert!(constraint.allows(token).unwrap(), "{token}");
@@ -157,7 +157,7 @@ fn tokens_with_the_same_text_are_the_same() {
     constraint.accept(a).unwrap();
     assert_eq!(allowed(&mut constraint), [byte(b'b'), b]);
     constraint.accept(byte(b'b')).unwrap();
-    // Here that one is meant, not its text.
+    // Here the token is named, not its text.
     assert!(!constraint.allows(byte(b'a')).unwrap());
     constraint.accept(a).unwrap();
     assert!(constraint.is_finished());
@@ -184,7 +184,7 @@ fn ways_back() {
         constraint.reset().unwrap();
         assert_eq!(allowed(&mut constraint), masks[0]);
         assert!(constraint.rollback(1).is_err());
-        // What is refused leaves everything as it was.
+        // A rejected token leaves the state unchanged.
         assert!(constraint.accept(byte(b'c')).is_err());
         assert_eq!(allowed(&mut constraint), masks[0]);
     }
@@ -256,7 +256,7 @@ fn a_sampler_keeps_to_it() {
             assert!(letters || text.bytes().all(|c| c == b'x'), "{text}");
         }
     }
-    // Where the grammar's tokens have no logits, nothing is chosen.
+    // If no allowed token has a logit, sampling fails.
     let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
     sampler.set_constraint(Some(Box::new(constraint)));
     let message = sampler.sample(&[1.0, 2.0, 3.0]).unwrap_err().to_string();
@@ -285,7 +285,7 @@ fn integers_have_an_end_and_are_not_rounded() {
         let error = Grammar::json_schema(schema).unwrap_err().to_string();
         assert!(error.contains("would be rounded"), "{error}");
     }
-    // Bounds beyond those of 64-bit integers are lowered, and annotations say nothing.
+    // Bounds beyond 64-bit integers are clamped, and annotations are ignored.
     for schema in [
         r#"{"type": "integer", "maximum": 9223372036854775807}"#,
         r#"{"type": "integer", "default": 9223372036854775807}"#,

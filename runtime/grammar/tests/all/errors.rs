@@ -1,4 +1,4 @@
-//! Grammars that are wrong, and what is said of them.
+//! Invalid grammars and their error messages.
 
 use crate::common::{checked, tokenizer};
 use samite_grammar::{Grammar, GrammarVocabulary};
@@ -317,7 +317,7 @@ fn what_is_too_large_or_too_deep() {
     let expected = "rules and groups are more than 300 deep in each other";
     assert!(message.contains(expected), "{message}");
     assert!(checked(Grammar::gbnf(&chain(140))).is_ok());
-    // Repeats in repeats take no longer than their text.
+    // Nested repeats take no longer than their text.
     let doubled = (0..40).map(|n| format!("r{n} ::= r{} r{}\n", n + 1, n + 1));
     let doubled: String = doubled.collect();
     let doubled = format!("root ::= r0\n{doubled}r40 ::= \"a\" | \"b\"");
@@ -329,7 +329,7 @@ fn what_is_too_large_or_too_deep() {
             drop(checked(Grammar::gbnf(&grammar)));
             sender.send(())
         });
-        // Once for each text that the first one stands for is centuries.
+        // Expanding every repetition separately would take centuries.
         let ended = ended.recv_timeout(samite_testing::HANG_GUARD);
         assert!(ended.is_ok(), "{text:.60}");
     }
@@ -337,7 +337,7 @@ fn what_is_too_large_or_too_deep() {
 
 #[test]
 fn choices_of_many_words_are_kept_to() {
-    // More than are compared with each other, alone and with something behind.
+    // More than are compared with each other, alone and with a suffix.
     let words: Vec<String> = (0..1500).map(|n| format!("\"word{n}\"")).collect();
     for end in ["", " \".\""] {
         let grammar = Grammar::gbnf(&format!("root ::= ({}){end}", words.join(" | "))).unwrap();

@@ -1,13 +1,14 @@
-//! A second reader of GBNF, and Earley's algorithm over single characters: slow, and nothing in common with the crate.
+//! Independent reference: a second GBNF parser and Earley's algorithm over single characters. Slow,
+//! and shares no code with the crate.
 
 use samite_text::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A grammar as plain productions.
 pub struct Judge {
-    /// For each rule: what it derives.
+    /// Productions of each rule.
     rules: Vec<Vec<Vec<Symbol>>>,
-    /// The length of the shortest derivation, in steps down.
+    /// Height of the shortest derivation tree.
     heights: Vec<usize>,
     nullable: Vec<bool>,
 }
@@ -209,7 +210,7 @@ impl Reader {
     }
 }
 
-/// An item: rule, alternative, place in it, and where it began.
+/// Earley item: rule, alternative, position in it, and origin.
 type Item = (usize, usize, usize, usize);
 
 impl Judge {
@@ -257,7 +258,7 @@ impl Judge {
         }
     }
 
-    /// Before the first character.
+    /// Returns the chart before the first character.
     pub fn start(&self) -> Chart<'_> {
         let mut chart = Chart {
             judge: self,
@@ -270,7 +271,7 @@ impl Judge {
         chart
     }
 
-    /// A text that the grammar derives, of about `size` characters.
+    /// Derives a random text of about `size` characters.
     pub fn derive(&self, size: usize, rng: &mut Rng) -> String {
         let mut text = String::new();
         let mut stack = vec![Symbol::Rule(0)];
@@ -319,7 +320,7 @@ impl Judge {
     }
 }
 
-/// A text on its way.
+/// State of a partial text.
 #[derive(Clone)]
 pub struct Chart<'j> {
     judge: &'j Judge,
@@ -367,7 +368,7 @@ impl Chart<'_> {
         self.sets.push(set);
     }
 
-    /// Goes on with a character; says whether anything can come of that.
+    /// Advances by a character; returns whether any continuation exists.
     pub fn push(&mut self, c: char) -> bool {
         let last = self.sets.last().unwrap();
         let next: BTreeSet<Item> = last
@@ -386,12 +387,12 @@ impl Chart<'_> {
         is_alive
     }
 
-    /// Takes the last `count` characters back.
+    /// Removes the last `count` characters.
     pub fn pop(&mut self, count: usize) {
         self.sets.truncate(self.sets.len() - count);
     }
 
-    /// Whether the text may end.
+    /// Returns whether the text may end.
     pub fn is_complete(&self) -> bool {
         let last = self.sets.last().unwrap();
         last.iter().any(|&(rule, option, place, began)| {
@@ -399,7 +400,7 @@ impl Chart<'_> {
         })
     }
 
-    /// Whether a whole text in bytes, the last character maybe not complete, can come next.
+    /// Returns whether these bytes can follow as a whole; the last character may be incomplete.
     pub fn allows(&mut self, bytes: &[u8]) -> bool {
         let mut pushed = 0;
         let mut is_alive = true;
@@ -422,7 +423,7 @@ impl Chart<'_> {
         allowed
     }
 
-    /// Whether a character can come that begins with these bytes.
+    /// Returns whether a character that begins with these bytes can follow.
     fn allows_begun(&self, begun: &[u8]) -> bool {
         let (length, bits) = match begun[0] {
             0xC2..=0xDF => (2, 0x1F),

@@ -1,17 +1,17 @@
-//! Eight languages, each over random texts of which the judge says the same.
+//! Eight languages, each compared with the independent reference on random texts.
 
 use crate::common::{END, has, piece, tokens, vocabulary_of};
 use crate::judge::{Chart, Judge};
 use samite_grammar::{Grammar, GrammarVocabulary};
 use samite_text::{Constraint, Rng};
 
-/// Texts of each language; `SAMITE_GRAMMAR_TEXTS=10000` tries more.
+/// Returns the number of texts per language; `SAMITE_GRAMMAR_TEXTS=10000` tries more.
 fn texts() -> usize {
     let asked = std::env::var("SAMITE_GRAMMAR_TEXTS").ok();
     asked.and_then(|count| count.parse().ok()).unwrap_or(1000)
 }
 
-/// A derived text, or one that somebody spoilt.
+/// Returns a derived text, sometimes with random errors.
 fn text(judge: &Judge, rng: &mut Rng) -> String {
     let size = rng.below(40);
     let mut text: Vec<char> = judge.derive(size, rng).chars().collect();
@@ -28,7 +28,7 @@ fn text(judge: &Judge, rng: &mut Rng) -> String {
     text.into_iter().collect()
 }
 
-/// The judge behind bytes, of which the last ones may be no whole character yet.
+/// The reference after a byte prefix, whose last character may be incomplete.
 struct Behind<'j> {
     chart: Chart<'j>,
     pending: Vec<u8>,
@@ -69,7 +69,7 @@ fn check_mask(vocabulary: &GrammarVocabulary, mask: &[u32], behind: &mut Behind<
     }
 }
 
-/// How many texts were complete, and how many were refused.
+/// Compares texts; returns how many were complete, and how many were rejected.
 fn check(name: &str, source: &str) -> (usize, usize) {
     let judge = Judge::new(source);
     let mut rng = Rng::new(1);
@@ -144,7 +144,7 @@ languages!(
     arithmetic, chess, c, english, japanese, json, json_arr, list
 );
 
-/// Where a lexer that always goes on would run past what the grammar means.
+/// Grammars for which a greedy lexer would read too far.
 #[test]
 fn what_goes_on_too_far() {
     for source in [

@@ -1,4 +1,4 @@
-//! Grammars that begin at a trigger.
+//! Grammars that start at a trigger.
 
 use crate::common::{CALL, END, OTHER, has, tokenizer};
 use samite_grammar::{Grammar, GrammarVocabulary, Lazy, Trigger};
@@ -13,7 +13,8 @@ fn lazy(grammar: &str, triggers: &[Trigger], words: &[&str]) -> (Lazy, GrammarVo
     (Lazy::new(inner, triggers).unwrap(), vocabulary)
 }
 
-/// Accepts a text as the tokens that its words are, `|` between them; says how far it came.
+/// Accepts the `|`-separated words of a text, each as one token or as bytes. The error names the
+/// rejected word.
 fn say(lazy: &mut Lazy, vocabulary: &GrammarVocabulary, text: &str) -> Result<(), String> {
     for word in text.split('|') {
         let found = vocabulary.tokenizer().find(word.replace(' ', "▁"));
@@ -48,7 +49,7 @@ fn until_the_trigger_everything_is_allowed() {
     assert_eq!(set as usize, count);
     say(&mut lazy, &vocabulary, "free|[y").unwrap();
     assert!(!lazy.is_triggered());
-    // The word begins in the middle of a token, and ends in the middle of another one.
+    // The word begins in the middle of one token and ends in the middle of another.
     say(&mut lazy, &vocabulary, "a[|x]").unwrap();
     assert!(lazy.is_triggered() && lazy.is_finished());
 }
@@ -67,7 +68,7 @@ fn what_follows_the_trigger_keeps_to_the_grammar() {
     assert!(say(&mut text, &vocabulary, "x").is_err());
     say(&mut text, &vocabulary, "</t>").unwrap();
     assert!(text.is_finished());
-    // What follows in the same token must keep to it, too.
+    // The rest of the same token must conform as well.
     let mut text = beginning.clone();
     assert!(say(&mut text, &vocabulary, "<t>x").is_err());
     text.reset().unwrap();
@@ -95,7 +96,7 @@ fn tokens_are_triggers() {
 #[test]
 fn expressions_are_triggers() {
     let pattern = |text: &str| [Trigger::Pattern(text.into())];
-    // From the first group that is not empty, or from the whole match.
+    // From the first non-empty group, or from the whole match.
     for (expression, text, rest) in [
         ("call: *(f[0-9])", "I call:  f7", "("),
         ("call: *(x)?(f[0-9])", "call: f7", "("),
@@ -157,7 +158,7 @@ fn it_sleeps_until_a_text_comes() {
         assert!(!lazy.is_triggered());
         say(&mut lazy, &vocabulary, "o!").unwrap();
         assert!(lazy.is_triggered() && lazy.is_finished());
-        // And once more.
+        // Repeat after a reset.
         lazy.reset().unwrap();
     }
 }
@@ -178,7 +179,7 @@ fn tokens_that_break_the_grammar_as_they_begin_it_are_not_allowed() {
         let mask = lazy.mask().unwrap();
         assert!(!has(mask, bad) && has(mask, good) && has(mask, END));
     }
-    // The text goes on as if nothing had been asked.
+    // The text continues without a grammar.
     lazy.accept(find(">1")).unwrap();
     assert!(lazy.is_triggered() && lazy.is_complete());
 }

@@ -1,6 +1,6 @@
-//! Grammars from outside: what they let through, what they refuse, and how they fail.
+//! Untrusted grammars: which texts they allow, which they reject, and how they fail.
 
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 mod common;
 mod constraint;

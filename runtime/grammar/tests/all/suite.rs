@@ -1,17 +1,19 @@
-//! The public JSON-Schema-Test-Suite, in the folder that `SAMITE_TEST_JSON_SCHEMA_SUITE` names (`tests/draft2020-12` of it), with that of formats: a schema is refused by name, or
-//! takes what is valid and nothing else.
+//! The public JSON-Schema-Test-Suite, from the folder in `SAMITE_TEST_JSON_SCHEMA_SUITE` (its
+//! `tests/draft2020-12`), including formats. A schema is either rejected with a named reason, or
+//! accepts exactly the valid values.
 
 use crate::common::{checked, over_bytes, takes};
 use samite_grammar::Grammar;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Values of the length that a mistake would be told with.
+/// Shortens a value for error messages.
 fn short(value: &impl ToString) -> String {
     value.to_string().chars().take(300).collect()
 }
 
-/// Members in the order of the schema's, as grammars want them; those that it does not name come last.
+/// Sorts members into the schema's order, which grammars require; members that it does not name
+/// come last.
 fn ordered(value: &Value, schema: &Value) -> Value {
     match value {
         Value::Object(members) => {
@@ -32,15 +34,15 @@ fn ordered(value: &Value, schema: &Value) -> Value {
     }
 }
 
-/// What is not enforced as the suite wants it, by file and part of the description.
+/// Known differences from the suite, by file and part of the description.
 const OTHERWISE: &[(&str, &str)] = &[
-    // Where it is only a remark, a format is enforced here.
+    // Formats are enforced here even where they are only annotations.
     ("format", ""),
-    // Members come in the order of all schemas together.
+    // Members come in the combined order of all schemas.
     ("allOf", "\"allOf\": \"allOf\""),
     ("allOf", "allOf with base schema"),
     ("const", "same object with different property order"),
-    // Forms that are valid and rare never come.
+    // Valid but rare forms are never generated.
     ("date-time", "leap second"),
     ("time", "valid leap second"),
     ("time", "a valid time string with leap second"),
@@ -48,11 +50,12 @@ const OTHERWISE: &[(&str, &str)] = &[
     ("email", "an IPv6-address-literal"),
     ("ipv6", "mixed format with"),
     ("ipv6", "a long valid ipv6"),
-    // Nothing is fetched, metaschemas neither.
+    // Remote schemas are not fetched, including metaschemas.
     ("vocabulary", "no validation vocabulary"),
 ];
 
-/// A number has one form here: a whole one has no fraction.
+/// Returns true for a whole number written with a fraction: grammars here allow one form of a
+/// number only.
 fn has_needless_fraction(value: &Value) -> bool {
     match value {
         Value::Number(number) => number.is_f64() && number.as_f64().unwrap().fract() == 0.0,
@@ -61,7 +64,7 @@ fn has_needless_fraction(value: &Value) -> bool {
     }
 }
 
-/// Formats that are enforced; others are annotations.
+/// Enforced formats; others are annotations.
 const FORMATS: [&str; 10] = [
     "date-time",
     "time",

@@ -1,7 +1,8 @@
-//! Control vectors: directions that are added to what layers give ([Zou et al. 2023](https://arxiv.org/abs/2310.01405)).
+//! Control vectors: directions that are added to the results of layers ([Zou et al.
+//! 2023](https://arxiv.org/abs/2310.01405)).
 //!
-//! The files are llama.cpp's: `direction.N` is added to what the layer with number `N` gives, where the first layer has number 0, and none is added
-//! to that.
+//! The file format is llama.cpp's: `direction.N` is added to the result of layer `N`. The first
+//! layer is number 0 and has no direction.
 
 use super::{Adapter, read};
 use crate::error::{Error, Result};
@@ -15,16 +16,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 const ARCHITECTURE: &str = "controlvector";
-/// The architecture of the model that it was made for.
+/// Key of the architecture of the model that the vector was made for.
 const KEY_MODEL: &str = "controlvector.model_hint";
 const PREFIX: &str = "direction.";
 
 impl Adapter {
-    /// Loads the control vector for `model` in the file at `path`: each direction to the device of its layer, those of the layers in `layers` alone.
+    /// Loads a control vector for `model` from the file at `path`, with only the directions of the
+    /// layers in `layers`. Each direction goes to the device of its layer.
     ///
     /// # Errors
-    /// [`Error::Model`] if the file is no control vector, or one of another model, or it has no direction for these layers; if it cannot be read or a
-    /// device has not enough memory.
+    /// Returns [`Error::Model`] if the file is not a control vector, belongs to another model, or
+    /// has no direction for these layers. Also fails if the file cannot be read, or if a device
+    /// does not have enough memory.
     pub fn load_control_vector(
         path: impl AsRef<Path>,
         model: &Arc<Model>,
@@ -33,10 +36,11 @@ impl Adapter {
         Self::load_control_vector_in(&SystemFiles, path, model, layers)
     }
 
-    /// [`load_control_vector`](Adapter::load_control_vector) of one among `files`.
+    /// Loads a control vector like [`load_control_vector`](Adapter::load_control_vector), from
+    /// `files`.
     ///
     /// # Errors
-    /// As [`load_control_vector`](Adapter::load_control_vector).
+    /// Fails like [`load_control_vector`](Adapter::load_control_vector).
     pub fn load_control_vector_in(
         files: &dyn Files,
         path: impl AsRef<Path>,
@@ -98,10 +102,12 @@ impl Adapter {
         Self::of_directions(path, metadata, model, directions)
     }
 
-    /// A control vector for `model` that is in memory: directions by the numbers of their layers.
+    /// Creates a control vector for `model` from directions in memory, by layer.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that the model does not have, or the first one, or another width; if a device has not enough memory.
+    /// Returns [`Error::InvalidArgument`] if the model does not have a layer, if a layer is the
+    /// first one, or if a direction has another width. Also fails if a device does not have enough
+    /// memory.
     pub fn control_vector<'a>(
         model: &Arc<Model>,
         directions: impl IntoIterator<Item = (usize, &'a [f32])>,
@@ -126,7 +132,7 @@ impl Adapter {
         )
     }
 
-    /// Brings directions to the devices of their layers.
+    /// Uploads directions to the devices of their layers.
     fn of_directions(
         path: &Path,
         metadata: Metadata,

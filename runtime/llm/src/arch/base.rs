@@ -1,4 +1,4 @@
-//! What most architectures read from a file in the same way, and the parts that they are made of.
+//! The metadata that most architectures read in the same way, and the building blocks of layers.
 
 pub(super) mod outputs;
 
@@ -11,61 +11,63 @@ use crate::error::{Error, Result};
 use samite_core::{Glu, Rope, RopeMode, Unary};
 use samite_gguf::StringArray;
 
-/// The numbers of a model that nearly every architecture has, and parts made of them. A part is as in llama; an architecture changes what
-/// is different.
+/// The parameters that nearly every architecture has, and the building blocks that derive from
+/// them. The blocks are those of Llama; an architecture changes what differs.
 #[derive(Debug)]
 pub struct Base<'a> {
-    /// What the file says.
+    /// Metadata of the file.
     pub keys: &'a Keys<'a>,
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary.
     pub n_vocab: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
     /// Context length of the training.
     pub n_ctx_train: usize,
-    /// Layers, without those that predict further tokens.
+    /// Number of layers, without MTP layers.
     pub n_layer: usize,
-    /// Layers that predict further tokens, which are not used.
+    /// Number of MTP layers, which are not used.
     pub n_spare: usize,
-    /// Heads of queries, by layer; 0 where there is no attention.
+    /// Number of query heads by layer; 0 in layers without attention.
     pub heads: Vec<usize>,
-    /// Heads of keys and values, by layer.
+    /// Number of key and value heads by layer.
     pub heads_kv: Vec<usize>,
-    /// Width of the feed-forward part, by layer; 0 where there is none. Absent if the file does not say.
+    /// Width of the feed-forward network by layer; 0 in layers without one. Absent if the file does
+    /// not specify it.
     pub widths: Option<Vec<usize>>,
-    /// Elements of a head of queries and keys.
+    /// Elements of a query or key head.
     pub head_k: usize,
-    /// Elements of a head of values.
+    /// Elements of a value head.
     pub head_v: usize,
-    /// The function of norms.
+    /// Normalization function.
     pub norm: NormKind,
-    /// Whether norms add something.
+    /// Presence of biases in norms.
     pub norm_bias: Presence,
-    /// Whether linear layers have biases.
+    /// Presence of biases in linear layers.
     pub bias: Presence,
-    /// The rotation of queries and keys.
+    /// Rotation of queries and keys.
     pub rope: Rope,
 }
 
-/// The number that keeps norms by the root of the mean of squares from dividing by 0.
+/// Key of the epsilon of RMSNorm.
 const RMS_EPSILON: &str = "attention.layer_norm_rms_epsilon";
-/// The same of norms that shift the mean.
+/// Key of the epsilon of LayerNorm.
 const LAYER_EPSILON: &str = "attention.layer_norm_epsilon";
 
 impl<'a> Base<'a> {
-    /// Reads the numbers of a model with RMS norms, whose heads are rotated by `mode`.
+    /// Reads the parameters of a model with RMSNorm whose heads are rotated by `mode`.
     ///
     /// # Errors
-    /// A key that is missing or of another type; a number that is zero, absurd, or contradicts another: by key.
+    /// Returns an error if a key is missing or has another type, or if a number is zero, absurd or
+    /// contradicts another. The message names the key.
     pub fn read(keys: &'a Keys<'a>, mode: RopeMode) -> Result<Self> {
         let norm = NormKind::Rms(keys.epsilon(RMS_EPSILON)?);
         Self::with_norm(keys, mode, norm)
     }
 
-    /// As [`read`](Self::read), with norms that shift the mean, with scales and biases.
+    /// Reads the parameters of a model with LayerNorm, with scales and biases.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Fails like [`read`](Self::read).
     pub fn read_layer_norm(keys: &'a Keys<'a>, mode: RopeMode) -> Result<Self> {
         let norm = NormKind::Layer(keys.epsilon(LAYER_EPSILON)?);
         Ok(Base {
@@ -141,10 +143,10 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// The model whose layers `layer` makes, each from its number.
+    /// Creates a decoder with the layers that `layer` returns for each index.
     ///
     /// # Errors
-    /// What `layer` says.
+    /// Returns the errors of `layer`.
     pub fn decoder(&self, mut layer: impl FnMut(usize) -> Result<Layer>) -> Result<Spec> {
         Ok(Spec {
             n_vocab: self.n_vocab,
@@ -162,7 +164,7 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// The last norm and the output matrix, which may be the table of embeddings.
+    /// Creates the last norm and the output matrix, which may be the embedding table.
     pub fn head(&self) -> Head {
         Head {
             norm: Some(self.norm("output_norm", self.n_embd)),
@@ -176,7 +178,7 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// A layer of parts one after the other.
+    /// Creates a layer from a sequence of sub-layers.
     pub fn layer(&self, block: usize, parts: impl Into<Vec<Part>>) -> Layer {
         Layer {
             block,
@@ -187,7 +189,8 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// The layer of llama: a norm before attention, and one before the feed-forward part.
+    /// Creates a layer of Llama, with a norm before attention and one before the feed-forward
+    /// network.
     pub fn pre_norm(
         &self,
         il: usize,
@@ -203,7 +206,7 @@ impl<'a> Base<'a> {
         )
     }
 
-    /// A norm of rows of `width` elements.
+    /// Creates a norm of rows of `width` elements.
     pub fn norm(&self, name: &'static str, width: usize) -> Norm {
         Norm {
             name,
@@ -215,7 +218,7 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// A norm without scale.
+    /// Creates a norm without scale.
     pub fn bare_norm(&self, name: &'static str) -> Norm {
         Norm {
             weight: Presence::Absent,
@@ -224,20 +227,22 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// A norm of the residual stream.
+    /// Creates a norm of the residual stream.
     pub fn stream_norm(&self, name: &'static str) -> Norm {
         self.norm(name, self.n_embd)
     }
 
-    /// A matrix product.
+    /// Creates a linear layer.
     pub fn linear(&self, name: &'static str, extents: [usize; 2]) -> Linear {
         Linear::new(name, extents).bias(self.bias)
     }
 
-    /// The attention of layer `il`. It has one matrix for queries, keys and values if the file has that.
+    /// Creates the attention of layer `il`, with one matrix for queries, keys and values if the
+    /// file has it.
     ///
     /// # Errors
-    /// If the layer has no heads, or they do not share those of keys and values evenly.
+    /// Returns an error if the layer has no heads, or if the number of query heads is not a
+    /// multiple of the number of key and value heads.
     pub fn attention(&self, il: usize) -> Result<Attention> {
         let (n_head, n_head_kv) = (self.heads[il], self.heads_kv[il]);
         self.keys.at_least_1("attention.head_count", n_head)?;
@@ -252,10 +257,10 @@ impl<'a> Base<'a> {
         Ok(self.attention_of([n_head, n_head_kv], [self.head_k, self.head_v], il))
     }
 
-    /// The attention of layer `il`, every head of whose queries and keys is normalised.
+    /// Creates the attention of layer `il` with a norm of every query and key head.
     ///
     /// # Errors
-    /// As [`attention`](Self::attention).
+    /// Fails like [`attention`](Self::attention).
     pub fn normed_attention(&self, il: usize) -> Result<Attention> {
         let mut attention = self.attention(il)?;
         for (norm, name) in attention
@@ -268,10 +273,11 @@ impl<'a> Base<'a> {
         Ok(attention)
     }
 
-    /// The attention of layer `il`, whose queries are normalised all together, and so are its keys.
+    /// Creates the attention of layer `il` with a norm over all query heads, and one over all key
+    /// heads.
     ///
     /// # Errors
-    /// As [`attention`](Self::attention).
+    /// Fails like [`attention`](Self::attention).
     pub fn token_normed_attention(&self, il: usize) -> Result<Attention> {
         let mut attention = self.attention(il)?;
         attention.norm_over = NormOver::Token;
@@ -281,10 +287,10 @@ impl<'a> Base<'a> {
         Ok(attention)
     }
 
-    /// The divisors of frequencies that the files of Llama and its kin may have.
+    /// Returns the frequency divisors that files of Llama and similar models may have.
     ///
     /// # Errors
-    /// For a key of another type.
+    /// Returns an error if a key has another type.
     pub fn divisors(&self) -> Result<Divisors> {
         Ok(match self.keys.get::<&str>("rope.scaling.type")? {
             Some("longrope") => self.long_short()?,
@@ -292,10 +298,10 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// Divisors for contexts longer than the original one, and others for shorter ones.
+    /// Returns separate divisors for contexts that are longer and shorter than the original one.
     ///
     /// # Errors
-    /// For a key of another type.
+    /// Returns an error if a key has another type.
     pub fn long_short(&self) -> Result<Divisors> {
         let original = self.keys.extent("rope.scaling.original_context_length")?;
         Ok(Divisors::LongShort {
@@ -303,27 +309,28 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// The factor of the logits of attention, if the file says one.
+    /// Returns the scale of the attention logits, if the file specifies it.
     ///
     /// # Errors
-    /// For a value of another type, infinity or NaN.
+    /// Returns an error if the value has another type, is infinite, or is NaN.
     pub fn attention_scale(&self) -> Result<Option<f32>> {
         self.keys.factor("attention.scale")
     }
 
-    /// The size of the window of attention; `None` if the file speaks of none.
+    /// Returns the size of the attention window, if the file specifies one.
     ///
     /// # Errors
-    /// For a value of another type.
+    /// Returns an error if the value has another type.
     pub fn window(&self) -> Result<Option<usize>> {
         let size = self.keys.count("attention.sliding_window")?;
         Ok(size.filter(|&size| size != 0))
     }
 
-    /// Which layers look through a window: as the file says, or all but the last, or first, of `each`.
+    /// Returns which layers have a window. The file's pattern takes precedence; by default, all
+    /// layers but the last of `each` have one, or all but the first if `first` is set.
     ///
     /// # Errors
-    /// For a value of another type, or a list that is too short.
+    /// Returns an error if the value has another type, or if the list is too short.
     pub fn windowed(&self, each: usize, first: bool) -> Result<Vec<bool>> {
         const KEY: &str = "attention.sliding_window_pattern";
         let is_list = self.keys.is_list(KEY);
@@ -341,10 +348,11 @@ impl<'a> Base<'a> {
         Ok((0..layers).map(windowed).collect())
     }
 
-    /// The rotation of layers with a window: another base, if the file says one, and the scale of all layers, or with `plain` none.
+    /// Returns the rotation of layers with a window. It has its own base, if the file specifies
+    /// one. Its scale is that of all layers, or none if `plain` is set.
     ///
     /// # Errors
-    /// For a value of another type, or one that is not positive.
+    /// Returns an error if the value has another type or is not positive.
     pub fn window_rope(&self, plain: bool) -> Result<Rope> {
         let freq_base = self
             .keys
@@ -358,7 +366,8 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// The attention of layer `block` with so many heads, of queries and of keys and values, each of so many elements, of keys and of values.
+    /// Creates the attention of layer `block` with these numbers of query heads and of key and
+    /// value heads, and these sizes of key heads and of value heads.
     pub fn attention_of(
         &self,
         [n_head, n_head_kv]: [usize; 2],
@@ -407,10 +416,10 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// Width of the feed-forward part of layer `il`.
+    /// Returns the width of the feed-forward network of layer `il`.
     ///
     /// # Errors
-    /// If the file does not say, or says 0.
+    /// Returns an error if the file does not specify it, or if it is 0.
     pub fn width(&self, il: usize) -> Result<usize> {
         const KEY: &str = "feed_forward_length";
         match &self.widths {
@@ -419,10 +428,10 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// The gated feed-forward part of layer `il`.
+    /// Creates the gated feed-forward network of layer `il`.
     ///
     /// # Errors
-    /// As [`width`](Self::width).
+    /// Fails like [`width`](Self::width).
     pub fn swiglu(&self, il: usize) -> Result<Mlp> {
         Ok(self.gated(
             ["ffn_gate", "ffn_up", "ffn_down"],
@@ -431,7 +440,7 @@ impl<'a> Base<'a> {
         ))
     }
 
-    /// A gated feed-forward part of `width`, with the names of its matrices.
+    /// Creates a gated feed-forward network of `width` with the given names of its matrices.
     pub fn gated(&self, [gate, up, down]: [&'static str; 3], width: usize, glu: Glu) -> Mlp {
         Mlp {
             gate: Some(self.linear(gate, [self.n_embd, width])),
@@ -443,7 +452,7 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// A gated feed-forward part of `width` of which one matrix gives gate and value.
+    /// Creates a gated feed-forward network of `width` with one matrix for gate and value.
     pub fn fused_gated(&self, width: usize, glu: Glu) -> Mlp {
         Mlp {
             gate: None,
@@ -455,10 +464,10 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// The feed-forward part of layer `il` with a function of one value.
+    /// Creates the feed-forward network of layer `il` without a gate.
     ///
     /// # Errors
-    /// As [`width`](Self::width).
+    /// Fails like [`width`](Self::width).
     pub fn plain(&self, il: usize, activation: Activation) -> Result<Mlp> {
         let width = self.width(il)?;
         Ok(Mlp {
@@ -471,18 +480,19 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// The feed-forward part of layer `il` with GELU.
+    /// Creates the feed-forward network of layer `il` with GELU.
     ///
     /// # Errors
-    /// As [`width`](Self::width).
+    /// Fails like [`width`](Self::width).
     pub fn gelu(&self, il: usize) -> Result<Mlp> {
         self.plain(il, Activation::Plain(Unary::Gelu))
     }
 
-    /// How many experts there are, and how many of them a token uses; `None` if the file speaks of none.
+    /// Returns the number of experts, and of those that a token uses, if the file specifies
+    /// experts.
     ///
     /// # Errors
-    /// If one of the two is missing or 0, or more are used than there are.
+    /// Returns an error if one of the two is missing or 0, or if more experts are used than exist.
     pub fn expert_counts(&self) -> Result<Option<[usize; 2]>> {
         match self.keys.count("expert_count")? {
             None | Some(0) => Ok(None),
@@ -490,10 +500,11 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// The same for an architecture that knows nothing but experts.
+    /// Returns the number of experts, and of those that a token uses, for an architecture that
+    /// always has experts.
     ///
     /// # Errors
-    /// As [`expert_counts`](Self::expert_counts), or if the file speaks of none.
+    /// Fails like [`expert_counts`](Self::expert_counts), or if the file does not specify experts.
     pub fn require_expert_counts(&self) -> Result<[usize; 2]> {
         let count = self.keys.require_extent("expert_count")?;
         let used = self.keys.require_extent("expert_used_count")?;
@@ -506,10 +517,10 @@ impl<'a> Base<'a> {
         Ok([count, used])
     }
 
-    /// An error if the file speaks of experts, which this architecture has none of.
+    /// Rejects files with experts, for an architecture that has none.
     ///
     /// # Errors
-    /// If it does.
+    /// Returns an error if the file specifies experts.
     pub fn refuse_experts(&self) -> Result<()> {
         match self.keys.count("expert_count")? {
             None | Some(0) => Ok(()),
@@ -522,28 +533,28 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// The width of an expert that the file says, if it does.
+    /// Returns the width of an expert, if the file specifies it.
     ///
     /// # Errors
-    /// For a value of another type.
+    /// Returns an error if the value has another type.
     pub fn expert_width(&self) -> Result<Option<usize>> {
-        // 0 stands for "not said".
+        // 0 stands for an unspecified width.
         let width = self.keys.count("expert_feed_forward_length")?;
         Ok(width.filter(|&width| width != 0))
     }
 
-    /// The width of an expert that the file must say.
+    /// Returns the width of an expert, which the file must specify.
     ///
     /// # Errors
-    /// If it does not.
+    /// Returns an error if it does not.
     pub fn require_expert_width(&self) -> Result<usize> {
         self.keys.require_extent("expert_feed_forward_length")
     }
 
-    /// How a router's numbers become shares: as the file says, or `otherwise`.
+    /// Returns the routing function that the file specifies, or `otherwise`.
     ///
     /// # Errors
-    /// For a way that is not known.
+    /// Returns an error if the function is not supported.
     pub fn routing(&self, otherwise: Routing) -> Result<Routing> {
         const KEY: &str = "expert_gating_func";
         match self.keys.count(KEY)? {
@@ -558,15 +569,15 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// Layers before the first mixture.
+    /// Returns the number of dense layers before the first mixture of experts.
     ///
     /// # Errors
-    /// For a value of another type.
+    /// Returns an error if the value has another type.
     pub fn dense_lead(&self) -> Result<usize> {
         Ok(self.keys.count("leading_dense_block_count")?.unwrap_or(0))
     }
 
-    /// The expert of `width` that every token uses.
+    /// Creates a shared expert of `width`, which every token uses.
     pub fn shared_expert(&self, width: usize) -> Mlp {
         let n_embd = self.n_embd;
         Mlp {
@@ -579,10 +590,11 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// The width of an expert: its own, or an equal share of a feed-forward part.
+    /// Returns the width of an expert. If the file does not specify it, the width of a feed-forward
+    /// network is divided by the number of experts that a token uses.
     ///
     /// # Errors
-    /// As [`width`](Self::width).
+    /// Fails like [`width`](Self::width).
     pub fn expert_width_or_share(&self, il: usize, used: usize) -> Result<usize> {
         match self.expert_width()? {
             Some(width) => Ok(width),
@@ -590,11 +602,12 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// A mixture in layer `il` of `count` gated experts of `width`, of which a token uses `used`: softmax over all, shares that add up to 1, and
-    /// what else the file says.
+    /// Creates the mixture of experts of layer `il`, with `count` gated experts of `width`. A token
+    /// uses `used` of them. The router uses a softmax over all experts, and weights are normalized
+    /// to sum to 1. The remaining parameters come from the file.
     ///
     /// # Errors
-    /// For groups of experts that cannot be, or numbers that are none.
+    /// Returns an error if the groups of experts are invalid, or if a value is not a number.
     pub fn experts(&self, il: usize, [count, used]: [usize; 2], width: usize) -> Result<Experts> {
         let matrix = |name, extents| Linear {
             experts: Some(count),
@@ -633,10 +646,11 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// The gated unit of experts in layer `il`, with the limit that the key `name` says, if it does.
+    /// Returns the gated activation of the experts of layer `il`, with the limit in the key `name`
+    /// if the file has it.
     ///
     /// # Errors
-    /// For a value of another type.
+    /// Returns an error if the value has another type.
     pub fn clamped_swiglu(&self, name: &str, il: usize) -> Result<Activation> {
         let limits = self.keys.floats(name, self.n_layer + self.n_spare)?;
         Ok(match limits.map(|limits| limits[il]) {
@@ -645,7 +659,8 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// How many groups of experts there are, and how many of them count; `None` for a single one.
+    /// Returns the number of expert groups, and of those that experts are chosen from. Returns
+    /// `None` for a single group.
     fn expert_groups(&self, count: usize, used: usize) -> Result<Option<[usize; 2]>> {
         let groups = self.keys.count("expert_group_count")?.unwrap_or(0);
         if groups <= 1 {
@@ -662,7 +677,8 @@ impl<'a> Base<'a> {
     }
 }
 
-/// As many tokens as the vocabulary lists; only a file without vocabulary needs the number as such.
+/// Returns the size of the vocabulary, which is the number of listed tokens. Only a file without a
+/// vocabulary needs a key with the size.
 fn n_vocab(keys: &Keys<'_>) -> Result<usize> {
     const TOKENS: &str = "tokenizer.ggml.tokens";
     let Some(tokens) = keys.metadata().get::<&StringArray>(TOKENS)? else {
@@ -676,7 +692,8 @@ fn n_vocab(keys: &Keys<'_>) -> Result<usize> {
     }
 }
 
-/// The rotation of queries and keys, of which each head has `head_k` elements, stretched beyond the context of the training as the file says.
+/// Returns the rotation of queries and keys with heads of `head_k` elements, scaled beyond the
+/// context of the training as the file specifies.
 fn rope(keys: &Keys<'_>, mode: RopeMode, head_k: usize, n_ctx_train: usize) -> Result<Rope> {
     let dims = keys
         .count("rope.dimension_count")?
@@ -699,11 +716,11 @@ fn rope(keys: &Keys<'_>, mode: RopeMode, head_k: usize, n_ctx_train: usize) -> R
             factor = keys.float(name, at_least_0, "a finite number, not negative")?;
         }
     }
-    // 0 is how converters write "no scaling".
+    // Converters write 0 for no scaling.
     let factor = factor.filter(|&factor| factor != 0.0).unwrap_or(1.0);
     match keys.get::<&str>("rope.scaling.type")?.unwrap_or("linear") {
         "none" => Ok(rope),
-        // What is particular to the latter is in divisors of the frequencies.
+        // The divisors of the frequencies implement the rest of LongRoPE.
         "linear" | "longrope" => Ok(Rope {
             freq_scale: 1.0 / factor,
             ..rope
@@ -717,7 +734,8 @@ fn rope(keys: &Keys<'_>, mode: RopeMode, head_k: usize, n_ctx_train: usize) -> R
                 keys.float("rope.scaling.yarn_ext_factor", f32::is_finite, "finite")?;
             let original = keys.extent("rope.scaling.original_context_length")?;
             let mscale = |multiplier: f32| 1.0 + 0.1 * multiplier * factor.ln();
-            // What the operation multiplies by is 1 + 0.1 ln(factor), as for a multiplier of 1.
+            // The operation multiplies by 1 + 0.1 ln(factor), which is the magnitude of multiplier
+            // 1.
             let magnitude = match keys.factor("rope.scaling.yarn_log_multiplier")? {
                 Some(multiplier) => 1.0 / mscale(multiplier),
                 None => 1.0,
@@ -726,7 +744,7 @@ fn rope(keys: &Keys<'_>, mode: RopeMode, head_k: usize, n_ctx_train: usize) -> R
                 attn_factor: magnitude * rope.attn_factor,
                 original_context: original.unwrap_or(n_ctx_train),
                 freq_scale: 1.0 / factor,
-                // Negative stands for "not said".
+                // A negative value stands for an unspecified one.
                 ext_factor: ext_factor.filter(|&v| v >= 0.0).unwrap_or(1.0),
                 beta_fast: keys.positive("rope.scaling.yarn_beta_fast", 32.0)?,
                 beta_slow: keys.positive("rope.scaling.yarn_beta_slow", 1.0)?,
@@ -743,7 +761,8 @@ fn rope(keys: &Keys<'_>, mode: RopeMode, head_k: usize, n_ctx_train: usize) -> R
 }
 
 impl Rotation {
-    /// The rotation that moves keys, rotated already, by a distance: without a change of magnitude, which the keys have already.
+    /// Returns the rotation that shifts keys, which are rotated already, by a distance. It does not
+    /// scale the magnitude, because the keys are scaled already.
     pub(crate) fn shift(&self) -> Rope {
         // With YaRN, the operation itself multiplies by 1 + 0.1 ln(1 / freq_scale).
         let magnitude = match self.rope.ext_factor {

@@ -1,4 +1,4 @@
-//! All architectures, those that resemble each other in one file.
+//! All architectures, with similar ones in the same file.
 
 mod delta;
 mod diffusion;

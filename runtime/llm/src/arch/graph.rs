@@ -23,30 +23,33 @@ use samite_core::{DType, Error, Graph, Result, StoredTensor, TensorId, Unary};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What a graph depends on besides the model: equal shapes have equal graphs.
+/// Shape of a graph: everything it depends on besides the model. Equal shapes have equal graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphShape {
-    /// Tokens of the micro-batch.
+    /// Number of tokens in the micro-batch.
     pub n_tokens: usize,
-    /// Cells of the KV cache that attention looks at.
+    /// Number of KV cache cells that attention reads.
     pub n_kv: usize,
-    /// The same of the cells for layers that look through a window; 0 if they are not apart.
+    /// Number of cells that layers with a window read, or 0 if they use the same cells as the other
+    /// layers.
     pub n_window: usize,
-    /// Tokens whose logits are wanted.
+    /// Number of tokens whose logits are requested.
     pub n_outputs: usize,
-    /// Sequences, each with as many tokens, one sequence after the other; 1 where the model keeps nothing of sequences.
+    /// Number of sequences, which are contiguous and have equally many tokens. 1 if the model has
+    /// no recurrent state.
     pub n_seqs: usize,
-    /// Sequences of whose tokens the mean is wanted.
+    /// Number of sequences whose mean is requested.
     pub n_means: usize,
-    /// Whether embeddings stand in the place of tokens.
+    /// True if the input consists of embeddings instead of tokens.
     pub is_embedded: bool,
-    /// Where some sequences have adapters of their own: those that a token of the micro-batch has, as bits by their place among all that sequences have.
+    /// Adapters that the tokens of the micro-batch use, if some sequences have their own. Each bit
+    /// is an index into the list of all sequences' adapters.
     pub mixed: Option<u64>,
-    /// So many of the likeliest tokens are chosen by the graph, after each token whose logits are wanted; 0 for none.
+    /// Number of top-k tokens that the graph selects for each requested row of logits; 0 for none.
     pub n_likeliest: usize,
 }
 
-/// What a graph gives.
+/// Requested results of a graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Output {
     /// Logits after tokens.
@@ -59,7 +62,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// The same, or embeddings in the place of logits of a model that gives none.
+    /// Returns `self`, or embeddings instead of logits for a model that does not return logits.
     pub fn of(self, spec: &Spec) -> Self {
         match (self, &spec.head.output) {
             (Output::Logits, None) => Output::Embeddings(spec.pooling.unwrap_or(Pooling::None)),
@@ -69,23 +72,23 @@ impl Output {
     }
 }
 
-/// What one layer keeps, as far as it does.
+/// Cache of a layer. Absent tensors are not needed by the layer.
 #[derive(Clone, Debug, Default)]
 pub struct LayerCache {
     /// Keys `[head size · kv heads, cells]`.
     pub k: Option<Arc<StoredTensor>>,
-    /// Values `[head size · kv heads, cells]`; absent if the keys hold them.
+    /// Values `[head size · kv heads, cells]`. Absent if the keys contain them.
     pub v: Option<Arc<StoredTensor>>,
-    /// What went last into a convolution, `[elements, rows]`.
+    /// Convolution states, `[elements, rows]`.
     pub conv: Option<Arc<StoredTensor>>,
-    /// Matrices, `[elements, rows]`.
+    /// Recurrent states, `[elements, rows]`.
     pub state: Option<Arc<StoredTensor>>,
-    /// Whether keys and values have the cells for layers that look through a window.
+    /// True if keys and values use the cells for layers with a window.
     pub windowed: bool,
 }
 
 impl LayerCache {
-    /// All tensors.
+    /// Returns all tensors.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &Arc<StoredTensor>> {
         [&self.k, &self.v, &self.conv, &self.state]
             .into_iter()
@@ -93,50 +96,51 @@ impl LayerCache {
     }
 }
 
-/// What a graph is made of.
+/// Context of a graph: everything that [`build`] reads.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts<'a> {
     pub spec: &'a Spec,
     pub weights: &'a Weights,
-    /// What each layer keeps.
+    /// Cache of each layer.
     pub cache: &'a [LayerCache],
-    /// Tokens that the context has room for.
+    /// Capacity of the context, in tokens.
     pub n_ctx: usize,
     pub adapters: &'a [ScaledAdapter],
-    /// Those that sequences have for themselves, see [`GraphShape::mixed`].
+    /// Adapters that belong to sequences, see [`GraphShape::mixed`].
     pub mixed: &'a [Arc<Adapter>],
-    /// One operation for the attention instead of several.
+    /// True to compute attention with one operation (flash attention).
     pub flash: bool,
-    /// What the graph is to give.
+    /// Requested results.
     pub output: Output,
 }
 
-/// A graph in the making.
+/// Builder of a graph.
 struct Builder<'a> {
     parts: Parts<'a>,
     shape: GraphShape,
     graph: Graph,
     inputs: GraphInputs,
-    /// What changes weights, in the order in which it is applied.
+    /// Adapters that change weights, in the order in which they are applied.
     changes: Vec<adapted::Change<'a>>,
-    /// Leaves of stored tensors that are in the graph already.
+    /// Leaves of stored tensors that the graph already has.
     leaves: HashMap<*const StoredTensor, TensorId>,
-    /// The number of the layer.
+    /// Index of the current layer.
     il: usize,
-    /// What names of the layer's tensors begin with.
+    /// Prefix of the names of the layer's tensors.
     prefix: String,
-    /// What went into the first layer, if layers add it.
+    /// Input of the first layer, if layers add it.
     embedded: Option<TensorId>,
-    /// Further embeddings: `[size, tokens, layers]`.
+    /// Per-layer embeddings: `[size, tokens, layers]`.
     per_layer: Option<TensorId>,
-    /// From here on, only tokens whose logits are wanted are computed.
+    /// True in the last sub-layer that mixes tokens. After it, only requested tokens are computed.
     is_last_mixing: bool,
 }
 
-/// The graph of a micro-batch, from tokens to logits.
+/// Builds the graph of a micro-batch, from tokens to logits.
 ///
 /// # Errors
-/// If operands do not fit; not for a model whose tensors were checked.
+/// Returns an error if operands do not match. This does not happen for a model whose tensors were
+/// checked.
 pub(crate) fn build(parts: Parts<'_>, shape: GraphShape) -> Result<(Graph, GraphInputs)> {
     let mut builder = Builder {
         changes: adapted::changes(&parts, shape),
@@ -218,14 +222,14 @@ impl Builder<'_> {
         Ok(id)
     }
 
-    /// The weight with this whole name, if the model has it.
+    /// Returns the weight with this full name, if the model has it.
     fn global_weight(&mut self, name: &str) -> Result<Option<TensorId>> {
         let weights = self.parts.weights;
         let tensor = weights.get(name);
         tensor.map(|tensor| self.stored(tensor)).transpose()
     }
 
-    /// The weight of the layer, if the model has it.
+    /// Returns the weight of the layer, if the model has it.
     fn optional_weight(&mut self, name: &str) -> Result<Option<TensorId>> {
         self.global_weight(&format!("{}{name}", self.prefix))
     }
@@ -236,12 +240,12 @@ impl Builder<'_> {
         })
     }
 
-    /// The product of the matrix called `name`, as adapters change it, and `x`.
+    /// Multiplies the matrix called `name`, including changes by adapters, by `x`.
     fn product(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
         let matrix = self.weight(name)?;
         let y = self.graph.mul_mat(matrix, x)?;
         self.adapted(y, name, None, |builder, pair, [a, b]| {
-            // The pair of an embedding is the other way round.
+            // The matrices of an embedding's pair are swapped.
             let [first, second] = if pair.is_embedding {
                 let turned = builder.graph.transpose(b)?;
                 [builder.graph.cont(turned)?, a]
@@ -253,7 +257,7 @@ impl Builder<'_> {
         })
     }
 
-    /// The embeddings of the tokens: `[width, tokens]`.
+    /// Returns the embeddings of the tokens: `[width, tokens]`.
     fn embedding(&mut self) -> Result<TensorId> {
         let embedding = &self.parts.spec.embedding;
         let mut x = if self.shape.is_embedded {
@@ -289,14 +293,14 @@ impl Builder<'_> {
         }
         let x = self.maybe_norm(x, &embedding.norm)?;
         if let Some(per_layer) = &embedding.per_layer {
-            // Where embeddings stand in the place of tokens, these are those of token 0, which pads.
+            // If the input consists of embeddings, token 0 (padding) provides the lookup.
             let tokens = self.per_token(Input::Tokens, DType::I32)?;
             self.per_layer = Some(self.per_layer_rows(per_layer, x, tokens)?);
         }
         Ok(x)
     }
 
-    /// The further embeddings of all layers: `[size, tokens, layers]`.
+    /// Returns the per-layer embeddings of all layers: `[size, tokens, layers]`.
     fn per_layer_rows(
         &mut self,
         per_layer: &PerLayer,
@@ -322,7 +326,7 @@ impl Builder<'_> {
         Ok(sum)
     }
 
-    /// What the layer's row of further embeddings adds.
+    /// Returns the contribution of the layer's row of per-layer embeddings.
     fn per_layer(&mut self, gate: &Linear, output: &Linear, x: TensorId) -> Result<TensorId> {
         let Some(all) = self.per_layer else {
             return Err(Error::invalid("the model has no embeddings for each layer"));
@@ -344,7 +348,7 @@ impl Builder<'_> {
         self.linear(gated, output, "per_layer_proj")
     }
 
-    /// `x` normalised, row by row.
+    /// Normalizes `x` row by row.
     fn norm(&mut self, x: TensorId, norm: &Norm) -> Result<TensorId> {
         let mut x = match norm.kind {
             NormKind::Rms(eps) => self.graph.rms_norm(x, eps)?,
@@ -376,7 +380,7 @@ impl Builder<'_> {
         }
     }
 
-    /// A linear layer; the result is called `name`.
+    /// Appends a linear layer, whose result is called `name`.
     fn linear(&mut self, x: TensorId, linear: &Linear, name: &str) -> Result<TensorId> {
         let mut y = self.product(x, &format!("{}.weight", linear.name))?;
         self.named(y, name);
@@ -395,7 +399,8 @@ impl Builder<'_> {
         }
     }
 
-    /// The residual stream after a layer; `None` if nothing is left to do, because no logits are wanted and everything is stored.
+    /// Returns the residual stream after a layer. Returns `None` if no logits are requested and
+    /// everything is already cached.
     fn layer(
         &mut self,
         layer: &Layer,
@@ -441,7 +446,8 @@ impl Builder<'_> {
         Ok(Some(x))
     }
 
-    /// What a part adds to the residual stream `x`; `before` is the one before the layer.
+    /// Returns what a sub-layer adds to the residual stream `x`; `before` is the stream before the
+    /// layer.
     fn part(&mut self, part: &Part, x: TensorId, before: TensorId) -> Result<Option<TensorId>> {
         let normed = self.maybe_norm(x, &part.norm)?;
         let mut sum: Option<TensorId> = None;
@@ -468,8 +474,8 @@ impl Builder<'_> {
         self.maybe_scale(sum, part.scale).map(Some)
     }
 
-    /// The result of a branch that sees `x`; `streams` are the residual streams before the part and before the layer. `None` if no logits are
-    /// wanted.
+    /// Returns the result of a branch with input `x`; `streams` are the residual streams before the
+    /// sub-layer and before the layer. Returns `None` if no logits are requested.
     fn branch(
         &mut self,
         branch: &Branch,
@@ -505,7 +511,8 @@ impl Builder<'_> {
         Ok(Some(result))
     }
 
-    /// Where the last token looked at others: only the columns of `x` that lead to wanted logits; else `x` itself.
+    /// Returns only the columns of `x` that lead to requested logits, if no later sub-layer mixes
+    /// tokens. Otherwise returns `x` unchanged.
     fn wanted(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
         let GraphShape {
             n_tokens,
@@ -521,7 +528,7 @@ impl Builder<'_> {
         Ok(self.named(kept, name))
     }
 
-    /// What is wanted of the last layer's result.
+    /// Computes the requested results from the result of the last layer.
     fn output(&mut self, head: &Head, x: TensorId) -> Result<()> {
         let normed = self.maybe_norm(x, &head.norm)?;
         if head.norm.is_some() {
@@ -545,7 +552,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// The likeliest tokens by each row of logits, and their logits if there are several.
+    /// Appends the top-k tokens of each row of logits, and their logits if k is larger than 1.
     fn likeliest(&mut self, logits: TensorId) -> Result<()> {
         let count = self.shape.n_likeliest;
         let tokens = match count {
@@ -567,7 +574,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Logits of what the last norm gave.
+    /// Returns the logits for the result of the last norm.
     fn logits(&mut self, head: &Head, normed: TensorId) -> Result<TensorId> {
         let mut logits = self.product(normed, "output.weight")?;
         if let Some(bias) = self.optional_weight("output.bias")? {
@@ -582,7 +589,7 @@ impl Builder<'_> {
         Ok(logits)
     }
 
-    /// `softcap · tanh(scale · x / softcap)`.
+    /// Returns `softcap · tanh(scale · x / softcap)`.
     fn soft_cap(&mut self, x: TensorId, scale: f32, softcap: f32) -> Result<TensorId> {
         let x = self.graph.scale(x, scale / softcap)?;
         let x = self.graph.unary(x, Unary::Tanh)?;

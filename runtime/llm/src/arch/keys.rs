@@ -3,10 +3,12 @@
 use crate::error::{Error, Result};
 use samite_gguf::{FromValue, Metadata, Value};
 
-/// Numbers beyond this are mistakes: no extent of a model comes near it, and products of a few stay countable.
+/// Largest extent that is accepted. No extent of a model comes near it, and products of a few
+/// extents do not overflow.
 const LARGEST_EXTENT: usize = 1 << 28;
 
-/// What a file says about a model: keys under the prefix of its architecture, and the names of its tensors.
+/// The description of a model in a file: the keys under the prefix of its architecture and the
+/// names of its tensors.
 pub struct Keys<'a> {
     metadata: &'a Metadata,
     prefix: &'a str,
@@ -23,7 +25,8 @@ impl std::fmt::Debug for Keys<'_> {
 }
 
 impl<'a> Keys<'a> {
-    /// The keys of `metadata` that begin with `prefix` and a dot, of a file with `n_tensors` tensors.
+    /// Wraps the keys of `metadata` that start with `prefix` and a dot, from a file with
+    /// `n_tensors` tensors.
     pub fn new(
         metadata: &'a Metadata,
         prefix: &'a str,
@@ -38,56 +41,58 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// All keys of the file.
+    /// Returns all keys of the file.
     pub fn metadata(&self) -> &'a Metadata {
         self.metadata
     }
 
-    /// How many tensors the file has.
+    /// Returns the number of tensors in the file.
     pub(super) fn n_tensors(&self) -> usize {
         self.n_tensors
     }
 
-    /// Whether the file has a tensor of this name.
+    /// Returns whether the file has a tensor with this name.
     pub fn has_tensor(&self, name: &str) -> bool {
         (self.has_tensor)(name)
     }
 
-    /// The whole key for `name`.
+    /// Returns the full key for `name`.
     pub fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.prefix)
     }
 
-    /// A value of any type.
+    /// Returns a value of any type.
     ///
     /// # Errors
-    /// For a value of another type.
+    /// Returns an error if the value has another type.
     pub fn get<T: FromValue<'a>>(&self, name: &str) -> Result<Option<T>> {
         Ok(self.metadata.get(&self.key(name))?)
     }
 
-    /// A switch; off if the file does not say.
+    /// Returns a flag, which is false if the file does not have the key.
     ///
     /// # Errors
-    /// For a value of another type.
+    /// Returns an error if the value has another type.
     pub fn flag(&self, name: &str) -> Result<bool> {
         Ok(self.get(name)?.unwrap_or(false))
     }
 
-    /// A count, which may be 0.
+    /// Returns a count, which may be 0.
     ///
     /// # Errors
-    /// For a value of another type or beyond all measure.
+    /// Returns an error if the value has another type or is absurdly large.
     pub fn count(&self, name: &str) -> Result<Option<usize>> {
         let key = self.key(name);
         let value = self.metadata.get::<u64>(&key)?;
         value.map(|value| check_count(&key, value)).transpose()
     }
 
-    /// A count for each layer, which may be 0: a list, or one number for all.
+    /// Returns a count for each layer, which may be 0. The file has a list, or one number for all
+    /// layers.
     ///
     /// # Errors
-    /// For a value of another type or beyond all measure, or a list of another length.
+    /// Returns an error if the value has another type or is absurdly large, or if the list has
+    /// another length.
     pub fn counts(&self, name: &str, layers: usize) -> Result<Option<Vec<usize>>> {
         let key = self.key(name);
         let values = self.metadata.get_scalar_or_array::<u64>(&key, layers)?;
@@ -95,15 +100,16 @@ impl<'a> Keys<'a> {
         values.map(check).transpose()
     }
 
-    /// Whether the value is a list.
+    /// Returns whether the value is a list.
     pub fn is_list(&self, name: &str) -> bool {
         matches!(self.metadata.value(&self.key(name)), Some(Value::Array(_)))
     }
 
-    /// A switch for each layer, or one for all; numbers are switches that are on unless 0.
+    /// Returns a flag for each layer. The file has a list, or one flag for all layers. Numbers
+    /// other than 0 count as true.
     ///
     /// # Errors
-    /// For a value of another type, or a list of another length.
+    /// Returns an error if the value has another type, or if the list has another length.
     pub fn flags(&self, name: &str, layers: usize) -> Result<Option<Vec<bool>>> {
         let key = self.key(name);
         if let Ok(flags) = self.metadata.get_scalar_or_array::<bool>(&key, layers) {
@@ -113,29 +119,29 @@ impl<'a> Keys<'a> {
         Ok(numbers.map(|numbers| numbers.into_iter().map(|number| number != 0).collect()))
     }
 
-    /// A number for each layer, or one for all.
+    /// Returns a number for each layer. The file has a list, or one number for all layers.
     ///
     /// # Errors
-    /// For a value of another type, or a list of another length.
+    /// Returns an error if the value has another type, or if the list has another length.
     pub fn floats(&self, name: &str, layers: usize) -> Result<Option<Vec<f32>>> {
         Ok(self
             .metadata
             .get_scalar_or_array::<f32>(&self.key(name), layers)?)
     }
 
-    /// An extent, which is at least 1.
+    /// Returns an extent, which is at least 1.
     ///
     /// # Errors
-    /// For a value of another type, 0 or beyond all measure.
+    /// Returns an error if the value has another type, is 0, or is absurdly large.
     pub fn extent(&self, name: &str) -> Result<Option<usize>> {
         let count = self.count(name)?;
         count.map(|count| self.at_least_1(name, count)).transpose()
     }
 
-    /// An extent that the file must say.
+    /// Returns an extent that the file must have.
     ///
     /// # Errors
-    /// As [`extent`](Self::extent), or if it is missing.
+    /// Fails like [`extent`](Self::extent), or if the key is missing.
     pub fn require_extent(&self, name: &str) -> Result<usize> {
         let key = self.key(name);
         self.at_least_1(
@@ -144,7 +150,7 @@ impl<'a> Keys<'a> {
         )
     }
 
-    /// Checks an extent that the key `name` gave.
+    /// Checks an extent that was read from the key `name`.
     pub(super) fn at_least_1(&self, name: &str, count: usize) -> Result<usize> {
         match count {
             0 => Err(Error::model(format!(
@@ -155,10 +161,10 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A number that `accepts`; `wanted` says which ones those are.
+    /// Returns a number for which `accepts` returns true; `wanted` describes these numbers.
     ///
     /// # Errors
-    /// For a value of another type, or another number.
+    /// Returns an error if the value has another type or is not accepted.
     pub fn float(
         &self,
         name: &str,
@@ -174,26 +180,26 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A finite number.
+    /// Returns a finite number.
     ///
     /// # Errors
-    /// For a value of another type, infinity or NaN.
+    /// Returns an error if the value has another type, is infinite, or is NaN.
     pub fn finite(&self, name: &str) -> Result<Option<f32>> {
         self.float(name, f32::is_finite, "a finite number")
     }
 
-    /// A factor: a finite number, of which 0 means that there is none.
+    /// Returns a factor, which is a finite number. 0 stands for no factor.
     ///
     /// # Errors
-    /// As [`finite`](Self::finite).
+    /// Fails like [`finite`](Self::finite).
     pub fn factor(&self, name: &str) -> Result<Option<f32>> {
         Ok(self.finite(name)?.filter(|&factor| factor != 0.0))
     }
 
-    /// A positive number.
+    /// Returns a positive number.
     ///
     /// # Errors
-    /// For a value of another type, or one that is not positive.
+    /// Returns an error if the value has another type or is not positive.
     pub fn positive(&self, name: &str, default: f32) -> Result<f32> {
         let value = self.float(
             name,
@@ -203,10 +209,10 @@ impl<'a> Keys<'a> {
         Ok(value.unwrap_or(default))
     }
 
-    /// The number that keeps a norm from dividing by 0.
+    /// Returns the epsilon of a norm.
     ///
     /// # Errors
-    /// For a value of another type or out of range, or if it is missing.
+    /// Returns an error if the value has another type, is out of range, or is missing.
     pub fn epsilon(&self, name: &str) -> Result<f32> {
         match self.float(name, |v| (0.0..1.0).contains(&v), "between 0 and 1")? {
             Some(eps) => Ok(eps),
@@ -214,13 +220,13 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// An error about the key `name`.
+    /// Creates an error about the key `name`.
     pub fn error(&self, name: &str, what: impl std::fmt::Display) -> Error {
         Error::model(format!("key \"{}\": {what}", self.key(name)))
     }
 }
 
-/// Checks a count that the key called `key` gave.
+/// Checks a count that was read from the key called `key`.
 pub(super) fn check_count(key: &str, value: u64) -> Result<usize> {
     match usize::try_from(value) {
         Ok(value) if value <= LARGEST_EXTENT => Ok(value),

@@ -1,50 +1,51 @@
-//! What a model is made of, as data.
+//! The structure of a model, as data.
 //!
-//! A [`Spec`] says everything about a model but the values of its weights: its layers, the parts of each, and the tensors of every part
-//! by name and extents. One walk over it lists the tensors, another one builds the graph; memory,
-//! placement, cost and training come from it, too.
+//! A [`Spec`] describes everything about a model except the values of its weights: its layers,
+//! their sub-layers, and the name and shape of every tensor. One walk over it lists the tensors and
+//! another builds the graph. Memory, placement, cost and training derive from it as well.
 
 use samite_core::{Glu, Rope, Unary};
 
-/// A model.
+/// The structure of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary.
     pub n_vocab: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
     /// Context length that the model was trained with.
     pub n_ctx_train: usize,
-    /// From tokens to the residual stream.
+    /// Path from tokens to the residual stream.
     pub embedding: Embedding,
-    /// What changes the residual stream, in this order.
+    /// Layers, in the order in which they change the residual stream.
     pub layers: Vec<Layer>,
-    /// Further residual streams beside the one that layers change, if there are some.
+    /// Additional residual streams (AltUp), if the model has them.
     pub streams: Option<Streams>,
-    /// From the residual stream to logits, or to embeddings.
+    /// Path from the residual stream to logits or embeddings.
     pub head: Head,
-    /// What embeddings of texts are made of, if the file says so.
+    /// Pooling of embeddings, if the file specifies it.
     pub pooling: Option<Pooling>,
-    /// Tensors that a file may have and that nothing here reads.
+    /// Tensors that a file may have but no graph reads.
     pub spare: Spare,
 }
 
-/// Which tensors a file may have although nothing reads them.
+/// Tensors that a file may have although no graph reads them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Spare {
-    /// Beginnings of names, without those of layers.
+    /// Prefixes of tensor names, without the prefix of the layer.
     pub names: Vec<&'static str>,
-    /// Layers behind the last one that predict further tokens.
+    /// Number of MTP layers after the last layer.
     pub layers: usize,
 }
 
 impl Spec {
-    /// Number of layers.
+    /// Returns the number of layers.
     pub fn n_layer(&self) -> usize {
         self.layers.len()
     }
 
-    /// The experts of the first mixture, if there is one: how many there are, and how many a token uses.
+    /// Returns the number of experts, and of those that a token uses, in the first mixture of
+    /// experts.
     pub fn experts(&self) -> Option<[usize; 2]> {
         let mut branches = self.layers.iter().flat_map(Layer::branches);
         branches.find_map(|branch| match &branch.mixer {
@@ -53,7 +54,8 @@ impl Spec {
         })
     }
 
-    /// The number of the last layer, and of its part, whose result depends on other tokens; the first one if there is none.
+    /// Returns the indices of the last layer and sub-layer whose result depends on other tokens, or
+    /// zeros if there is none.
     pub(crate) fn last_mixing(&self) -> [usize; 2] {
         let parts = (self.layers.iter().enumerate())
             .flat_map(|(il, layer)| layer.parts.iter().enumerate().map(move |at| (il, at)));
@@ -62,8 +64,9 @@ impl Spec {
         mixing.next_back().map_or([0, 0], |(il, (at, _))| [il, at])
     }
 
-    /// The longest way back that layers look which do not look at everything; `None` if there are none, or layers share keys of which they see
-    /// different parts.
+    /// Returns the size of the largest attention window or chunk. Returns `None` if no layer has
+    /// one, if attention is bidirectional, or if a layer shares the keys of another that sees a
+    /// different part of them.
     pub(crate) fn window(&self) -> Option<usize> {
         if self.sees_later() {
             return None;
@@ -82,23 +85,26 @@ impl Spec {
         longest
     }
 
-    /// Whether something is kept of every sequence, which cannot be taken back token by token.
+    /// Returns whether sequences have a recurrent state, which cannot be rolled back token by
+    /// token.
     pub fn has_state(&self) -> bool {
         self.layers.iter().any(|layer| layer.memory().has_state())
     }
 
-    /// Whether positions of cached tokens can change: not where a position is part of the embedding, or nothing is known of a single token.
+    /// Returns whether the positions of cached tokens can change. They cannot if positions are part
+    /// of the embedding, if sequences have a recurrent state, or if nothing is cached per token.
     pub(crate) fn can_shift(&self) -> bool {
         self.embedding.positions.is_none() && !self.has_state() && !self.sees_later()
     }
 
-    /// Whether tokens look at later ones, too. Then nothing is kept, and all tokens of a sequence come together.
+    /// Returns whether attention is bidirectional. Then nothing is cached, and all tokens of a
+    /// sequence must be in one batch.
     pub fn sees_later(&self) -> bool {
         let mut attentions = self.layers.iter().filter_map(Layer::attention);
         attentions.any(|attention| attention.sees_later)
     }
 
-    /// Has the tokens of all layers look at later ones, too.
+    /// Makes all layers bidirectional.
     pub(crate) fn set_sees_later(&mut self) {
         let parts = self.layers.iter_mut().flat_map(|layer| &mut layer.parts);
         for branch in parts.flat_map(|part| &mut part.branches) {
@@ -110,7 +116,8 @@ impl Spec {
         }
     }
 
-    /// Whether what becomes of a token depends on which tokens are beside it in a micro-batch, so that sequences do not mix there.
+    /// Returns whether the result for a token depends on which tokens are next to it in a
+    /// micro-batch. Sequences are not interleaved then.
     pub(crate) fn is_by_sequence(&self) -> bool {
         let mut branches = self.layers.iter().flat_map(Layer::branches);
         branches.any(|branch| match branch.mixer {
@@ -125,7 +132,8 @@ impl Spec {
         })
     }
 
-    /// Elements of an embedding with this pooling; of a rank, one score for each label.
+    /// Returns the width of an embedding with this pooling. With [`Pooling::Rank`], that is the
+    /// number of labels.
     pub fn embedding_width(&self, pooling: Pooling) -> usize {
         let last = match (pooling, &self.head.classifier) {
             (Pooling::Rank, Some(classifier)) => {
@@ -138,93 +146,103 @@ impl Spec {
     }
 }
 
-/// From tokens to the residual stream.
+/// Path from tokens to the residual stream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Embedding {
-    /// What rows of the table are multiplied with, if not with 1.
+    /// Factor of the rows of the embedding table, if not 1.
     pub scale: Option<f32>,
-    /// Embeddings that stand in the place of tokens are not multiplied with it.
+    /// True if embeddings that the caller passes instead of tokens are not scaled.
     pub scales_table_alone: bool,
-    /// Learned positions that are added: how many there are.
+    /// Number of learned positions, which are added, if there are any.
     pub positions: Option<usize>,
-    /// Added to every row: the first of so many kinds of tokens.
+    /// Number of token types. The embedding of the first type is added to every row.
     pub token_types: Option<usize>,
-    /// Follows the sum.
+    /// Norm after the sum.
     pub norm: Option<Norm>,
-    /// Further embeddings, a short row for each layer.
+    /// Per-layer embeddings, a short row for each layer.
     pub per_layer: Option<PerLayer>,
 }
 
-/// Embeddings for each layer: looked up by token, plus what a matrix makes of the embeddings, normalised, over the root of 2.
+/// Per-layer embeddings: the sum of a row looked up by token and a normalized projection of the
+/// embeddings, divided by the square root of 2.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PerLayer {
-    /// Elements of a layer's row.
+    /// Elements of the row of a layer.
     pub size: usize,
-    /// From the embeddings to the rows of all layers.
+    /// Projection from the embeddings to the rows of all layers.
     pub projection: Linear,
-    /// The norm of what that gives, layer by layer.
+    /// Norm of the projection, applied layer by layer.
     pub norm: Norm,
 }
 
-/// Several residual streams ([Baykal et al. 2023](https://arxiv.org/abs/2301.13310)): before a layer, a mixture of all is added to each, and the
-/// layer changes the first. What it changed there corrects all of them; the others get a row of further embeddings, too. The streams begin as
-/// products of the embedding, and end as the mean of products, all of them as long as the first one is.
+/// AltUp ([Baykal et al. 2023](https://arxiv.org/abs/2301.13310)): several residual streams, as in
+/// Gemma 3n.
+///
+/// Before a layer, each stream is predicted by adding a mixture of all streams. The layer runs on
+/// the first one. The change that it made there corrects all streams. The other streams also get
+/// the layer's row of per-layer embeddings. Initially, the other streams are products of the
+/// embedding with a matrix each. In the end, they go through a matrix each, and the mean of all
+/// streams is the result. These products are rescaled to the length of the first stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Streams {
-    /// How many there are.
+    /// Number of streams.
     pub count: usize,
-    /// The norm of what the router sees.
+    /// Norm of the router's input.
     pub router_norm: Norm,
-    /// Gives one number for each stream.
+    /// Router, which returns one number for each stream.
     pub router: Linear,
-    /// From these to the shares of all streams in what each gets before a layer.
+    /// Matrix from the router's result to the coefficients that mix all streams for each stream.
     pub predict: Linear,
-    /// From these to the share of the correction that each gets, less 1.
+    /// Matrix from the router's result to each stream's coefficient of the correction, minus 1.
     pub correct: Linear,
-    /// The name of a vector that the corrected first stream is multiplied with, before the others get something of it.
+    /// Name of the vector that the corrected first stream is multiplied by before it contributes to
+    /// the other streams.
     pub correct_scale: &'static str,
-    /// What the others get of it, with the layer's row of further embeddings: the gate, the matrix behind it, and a norm.
+    /// Gate, output matrix and norm of the contribution to the other streams, which also uses the
+    /// layer's row of per-layer embeddings.
     pub others: (Linear, Linear, Norm),
-    /// The matrices, one for each stream but the first, that make them of the embedding.
+    /// Name of the matrices, one for each stream but the first, that create the streams from the
+    /// embedding.
     pub begin: &'static str,
-    /// The same for what becomes of them.
+    /// Name of the matrices that the streams go through before they are merged.
     pub end: &'static str,
 }
 
-/// From the residual stream to logits, or to embeddings.
+/// Path from the residual stream to logits or embeddings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Head {
-    /// The last norm; embeddings are what it gives.
+    /// Last norm. Its result is the embedding.
     pub norm: Option<Norm>,
-    /// The matrix that gives logits; in a file without it, the table of embeddings is it, too. Absent if the model gives no logits.
+    /// Output matrix. A file without it uses the embedding table. Absent if the model does not
+    /// return logits.
     pub output: Option<Linear>,
-    /// What logits are multiplied with, if not with 1.
+    /// Factor of the logits, if not 1.
     pub scale: Option<f32>,
-    /// If not 0, logits become `softcap · tanh(logit / softcap)`.
+    /// Soft cap of the logits: if not 0, they become `softcap · tanh(logit / softcap)`.
     pub softcap: f32,
-    /// Matrices that embeddings go through, one after the other.
+    /// Matrices that embeddings go through, in this order.
     pub dense: Vec<Linear>,
-    /// Gives texts scores, in the place of embeddings.
+    /// Classifier, which returns scores instead of embeddings.
     pub classifier: Option<Classifier>,
 }
 
-/// What the embedding of a text is made of; numbered as in files.
+/// Pooling of token embeddings into the embedding of a text. The numbers are those in files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// There is one of every token.
+    /// No pooling: one embedding for each token.
     None,
-    /// The mean over all tokens.
+    /// Mean over all tokens.
     Mean,
-    /// That of the first token.
+    /// Embedding of the first token.
     Cls,
-    /// That of the last token.
+    /// Embedding of the last token.
     Last,
-    /// Scores of a [`Classifier`] in the place of an embedding.
+    /// Scores of a [`Classifier`] instead of an embedding.
     Rank,
 }
 
 impl Pooling {
-    /// All of them, by number.
+    /// All kinds of pooling, by number.
     pub const ALL: [Pooling; 5] = [
         Pooling::None,
         Pooling::Mean,
@@ -234,25 +252,26 @@ impl Pooling {
     ];
 }
 
-/// Gives a text one score for each label.
+/// Classifier, which returns one score for each label of a text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Classifier {
-    /// It sees the mean over all tokens; else the last token, or the first one where tokens look at later ones.
+    /// True if the input is the mean over all tokens. Otherwise it is the first token with
+    /// bidirectional attention, and the last token without.
     pub of_mean: bool,
-    /// A matrix, and the function of what it gives.
+    /// First matrix and its activation function.
     pub dense: Option<(Linear, Unary)>,
-    /// Follows it.
+    /// Norm after the first matrix.
     pub norm: Option<Norm>,
-    /// The matrix that gives scores.
+    /// Matrix that returns the scores.
     pub output: Option<Linear>,
-    /// Scores are shares that add up to 1.
+    /// True if scores go through a softmax.
     pub shares: bool,
 }
 
-/// Whether a tensor is there.
+/// Presence of a tensor in files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Presence {
-    /// It is not.
+    /// No file has it.
     #[default]
     Absent,
     /// A file may have it.
@@ -261,28 +280,28 @@ pub enum Presence {
     Required,
 }
 
-/// A layer: parts one after the other, each of which adds to the residual stream.
+/// Layer: a sequence of sub-layers that each add to the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// The number in the names of its tensors. Layers that are gone through several times share one.
+    /// Number in the names of its tensors. Repeated layers share one.
     pub block: usize,
-    /// The parts.
+    /// Sub-layers.
     pub parts: Vec<Part>,
-    /// The name of one number that the result is multiplied with, if the file has it.
+    /// Name of an optional scalar that the result is multiplied by.
     pub scale: Option<&'static str>,
-    /// The name of one number; the embeddings times this are added to the result.
+    /// Name of a scalar. The embeddings times this scalar are added to the result.
     pub skip: Option<&'static str>,
-    /// The result goes through the norm of the head before the next layer.
+    /// True if the result goes through the norm of the head before the next layer.
     pub norm_again: bool,
 }
 
 impl Layer {
-    /// All branches of all parts.
+    /// Returns the branches of all sub-layers.
     pub fn branches(&self) -> impl Iterator<Item = &Branch> {
         self.parts.iter().flat_map(|part| &part.branches)
     }
 
-    /// The attention, if it has one.
+    /// Returns the attention of the layer, if it has one.
     pub fn attention(&self) -> Option<&Attention> {
         self.branches().find_map(|branch| match &branch.mixer {
             Mixer::Attention(attention) => Some(&**attention),
@@ -290,13 +309,13 @@ impl Layer {
         })
     }
 
-    /// Whether it looks through a window, or at chunks.
+    /// Returns whether the attention is limited to a window or to chunks.
     pub(crate) fn has_window(&self) -> bool {
         self.attention()
             .is_some_and(|attention| attention.span != Span::Full)
     }
 
-    /// Has no biases but those of queries, keys and values.
+    /// Removes all biases except those of queries, keys and values.
     pub fn without_biases(&mut self) {
         for branch in self
             .parts
@@ -321,7 +340,7 @@ impl Layer {
         }
     }
 
-    /// What it keeps.
+    /// Returns what the layer caches.
     pub fn memory(&self) -> Memory {
         let branches = self.branches().map(|branch| match &branch.mixer {
             Mixer::Attention(attention) => attention.memory(),
@@ -339,21 +358,22 @@ impl Layer {
     }
 }
 
-/// What a layer keeps: of every token, and of every sequence.
+/// Cache of a layer: elements per token and per sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Keys of a token: heads, and elements of each.
+    /// Keys of a token: number of heads and elements of each.
     pub keys: Option<[usize; 2]>,
-    /// Values of a token: the same. Absent where the keys hold them.
+    /// Values of a token: number of heads and elements of each. Absent if the keys contain them.
     pub values: Option<[usize; 2]>,
-    /// Elements of what went last into a convolution of a sequence.
+    /// Elements of the convolution state of a sequence.
     pub conv: Option<usize>,
-    /// Elements of the matrices of a sequence.
+    /// Elements of the recurrent state of a sequence.
     pub state: Option<usize>,
 }
 
 impl Memory {
-    /// Whether something is kept of every sequence, which cannot be taken back token by token.
+    /// Returns whether sequences have a recurrent state, which cannot be rolled back token by
+    /// token.
     pub fn has_state(self) -> bool {
         self.conv.is_some() || self.state.is_some()
     }
@@ -368,25 +388,25 @@ impl Memory {
     }
 }
 
-/// A part of a layer: `x + scale · post(branches(norm(x)))`, where `x` is the residual stream.
+/// Sub-layer: `x + scale · post(branches(norm(x)))`, where `x` is the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// What the branches see is normalised first.
+    /// Norm of the input of the branches.
     pub norm: Option<Norm>,
-    /// Side by side; their results add up.
+    /// Parallel branches, whose results are added.
     pub branches: Vec<Branch>,
-    /// Follows the branches.
+    /// Norm after the branches.
     pub post: Option<Norm>,
-    /// What is added is multiplied with this, if not with 1.
+    /// Factor of what is added to the residual stream, if not 1.
     pub scale: Option<f32>,
-    /// The sum is multiplied with this, if not with 1.
+    /// Factor of the sum, if not 1.
     pub sum_scale: Option<f32>,
-    /// Follows the addition, and makes the new residual stream.
+    /// Norm after the addition. Its result is the new residual stream.
     pub sum_norm: Option<Norm>,
 }
 
 impl Part {
-    /// `x + mixer(norm(x))`.
+    /// Creates `x + mixer(norm(x))`.
     pub fn new(norm: Norm, mixer: impl Into<Mixer>) -> Self {
         Part {
             norm: Some(norm),
@@ -394,7 +414,7 @@ impl Part {
         }
     }
 
-    /// `x + mixer(x)`.
+    /// Creates `x + mixer(x)`.
     pub fn bare(mixer: impl Into<Mixer>) -> Self {
         Part {
             norm: None,
@@ -407,23 +427,23 @@ impl Part {
     }
 }
 
-/// One of several mixers side by side.
+/// One of several parallel mixers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Branch {
-    /// Its own norm of the residual stream, instead of the part's.
+    /// Norm of the residual stream that replaces the sub-layer's norm.
     pub norm: Option<Norm>,
-    /// It sees the layer's residual stream, not the part's.
+    /// True if the input is the residual stream before the layer, not before the sub-layer.
     pub of_layer: bool,
-    /// What it does.
+    /// Mixer of the branch.
     pub mixer: Mixer,
-    /// Follows it.
+    /// Norm after the mixer.
     pub post: Option<Norm>,
-    /// What its result is multiplied with, if not with 1.
+    /// Factor of the result, if not 1.
     pub scale: Option<f32>,
 }
 
 impl Branch {
-    /// A mixer that sees what the part's norm gives.
+    /// Creates a branch whose input is the result of the sub-layer's norm.
     pub fn new(mixer: impl Into<Mixer>) -> Self {
         Branch {
             norm: None,
@@ -450,28 +470,28 @@ impl Branch {
     }
 }
 
-/// What a branch does.
+/// Operation of a branch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mixer {
-    /// Tokens look at earlier ones.
+    /// Self-attention.
     Attention(Box<Attention>),
-    /// Tokens change matrices, and ask them.
+    /// Gated delta net: linear attention with a matrix state per sequence.
     DeltaNet(Box<DeltaNet>),
-    /// A convolution over some tokens.
+    /// Short convolution over a few tokens.
     ShortConv(Box<ShortConv>),
-    /// Tokens change matrices that forget, and ask them.
+    /// Selective state space: Mamba 1 and 2.
     StateSpace(Box<StateSpace>),
-    /// A feed-forward part.
+    /// Feed-forward network.
     Mlp(Box<Mlp>),
-    /// A mixture of feed-forward parts.
+    /// Mixture of experts.
     Experts(Box<Experts>),
-    /// A matrix product.
+    /// Matrix product.
     Linear(Linear),
-    /// Two matrix products, with a short row between them.
+    /// Low-rank matrix: two matrix products with a short row in between.
     LowRank(Linear, Linear),
-    /// The layer's row of further embeddings, with a gate of what goes in, and a matrix.
+    /// Per-layer embedding: the layer's row, gated by the input, times a matrix.
     PerLayer(Linear, Linear),
-    /// What it sees, as it is.
+    /// Identity.
     Nothing,
 }
 
@@ -517,51 +537,51 @@ impl From<Experts> for Mixer {
     }
 }
 
-/// Which function normalises, with the number that keeps it from dividing by 0.
+/// Normalization function, with its epsilon.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum NormKind {
-    /// Divides by the root of the mean of squares.
+    /// RMSNorm.
     Rms(f32),
-    /// Shifts to mean 0 and scales to variance 1.
+    /// LayerNorm.
     Layer(f32),
 }
 
-/// A norm of rows.
+/// Norm of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Norm {
     /// Name of its tensors, without `.weight`.
     pub name: &'static str,
-    /// What the name of its scale has behind it; usually `.weight`.
+    /// Suffix of the scale's name, usually `.weight`.
     pub suffix: &'static str,
-    /// Extents of its scale: elements of a row, and rows that have scales of their own.
+    /// Shape of its scale: elements of a row, and the number of rows that have their own scale.
     pub extents: [usize; 2],
-    /// The function.
+    /// Normalization function.
     pub kind: NormKind,
-    /// Whether rows are scaled element by element.
+    /// Presence of the scale.
     pub weight: Presence,
-    /// Whether something is added to them.
+    /// Presence of the bias.
     pub bias: Presence,
 }
 
-/// A matrix product, perhaps with a bias: `to` rows of `from` elements.
+/// Linear layer: maps rows of `from` elements to rows of `to` elements, with an optional bias.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Linear {
     /// Name of its tensors, without `.weight`.
     pub name: &'static str,
-    /// Elements of a row that goes in.
+    /// Elements of an input row.
     pub from: usize,
-    /// Elements of a row that comes out.
+    /// Elements of an output row.
     pub to: usize,
-    /// Matrices one behind the other, of which each token has some.
+    /// Number of stacked matrices of a mixture of experts. Each token uses some of them.
     pub experts: Option<usize>,
-    /// Whether something is added to the product.
+    /// Presence of the bias.
     pub bias: Presence,
-    /// Whether the product is multiplied with one number, as NVFP4 wants it.
+    /// Presence of a scalar that the product is multiplied by, which NVFP4 needs.
     pub scale: Presence,
 }
 
 impl Linear {
-    /// A matrix without bias.
+    /// Creates a linear layer without bias.
     pub fn new(name: &'static str, [from, to]: [usize; 2]) -> Self {
         Linear {
             name,
@@ -573,31 +593,32 @@ impl Linear {
         }
     }
 
-    /// The same with a bias, or perhaps with one.
+    /// Sets the presence of the bias.
     pub fn bias(self, bias: Presence) -> Self {
         Linear { bias, ..self }
     }
 }
 
-/// Where the queries, keys and values of attention come from.
+/// Origin of the queries, keys and values of attention.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Projection {
-    /// A matrix each.
+    /// Separate matrices.
     Separate {
-        /// Of queries.
+        /// Matrix of queries.
         q: Linear,
-        /// Of keys and of values; absent where [another layer's](Attention::keys_of) are used. Without one of values, keys before their norm
-        /// are the values.
+        /// Matrices of keys and of values. Absent if the layer uses [those of another
+        /// layer](Attention::keys_of). Without a matrix of values, the keys before their norm are
+        /// the values.
         kv: Option<(Linear, Option<Linear>)>,
     },
     /// One matrix: rows of queries, then of keys, then of values.
     Fused(Linear),
-    /// Keys and values of all heads in a short row, which is what is kept.
+    /// Latent attention: a short row for the keys and values of all heads, which is what is cached.
     Latent(Box<Latent>),
 }
 
-/// Latent attention ([DeepSeek-AI 2024](https://arxiv.org/abs/2405.04434)): a short row, and some elements that are rotated and that all
-/// heads share, stand for the keys and values of a token.
+/// Latent attention (MLA, [DeepSeek-AI 2024](https://arxiv.org/abs/2405.04434)). The keys and
+/// values of a token derive from a short row and from some rotated elements that all heads share.
 ///
 /// The rotated elements of queries and keys come last.
 #[derive(Clone, Debug, PartialEq)]
@@ -610,78 +631,83 @@ pub struct Latent {
     pub rotated: usize,
     /// Elements of a head of values.
     pub head_v: usize,
-    /// Queries: a matrix, or a short row of their own, its norm, and a matrix.
+    /// Matrix of queries, optionally after a low-rank projection and its norm.
     pub q: (Option<(Linear, Norm)>, Linear),
-    /// The short row and the rotated elements of keys.
+    /// Matrix of the short row and of the rotated elements of keys.
     pub kv: Linear,
-    /// The norm of the short row.
+    /// Norm of the short row.
     pub norm: Norm,
-    /// From the short row to keys and values.
+    /// Path from the short row to keys and values.
     pub up: LatentUp,
 }
 
-/// From the short row of latent attention to keys and values.
+/// Path from the short row of latent attention to keys and values.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LatentUp {
-    /// Never: queries are brought down to the short row, and what they find there up to values, head by head. The names of the two
+    /// Absorbed form: keys and values are never expanded. Queries are projected down to the short
+    /// row, and the result of attention up to values, head by head. Holds the names of the two
     /// tensors, `[plain, rank, heads]` and `[rank, head_v, heads]`.
     Absorbed([&'static str; 2]),
-    /// At once, by a matrix that gives keys and values of all heads; these are what is kept.
+    /// Expanded form: one matrix computes the keys and values of all heads, and these are cached.
     Joint(Linear),
 }
 
-/// Which norm queries and keys have before they meet, and what it is over.
+/// Scope of the norm of queries and keys (QK-norm).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormOver {
-    /// Each head by itself, before the rotation.
+    /// Each head separately, before the rotation.
     #[default]
     Heads,
-    /// Each head by itself, after the rotation.
+    /// Each head separately, after the rotation.
     RotatedHeads,
     /// All heads of a token together, before the rotation.
     Token,
 }
 
-/// A rotation of queries and keys by their positions.
+/// Rotary position embedding (RoPE) of queries and keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rotation {
-    /// Its numbers.
+    /// Parameters of the operation.
     pub rope: Rope,
-    /// What frequencies are divided by.
+    /// Divisors of the frequencies.
     pub divisors: Divisors,
 }
 
-/// What divides rotary frequencies.
+/// Divisors of rotary frequencies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Divisors {
-    /// There are none.
+    /// None.
     None,
     /// `rope_freqs.weight`, if the file has it.
     Frequencies,
-    /// `rope_factors_long.weight` for contexts longer than `above`, else `rope_factors_short.weight`; if the file has them.
+    /// `rope_factors_long.weight` for contexts longer than `above`, else
+    /// `rope_factors_short.weight`, if the file has them.
     LongShort {
-        /// The longest context of the short ones.
+        /// Longest context that uses the short factors.
         above: usize,
     },
-    /// What YaRN divides them by.
+    /// Divisors computed by YaRN.
     Yarn(Yarn),
 }
 
-/// YaRN ([Peng et al., 2023](https://arxiv.org/abs/2309.00071)) without the rounding that [`Rope`] does: pairs that rotate often enough within
-/// the original context keep their frequencies, those that rotate too little are slower by a factor, and between are mixtures.
+/// YaRN ([Peng et al., 2023](https://arxiv.org/abs/2309.00071)) without the rounding that [`Rope`]
+/// does.
+///
+/// Pairs that rotate often enough within the original context keep their frequencies. Pairs that
+/// rotate too little are slowed down by a factor. Pairs in between are interpolated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Yarn(pub Rope);
 
 impl Yarn {
-    /// What the frequencies of all pairs of elements are divided by.
+    /// Returns the divisors of the frequencies of all pairs of elements.
     pub fn divisors(self) -> impl Iterator<Item = f32> {
         (0..self.0.dims / 2).map(move |pair| self.divisor(pair))
     }
 
-    /// What the frequency of a pair is divided by.
+    /// Returns the divisor of the frequency of a pair.
     fn divisor(self, pair: usize) -> f32 {
         let rope = self.0;
-        // The pair that rotates so often in the original context.
+        // The pair that rotates this many times in the original context.
         let pair_of = |rotations: f32| {
             let period = rope.original_context as f32 / (rotations * std::f32::consts::TAU);
             rope.dims as f32 * period.ln() / (2.0 * rope.freq_base.ln())
@@ -694,21 +720,21 @@ impl Yarn {
     }
 }
 
-/// Which tokens a token looks at.
+/// Span of attention: the tokens that a token attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Span {
-    /// All.
+    /// All tokens.
     Full,
-    /// The nearest earlier ones, itself included.
+    /// A window of the most recent tokens, including the token itself.
     Window(usize),
-    /// Those from the beginning of its chunk of so many positions on.
+    /// The tokens since the start of the token's chunk of this many positions.
     Chunk(usize),
-    /// Those at most half so many positions away.
+    /// The tokens at most half this many positions away.
     Around(usize),
 }
 
 impl Span {
-    /// How many positions a token sees at most, if it does not see all.
+    /// Returns the maximum number of positions that a token attends to, if there is a limit.
     pub fn size(self) -> Option<usize> {
         match self {
             Span::Full => None,
@@ -716,7 +742,7 @@ impl Span {
         }
     }
 
-    /// The positions up to its own that a token at `position` sees.
+    /// Returns the positions, up to its own, that a token at `position` attends to.
     pub fn of(self, position: i32) -> std::ops::RangeInclusive<i32> {
         let at_most = |size: usize| i32::try_from(size).unwrap_or(i32::MAX);
         let first = match self {
@@ -728,7 +754,7 @@ impl Span {
         first..=position
     }
 
-    /// The positions that a token at `position` sees if it looks at later ones, too.
+    /// Returns the positions that a token at `position` attends to with bidirectional attention.
     pub fn on_both_sides(self, position: i32) -> std::ops::RangeInclusive<i32> {
         let last = match self {
             Span::Around(size) => {
@@ -740,87 +766,90 @@ impl Span {
     }
 }
 
-/// Scales queries by the logarithm of their position: `1 + scale · ln(floor((position + offset) / floor) + 1)`.
+/// Attention temperature: scales queries by the logarithm of their position, `1 + scale ·
+/// ln(floor((position + offset) / floor) + 1)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
     /// Factor of the logarithm.
     pub scale: f32,
-    /// Positions of one step.
+    /// Number of positions of one step.
     pub floor: f32,
     /// Added to positions.
     pub offset: f32,
 }
 
 impl Temperature {
-    /// What a query at `position` is multiplied with.
+    /// Returns the factor of a query at `position`.
     pub fn at(self, position: i32) -> f32 {
         let steps = ((position as f32 + self.offset) / self.floor).floor();
         (steps + 1.0).ln() * self.scale + 1.0
     }
 }
 
-/// What the result of attention is multiplied with.
+/// Gate of the attention's result.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Gate {
-    /// The sigmoid of the second half of each head of the query matrix.
+    /// Sigmoid of the second half of each head of the query matrix.
     InQueries,
-    /// A function of a product with what goes into attention; of one number a head, if that is what the matrix gives.
+    /// Function of a product with the attention's input. If the matrix returns one number for each
+    /// head, the gate applies to whole heads.
     Linear(Linear, Unary),
 }
 
-/// Attention.
+/// Self-attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
-    /// Heads of queries.
+    /// Number of query heads.
     pub n_head: usize,
-    /// Heads of keys and values; divides `n_head`.
+    /// Number of key and value heads; divides `n_head`.
     pub n_head_kv: usize,
-    /// Elements of a head of queries and keys.
+    /// Elements of a query or key head.
     pub head_k: usize,
-    /// Elements of a head of values.
+    /// Elements of a value head.
     pub head_v: usize,
-    /// Where queries, keys and values come from.
+    /// Origin of queries, keys and values.
     pub projection: Projection,
-    /// They are limited to this, in both directions.
+    /// Limit of the absolute values of queries, keys and values.
     pub clamp: Option<f32>,
     /// Norms of queries, keys and values.
     pub norms: [Option<Norm>; 3],
-    /// What the norms of queries and keys are over.
+    /// Scope of the norms of queries and keys.
     pub norm_over: NormOver,
-    /// The rotation, if there is one.
+    /// Rotation, if there is one.
     pub rotation: Option<Rotation>,
-    /// Whom tokens look at.
+    /// Tokens that a token attends to.
     pub span: Span,
-    /// They look at later tokens, too. Then all tokens of a sequence are computed together, and nothing is kept.
+    /// True if attention is bidirectional. Then all tokens of a sequence are computed together and
+    /// nothing is cached.
     pub sees_later: bool,
-    /// The layer whose keys and values are looked at, if not its own.
+    /// Layer whose keys and values are used, if not its own.
     pub keys_of: Option<usize>,
-    /// Factor of the logits.
+    /// Scale of the attention logits.
     pub scale: f32,
-    /// If not 0, logits become `softcap · tanh(logit / softcap)`.
+    /// Soft cap of the attention logits: if not 0, they become `softcap · tanh(logit / softcap)`.
     pub softcap: f32,
     /// Largest ALiBi bias; 0 for none.
     pub max_bias: f32,
-    /// The name of one more logit for each head, if there is one.
+    /// Name of the attention sinks (one more logit for each head), if there are any.
     pub sinks: Option<&'static str>,
-    /// Scales queries.
+    /// Temperature of queries.
     pub temperature: Option<Temperature>,
-    /// Scales the result.
+    /// Gate of the result.
     pub gate: Option<Gate>,
-    /// A norm before the last matrix.
+    /// Norm before the output matrix.
     pub sub_norm: Option<Norm>,
-    /// The last matrix.
+    /// Output matrix.
     pub output: Linear,
 }
 
 impl Experts {
-    /// The same with another function in the experts.
+    /// Replaces the activation function of the experts.
     pub fn with_activation(mut self, activation: Activation) -> Self {
         self.experts.activation = activation;
         self
     }
 
-    /// The same with an expert that every token uses.
+    /// Adds a shared expert.
     pub fn with_shared(self, shared: Mlp) -> Self {
         Experts {
             shared: Some((shared, None)),
@@ -830,14 +859,14 @@ impl Experts {
 }
 
 impl Attention {
-    /// Has frequencies be divided, if there is a rotation.
+    /// Sets the divisors of the frequencies, if there is a rotation.
     pub fn set_divisors(&mut self, divisors: Divisors) {
         if let Some(rotation) = &mut self.rotation {
             rotation.divisors = divisors;
         }
     }
 
-    /// Has the rotation do what YaRN asks for exactly, if it does YaRN.
+    /// Makes the rotation compute YaRN without rounding, if it uses YaRN.
     pub fn set_exact_yarn(&mut self) {
         let Some(rotation) = self
             .rotation
@@ -854,7 +883,7 @@ impl Attention {
         };
     }
 
-    /// Has tokens look through a window, with a rotation of its own if there is any.
+    /// Limits attention to a window, and replaces the rotation if there is one.
     pub fn set_window(&mut self, size: usize, rope: Rope) {
         self.span = Span::Window(size);
         if let Some(rotation) = &mut self.rotation {
@@ -862,7 +891,7 @@ impl Attention {
         }
     }
 
-    /// The same with these biases of queries, keys and values.
+    /// Sets the presence of the biases of queries, keys and values.
     pub fn with_projection_bias(mut self, bias: Presence) -> Self {
         match &mut self.projection {
             Projection::Fused(linear) => linear.bias = bias,
@@ -878,7 +907,7 @@ impl Attention {
         self
     }
 
-    /// What it keeps.
+    /// Returns what the attention caches.
     pub fn memory(&self) -> Memory {
         if self.sees_later {
             return Memory::default();
@@ -901,58 +930,59 @@ impl Attention {
     }
 }
 
-/// The gated delta rule in the place of attention, behind a convolution.
+/// Gated delta net: linear attention after a short convolution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeltaNet {
-    /// Heads of queries and keys; divides `n_head`.
+    /// Number of query and key heads; divides `n_head`.
     pub n_head_k: usize,
-    /// Heads of values.
+    /// Number of value heads.
     pub n_head: usize,
     /// Elements of a head.
     pub size: usize,
-    /// Tokens that the convolution sees.
+    /// Kernel size of the convolution.
     pub width: usize,
-    /// Queries, keys and values, and what the result is multiplied with.
+    /// Origin of queries, keys, values and gates.
     pub input: DeltaInput,
-    /// What becomes decays, and betas: a matrix each, or one whose rows are the betas and what becomes decays of each head of keys.
+    /// Origin of decays and betas.
     pub rates: DeltaRates,
-    /// Heads of values that share one of keys are neighbours, not as many heads apart as there are of keys.
+    /// True if value heads that share a key head are adjacent. Otherwise they are `n_head_k` heads
+    /// apart.
     pub neighbours: bool,
-    /// The names of the convolution's weights, of what is added to what becomes decays, and of what that is multiplied with.
+    /// Names of the convolution's weights, and of the bias and the factor of the decays.
     pub names: [&'static str; 3],
-    /// Keeps queries and keys from being divided by 0.
+    /// Epsilon of the norm of queries and keys.
     pub eps: f32,
-    /// The norm of each head of the result.
+    /// Norm of each head of the result.
     pub norm: Norm,
-    /// The last matrix.
+    /// Output matrix.
     pub output: Linear,
 }
 
-/// Where queries, keys, values and gates of the gated delta rule come from.
+/// Origin of the queries, keys, values and gates of a gated delta net.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeltaInput {
     /// A matrix of queries, keys and values, and one of gates.
     Split(Linear, Linear),
-    /// One matrix: for each head of keys, its query, its key, its values, its gates.
+    /// One matrix: for each key head, its query, its key, its values and its gates.
     ByHead(Linear),
 }
 
-/// Where decays and betas come from.
+/// Origin of decays and betas.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeltaRates {
-    /// A matrix of what becomes decays, and one of betas.
+    /// A matrix for the decays, and one for the betas.
     Split(Linear, Linear),
-    /// One matrix: for each head of keys, the betas of its heads of values, then what becomes their decays.
+    /// One matrix: for each key head, the betas of its value heads, then their decays.
     ByHead(Linear),
 }
 
 impl DeltaNet {
-    /// Channels of the convolution.
+    /// Returns the number of channels of the convolution.
     pub fn channels(&self) -> usize {
         (2 * self.n_head_k + self.n_head) * self.size
     }
 
-    /// What it keeps.
+    /// Returns what the layer caches.
     pub fn memory(&self) -> Memory {
         Memory {
             conv: Some((self.width - 1) * self.channels()),
@@ -962,25 +992,25 @@ impl DeltaNet {
     }
 }
 
-/// A short convolution in the place of attention, with gates before and after it.
+/// Short convolution instead of attention, with gates before and after it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShortConv {
-    /// Channels.
+    /// Number of channels.
     pub channels: usize,
-    /// Tokens that it sees.
+    /// Kernel size.
     pub width: usize,
-    /// Half of them are later ones. Then nothing is kept.
+    /// True if half of these tokens are later ones. Then nothing is cached.
     pub sees_later: bool,
-    /// The gate before it, the gate behind it, and what goes through it.
+    /// Matrix of the gate before the convolution, the gate after it, and its input.
     pub input: Linear,
-    /// The name of its weights.
+    /// Name of the convolution's weights.
     pub weights: &'static str,
-    /// The last matrix.
+    /// Output matrix.
     pub output: Linear,
 }
 
 impl ShortConv {
-    /// What it keeps.
+    /// Returns what the layer caches.
     pub fn memory(&self) -> Memory {
         Memory {
             conv: (!self.sees_later).then(|| (self.width - 1) * self.channels),
@@ -989,59 +1019,61 @@ impl ShortConv {
     }
 }
 
-/// A selective state space ([Gu & Dao 2023](https://arxiv.org/abs/2312.00752), [Dao & Gu 2024](https://arxiv.org/abs/2405.21060)) in the place of
-/// attention, behind a convolution: Mamba 1 and 2.
+/// Selective state space after a convolution: Mamba 1 ([Gu & Dao
+/// 2023](https://arxiv.org/abs/2312.00752)) and Mamba 2 ([Dao & Gu
+/// 2024](https://arxiv.org/abs/2405.21060)).
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateSpace {
-    /// Heads. In Mamba 1, every channel is one.
+    /// Number of heads. In Mamba 1, every channel is a head.
     pub n_head: usize,
     /// Elements of a head.
     pub size: usize,
-    /// Heads next to each other share B and C: how many kinds of these there are.
+    /// Number of groups. The heads of a group are adjacent and share B and C.
     pub groups: usize,
-    /// Columns of a head's matrix.
+    /// Columns of a head's state matrix.
     pub columns: usize,
-    /// Tokens that the convolution sees.
+    /// Kernel size of the convolution.
     pub width: usize,
-    /// What goes in.
+    /// Input matrix.
     pub input: Linear,
-    /// Where B, C and steps come from.
+    /// Origin of B, C and the time steps.
     pub steps: Steps,
-    /// The norm of what each group gives.
+    /// Norm of each group of the result.
     pub norm: Option<Norm>,
-    /// The last matrix.
+    /// Output matrix.
     pub output: Linear,
 }
 
-/// Where a state space has its B, C and steps from.
+/// Origin of a state space's B, C and time steps.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Steps {
-    /// From the input matrix: its rows are gates, then x, B and C, which go through the convolution, then steps.
+    /// The input matrix (Mamba 2). Its rows are gates, then x, B and C, which go through the
+    /// convolution, then the time steps.
     OfInput,
-    /// From what comes out of the convolution; the input matrix gives x and gates.
+    /// The result of the convolution (Mamba 1). The input matrix returns x and gates.
     OfConvolution(Box<ConvolutionSteps>),
 }
 
-/// Steps, B and C from what comes out of a convolution.
+/// Time steps, B and C that derive from the result of a convolution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConvolutionSteps {
-    /// Elements of a row that becomes steps.
+    /// Rank of the time steps: elements of the row that is projected up to them.
     pub rank: usize,
-    /// That row, B and C.
+    /// Matrix of that row, B and C.
     pub all: Linear,
-    /// The norms of the three, if they have some.
+    /// Norms of the three, if they have norms.
     pub norms: Option<[Norm; 3]>,
-    /// From the row to steps.
+    /// Matrix from the row to the time steps.
     pub up: Linear,
 }
 
 impl StateSpace {
-    /// Elements of all heads.
+    /// Returns the number of elements of all heads.
     pub fn inner(&self) -> usize {
         self.n_head * self.size
     }
 
-    /// Channels of the convolution.
+    /// Returns the number of channels of the convolution.
     pub fn channels(&self) -> usize {
         match self.steps {
             Steps::OfInput => self.inner() + 2 * self.groups * self.columns,
@@ -1049,7 +1081,7 @@ impl StateSpace {
         }
     }
 
-    /// What it keeps.
+    /// Returns what the layer caches.
     pub fn memory(&self) -> Memory {
         Memory {
             conv: Some((self.width - 1) * self.channels()),
@@ -1059,29 +1091,30 @@ impl StateSpace {
     }
 }
 
-/// A function between the matrices of a feed-forward part.
+/// Activation function of a feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
-    /// Of gate and value.
+    /// Function of gate and value.
     Gated(Glu),
-    /// Of one value.
+    /// Function of one value.
     Plain(Unary),
-    /// The square of what is positive.
+    /// Squared ReLU.
     SquaredRelu,
     /// `min(silu(gate), limit) · clamp(value, -limit, limit)`.
     ClampedSwiglu {
-        /// The limit.
+        /// Limit of gate and value.
         limit: f32,
     },
-    /// GELU of the gate, as far as it exceeds the mean of its row by so many standard deviations, times the value.
+    /// GELU of the amount by which the gate exceeds the mean of its row plus `deviations` standard
+    /// deviations, times the value.
     SparseGeglu {
-        /// How many.
+        /// Number of standard deviations.
         deviations: f32,
     },
 }
 
 impl Activation {
-    /// The name of the function.
+    /// Returns the name of the function.
     pub fn name(self) -> &'static str {
         match self {
             Activation::Gated(function) => function.name(),
@@ -1093,71 +1126,72 @@ impl Activation {
     }
 }
 
-/// A feed-forward part, or experts of one kind.
+/// Feed-forward network, or experts of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mlp {
-    /// The matrix of the gate; if there is none and the activation is gated, `up` gives gate and value.
+    /// Gate matrix. If it is absent and the activation is gated, `up` returns gate and value.
     pub gate: Option<Linear>,
-    /// The matrix of the value.
+    /// Matrix of the value.
     pub up: Linear,
-    /// What is between.
+    /// Activation function between the matrices.
     pub activation: Activation,
-    /// The name of a vector that what comes out of it is divided by.
+    /// Name of a vector that the activations are divided by.
     pub divisor: Option<&'static str>,
-    /// A norm before the last matrix.
+    /// Norm before the last matrix.
     pub sub_norm: Option<Norm>,
-    /// The last matrix.
+    /// Last matrix.
     pub down: Linear,
 }
 
-/// How a router turns what it gives into the shares of experts.
+/// Function from the router's logits to the weights of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
     /// Softmax over all experts.
     Softmax,
-    /// Softmax over the chosen ones.
+    /// Softmax over the chosen experts.
     SoftmaxOfChosen,
-    /// A sigmoid each.
+    /// Sigmoid of each logit.
     Sigmoid,
-    /// The root of softplus, each.
+    /// Square root of the softplus of each logit.
     SqrtSoftplus,
 }
 
-/// What a router sees.
+/// Input of a router.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RouterInput {
-    /// What the experts see.
+    /// Input of the experts.
     Experts,
     /// The residual stream before the layer.
     Layer,
-    /// The residual stream before the part, normalised and multiplied with a number.
+    /// Residual stream before the sub-layer, normalized and scaled.
     Normed(Norm, f32),
 }
 
-/// A mixture of experts.
+/// Mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experts {
-    /// The matrix that gives one number for each expert.
+    /// Router matrix, which returns a logit for each expert.
     pub router: Linear,
-    /// What the router sees.
+    /// Input of the router.
     pub router_input: RouterInput,
-    /// What becomes of it.
+    /// Function from the router's logits to weights.
     pub routing: Routing,
-    /// The name of a number for each expert that is added for the choice only.
+    /// Name of a bias for each expert that affects only the choice of experts.
     pub choice_bias: Option<(&'static str, Presence)>,
-    /// Experts are in so many groups, of which the best so many count.
+    /// Number of expert groups, and of the best groups that experts are chosen from.
     pub groups: Option<[usize; 2]>,
-    /// How many experts a token uses.
+    /// Number of experts that a token uses.
     pub used: usize,
-    /// Shares of the chosen add up to 1.
+    /// True if the weights of the chosen experts are normalized to sum to 1.
     pub normalize: bool,
-    /// What shares are multiplied with, if not with 1.
+    /// Factor of the weights, if not 1.
     pub scale: Option<f32>,
-    /// Shares are applied to what goes in, not to what comes out.
+    /// True if the weights apply to the experts' input instead of their output.
     pub weigh_input: bool,
-    /// The experts.
+    /// Experts.
     pub experts: Mlp,
-    /// An expert that every token uses, and the matrix of its share, of which the sigmoid counts.
+    /// Shared expert, which every token uses, and the matrix of its weight, to which a sigmoid is
+    /// applied.
     pub shared: Option<(Mlp, Option<Linear>)>,
 }
 

@@ -8,48 +8,49 @@ use super::spec::{
 use crate::rules::Role;
 use samite_core::{DType, Graph, Layout, Result, Shape, TensorId};
 
-/// How a graph uses a weight: decides which devices and types are possible.
+/// Use of a weight in a graph, which decides which devices and types are possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightUse {
-    /// Rows are looked up.
+    /// Row lookup.
     Rows,
     /// A matrix product.
     Product,
     /// Matrix products with some of the matrices, chosen for each column.
     Experts,
-    /// Multiplied element by element: the scale of a norm.
+    /// Element-wise multiplication: the scale of a norm.
     Scale,
-    /// Added.
+    /// Addition.
     Bias,
-    /// Added: the row of the chosen expert.
+    /// Addition of the row of the chosen expert.
     ExpertBias,
     /// Divisors of rotary frequencies.
     RopeDivisors,
-    /// The weights of a convolution over time.
+    /// Weights of a convolution over time.
     Convolution,
-    /// Rates of decay, negative: multiplied element by element.
+    /// Negative decay rates, multiplied element by element.
     Decay,
 }
 
-/// A tensor that a file has, or may have.
+/// Tensor that a file has or may have.
 #[derive(Clone, Debug)]
 pub struct TensorSpec {
     /// Name in the file.
     pub name: String,
     /// Extents, innermost first.
     pub shape: Shape,
-    /// Where it belongs.
+    /// Part of the model that the tensor belongs to.
     pub role: Role,
-    /// How it is used.
+    /// Use of the tensor in graphs.
     pub usage: WeightUse,
-    /// Whether a file without it is incomplete.
+    /// True if a file without it is incomplete.
     pub required: bool,
-    /// The tensor whose data is used if this one is missing.
+    /// Tensor whose data is used if this one is missing.
     pub otherwise: Option<&'static str>,
 }
 
 impl TensorSpec {
-    /// A graph whose last node uses such a weight of type `dtype` as the model does, for questions to devices.
+    /// Returns a graph whose last node uses a weight of type `dtype` as the model does. It serves
+    /// to query the support of devices.
     pub(crate) fn sample(&self, dtype: DType) -> Result<(Graph, TensorId)> {
         let mut graph = Graph::new();
         let [n0, n1, n2, _] = self.shape;
@@ -95,7 +96,7 @@ impl TensorSpec {
         Ok((graph, node))
     }
 
-    /// What it does in the model, for devices that give weights a form of their own.
+    /// Returns the role of the weight, for devices that convert weights to their own format.
     pub fn weight_role(&self) -> samite_core::Role {
         use samite_core::Role;
         match self.usage {
@@ -108,13 +109,13 @@ impl TensorSpec {
             | WeightUse::RopeDivisors => Role::Vector,
             WeightUse::Product | WeightUse::Experts => {
                 match self.name.rsplit('.').nth(1).unwrap_or_default() {
-                    // What becomes of an embedding is small.
+                    // The matrices of embeddings and classifiers have small results.
                     _ if self.name.starts_with("cls") || self.name.starts_with("dense_") => {
                         Role::Unknown
                     }
                     "attn_output" | "ffn_down" | "ffn_down_exps" => Role::Reduce,
                     "output" => Role::Head,
-                    // A router's results are compared with each other.
+                    // The results of a router are compared with each other.
                     "ffn_gate_inp" => Role::Unknown,
                     _ => Role::Expand,
                 }
@@ -122,7 +123,7 @@ impl TensorSpec {
         }
     }
 
-    /// The layout with elements of type `dtype`.
+    /// Returns the layout with elements of type `dtype`.
     pub(crate) fn layout(&self, dtype: DType) -> Result<Layout> {
         Layout::contiguous(dtype, self.shape)
     }
@@ -130,23 +131,24 @@ impl TensorSpec {
 
 /// The names of tensors that belong to no layer.
 pub(super) mod names {
-    /// The table of embeddings.
+    /// Embedding table.
     pub const EMBEDDING: &str = "token_embd.weight";
-    /// The table of further embeddings.
+    /// Table of per-layer embeddings.
     pub const PER_LAYER: &str = "per_layer_token_embd.weight";
-    /// The table of learned positions.
+    /// Table of learned positions.
     pub const POSITIONS: &str = "position_embd.weight";
-    /// The table of kinds of tokens.
+    /// Table of token types.
     pub const TOKEN_TYPES: &str = "token_types.weight";
     /// Divisors of rotary frequencies.
     pub const FREQUENCIES: &str = "rope_freqs.weight";
-    /// The same for long contexts and for short ones.
+    /// Divisors of rotary frequencies for long contexts and for short ones.
     pub const LONG_SHORT: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 }
 
 impl Spec {
-    /// Whether a file may have the tensor called `name` although nothing reads it: the ranges of activations that NVFP4 comes with, the
-    /// heads of classifiers, and what the spec says.
+    /// Returns whether a file may have the tensor called `name` although no graph reads it. This
+    /// applies to activation ranges that come with NVFP4, to classifier heads, and to the spec's
+    /// own list.
     pub(crate) fn is_spare(&self, name: &str) -> bool {
         let layer = name.strip_prefix("blk.").and_then(|rest| {
             let (number, within) = rest.split_once('.')?;
@@ -165,7 +167,7 @@ impl Spec {
             || layer.is_some_and(|(number, _)| (first..first + self.spare.layers).contains(&number))
     }
 
-    /// The tensors that a file of this model has, or may have, each once.
+    /// Returns the tensors that a file of this model has or may have, each once.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut list = TensorList {
             specs: Vec::new(),
@@ -225,7 +227,7 @@ impl Spec {
 /// Collects the tensors of a model.
 struct TensorList {
     specs: Vec<TensorSpec>,
-    /// What names begin with.
+    /// Prefix of the names.
     prefix: String,
     role: Role,
 }
@@ -235,7 +237,7 @@ impl TensorList {
         self.add_global(&format!("{}{name}", self.prefix), shape, usage, presence);
     }
 
-    /// Adds a tensor that no layer has to itself.
+    /// Adds a tensor that does not belong to a single layer.
     fn add_global(&mut self, name: &str, shape: Shape, usage: WeightUse, presence: Presence) {
         let is_known = self.specs.iter().any(|spec| spec.name == name);
         if presence == Presence::Absent || is_known {
@@ -275,7 +277,7 @@ impl TensorList {
             usage,
             Presence::Required,
         );
-        // What NVFP4 adds to a matrix.
+        // NVFP4 matrices have a scale.
         let scale = format!("{}.scale", linear.name);
         self.vector(&scale, count, WeightUse::Scale, linear.scale);
         self.bias(linear);
@@ -306,7 +308,7 @@ impl TensorList {
         }
     }
 
-    /// What each layer has for several residual streams.
+    /// Adds a layer's tensors for several residual streams.
     fn streams(&mut self, streams: &Streams) {
         let (gate, output, post) = &streams.others;
         let matrices = [

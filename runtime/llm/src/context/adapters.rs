@@ -1,21 +1,22 @@
-//! Adapters of single sequences: different ones in one batch.
+//! Adapters of individual sequences, which can differ within one batch.
 
 use crate::adapter::{Adapter, ScaledAdapter};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// The adapters that sequences have for themselves, in the place of the context's.
+/// Adapters that sequences use instead of the context's.
 #[derive(Debug, Default)]
 pub(crate) struct SequenceAdapters {
-    /// By sequence.
+    /// Adapters by sequence.
     own: Vec<Option<Vec<ScaledAdapter>>>,
-    /// All that a graph can have; bits of [`GraphShape::mixed`](crate::arch::GraphShape) stand for them.
+    /// All adapters that a graph can have; the bits of
+    /// [`GraphShape::mixed`](crate::arch::GraphShape) are indices into this list.
     known: Vec<Arc<Adapter>>,
 }
 
 impl SequenceAdapters {
-    /// As many as there are bits.
+    /// Maximum number of adapters, which is the number of bits.
     const MOST: usize = 64;
 
     pub fn new(n_seq: usize) -> Self {
@@ -25,12 +26,12 @@ impl SequenceAdapters {
         }
     }
 
-    /// All adapters that graphs can have.
+    /// Returns all adapters that graphs can have.
     pub fn known(&self) -> &[Arc<Adapter>] {
         &self.known
     }
 
-    /// Whether a sequence has some of its own, or none where the context has some.
+    /// Returns whether a sequence has its own list of adapters, which may be empty.
     pub fn any(&self) -> bool {
         self.own.iter().any(Option::is_some)
     }
@@ -50,8 +51,8 @@ impl SequenceAdapters {
         known.position(|known| Arc::ptr_eq(known, adapter))
     }
 
-    /// Takes note of the adapters that `further` and `context` name. How many are new; the second is whether others were given up for them, so that bits
-    /// stand for something else.
+    /// Registers the adapters in `further` and `context`. Returns the number of new ones, and
+    /// whether unused ones were removed for them, which changes the meaning of bits.
     pub fn learn(
         &mut self,
         further: &[ScaledAdapter],
@@ -92,12 +93,12 @@ impl SequenceAdapters {
         Ok((new.len(), others_went))
     }
 
-    /// Forgets the last adapters that were [learnt](Self::learn).
+    /// Removes the last adapters that were [registered](Self::learn).
     pub fn unlearn(&mut self, count: usize) {
         self.known.truncate(self.known.len().saturating_sub(count));
     }
 
-    /// Bits for all adapters.
+    /// Returns the bits of all adapters.
     pub fn all(&self) -> u64 {
         self.known
             .iter()
@@ -105,7 +106,8 @@ impl SequenceAdapters {
             .fold(0, |bits, (place, _)| bits | 1 << place)
     }
 
-    /// The adapters that tokens of a micro-batch have, as bits; `None` if all have those of the context.
+    /// Returns the adapters that the tokens of a micro-batch use, as bits, or `None` if all tokens
+    /// use those of the context.
     pub fn mixed(
         &self,
         batch: &Batch,
@@ -132,12 +134,12 @@ impl SequenceAdapters {
                 }
             }
         }
-        // Without adapters, the graph is that of a context without.
+        // Without adapters, the graph is that of a context without adapters.
         let is_plain = bits == 0 && context.iter().all(|scaled| scaled.share == 0.0);
         (is_mixed && !is_plain).then_some(bits)
     }
 
-    /// The share of the adapter at `place` for a token, times `factor`.
+    /// Returns the scale of the adapter at `place` for a token, times `factor`.
     pub fn share(
         &self,
         place: usize,

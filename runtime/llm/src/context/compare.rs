@@ -1,4 +1,4 @@
-//! Two contexts in step, node by node.
+//! Decodes in two contexts in lockstep, node by node.
 
 use super::Context;
 use crate::batch::Batch;
@@ -8,12 +8,14 @@ use samite_sched::Watch;
 use samite_sched::compare::{Pair, in_step};
 
 impl Context {
-    /// Decodes `batch` in two contexts of the same model on different devices, in step, and calls `see` with every node. Both have the same options, and
-    /// decoded the same before. Devices must [keep the order](samite_sched::compare::in_order) of nodes. The first goes on with the results
-    /// of the second. No logits are kept.
+    /// Decodes `batch` in lockstep in two contexts of the same model on different devices, and
+    /// calls `see` with every node. Both must have the same options and have decoded the same
+    /// batches before. Devices must [keep the order](samite_sched::compare::in_order) of nodes. The
+    /// first context continues with the results of the second. Logits are not kept.
     ///
     /// # Errors
-    /// [`samite_core::Error::Stopped`] if `see` says stop; as [`decode`](Self::decode); as [`in_step`].
+    /// Returns [`samite_core::Error::Stopped`] if `see` stops the comparison. Also fails like
+    /// [`decode`](Self::decode) and [`in_step`].
     pub fn compare(
         contexts: [&mut Context; 2],
         batch: &Batch,

@@ -1,4 +1,4 @@
-//! The likeliest tokens, chosen by the graph where that spares reading all logits.
+//! Top-k on the device: the graph selects the top tokens if that avoids reading all logits.
 
 use super::Context;
 use crate::arch::{GraphShape, Output};
@@ -8,14 +8,14 @@ use samite_sched::Scheduler;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// With more of them, reading all logits is no more work.
+/// Maximum k. With a larger k, reading all logits is no more work.
 const MOST: usize = 256;
 
-/// How many of the likeliest tokens are wanted, and those that were found.
+/// The requested k, and the top tokens of the last batch.
 #[derive(Debug, Default)]
 pub(super) struct Likeliest {
     wanted: usize,
-    /// The numbers for which there is memory, and whether it is worth while.
+    /// Values of k that memory was reserved for, and whether each is worthwhile.
     tried: BTreeMap<usize, bool>,
     tokens: Vec<i32>,
     logits: Vec<f32>,
@@ -25,7 +25,7 @@ pub(super) struct Likeliest {
 }
 
 impl Likeliest {
-    /// How many graphs choose; 0 for none.
+    /// Returns the k that graphs use; 0 for none.
     pub fn count(&self) -> usize {
         match self.tried.get(&self.wanted) {
             Some(true) => self.wanted,
@@ -37,19 +37,19 @@ impl Likeliest {
         self.found.clear();
     }
 
-    /// Whether they were read in the place of the logits of the last batch.
+    /// Returns whether the top tokens were read instead of the logits of the last batch.
     pub fn are_found(&self) -> bool {
         !self.found.is_empty()
     }
 
-    /// Those of row `row` of the logits.
+    /// Returns the top tokens of row `row` of the logits.
     pub fn row(&self, row: usize) -> Option<&[(u32, f32)]> {
         let first = row.checked_mul(self.per_row)?;
         let found = self.found.get(first..first + self.per_row);
         found.filter(|found| !found.is_empty())
     }
 
-    /// Reads what the graph chose, for so many rows of logits.
+    /// Reads the top tokens that the graph selected, for `rows` rows of logits.
     pub fn read(
         &mut self,
         scheduler: &mut Scheduler,
@@ -57,7 +57,7 @@ impl Likeliest {
         rows: usize,
     ) -> Result<()> {
         let plan = scheduler.current_plan()?;
-        // Of each row, a column of several tokens, or a single one.
+        // Each row has a column of several tokens, or a single one.
         self.per_row = match logits {
             Some(_) => plan.graph().tensor(tokens).layout.shape()[0],
             None => 1,
@@ -73,7 +73,7 @@ impl Likeliest {
         let tokens = self.tokens.iter().map(|&token| token as u32);
         self.found.clear();
         self.found.extend(tokens.zip(self.logits.iter().copied()));
-        // The first token is also what is chosen where no logit is a number above minus infinity.
+        // The device also selects the first token if no logit is a number above minus infinity.
         if logits.is_none() {
             let firsts = self.found.iter_mut().filter(|(token, _)| *token == 0);
             firsts.for_each(|(_, logit)| *logit = f32::NAN);
@@ -87,12 +87,13 @@ fn wants(device: &Arc<dyn Device>) -> bool {
 }
 
 impl Context {
-    /// From the next batch on, has devices choose so many of the likeliest tokens, and reads these in the place of logits: after each token whose logits are
-    /// wanted, if these are all in one micro-batch, and where the logits are on a device that [wants that](samite_core::Selection::Wanted). `None` reads
-    /// logits.
+    /// Requests that devices select the top `count` tokens from the next batch on. The context then
+    /// reads these instead of logits, after each token whose logits are requested. This happens
+    /// only if all of them are in one micro-batch, and the device that has the logits [prefers
+    /// it](samite_core::Selection::Wanted). `None` reads logits.
     ///
     /// # Errors
-    /// If there is not enough memory.
+    /// Returns an error if there is not enough memory.
     pub fn set_likeliest(&mut self, count: Option<usize>) -> Result<()> {
         let most = MOST.min(self.model().spec().n_vocab / 4);
         let wanted = count.filter(|&count| count <= most).unwrap_or(0);
@@ -115,13 +116,14 @@ impl Context {
         Ok(())
     }
 
-    /// How many of the likeliest tokens are to be [read](Self::set_likeliest).
+    /// Returns the k that was [requested](Self::set_likeliest).
     pub(crate) fn likeliest_wanted(&self) -> Option<usize> {
         let wanted = self.likeliest.wanted;
         (wanted > 0).then_some(wanted)
     }
 
-    /// Whether the likeliest tokens would be chosen on the device that has the logits, and that wants it.
+    /// Returns whether the top tokens would be selected on the device that has the logits and
+    /// prefers it.
     fn is_chosen_where_it_is(&self, shape: GraphShape) -> Result<bool> {
         let mut devices = self.model().devices().iter();
         if !devices.any(wants) {
@@ -145,16 +147,18 @@ impl Context {
         )
     }
 
-    /// The likeliest tokens after token number `index` of the last batch, each with its logit, if they were
-    /// [read in the place of logits](Self::set_likeliest). Of a single one, the logit is 0, or not a number if it may be none that can be chosen.
+    /// Returns the top tokens after the token at `index` of the last batch, each with its logit, if
+    /// they were [read instead of logits](Self::set_likeliest). With k = 1, the logit is 0, or NaN
+    /// if the token may not be a valid choice.
     pub fn likeliest(&self, index: usize) -> Option<&[(u32, f32)]> {
         self.likeliest.row((*self.rows.get(index)?)?)
     }
 
-    /// The [logits](Self::logits) after token number `index` of the last batch, read now if they were not, with all others.
+    /// Returns the [logits](Self::logits) after the token at `index` of the last batch. Reads them,
+    /// with all others, if only the top tokens were read.
     ///
     /// # Errors
-    /// If they were not wanted, or a device fails.
+    /// Returns an error if the logits were not requested, or if a device fails.
     pub fn read_logits(&mut self, index: usize) -> Result<&[f32]> {
         if self.likeliest.are_found() {
             let built = self.loaded.and_then(|shape| self.graphs.get(shape));

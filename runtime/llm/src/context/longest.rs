@@ -1,4 +1,4 @@
-//! Chooses the length of a context by the memory that is free.
+//! Chooses the length of a context from the free memory.
 
 use super::options::ContextOptions;
 use super::plan::context_bytes;
@@ -6,21 +6,20 @@ use crate::error::Result;
 use crate::kv::KvPlan;
 use crate::model::Model;
 
-/// Lengths are multiples of it.
+/// Step of context lengths.
 const STEP: usize = 256;
 
 impl ContextOptions {
     /// Returns the longest context of `model`, in cells: the trained length, or as many cells as
-    /// fit into free memory, but at least 4096 (or the trained length, if that is shorter).
-    /// Returns `None` if a device that the context needs does not report its free memory. Ignores
-    /// `n_ctx`.
+    /// fit into free memory, but at least 4096 (or the trained length, if that is shorter). Returns
+    /// `None` if a device that the context needs does not report its free memory. Ignores `n_ctx`.
     ///
-    /// A context may take half of the host's free memory, which other programs need too, and all of
-    /// the memory of other devices but `margin` bytes. Weights count if the model is
-    /// [without them](Model::without_weights).
+    /// A context may take half of the host's free memory, which other programs also need, and all
+    /// of the memory of other devices except `margin` bytes. Weights count if the model is [without
+    /// them](Model::without_weights).
     ///
     /// # Errors
-    /// If the shortest context cannot be placed.
+    /// Returns an error if the shortest context cannot be placed.
     pub fn longest_context(&self, model: &Model, margin: usize) -> Result<Option<usize>> {
         let trained = model.spec().n_ctx_train;
         let least = trained.min(Self::DEFAULT_CONTEXT);
@@ -34,7 +33,7 @@ impl ContextOptions {
         };
         // A context that cannot be planned, such as one with too large a tensor, does not fit.
         let fits = |n_ctx: usize| self.needs(model, n_ctx).is_ok_and(|needs| fit(&needs));
-        // Mostly this is all: what fits has room on every device that it needs.
+        // In most cases this suffices: a context that fits has room on every device that it needs.
         if fits(trained) {
             return Ok(Some(trained));
         }
@@ -42,7 +41,7 @@ impl ContextOptions {
         if least_needs.any(|(need, room)| need > 0 && room.is_none()) {
             return Ok(None);
         }
-        // `most` steps fit or are the least; `too_many` do not.
+        // `most` steps fit or are the minimum; `too_many` do not fit.
         let (mut most, mut too_many) = (least / STEP, trained.div_ceil(STEP));
         while too_many - most > 1 + most / 16 {
             let steps = most.midpoint(too_many);
@@ -55,7 +54,8 @@ impl ContextOptions {
         Ok(Some(least.max(most * STEP)))
     }
 
-    /// Bytes of caches and intermediate results of a context with `n_ctx` cells, by device.
+    /// Returns the bytes of caches and intermediate results of a context with `n_ctx` cells, by
+    /// device.
     fn needs(&self, model: &Model, n_ctx: usize) -> Result<Vec<usize>> {
         let options = ContextOptions {
             n_ctx: Some(n_ctx),
@@ -70,7 +70,8 @@ impl ContextOptions {
     }
 }
 
-/// Bytes that a context may take, by device; `None` for a device that does not report its memory.
+/// Returns the bytes that a context may take, by device, or `None` for a device that does not
+/// report its memory.
 fn room(model: &Model, margin: usize) -> Vec<Option<usize>> {
     let devices = model.devices();
     let all: Vec<_> = devices.iter().collect();

@@ -1,4 +1,4 @@
-//! Contexts of a device that is lost.
+//! Contexts whose device is lost.
 
 use super::Context;
 use super::adapters::SequenceAdapters;
@@ -6,10 +6,11 @@ use crate::error::{Error, Result};
 use samite_sched::Scheduler;
 
 impl Context {
-    /// Gives up all memory and devices, so that another context finds them free. Decoding fails with `why` from now on.
+    /// Releases all memory and devices, so that another context can use them. Every later decode
+    /// fails with `why`.
     ///
     /// # Errors
-    /// If the last device fails. Then nothing changed.
+    /// Returns an error if the last device fails. Nothing is changed then.
     pub(crate) fn give_up(&mut self, why: Error) -> Result<()> {
         let model = self.model.without_data()?;
         let devices = model.devices().iter().cloned().collect();

@@ -1,11 +1,11 @@
-//! Reports how much memory is used, by kind of memory and purpose.
+//! Reports the memory usage by kind of memory and purpose.
 
 /// Bytes in one kind of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Name of the memory, such as `host`.
     pub memory: String,
-    /// Weights of the model and its adapters, shared by all contexts; mapped files included.
+    /// Weights of the model and its adapters, which all contexts share, including mapped files.
     pub weights: usize,
     /// The KV cache.
     pub kv: usize,
@@ -17,7 +17,7 @@ pub struct MemoryUse {
 #[derive(Default)]
 pub(crate) struct MemoryReport(Vec<MemoryUse>);
 
-/// What a number of bytes is for: a field of [`MemoryUse`].
+/// Purpose of bytes: a field of [`MemoryUse`].
 pub(crate) type Purpose = fn(&mut MemoryUse) -> &mut usize;
 
 impl MemoryReport {
@@ -25,7 +25,7 @@ impl MemoryReport {
     pub const KV: Purpose = |row| &mut row.kv;
     pub const COMPUTE: Purpose = |row| &mut row.compute;
 
-    /// Counts what is in the memories of these names.
+    /// Adds bytes by name of the memory.
     pub fn add<N: AsRef<str>>(
         &mut self,
         bytes: impl IntoIterator<Item = (N, usize)>,

@@ -1,31 +1,34 @@
-//! A batch in the parts that are computed at once.
+//! Splits a batch into micro-batches, which are computed at once.
 
 use crate::batch::{Batch, BatchToken};
 
-/// Room that the graph of one micro-batch has for the others of its batch, so that all are runs of one graph: only such runs overlap.
+/// Room in the graph of one micro-batch for the others of its batch. All of them then run the same
+/// graph, which is necessary for their runs to overlap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// Tokens that follow in other micro-batches, whose cells the graph reaches as well.
+    /// Number of tokens in later micro-batches, whose cells the graph reads as well.
     pub n_to_come: usize,
-    /// The most rows of logits that one of them wants.
+    /// Maximum number of rows of logits in one micro-batch.
     pub n_outputs: usize,
 }
 
-/// The micro-batches of a batch, each with the room that its graph needs besides: limited in tokens and in rows of logits.
+/// Iterator over the micro-batches of a batch, with limited numbers of tokens and rows of logits.
+/// Each comes with the additional room that its graph needs.
 #[derive(Clone, Debug)]
 pub(crate) struct MicroBatches<'a> {
     rest: &'a [BatchToken],
-    /// For a model that keeps something of sequences, to which tokens belong: a part is of one sequence, or has one token of each.
+    /// Batch of the tokens, for a model with recurrent state. A micro-batch then contains one
+    /// sequence, or one token of each sequence.
     alike: Option<&'a Batch>,
     size: usize,
     n_logits: usize,
-    /// Of runs that overlap: the most rows of logits that one of them wants.
+    /// For overlapping runs: the maximum number of rows of logits in one micro-batch.
     n_outputs: Option<usize>,
 }
 
 impl<'a> MicroBatches<'a> {
-    /// Those of `tokens`, with at most `n_ubatch` tokens and `n_logits` rows of logits, neither of them 0. Those that `overlap` are of one size as
-    /// far as possible.
+    /// Splits `tokens` into micro-batches with at most `n_ubatch` tokens and `n_logits` rows of
+    /// logits, both at least 1. If they `overlap`, their sizes are as equal as possible.
     pub fn new(tokens: &'a [BatchToken], n_ubatch: usize, n_logits: usize, overlap: bool) -> Self {
         let parts = MicroBatches {
             rest: tokens,
@@ -48,7 +51,8 @@ impl<'a> MicroBatches<'a> {
 }
 
 impl<'a> MicroBatches<'a> {
-    /// The same, but each part is of one sequence, or has one token of each, as `batch` says.
+    /// Limits each micro-batch to one sequence, or to one token of each sequence, according to
+    /// `batch`.
     pub fn alike(self, batch: &'a Batch) -> Self {
         MicroBatches {
             alike: Some(batch),
@@ -56,7 +60,7 @@ impl<'a> MicroBatches<'a> {
         }
     }
 
-    /// How many of the first tokens can be in a part.
+    /// Returns the number of tokens that the next micro-batch can have.
     fn most(&self) -> usize {
         let most = self.rest.len().min(self.size);
         let Some(batch) = self.alike else {
@@ -99,7 +103,8 @@ impl<'a> Iterator for MicroBatches<'a> {
 mod tests {
     use super::*;
 
-    /// Tokens, tokens to come, and outputs of each micro-batch of at most 4 tokens and 2 rows of logits.
+    /// Returns the tokens, tokens to come, and outputs of micro-batches with at most 4 tokens and 2
+    /// rows of logits.
     fn parts(wanted: &[u8], overlap: bool) -> Vec<[usize; 3]> {
         let mut batch = Batch::new();
         for (position, wants) in wanted.iter().enumerate() {
@@ -134,7 +139,7 @@ mod tests {
         assert_eq!(parts(&[0; 6], true), [[3, 3, 0], [3, 0, 0]]);
         let last = [0, 0, 0, 0, 1, 1];
         assert_eq!(parts(&last, true), [[3, 3, 2], [3, 0, 2]]);
-        // Too many logits in the first.
+        // The first micro-batch would have too many logits.
         let first = [1, 1, 1, 0, 0, 0];
         assert_eq!(parts(&first, true), [[2, 4, 2], [3, 1, 2], [1, 0, 2]]);
     }

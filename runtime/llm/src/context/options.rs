@@ -8,45 +8,50 @@ use crate::graphs::GraphCache;
 use samite_core::{CancelToken, DType, Environment};
 use samite_sched::{Fallback, Options};
 
-/// How a [`Context`](crate::Context) is set up.
+/// Options of a [`Context`](crate::Context).
 #[derive(Clone, Debug)]
 pub struct ContextOptions {
-    /// Cells of the KV cache, for all sequences together; `None` for the model's own context, at
-    /// most 4096. [`longest_context`](Self::longest_context) says how many fit into free memory.
+    /// Number of cells in the KV cache, for all sequences together. `None` uses the model's context
+    /// length, at most 4096. [`longest_context`](Self::longest_context) returns how many fit into
+    /// free memory.
     pub n_ctx: Option<usize>,
-    /// Most tokens of one [`Context::decode`](crate::Context::decode).
+    /// Maximum number of tokens in one [`Context::decode`](crate::Context::decode).
     pub n_batch: usize,
-    /// Most tokens of one graph. It becomes `n_batch` for models whose tokens look at later ones: all of a batch are computed at once.
+    /// Maximum number of tokens in one graph. For models with bidirectional attention it becomes
+    /// `n_batch`, because they compute a batch at once.
     pub n_ubatch: usize,
     /// Number of sequences.
     pub n_seq: usize,
-    /// What is computed of tokens.
+    /// Requested results.
     pub output: Output,
-    /// Most rows of logits of one graph; `None` for one for each sequence, at least 16. Perplexity is faster with
-    /// `n_ubatch`, at the cost of memory.
+    /// Maximum number of rows of logits in one graph. `None` uses one for each sequence, and at
+    /// least 16. Perplexity is faster with `n_ubatch`, at the cost of memory.
     pub n_logits: Option<usize>,
     /// Types of cached keys and values.
     pub kv_types: [DType; 2],
-    /// Attention as one operation. Without, it is done in several steps; values must be F32, F16 or BF16 then.
+    /// True to compute attention with one operation (flash attention). Otherwise several operations
+    /// compute it, and values must be F32, F16 or BF16.
     pub flash: bool,
-    /// Layers that look through a window keep all tokens, too. Without, they keep what the window needs, and a batch, if that is less: a sequence
-    /// cannot be cut, then, where earlier tokens than they have would be seen.
+    /// True if layers with a window keep all tokens. Otherwise they keep the tokens that the window
+    /// needs, plus a batch, if that is less. A sequence then cannot be cut at a position where the
+    /// window would need removed tokens.
     pub full_windows: bool,
-    /// Threads of devices that compute on the host, for a single token; `None` for all that a device has.
+    /// Threads of host devices for a single token. `None` uses all threads of a device.
     pub threads: Option<usize>,
-    /// The same for several tokens at once, such as those of a prompt.
+    /// Threads of host devices for several tokens at once, for example in prefill.
     pub threads_batch: Option<usize>,
-    /// Adapters of the model, each with the share in which it counts.
+    /// Adapters of the model with their scales.
     pub adapters: Vec<ScaledAdapter>,
     /// Pipeline copies, see [`Options::copies`].
     pub copies: usize,
-    /// Whether devices take over operations on weights in host memory, see [`Options::offload`].
+    /// True if devices may take over operations on weights in host memory, see
+    /// [`Options::offload`].
     pub offload: bool,
-    /// About operations that land on a slower device.
+    /// Policy for operations that run on a slower device.
     pub fallback: Fallback,
-    /// Stops decoding. A decode that was stopped leaves the cache as it was before.
+    /// Token that stops decoding. A decode that is stopped leaves the cache unchanged.
     pub cancel: CancelToken,
-    /// Where time comes from.
+    /// Source of time.
     pub environment: Environment,
 }
 
@@ -74,26 +79,27 @@ impl Default for ContextOptions {
     }
 }
 
-/// Numbers that follow from options and model.
+/// Sizes that derive from options and model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub n_cells: usize,
-    /// Cells for layers that look through a window; 0 if they are not apart.
+    /// Number of cells for layers with a window; 0 if these use the same cells as the other layers.
     pub n_window: usize,
     pub n_ubatch: usize,
     pub n_logits: usize,
     pub n_seq: usize,
-    /// Whether tokens look at later ones.
+    /// True if attention is bidirectional.
     pub sees_later: bool,
-    /// Whether sequences do not mix in a micro-batch.
+    /// True if sequences are not interleaved in a micro-batch.
     pub by_sequence: bool,
-    /// Whether means over the tokens of sequences are computed.
+    /// True if means over the tokens of sequences are computed.
     pub means: bool,
 }
 
 impl Sizes {
-    /// The graphs for which memory is reserved: that of most tokens, that of a single token, and that of one token of each sequence, where each
-    /// has a state.
+    /// Returns the shapes of the graphs that memory is reserved for: the one with the most tokens,
+    /// the one for a single token, and, if sequences have a recurrent state, the one with one token
+    /// of each sequence.
     pub fn reserved(&self) -> impl Iterator<Item = GraphShape> {
         let n_seqs = self.n_seq.min(self.n_ubatch);
         let of_each = || GraphShape {
@@ -105,17 +111,18 @@ impl Sizes {
             .chain((self.by_sequence && n_seqs > 1).then(of_each))
     }
 
-    /// The graph of most tokens.
+    /// Returns the shape of the graph with the most tokens.
     pub fn largest(&self) -> GraphShape {
         self.shape(self.n_ubatch, self.n_logits, self.n_seq)
     }
 
-    /// The graph of a micro-batch at the end of a full cache.
+    /// Returns the shape of the graph of a micro-batch at the end of a full cache.
     pub fn at_the_end(&self, n_tokens: usize) -> GraphShape {
         self.shape(n_tokens, n_tokens.min(1), 1)
     }
 
-    /// The graph of most tokens of which all logits are wanted, at the end of a full cache.
+    /// Returns the shape of the largest graph with logits for all tokens, at the end of a full
+    /// cache.
     pub fn of_outputs(&self) -> GraphShape {
         let n_tokens = self.n_logits.min(self.n_ubatch).max(1);
         self.shape(n_tokens, n_tokens, self.n_seq)
@@ -145,7 +152,7 @@ impl Sizes {
     }
 }
 
-/// Whether an output is made of means over the tokens of sequences.
+/// Returns whether an output needs means over the tokens of sequences.
 pub(crate) fn takes_means(output: Output, spec: &Spec) -> bool {
     let classifier = spec.head.classifier.as_ref();
     match output {
@@ -156,10 +163,10 @@ pub(crate) fn takes_means(output: Output, spec: &Spec) -> bool {
 }
 
 impl ContextOptions {
-    /// Longest context without `n_ctx`, and least one that is chosen by free memory.
+    /// Longest default context, and the shortest one that is chosen by free memory.
     pub const DEFAULT_CONTEXT: usize = 4096;
 
-    /// Fills in what is not said, and limits what cannot occur.
+    /// Fills in defaults, and limits sizes to what can occur.
     pub(crate) fn sizes(&self, spec: &Spec) -> Result<Sizes> {
         let n_cells = self
             .n_ctx
@@ -179,7 +186,8 @@ impl ContextOptions {
                 )));
             }
         }
-        // What each sequence sees of the past, and a batch: what it replaces is kept until the batch is done.
+        // Room for the window of each sequence and a batch: replaced cells are kept until the batch
+        // is done.
         let room = |size: usize| {
             let seen = size.saturating_mul(self.n_seq);
             let cells = seen
@@ -199,7 +207,7 @@ impl ContextOptions {
             Output::Logits => self.n_logits.unwrap_or(self.n_seq.max(16)),
             Output::Embeddings(Pooling::None) => self.n_logits.unwrap_or(n_ubatch),
             Output::Both => self.n_logits.unwrap_or(n_ubatch),
-            // All tokens go into means.
+            // Means need all tokens.
             Output::Embeddings(_) if means => n_ubatch,
             Output::Embeddings(_) => self.n_seq,
         };
@@ -215,7 +223,7 @@ impl ContextOptions {
         })
     }
 
-    /// Checks that a model gives what is wanted of it.
+    /// Checks that the model supports the requested results.
     pub(crate) fn check_output(&self, spec: &Spec) -> Result<()> {
         match self.output {
             Output::Logits | Output::Both if spec.head.output.is_none() => Err(Error::invalid(
@@ -230,13 +238,14 @@ impl ContextOptions {
         }
     }
 
-    /// How the scheduler of a context decides.
+    /// Returns the options of the context's scheduler.
     pub(crate) fn scheduler(&self) -> Options {
         Options {
             copies: self.copies.max(1),
             offload: self.offload,
             fallback: self.fallback,
-            // And one for moving keys. The graphs that are given up by the context are those whose plans go.
+            // One more for key shifts. The plans that the scheduler evicts belong to the graphs
+            // that the context evicts.
             cached_plans: GraphCache::SIZE + 1,
             environment: self.environment.clone(),
         }

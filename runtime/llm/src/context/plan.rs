@@ -1,4 +1,4 @@
-//! A context without memory: says what the real one would need, and how its graphs would run.
+//! A context without memory: predicts the needs and the graphs of the real one.
 
 use super::memory::{MemoryReport, MemoryUse};
 use super::options::{ContextOptions, Sizes};
@@ -11,8 +11,8 @@ use crate::model::Model;
 use samite_sched::{DeviceSet, Options, Plan};
 use std::sync::Arc;
 
-/// A context of which everything is known but nothing is there: no weights, no cache, no memory for results. What it says is what a
-/// [`Context`](crate::Context) with these options takes and does.
+/// A context that is completely planned but has no memory: no weights, no cache, no results. It
+/// reports what a [`Context`](crate::Context) with the same options allocates and does.
 #[derive(Debug)]
 pub struct ContextPlan {
     model: Arc<Model>,
@@ -23,10 +23,11 @@ pub struct ContextPlan {
 }
 
 impl ContextPlan {
-    /// A context of `model`, which may be [without its weights](Model::without_weights).
+    /// Plans a context of `model`, which may be [without its weights](Model::without_weights).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that make no sense.
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the options are
+    /// invalid.
     pub fn new(model: Arc<Model>, options: ContextOptions) -> Result<Self> {
         let sizes = check(&model, &options)?;
         let kv = model.plan_kv(&sizes, &options)?;
@@ -39,29 +40,29 @@ impl ContextPlan {
         })
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// The number of cells.
+    /// Returns the number of cells.
     pub fn n_ctx(&self) -> usize {
         self.sizes.n_cells
     }
 
-    /// The plan for a micro-batch of `n_tokens` at the end of a full cache.
+    /// Returns the plan for a micro-batch of `n_tokens` at the end of a full cache.
     ///
     /// # Errors
-    /// If it cannot be placed.
+    /// Returns an error if the graph cannot be placed.
     pub fn plan(&self, n_tokens: usize) -> Result<Plan> {
         let shape = self.sizes.at_the_end(n_tokens);
         self.source().plan(&self.options.scheduler(), shape)
     }
 
-    /// What memory would be used for, by kind of memory.
+    /// Returns the memory usage of the real context, by kind of memory.
     ///
     /// # Errors
-    /// If a graph cannot be placed, or something cannot lie in its memory.
+    /// Returns an error if a graph cannot be placed, or if a tensor cannot be in its memory.
     pub fn memory(&self) -> Result<Vec<MemoryUse>> {
         let mut report = MemoryReport::default();
         report.add(self.model.weights().bytes(), MemoryReport::WEIGHTS);
@@ -79,11 +80,10 @@ impl ContextPlan {
     }
 
     /// Returns the devices that do not have enough free memory. Weights count if the model is
-    /// [without them](Model::without_weights). Devices that do not report their memory are left
-    /// out.
+    /// [without them](Model::without_weights). Devices that do not report their memory are omitted.
     ///
     /// # Errors
-    /// If a graph cannot be placed, or something cannot lie in its memory.
+    /// Returns an error if a graph cannot be placed, or if a tensor cannot be in its memory.
     pub fn shortages(&self) -> Result<Vec<Shortage>> {
         let options = self.options.scheduler();
         let mut needs = context_bytes(&self.source(), &options, &self.sizes, &self.kv)?;
@@ -117,11 +117,11 @@ impl ContextPlan {
 /// A device with too little free memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// The device's name.
+    /// Name of the device.
     pub device: String,
-    /// Bytes that are needed.
+    /// Number of bytes that are needed.
     pub needed: usize,
-    /// Bytes that are free.
+    /// Number of free bytes.
     pub free: usize,
 }
 
@@ -141,8 +141,8 @@ pub(super) fn context_bytes(
     Ok(bytes)
 }
 
-/// Bytes for intermediate results by number of the memory: every chunk becomes as large as the largest of the graphs that memory is
-/// reserved for needs it.
+/// Returns the bytes of intermediate results, by index of the memory. Memory is reserved for
+/// several graphs, and every chunk is as large as the largest of them needs.
 pub(crate) fn compute_bytes(
     source: &GraphSource<'_>,
     options: &Options,
@@ -177,7 +177,7 @@ pub(crate) fn compute_by_device(devices: &DeviceSet, compute: &[usize]) -> Vec<u
     bytes.collect()
 }
 
-/// Checks that `model` can have a context with these options, and completes them.
+/// Checks that `model` supports a context with these options, and completes them.
 pub(super) fn check(model: &Arc<Model>, options: &ContextOptions) -> Result<Sizes> {
     let spec = model.spec();
     options.check_output(spec)?;

@@ -1,8 +1,8 @@
 //! Removes logits, cells and states that are not finite: the traces of a failed computation.
 //!
 //! Flash attention skips the cells that a token does not see. Without it, such a cell has weight 0,
-//! but its value is multiplied, and 0 times NaN is NaN. Then one cell that is not finite spoils the
-//! tokens of all other sequences, even after the cell is free again.
+//! but its value is still multiplied, and 0 times NaN is NaN. Then one cell that is not finite
+//! corrupts the tokens of all other sequences, even after the cell is free again.
 
 use super::Context;
 use crate::arch::Output;
@@ -22,12 +22,12 @@ pub(super) struct UsedRows {
 }
 
 impl Context {
-    /// Decodes a batch like [`decode`](Self::decode), but fails if logits that the batch wants are
-    /// NaN or positive infinity. Cache and states are then as they were before, and zeros replace
-    /// what the batch wrote.
+    /// Decodes a batch like [`decode`](Self::decode), but fails if requested logits are NaN or
+    /// positive infinity. Cache and states are then as they were before, and zeros replace what the
+    /// batch wrote.
     ///
     /// # Errors
-    /// [`Error::NotFinite`], and those of [`decode`](Self::decode).
+    /// Returns [`Error::NotFinite`], and the errors of [`decode`](Self::decode).
     pub fn decode_finite(&mut self, batch: &Batch) -> Result<()> {
         self.begin(batch)?;
         let result = self
@@ -43,7 +43,7 @@ impl Context {
         result
     }
 
-    /// Fails if logits of the batch at hand are not finite.
+    /// Returns an error if logits of the current batch are not finite.
     fn check_logits(&mut self) -> Result<()> {
         if !matches!(self.options.output, Output::Logits | Output::Both) {
             return Ok(());
@@ -62,7 +62,7 @@ impl Context {
                     chunks.all(|chunk| chunk.iter().fold(true, |all, &x| all & is_sound(x)))
                 }
             };
-            // The top-k may have minus infinity without a fault: all logits decide.
+            // The top-k may contain minus infinity without a fault; all logits decide.
             if !is_fine && !self.read_logits(token)?.iter().all(|&x| is_sound(x)) {
                 return Err(Error::NotFinite { token });
             }
@@ -70,15 +70,16 @@ impl Context {
         Ok(())
     }
 
-    /// The rows that the batch at hand writes.
+    /// Returns the rows that the current batch writes.
     fn taken_rows(&self) -> UsedRows {
         self.rows_of(Cells::taken, States::written)
     }
 
-    /// Removes `sequence`, and writes zeros to what no other sequence shares with it.
+    /// Removes `sequence`, and writes zeros to the rows that no other sequence shares with it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such sequence; if a device fails.
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist. Also fails if a device
+    /// fails.
     pub fn scrub(&mut self, sequence: usize) -> Result<()> {
         self.cache.cells.check(sequence)?;
         self.scheduler.synchronize()?;
@@ -94,16 +95,17 @@ impl Context {
     /// Writes zeros to all free cells.
     ///
     /// # Errors
-    /// If a device fails.
+    /// Returns an error if a device fails.
     pub fn scrub_free_cells(&mut self) -> Result<()> {
         self.scheduler.synchronize()?;
         self.zero(&self.rows_of(Cells::free_cells, |_| Vec::new()))
     }
 
-    /// Returns true if all that is kept of `sequence` is finite.
+    /// Returns whether all cached data of `sequence` is finite.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such sequence; if a device fails.
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist. Also fails if a device
+    /// fails.
     pub fn is_finite(&mut self, sequence: usize) -> Result<bool> {
         self.scheduler.synchronize()?;
         let cache = &self.cache;

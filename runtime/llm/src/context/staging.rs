@@ -9,33 +9,33 @@ use crate::error::{Error, Result, try_filled};
 use crate::kv::{Cells, KvCache};
 use half::f16;
 
-/// Values of a graph's inputs, in buffers that are reused.
+/// Values of a graph's inputs, in reused buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
-    /// The cell of each token.
+    /// Cell of each token.
     cells: Vec<i64>,
-    /// The same of the cells for layers that look through a window.
+    /// Cell of each token, for layers with a window.
     windowed: Vec<i64>,
     outputs: Vec<i32>,
-    /// The rows of states that sequences begin with, and those that they are written to.
+    /// Rows of the states that sequences start with, and rows that they are written to.
     read: Vec<i32>,
     write: Vec<i64>,
-    /// Values of the input at hand.
+    /// Values of the current input.
     integers: Vec<i32>,
     floats: Vec<f32>,
     mask: Vec<f16>,
-    /// Whether tokens look at later ones: they need no cells.
+    /// True if attention is bidirectional: tokens need no cells.
     sees_later: bool,
-    /// Whether a micro-batch is of one sequence, or has one token of each.
+    /// True if a micro-batch contains one sequence, or one token of each sequence.
     by_sequence: bool,
-    /// The sequences of whose tokens means are wanted, if they are.
+    /// Sequences whose means are requested, if there are any.
     means: Option<Vec<u32>>,
     /// Elements of an embedding.
     width: usize,
 }
 
 impl Staging {
-    /// With memory for the largest mask.
+    /// Allocates memory for the largest mask.
     pub fn new(sizes: &Sizes, width: usize) -> Result<Self> {
         let largest = sizes.largest();
         let largest = largest.n_tokens.checked_mul(largest.n_kv);
@@ -49,7 +49,8 @@ impl Staging {
         })
     }
 
-    /// Takes a cell for each token of `part`, a micro-batch of `batch`. The graph is to have `room`, too.
+    /// Allocates a cell for each token of `part`, a micro-batch of `batch`. The graph has
+    /// additional `room`.
     pub fn place(
         &mut self,
         batch: &Batch,
@@ -106,7 +107,8 @@ impl Staging {
                 self.outputs.push(i as i32);
             }
         }
-        // What is computed in vain is the first token's logits. The graph of as many outputs as tokens picks none: it has those of all, in order.
+        // Surplus outputs compute the first token's logits. A graph with as many outputs as tokens
+        // selects no tokens: it returns the logits of all, in order.
         let wants_some = !self.outputs.is_empty();
         let n_outputs = room.n_outputs.min(part.len() - usize::from(wants_some));
         self.outputs.resize(n_outputs.max(self.outputs.len()), 0);
@@ -131,7 +133,8 @@ impl Staging {
         })
     }
 
-    /// The values of an input of the graph of this shape, whose tokens have been [placed](Self::place).
+    /// Returns the values of an input of the graph with this shape, whose tokens have been
+    /// [placed](Self::place).
     pub fn fill<'a>(
         &'a mut self,
         input: &Input,
@@ -214,7 +217,7 @@ impl Staging {
         Ok(bytemuck::cast_slice(&self.integers))
     }
 
-    /// Numbers of an input.
+    /// Returns the bytes of float values.
     pub fn floats(&mut self, values: impl Iterator<Item = f32>) -> &[u8] {
         self.floats.clear();
         self.floats.extend(values);
@@ -227,7 +230,8 @@ impl Staging {
     }
 }
 
-/// Checks that an input is given as a whole: memory holds whatever was there before, which would be computed with.
+/// Checks that an input is filled completely: otherwise the graph would read the previous contents
+/// of the memory.
 pub(crate) fn check_filled(name: &str, size: usize, given: usize) -> Result<()> {
     match given == size {
         true => Ok(()),
@@ -237,7 +241,8 @@ pub(crate) fn check_filled(name: &str, size: usize, given: usize) -> Result<()> 
     }
 }
 
-/// A token's row of a mask over the tokens of its micro-batch: it sees those of its first sequence.
+/// Returns a token's row of a mask over the tokens of its micro-batch: it sees those of its first
+/// sequence.
 fn on_both_sides<'a>(
     span: Span,
     distances: bool,
@@ -259,8 +264,9 @@ fn on_both_sides<'a>(
     })
 }
 
-/// How many cells attention looks at if `end` are in use: in steps, so that graphs stay the same for many tokens. Several
-/// sequences take as many cells at a time.
+/// Returns the number of cells that attention reads if `end` are in use. It grows in steps, so that
+/// graphs stay the same for many tokens. The step is larger with several sequences, which allocate
+/// as many cells at a time.
 fn padded(end: usize, n_cells: usize, n_sequences: usize) -> usize {
     let step = if n_cells <= 512 {
         (32 * n_sequences).min(256)

@@ -1,4 +1,4 @@
-//! Watching the nodes of a context's graphs.
+//! Watches the nodes of a context's graphs.
 
 use crate::error::Result;
 use crate::rules::glob;
@@ -6,16 +6,16 @@ use samite_core::{CancelToken, Device, Error, Graph, Node, TensorRef};
 use samite_sched::{Scheduler, Watch};
 use std::sync::Arc;
 
-/// A result that is there.
+/// A computed result.
 #[derive(Debug)]
 pub struct Seen<'a> {
-    /// The node, or a view of its result, in the graph.
+    /// Node, or a view of its result, in the graph.
     pub node: Node<'a>,
-    /// Its value.
+    /// Value of the result.
     pub value: &'a TensorRef,
-    /// The device that computed it.
+    /// Device that computed it.
     pub device: &'a Arc<dyn Device>,
-    /// How many micro-batches ran since the watcher came.
+    /// Number of micro-batches that ran since the watcher was set.
     pub step: usize,
 }
 
@@ -23,10 +23,12 @@ type Begin = dyn FnMut(&Graph) + Send;
 type Wants = dyn FnMut(Node<'_>) -> bool + Send;
 type See = dyn FnMut(&Seen<'_>) -> Result<Watch, Error> + Send;
 
-/// Looks at the results of nodes while a [`Context`](crate::Context) decodes, each right after it was computed.
+/// Observes the results of nodes while a [`Context`](crate::Context) decodes, right after each is
+/// computed.
 ///
-/// It says which nodes it wants before a graph runs. Nodes that it does not want run together, as far as they are neighbours. Views are seen after
-/// the node whose result they show. Moving keys in the cache is not watched.
+/// The watcher selects the nodes before a graph runs. Adjacent nodes that it does not select run
+/// together. Views are observed after the node whose result they refer to. Key shifts in the cache
+/// are not observed.
 pub struct Watcher {
     begin: Option<Box<Begin>>,
     wants: Box<Wants>,
@@ -42,7 +44,8 @@ impl std::fmt::Debug for Watcher {
 }
 
 impl Watcher {
-    /// Shows to `see` what it `wants`. `see` stops the decoding with [`Watch::Stop`], which is [`Error::Stopped`], or with an error of its own.
+    /// Calls `see` with the nodes for which `wants` returns true. `see` stops the decode by
+    /// returning [`Watch::Stop`], which results in [`Error::Stopped`], or an error.
     pub fn new(
         wants: impl FnMut(Node<'_>) -> bool + Send + 'static,
         see: impl FnMut(&Seen<'_>) -> Result<Watch, Error> + Send + 'static,
@@ -55,7 +58,7 @@ impl Watcher {
         }
     }
 
-    /// The same, but `begin` sees each graph before it is asked what is wanted of it.
+    /// Calls `begin` with each graph before nodes are selected.
     #[must_use]
     pub fn beginning_with(self, begin: impl FnMut(&Graph) + Send + 'static) -> Self {
         Watcher {
@@ -64,7 +67,7 @@ impl Watcher {
         }
     }
 
-    /// Shows the nodes whose names one of the patterns describes.
+    /// Observes the nodes whose names match one of the patterns.
     pub fn of_names(
         names: NodeNames,
         see: impl FnMut(&Seen<'_>) -> Result<Watch, Error> + Send + 'static,
@@ -110,15 +113,15 @@ impl Watcher {
     }
 }
 
-/// Patterns of names of nodes, such as `l_out-*`: `*` stands for any characters, `?` for one.
+/// Patterns for names of nodes, such as `l_out-*`: `*` matches any characters, `?` matches one.
 #[derive(Clone, Debug)]
 pub struct NodeNames(Vec<(String, fancy_regex::Regex)>);
 
 impl NodeNames {
-    /// Reads patterns.
+    /// Compiles patterns.
     ///
     /// # Errors
-    /// For a pattern that is too long.
+    /// Returns an error if a pattern is too long.
     pub fn new<P: AsRef<str>>(patterns: impl IntoIterator<Item = P>) -> Result<Self> {
         let read = |pattern: P| {
             let pattern = pattern.as_ref();
@@ -128,12 +131,12 @@ impl NodeNames {
         Ok(NodeNames(patterns.collect::<Result<_>>()?))
     }
 
-    /// Whether one of them describes `name`.
+    /// Returns whether one of the patterns matches `name`.
     pub fn matches(&self, name: &str) -> bool {
         self.0.iter().any(|(_, regex)| is_match(regex, name))
     }
 
-    /// The patterns that describe none of `names`.
+    /// Returns the patterns that match none of `names`.
     pub fn without_match<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> Vec<&str> {
         let unmatched = self
             .0
@@ -144,6 +147,6 @@ impl NodeNames {
 }
 
 fn is_match(regex: &fancy_regex::Regex, name: &str) -> bool {
-    // Without references back, matching has no limit that could be exceeded.
+    // Without backreferences, matching has no limit that it could exceed.
     regex.is_match(name).unwrap_or(false)
 }

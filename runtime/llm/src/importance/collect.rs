@@ -1,4 +1,4 @@
-//! Measures importance matrices while a model reads.
+//! Measures importance matrices while a model processes texts.
 
 use super::ImportanceMatrix;
 use crate::context::{Context, Seen, Watcher};
@@ -10,13 +10,16 @@ use samite_sched::Watch;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Has `context`'s model read `tokens` in chunks of `chunk`, each on its own, and adds to `matrix` what it sees. It begins each chunk as [`perplexity`](crate::perplexity()) does, and
-/// measures it, too. `on_chunk` is told so after each chunk, and can save the matrix.
+/// Processes `tokens` in chunks of `chunk` tokens, each separately, and adds the statistics to
+/// `matrix`. Chunks start as in [`perplexity`](crate::perplexity()), which is also measured. Calls
+/// `on_chunk` after each chunk, which can save the matrix.
 ///
-/// The output matrix is looked at only if `with_output`: it is large, and llama.cpp's tool leaves it out.
+/// The output matrix is included only if `with_output` is set: it is large, and llama.cpp's tool
+/// omits it.
 ///
 /// # Errors
-/// As [`perplexity`](crate::perplexity()); those of `on_chunk`; [`Error::Model`] if a weight's input is not finite.
+/// Fails like [`perplexity`](crate::perplexity()), with the errors of `on_chunk`, and with
+/// [`Error::Model`] if a weight's input is not finite.
 pub fn collect(
     context: &mut Context,
     tokens: &[u32],
@@ -48,13 +51,14 @@ fn lock(shared: &Mutex<Collector>) -> MutexGuard<'_, Collector> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A product whose input is to be seen, with these matrices: extents 2 and 3 of the weight.
+/// A product whose input is observed, with the number of its matrices: extents 2 and 3 of the
+/// weight.
 struct Dense {
     weight: String,
     parts: [usize; 2],
 }
 
-/// A product with chosen experts, whose input and whose numbers of experts are to be seen.
+/// A product with chosen experts, whose input and expert indices are observed.
 struct Routed {
     weight: String,
     experts: usize,
@@ -68,16 +72,16 @@ impl Routed {
     }
 }
 
-/// Sees the inputs of products, and sums their squares.
+/// Observes the inputs of products, and sums their squares.
 #[derive(Default)]
 struct Collector {
     matrix: ImportanceMatrix,
     with_output: bool,
-    /// By input.
+    /// Products by input.
     dense: BTreeMap<TensorId, Vec<Dense>>,
-    /// Those of this run that are still to come.
+    /// Products of this run that are not complete yet.
     routed: Vec<Routed>,
-    /// Their operands that are there already.
+    /// Operands of these products that were computed.
     held: BTreeMap<TensorId, (Layout, Vec<u8>)>,
     reader: RowReader,
     trouble: Option<String>,
@@ -103,7 +107,7 @@ impl Collector {
         watcher.beginning_with(move |graph| lock(&begins).begin(graph))
     }
 
-    /// Finds the products whose inputs are to be seen.
+    /// Finds the products whose inputs are observed.
     fn begin(&mut self, graph: &Graph) {
         self.dense.clear();
         self.routed.clear();
@@ -200,7 +204,8 @@ impl Collector {
         Ok(())
     }
 
-    /// Adds the input of a product with experts, if both operands are there. Returns whether they are.
+    /// Adds the input of a product with experts, if both operands were computed. Returns whether
+    /// they were.
     fn add_routed(&mut self, product: &Routed) -> Result<bool, Trouble> {
         let Routed {
             weight,
@@ -241,7 +246,7 @@ impl Collector {
     }
 }
 
-/// Refuses sums that would make any matrix of use to nobody.
+/// Rejects sums that would make the matrix useless.
 fn check(weight: &str, sums: &[f64]) -> Result<(), Trouble> {
     match sums.iter().all(|sum| sum.is_finite()) {
         true => Ok(()),
@@ -251,7 +256,7 @@ fn check(weight: &str, sums: &[f64]) -> Result<(), Trouble> {
     }
 }
 
-/// Why a run is stopped.
+/// Reason for stopping a run.
 enum Trouble {
     Core(samite_core::Error),
     Here(String),

@@ -20,7 +20,8 @@ impl ImportanceMatrix {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read, is neither of the two formats, or has numbers that cannot be.
+    /// Returns an error if the file cannot be read, has neither of the two formats, or has invalid
+    /// numbers.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let matrix = match GgufFile::open(path, LoadMode::Read) {
             Ok(file) => Self::of_gguf(&file),
@@ -71,7 +72,8 @@ impl ImportanceMatrix {
         Ok(matrix)
     }
 
-    /// The older format: a number of entries, and for each its name, how many chunks it saw, and sums; then the number of chunks and the name of the text.
+    /// Reads the older format: the number of entries, then for each its name, the number of chunks,
+    /// and sums; then the number of chunks and the name of the text.
     fn of_dat(path: &Path) -> Result<Self, Error> {
         let mut file = Dat::open(path)?;
         let mut matrix = Self::default();
@@ -89,7 +91,7 @@ impl ImportanceMatrix {
                 .map(|bytes| f32::from_le_bytes(*bytes).into());
             let entry = Entry {
                 sums: sums.collect(),
-                // What was never counted is divided by nothing.
+                // Entries without counts are not divided.
                 counts: vec![calls.max(1) as u64],
             };
             matrix.entries.insert(weight, entry);
@@ -105,7 +107,7 @@ impl ImportanceMatrix {
     /// Writes a GGUF file. It appears complete or not at all.
     ///
     /// # Errors
-    /// If the disk refuses, or nothing was seen.
+    /// Returns an error if writing fails, or if the matrix is empty.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         if self.entries.is_empty() {
             let message = "nothing was seen of any weight: no importance matrix is written";
@@ -169,7 +171,7 @@ impl ImportanceMatrix {
     }
 }
 
-/// A count of rows, which files have as F32.
+/// Converts a count of rows, which files store as F32.
 fn count_of(weight: &str, count: f64) -> Result<u64, Error> {
     let is_count = count >= 0.0 && count <= (1u64 << 53) as f64;
     match is_count {
@@ -195,7 +197,7 @@ fn numbers(file: &GgufFile, tensor: &TensorInfo) -> Result<Vec<f64>, Error> {
         .collect())
 }
 
-/// Makes room for `size` bytes.
+/// Allocates `size` bytes.
 fn reserve(bytes: &mut Vec<u8>, size: usize) -> Result<(), Error> {
     bytes.try_reserve_exact(size).map_err(|_| {
         let message = format!("there is no memory for {size} bytes");
@@ -205,13 +207,13 @@ fn reserve(bytes: &mut Vec<u8>, size: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// A file of the older format, as far as it is not read yet.
+/// The unread rest of a file of the older format.
 struct Dat {
     file: BufReader<File>,
     left: u64,
 }
 
-/// Names of weights are shorter, and those of texts are paths.
+/// Maximum length of names. Names of weights are shorter, and those of texts are paths.
 const LONGEST_NAME: usize = 4096;
 
 impl Dat {
@@ -222,7 +224,7 @@ impl Dat {
         Ok(Dat { file, left })
     }
 
-    /// The next `count` things of `size` bytes each.
+    /// Reads the next `count` elements of `size` bytes each.
     fn bytes(&mut self, about: &str, count: usize, size: usize) -> Result<Vec<u8>, Error> {
         let wanted = count.saturating_mul(size);
         if wanted as u64 > self.left {

@@ -18,40 +18,41 @@ use samite_sched::DeviceSet;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Cells and their memory: for each layer with attention, a row of keys and one of values for each cell.
+/// Cells and their memory: for each layer with attention, a row of keys and a row of values for
+/// each cell.
 #[derive(Debug)]
 pub(crate) struct KvCache {
     pub cells: Cells,
-    /// The cells of layers that look through a window, if they are apart.
+    /// Cells of layers with a window, if these are separate.
     pub window: Option<Window>,
-    /// What each layer keeps.
+    /// Cache of each layer.
     pub layers: Vec<LayerCache>,
-    /// Which rows hold the states of which sequences, if the model keeps something of sequences.
+    /// Rows of recurrent states, if the model has them.
     pub states: Option<States>,
-    /// By layer: the device.
+    /// Device by layer.
     pub choices: Vec<Choice>,
     groups: Vec<TensorGroup>,
     /// Bytes by name of the memory.
     bytes: Vec<(String, usize)>,
 }
 
-/// Which memory a KV cache needs, before anything is allocated.
+/// Memory needs of a KV cache, before anything is allocated.
 #[derive(Debug)]
 pub(crate) struct KvPlan {
     groups: Vec<KvGroup>,
-    /// By layer: whether its keys and values have the cells for layers that look through a window.
+    /// By layer: true if its keys and values use the cells of layers with a window.
     windowed: Vec<bool>,
-    /// By layer: the device.
+    /// Device by layer.
     pub choices: Vec<Choice>,
-    /// What lies elsewhere than was wanted.
+    /// Caches that are on another device than requested.
     pub displaced: Vec<Displaced>,
 }
 
-/// The tensors of a KV cache in memory of one type.
+/// Tensors of a KV cache in memory of one type.
 #[derive(Debug)]
 struct KvGroup {
     memory: Arc<dyn BufferType>,
-    /// The first device that it is for, by number.
+    /// Index of the first device that uses the memory.
     device: usize,
     tensors: Vec<(String, Layout, Option<Cut>)>,
 }
@@ -69,7 +70,7 @@ impl KvGroup {
 }
 
 impl KvPlan {
-    /// What each layer keeps, on the device that `choices` has for it.
+    /// Plans the cache of each layer on its device in `choices`.
     pub fn new(
         spec: &Spec,
         weights: &Weights,
@@ -141,7 +142,8 @@ impl KvPlan {
         })
     }
 
-    /// As [`new`](KvPlan::new) for the model of `source`; but where a device refuses what its layer does with the cache, that goes to the host.
+    /// Plans the caches of the model of `source` like [`new`](KvPlan::new). If a device does not
+    /// support a layer's operations on its cache, that cache goes to the host.
     pub fn willing(source: &GraphSource<'_>, sizes: &Sizes, types: [DType; 2]) -> Result<Self> {
         let (spec, devices) = (source.spec, source.devices);
         let mut choices = source.kv.to_vec();
@@ -172,7 +174,7 @@ impl KvPlan {
         Ok(plan)
     }
 
-    /// Bytes by name of the memory.
+    /// Returns the bytes by name of the memory.
     pub fn bytes(&self) -> Result<Vec<(String, usize)>> {
         let mut bytes = Vec::new();
         for group in &self.groups {
@@ -182,7 +184,7 @@ impl KvPlan {
         Ok(bytes)
     }
 
-    /// Bytes by number of the device.
+    /// Returns the bytes by index of the device.
     pub fn bytes_by_device(&self, n_devices: usize) -> Result<Vec<usize>> {
         let mut bytes = vec![0usize; n_devices];
         for group in &self.groups {
@@ -193,7 +195,7 @@ impl KvPlan {
         Ok(bytes)
     }
 
-    /// The layers as they will be, but without memory: for plans of graphs.
+    /// Returns the caches of the layers without memory, for planning graphs.
     pub fn unallocated(&self) -> Result<Vec<LayerCache>> {
         let mut tensors = Vec::new();
         for group in &self.groups {
@@ -207,7 +209,7 @@ impl KvPlan {
     }
 }
 
-/// Finds keys and values of each layer by their names.
+/// Finds the keys and values of each layer by their names.
 fn layers(
     windowed: &[bool],
     tensors: impl IntoIterator<Item = Arc<StoredTensor>>,
@@ -228,7 +230,7 @@ fn layers(
 }
 
 impl KvCache {
-    /// Allocates the memory that was planned, each layer's on its device.
+    /// Allocates the planned memory, each layer's on its device.
     pub fn new(plan: &KvPlan, devices: &DeviceSet, spec: &Spec, sizes: &Sizes) -> Result<Self> {
         let &Sizes {
             n_cells,
@@ -269,12 +271,12 @@ impl KvCache {
         })
     }
 
-    /// Bytes by name of the memory.
+    /// Returns the bytes by name of the memory.
     pub fn bytes(&self) -> impl Iterator<Item = (&str, usize)> {
         self.bytes.iter().map(|(name, size)| (name.as_str(), *size))
     }
 
-    /// Frees all cells and their memory, for good.
+    /// Frees all cells and their memory permanently.
     pub fn give_up(&mut self) {
         self.both().for_each(Cells::clear);
         self.states.iter_mut().for_each(States::clear);
@@ -283,7 +285,8 @@ impl KvCache {
         self.bytes.clear();
     }
 
-    /// The cells of layers that look through a window, if they are apart, or those of the others.
+    /// Returns the cells of layers with a window, if these are separate, or those of the other
+    /// layers.
     pub fn cells_of(&mut self, windowed: bool) -> Option<&mut Cells> {
         match windowed {
             false => Some(&mut self.cells),
@@ -291,28 +294,29 @@ impl KvCache {
         }
     }
 
-    /// Keeps what was taken.
+    /// Commits the allocated cells.
     pub fn commit(&mut self) {
         self.both().for_each(Cells::commit);
         self.states.iter_mut().for_each(States::commit);
     }
 
-    /// Gives back what was taken since the last [`commit`](Self::commit).
+    /// Frees the cells that were allocated since the last [`commit`](Self::commit).
     pub fn rollback(&mut self) {
         self.both().for_each(Cells::rollback);
         self.states.iter_mut().for_each(States::rollback);
     }
 
-    /// The cells, and those of layers that look through a window.
+    /// Returns the cells, and those of layers with a window.
     pub fn both(&mut self) -> impl Iterator<Item = &mut Cells> {
         let windowed = self.window.as_mut().map(|window| &mut window.cells);
         std::iter::once(&mut self.cells).chain(windowed)
     }
 
-    /// Edits cells, of which `sequence` changes. If that fails, nothing is changed.
+    /// Edits the cells of `sequence`. If that fails, nothing is changed.
     ///
     /// # Errors
-    /// Those of `edit`; [`samite_core::Error::InvalidArgument`] if layers that look through a window do not have what the sequence's next token sees.
+    /// Returns the errors of `edit`, and [`samite_core::Error::InvalidArgument`] if layers with a
+    /// window no longer have the cells that the sequence's next token sees.
     pub fn edit(&mut self, sequence: usize, edit: impl Fn(&mut Cells) -> Result<()>) -> Result<()> {
         let Some(window) = &mut self.window else {
             return edit(&mut self.cells);
@@ -327,17 +331,18 @@ impl KvCache {
         result
     }
 
-    /// Whether a token at `position` of `sequence` would see in all layers what it should.
+    /// Returns whether a token at `position` of `sequence` would see all required cells in all
+    /// layers.
     pub fn can_go_on(&self, sequence: usize, position: i32) -> bool {
         let window = self.window.as_ref();
         window.is_none_or(|window| window.has(&self.cells, sequence, position))
     }
 
-    /// Frees all cells and forgets their contents, so that not even a NaN in them remains.
+    /// Frees all cells and zeros their contents, so that not even a NaN remains.
     pub fn clear(&mut self) -> Result<()> {
         self.both().for_each(Cells::clear);
         self.states.iter_mut().for_each(States::clear);
-        // Fresh memory is zero, and of a large cache most is never touched.
+        // New memory is zero, and most of a large cache is never touched.
         if self.cells.were_used {
             self.groups.iter().try_for_each(|group| group.clear(0))?;
             self.cells.were_used = false;
@@ -346,7 +351,7 @@ impl KvCache {
     }
 }
 
-/// Every head must be whole blocks, because attention looks at single heads.
+/// Every head must consist of whole blocks, because attention reads single heads.
 fn check_type(which: &str, dtype: DType, head: usize) -> Result<()> {
     if dtype.is_integer() || dtype == DType::F64 {
         return Err(Error::invalid(format!(

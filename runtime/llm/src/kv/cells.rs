@@ -1,4 +1,4 @@
-//! Which cell of the cache holds the token of which position, and which sequences it belongs to.
+//! The cells of the cache: which token each cell holds, and which sequences it belongs to.
 
 use crate::error::{Error, Result, try_filled};
 use std::collections::BTreeSet;
@@ -6,16 +6,17 @@ use std::ops::{Bound, Range, RangeBounds, RangeInclusive};
 
 /// Cells of a cache: each is free, or holds one token at a position of one or several sequences.
 ///
-/// Sequences that share a prefix share its cells. A token sees the cells of its own sequence at positions up to its own;
-/// where in the cache they lie does not matter for what it sees. It does for how fast: attention skips blocks of cells that
-/// it does not see, so each of several sequences gets 64 cells next to each other at a time, as long as there are such.
+/// Sequences that share a prefix share its cells. A token sees the cells of its own sequence at
+/// positions up to its own. The location of cells in the cache does not affect the results. It
+/// affects speed: attention skips blocks of cells that a token does not see, so each of several
+/// sequences gets blocks of 64 adjacent cells while such blocks are free.
 #[derive(Clone, Debug)]
 pub struct Cells {
-    /// Position by cell; -1 for free ones.
+    /// Position by cell; -1 for free cells.
     positions: Vec<i32>,
-    /// Distance by which keys have to be rotated before they are used again.
+    /// Distance by which keys have to be rotated before their next use.
     shifts: Vec<i32>,
-    /// `words` of bits for each cell: its sequences.
+    /// Sequences of each cell, as `words` of bits.
     sequences: Vec<u64>,
     words: usize,
     n_sequences: usize,
@@ -23,32 +24,33 @@ pub struct Cells {
     first_free: usize,
     /// All cells from this one on are free.
     end: usize,
-    /// How many cells of each run are used.
+    /// Number of used cells in each block.
     used_of_run: Vec<u8>,
     free_runs: usize,
-    /// No run before this one is free as a whole.
+    /// No block before this one is completely free.
     first_free_run: usize,
-    /// By sequence: the cell behind the one that it took last.
+    /// By sequence: the cell after the one that it allocated last.
     next: Vec<usize>,
     used: usize,
     /// Largest position by sequence; -1 for none.
     last: Vec<i32>,
-    /// By sequence: how often it changed.
+    /// Number of changes by sequence.
     changes: Vec<u64>,
     has_shifts: bool,
-    /// Cells taken since the last [`commit`](Self::commit), which [`rollback`](Self::rollback) frees, each with the sequence whose run it continues and
-    /// where that stood before.
+    /// Cells allocated since the last [`commit`](Self::commit), which [`rollback`](Self::rollback)
+    /// frees. Each comes with the sequence whose block it continues and that sequence's previous
+    /// `next`.
     taken: Vec<(usize, Option<(usize, usize)>)>,
-    /// Whether any cell was ever taken, so that the memory of the cache holds something.
+    /// True if any cell was ever allocated, so that the memory of the cache may not be zero.
     pub(super) were_used: bool,
 }
 
-/// Cells that a sequence gets at a time where there are several sequences.
+/// Cells of a block, which a sequence gets at a time if there are several sequences.
 const RUN: usize = 64;
 
 const _: () = assert!(RUN <= u8::MAX as usize);
 
-/// A range of positions as first and last + 1.
+/// Converts a range of positions to first and last + 1.
 fn bounds(range: &impl RangeBounds<i32>) -> (i32, i32) {
     let first = match range.start_bound() {
         Bound::Included(&first) => first,
@@ -64,10 +66,10 @@ fn bounds(range: &impl RangeBounds<i32>) -> (i32, i32) {
 }
 
 impl Cells {
-    /// `count` free cells for up to `n_sequences` sequences.
+    /// Creates `count` free cells for up to `n_sequences` sequences.
     ///
     /// # Errors
-    /// [`samite_core::Error::OutOfMemory`].
+    /// Returns [`samite_core::Error::OutOfMemory`].
     pub fn new(count: usize, n_sequences: usize) -> Result<Self> {
         const WHAT: &str = "the cells of the KV cache";
         let words = n_sequences.div_ceil(64);
@@ -94,41 +96,41 @@ impl Cells {
         })
     }
 
-    /// Number of cells.
+    /// Returns the number of cells.
     pub fn len(&self) -> usize {
         self.positions.len()
     }
 
-    /// Whether no cell is used.
+    /// Returns whether no cell is used.
     pub fn is_empty(&self) -> bool {
         self.used == 0
     }
 
-    /// Number of sequences that can be told apart.
+    /// Returns the maximum number of sequences.
     pub fn n_sequences(&self) -> usize {
         self.n_sequences
     }
 
-    /// Cells that hold a token.
+    /// Returns the number of cells that hold a token.
     pub fn used(&self) -> usize {
         self.used
     }
 
-    /// Cells without a token.
+    /// Returns the number of free cells.
     pub fn free(&self) -> usize {
         self.len() - self.used
     }
 
-    /// Runs of 64 cells that are free as a whole.
+    /// Returns the number of completely free blocks of 64 cells.
     pub fn free_runs(&self) -> usize {
         self.free_runs
     }
 
-    /// How many of them `sequence` (`None`: one that has nothing) needs for so many tokens more, if these are to lie in runs of its own; none where there is
-    /// only one sequence.
+    /// Returns the number of free blocks that `sequence` needs for `tokens` more tokens in its own
+    /// blocks. `None` stands for an empty sequence. Returns 0 if there is only one sequence.
     ///
     /// # Panics
-    /// If there is no such sequence.
+    /// Panics if the sequence does not exist.
     pub fn runs_for(&self, sequence: Option<usize>, tokens: usize) -> usize {
         if self.n_sequences == 1 {
             return 0;
@@ -139,17 +141,17 @@ impl Cells {
         tokens.saturating_sub(here).div_ceil(RUN)
     }
 
-    /// One more than the last used cell: attention has to look no further.
+    /// Returns the last used cell plus 1, which limits how far attention has to read.
     pub fn end(&self) -> usize {
         self.end
     }
 
-    /// The largest position in `sequence`.
+    /// Returns the largest position in `sequence`.
     pub fn last_position(&self, sequence: usize) -> Option<i32> {
         self.last.get(sequence).copied().filter(|&last| last >= 0)
     }
 
-    /// The smallest position in `sequence`.
+    /// Returns the smallest position in `sequence`.
     pub fn first_position(&self, sequence: usize) -> Option<i32> {
         self.last_position(sequence)?;
         (0..self.end)
@@ -158,12 +160,13 @@ impl Cells {
             .min()
     }
 
-    /// How often `sequence` changed so far: whoever remembers it knows later whether somebody else changed the sequence.
+    /// Returns the number of changes to `sequence` so far. A caller can compare it later to detect
+    /// changes by other code.
     pub fn changes(&self, sequence: usize) -> u64 {
         self.changes.get(sequence).copied().unwrap_or(0)
     }
 
-    /// How many cells `sequence` uses.
+    /// Returns the number of cells that `sequence` uses.
     pub fn sequence_len(&self, sequence: usize) -> usize {
         (0..self.end)
             .filter(|&cell| self.belongs(cell, sequence))
@@ -189,7 +192,8 @@ impl Cells {
         Ok(())
     }
 
-    /// Takes a free cell for the token at `position` of `sequences`, which must exist. `None` if there is none.
+    /// Allocates a cell for the token at `position` of `sequences`, which must exist. Returns
+    /// `None` if the cache is full.
     pub(crate) fn take(&mut self, position: i32, sequences: &[u32]) -> Option<usize> {
         let owner = sequences.first().map(|&sequence| sequence as usize);
         let cell = match owner.and_then(|owner| self.in_run(owner)) {
@@ -220,7 +224,8 @@ impl Cells {
         Some(cell)
     }
 
-    /// A free cell next to the one that a sequence took last, or the first of a run of free ones.
+    /// Finds a free cell next to the one that a sequence allocated last, or the first cell of a
+    /// free block.
     fn in_run(&mut self, sequence: usize) -> Option<usize> {
         if self.n_sequences == 1 {
             return None;
@@ -236,7 +241,8 @@ impl Cells {
         free.map(|run| run * RUN)
     }
 
-    /// Frees the cells that are at least `size` positions before the next token of each of their sequences.
+    /// Frees the cells that are at least `size` positions before the next token of each of their
+    /// sequences.
     pub(crate) fn forget_before(&mut self, size: usize) {
         let size = i32::try_from(size).unwrap_or(i32::MAX);
         for cell in 0..self.end {
@@ -251,10 +257,10 @@ impl Cells {
         self.tidy();
     }
 
-    /// Positions and cells of a sequence, in the order of positions.
+    /// Returns the positions and cells of a sequence, in the order of positions.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such sequence.
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
     pub(crate) fn sorted(&self, sequence: usize) -> Result<Vec<(i32, usize)>> {
         self.check(sequence)?;
         let cells = self.in_range(sequence, (0, i32::MAX));
@@ -263,26 +269,26 @@ impl Cells {
         Ok(sorted)
     }
 
-    /// How many cells a sequence has in a range of positions.
+    /// Returns the number of cells that a sequence has in a range of positions.
     pub(crate) fn count(&self, sequence: usize, range: Range<i32>) -> usize {
         self.in_range(sequence, (range.start, range.end)).count()
     }
 
-    /// The cells that were taken since the last [`commit`](Self::commit), in order.
+    /// Returns the cells that were allocated since the last [`commit`](Self::commit), in order.
     pub(crate) fn taken(&self) -> Vec<usize> {
         let mut taken: Vec<usize> = self.taken.iter().map(|&(cell, _)| cell).collect();
         taken.sort_unstable();
         taken
     }
 
-    /// The free cells, in order.
+    /// Returns the free cells, in order.
     pub(crate) fn free_cells(&self) -> Vec<usize> {
         let cells = self.positions.iter().enumerate();
         let free = cells.filter(|(_, position)| **position < 0);
         free.map(|(cell, _)| cell).collect()
     }
 
-    /// The cells that belong to `sequence` and no other one, in order.
+    /// Returns the cells that belong only to `sequence`, in order.
     pub(crate) fn only_of(&self, sequence: usize) -> Vec<usize> {
         let holders = |cell| {
             self.row(cell)
@@ -294,16 +300,17 @@ impl Cells {
         cells.filter(|&cell| holders(cell) == 1).collect()
     }
 
-    /// Keeps the cells that were taken.
+    /// Commits the allocated cells.
     pub(crate) fn commit(&mut self) {
         self.taken.clear();
     }
 
-    /// Frees the cells that were taken since the last [`commit`](Self::commit).
+    /// Frees the cells that were allocated since the last [`commit`](Self::commit).
     pub(crate) fn rollback(&mut self) {
         while let Some((cell, before)) = self.taken.pop() {
             self.release(cell);
-            // Taken again, tokens get the same cells: sums over them are the same bit by bit.
+            // A retry allocates the same cells for the same tokens, so that sums over them are
+            // bit-identical.
             if let Some((owner, next)) = before {
                 self.next[owner] = next;
             }
@@ -327,7 +334,7 @@ impl Cells {
         self.first_free_run = self.first_free_run.min(cell / RUN);
     }
 
-    /// Brings what is derived from the cells up to date after some were released or changed.
+    /// Updates derived values after some cells were freed or changed.
     fn tidy(&mut self) {
         while self.end > 0 && self.positions[self.end - 1] < 0 {
             self.end -= 1;
@@ -342,7 +349,7 @@ impl Cells {
                 }
             }
         }
-        // A sequence that has nothing begins in a run of its own.
+        // An empty sequence starts in its own block.
         for (next, _) in self
             .next
             .iter_mut()
@@ -371,17 +378,17 @@ impl Cells {
         self.changes[sequence] += 1;
         if self.row(cell).iter().all(|&word| word == 0) {
             self.release(cell);
-            // What goes on where the end was taken away, as drafts are, leaves no gap.
+            // A sequence that continues after its end was removed, as with drafts, leaves no gap.
             if self.next[sequence] == cell + 1 {
                 self.next[sequence] = cell;
             }
         }
     }
 
-    /// Removes the positions `range` from `sequence`; cells of no other sequence become free.
+    /// Removes the positions `range` from `sequence`. Cells without another sequence become free.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such sequence.
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
     pub fn remove(&mut self, sequence: usize, range: impl RangeBounds<i32>) -> Result<()> {
         self.check(sequence)?;
         for cell in self.in_range(sequence, bounds(&range)).rev() {
@@ -391,10 +398,11 @@ impl Cells {
         Ok(())
     }
 
-    /// Lets sequence `to` share the positions `range` of `from`, instead of whatever it has there.
+    /// Makes sequence `to` share the positions `range` of `from`, and replaces the previous
+    /// contents of `to` there.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such sequence.
+    /// Returns [`Error::InvalidArgument`] if a sequence does not exist.
     pub fn copy(&mut self, from: usize, to: usize, range: impl RangeBounds<i32>) -> Result<()> {
         self.check(from)?;
         self.check(to)?;
@@ -416,7 +424,7 @@ impl Cells {
     /// Removes every sequence but this one.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such sequence.
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
     pub fn keep(&mut self, sequence: usize) -> Result<()> {
         self.check(sequence)?;
         for other in (0..self.n_sequences).filter(|&other| other != sequence) {
@@ -428,11 +436,13 @@ impl Cells {
         Ok(())
     }
 
-    /// Moves the positions `range` of `sequence` by `delta`. The keys are rotated before they are used next.
+    /// Shifts the positions `range` of `sequence` by `delta`. The keys are rotated before their
+    /// next use.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such sequence, a position would become negative, too large, or that of
-    /// another token of the sequence, or a cell is shared with another sequence. Then nothing is changed.
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist, if a position would
+    /// become negative, overflow, or equal that of another token of the sequence, or if a cell is
+    /// shared with another sequence. After an error, nothing is changed.
     pub fn shift(
         &mut self,
         sequence: usize,
@@ -496,12 +506,12 @@ impl Cells {
         self.tidy();
     }
 
-    /// Whether keys wait for rotation.
+    /// Returns whether keys have a pending rotation.
     pub(crate) fn has_shifts(&self) -> bool {
         self.has_shifts
     }
 
-    /// Up to `limit` cells whose keys wait for rotation, with the distance.
+    /// Returns up to `limit` cells whose keys have a pending rotation, with the distance.
     pub(crate) fn pending_shifts(&self, limit: usize) -> Vec<(usize, i32)> {
         let shifts = self.shifts[..self.end].iter().copied().enumerate();
         shifts
@@ -510,7 +520,7 @@ impl Cells {
             .collect()
     }
 
-    /// Notes that the keys of these cells were rotated.
+    /// Records that the keys of these cells were rotated.
     pub(crate) fn shifted(&mut self, cells: &[(usize, i32)]) {
         for &(cell, _) in cells {
             self.shifts[cell] = 0;
@@ -518,8 +528,8 @@ impl Cells {
         self.has_shifts = self.shifts[..self.end].iter().any(|&shift| shift != 0);
     }
 
-    /// Writes for each of the first cells, as many as `row` is long, whether a token of `sequence` that sees these positions sees it: 0 if
-    /// so, else minus infinity.
+    /// Writes the mask of a token of `sequence` that sees these positions, for the first cells of
+    /// the cache up to the length of `row`: 0 for visible cells, else minus infinity.
     pub(crate) fn visible(
         &self,
         sequence: u32,
@@ -538,7 +548,8 @@ impl Cells {
         }
     }
 
-    /// Has the cells that `row` says are seen by a token at `position` be as far below 0 as they are away.
+    /// Replaces the zeros in `row`, the mask of a token at `position`, by the negative distances of
+    /// the cells.
     pub(crate) fn distances(&self, position: i32, row: &mut [half::f16]) {
         for (out, &cell) in row.iter_mut().zip(&self.positions) {
             if *out == half::f16::ZERO {
@@ -594,7 +605,7 @@ mod tests {
             assert_eq!(cells.take(position, &[0]), Some(position as usize));
             assert_eq!(cells.take(position, &[1]), Some(RUN + position as usize));
         }
-        // There is no third run: what is free anywhere is taken.
+        // There is no third block: any free cell is allocated.
         let rest: Vec<_> = std::iter::from_fn(|| cells.take(0, &[2])).collect();
         assert!(rest.into_iter().eq((40..RUN).chain(RUN + 40..2 * RUN + 10)));
         assert_eq!(cells.free(), 0);
@@ -613,13 +624,13 @@ mod tests {
         }
         cells.remove(0, 3..).unwrap();
         assert_eq!(take(&mut cells, 3), 3);
-        // The end of a run, too, and all of the next one.
+        // The end of a block as well, and all of the next one.
         for position in 4..RUN as i32 + 3 {
             assert_eq!(take(&mut cells, position), position as usize);
         }
         cells.remove(0, RUN as i32 - 1..).unwrap();
         assert_eq!(take(&mut cells, RUN as i32 - 1), RUN - 1);
-        // Nothing is left: another sequence gets the run.
+        // Nothing is left: another sequence gets the block.
         cells.remove(0, ..).unwrap();
         assert_eq!(cells.take(0, &[1]), Some(0));
         assert_eq!(take(&mut cells, 0), RUN);
@@ -642,7 +653,7 @@ mod tests {
         assert_eq!(cells.free_runs(), 1);
         cells.rollback();
         assert_eq!(cells.free_runs(), 3);
-        // A lone sequence needs none.
+        // A single sequence needs no blocks.
         assert_eq!(Cells::new(RUN, 1).unwrap().runs_for(Some(0), 9), 0);
     }
 
@@ -706,7 +717,7 @@ mod tests {
         cells.visible(0, 0..=1, &mut row);
         let seen: Vec<bool> = row.iter().map(|&x| x == half::f16::ZERO).collect();
         assert_eq!(seen, [true, true, false, false, false, false]);
-        // The second one through a window of one.
+        // The second sequence, through a window of one position.
         cells.visible(0, 1..=1, &mut row);
         cells.distances(3, &mut row);
         assert_eq!(
@@ -716,7 +727,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any edits do what the same edits do to sets of positions.
+        /// Edits have the same effect as the same edits of sets of positions.
         #[test]
         fn edits_agree_with_sets(edits in prop::collection::vec((0u8..5, 0usize..3, 0usize..3, 0i32..6, 0i32..6), 0..40)) {
             let mut cells = Cells::new(2 * RUN + 3, 3).unwrap();

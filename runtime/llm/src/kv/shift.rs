@@ -1,4 +1,4 @@
-//! Rotates cached keys whose positions moved.
+//! Rotates cached keys whose positions changed.
 
 use crate::arch::graph::divisors_name;
 use crate::arch::spec::{Divisors, Yarn};
@@ -16,28 +16,29 @@ struct ShiftStep {
     graph: Graph,
     /// Cells to read: i32.
     read: TensorId,
-    /// The same cells, to write: i64.
+    /// Cells to write, which are the same ones: i64.
     write: TensorId,
     /// Distances: i32.
     distances: TensorId,
-    /// Divisors that no tensor of the file has: f32.
+    /// Divisors that are not in the file: f32.
     divisors: Vec<(Yarn, TensorId)>,
 }
 
-/// What keys are rotated with.
+/// Context of a key rotation.
 pub(crate) struct Rotation<'a> {
     pub spec: &'a Spec,
-    /// Divisors of the frequencies are among them.
+    /// Weights, which include the divisors of the frequencies.
     pub weights: &'a Weights,
-    /// Tokens that the context has room for.
+    /// Capacity of the context, in tokens.
     pub n_ctx: usize,
-    /// How many cells are rotated at a time.
+    /// Number of cells that are rotated at a time.
     pub count: usize,
 }
 
 impl Rotation<'_> {
-    /// Rotates the keys of all cells of `cache` whose positions moved. Between two runs it can be cancelled; within one not,
-    /// because keys must not be rotated in some layers only. Leaves a graph of its own loaded.
+    /// Rotates the keys of all cells of `cache` whose positions changed. The work can be cancelled
+    /// between two runs but not within one, because keys must not be rotated in some layers only.
+    /// Leaves its own graph loaded.
     pub fn apply(
         &self,
         cache: &mut KvCache,
@@ -69,7 +70,8 @@ impl Rotation<'_> {
         while let Some(cells) = cache.cells_of(windowed).filter(|cells| cells.has_shifts()) {
             cancel.check()?;
             let pending = cells.pending_shifts(count);
-            // The last one repeats: it is read before anything is written, so that it comes out the same every time.
+            // The last cell is repeated. It is read before anything is written, so that all copies
+            // have the same result.
             let padded = |i: usize| pending[i.min(pending.len() - 1)];
             let read: Vec<i32> = (0..count).map(|i| padded(i).0 as i32).collect();
             let write: Vec<i64> = (0..count).map(|i| padded(i).0 as i64).collect();
@@ -83,7 +85,7 @@ impl Rotation<'_> {
             }
             let result = scheduler.run(&never).and_then(|()| scheduler.synchronize());
             if let Err(error) = result {
-                // Nobody knows which layers were rotated.
+                // It is unknown which layers were rotated.
                 cache.clear()?;
                 tracing::error!(%error, "moving cached keys failed; the cache was cleared");
                 return Err(error.into());
@@ -95,8 +97,8 @@ impl Rotation<'_> {
         Ok(())
     }
 
-    /// The graph for some layers: keys are gathered, rotated and scattered again, so that its memory does not depend on the
-    /// size of the cache.
+    /// Builds the graph for some layers: it gathers, rotates and scatters the keys, so that its
+    /// memory does not depend on the size of the cache.
     fn step(&self, layers: &[LayerCache], windowed: bool) -> Result<ShiftStep> {
         let count = self.count;
         let mut graph = Graph::new();
@@ -104,7 +106,7 @@ impl Rotation<'_> {
         let read = graph.input("shift_read", DType::I32, each)?;
         let write = graph.input("shift_write", DType::I64, each)?;
         let distances = graph.input("shift_distances", DType::I32, each)?;
-        // By name: a tensor is in the graph once.
+        // Leaves by name: each tensor is in the graph once.
         let mut leaves = BTreeMap::new();
         let mut computed: Vec<(Yarn, TensorId)> = Vec::new();
         for (il, (layer, spec)) in layers.iter().zip(&self.spec.layers).enumerate() {
@@ -114,7 +116,7 @@ impl Rotation<'_> {
             if layer.windowed != windowed {
                 continue;
             }
-            // Keys that are not turned by their position stay as they are.
+            // Keys without a rotation stay unchanged.
             let Some(rotation) = &attention.rotation else {
                 continue;
             };

@@ -1,34 +1,38 @@
-//! Which row of memory holds the state of which sequence.
+//! The rows of memory that hold the recurrent states of sequences.
 
 use crate::error::{Result, try_filled};
 
-/// Rows of states. A row is never written while a sequence holds it: a batch writes to free rows, and only when it is done
-/// do its sequences hold them. So a failed batch changes nothing, and sequences can share a row. A sequence can hold a row of an earlier state, too: its
-/// mark, which it can go back to.
+/// Rows of recurrent states.
 ///
-/// Row 0 is zeros, the state of a sequence without tokens, and never written.
+/// A row is never written while a sequence holds it: a batch writes to free rows, and its sequences
+/// hold them only after the batch is done. A failed batch therefore changes nothing, and sequences
+/// can share a row. A sequence can also hold the row of an earlier state: its mark, to which it can
+/// return.
+///
+/// Row 0 consists of zeros, which are the state of an empty sequence, and is never written.
 #[derive(Clone, Debug)]
 pub(crate) struct States {
-    /// By row: how many sequences hold it, now or when the batch is done.
+    /// By row: number of sequences that hold it, now or after the batch.
     holders: Vec<u32>,
-    /// By sequence: its row.
+    /// Row by sequence.
     rows: Vec<usize>,
-    /// By sequence: the row that the batch at hand wrote its state to.
+    /// By sequence: row that the current batch wrote its state to.
     written: Vec<Option<usize>>,
-    /// By sequence: the row of its mark, and the position that follows it.
+    /// By sequence: row of its mark, and the position after it.
     marks: Vec<Option<(usize, i32)>>,
 }
 
 impl States {
-    /// How many rows are needed for so many sequences: one that each holds, one for its mark, and one that a batch writes, and the zeros.
+    /// Returns the number of rows for `n_sequences`: for each, one that it holds, one for its mark,
+    /// and one that a batch writes, plus the row of zeros.
     pub fn rows_for(n_sequences: usize) -> usize {
         n_sequences.saturating_mul(3).saturating_add(1)
     }
 
-    /// `n_sequences` sequences without tokens.
+    /// Creates `n_sequences` empty sequences.
     ///
     /// # Errors
-    /// [`samite_core::Error::OutOfMemory`].
+    /// Returns [`samite_core::Error::OutOfMemory`].
     pub fn new(n_sequences: usize) -> Result<Self> {
         const WHAT: &str = "the rows of states";
         Ok(States {
@@ -39,12 +43,13 @@ impl States {
         })
     }
 
-    /// The row that the next tokens of `sequences` begin with, which is that of the first, and the one that their state is written to.
+    /// Returns the row that the next tokens of `sequences` start with, which is that of the first
+    /// sequence, and the row that their state is written to.
     pub fn advance(&mut self, sequences: &[u32]) -> (usize, usize) {
         let first = sequences.first().map_or(0, |&sequence| sequence as usize);
         let read = self.written[first].unwrap_or(self.rows[first]);
         let own = self.written[first].filter(|&row| self.holders[row] as usize == sequences.len());
-        // There are more rows than sequences could hold and write.
+        // There are more rows than sequences can hold and write.
         let free = || (1..self.holders.len()).find(|&row| self.holders[row] == 0);
         let write = own.or_else(free).unwrap_or(0);
         for &sequence in sequences {
@@ -60,7 +65,7 @@ impl States {
         self.holders[row] = self.holders[row].saturating_sub(1);
     }
 
-    /// Has sequences hold what was written.
+    /// Makes sequences hold the rows that were written.
     pub fn commit(&mut self) {
         for sequence in 0..self.rows.len() {
             if let Some(row) = self.written[sequence].take() {
@@ -70,7 +75,7 @@ impl States {
         }
     }
 
-    /// Forgets what was written.
+    /// Discards the rows that were written.
     pub fn rollback(&mut self) {
         for sequence in 0..self.rows.len() {
             if let Some(row) = self.written[sequence].take() {
@@ -79,7 +84,7 @@ impl States {
         }
     }
 
-    /// The rows that the batch at hand writes, in order.
+    /// Returns the rows that the current batch writes, in order.
     pub fn written(&self) -> Vec<usize> {
         let mut written: Vec<usize> = self.written.iter().flatten().copied().collect();
         written.sort_unstable();
@@ -87,7 +92,7 @@ impl States {
         written
     }
 
-    /// The rows that a sequence holds, in order: that of its state, and that of its mark.
+    /// Returns the rows that a sequence holds, in order: those of its state and of its mark.
     pub fn held(&self, sequence: usize) -> Vec<usize> {
         let mark = self.marks.get(sequence).copied().flatten();
         let mut held: Vec<usize> = [self.row(sequence)]
@@ -100,17 +105,17 @@ impl States {
         held
     }
 
-    /// Returns true if no sequence holds a row.
+    /// Returns whether no sequence holds a row.
     pub fn is_free(&self, row: usize) -> bool {
         row > 0 && self.holders[row] == 0
     }
 
-    /// The row that a sequence holds.
+    /// Returns the row that a sequence holds.
     pub fn row(&self, sequence: usize) -> usize {
         self.rows.get(sequence).copied().unwrap_or(0)
     }
 
-    /// The position that follows the mark of a sequence.
+    /// Returns the position after the mark of a sequence.
     pub fn mark(&self, sequence: usize) -> Option<i32> {
         Some((*self.marks.get(sequence)?)?.1)
     }
@@ -123,7 +128,7 @@ impl States {
         self.marks[sequence] = Some((row, position));
     }
 
-    /// Has a sequence hold again what its mark does.
+    /// Restores the state at the mark of a sequence.
     pub fn go_back(&mut self, sequence: usize) {
         if let Some((row, _)) = self.marks[sequence] {
             self.holders[row] += 1;
@@ -138,14 +143,14 @@ impl States {
         }
     }
 
-    /// Forgets a sequence.
+    /// Removes a sequence.
     pub fn forget(&mut self, sequence: usize) {
         self.forget_mark(sequence);
         self.release(self.rows[sequence]);
         self.rows[sequence] = 0;
     }
 
-    /// Has `to` hold what `from` does.
+    /// Makes `to` hold the state of `from`.
     pub fn share(&mut self, from: usize, to: usize) {
         let row = self.rows[from];
         self.holders[row] += 1;
@@ -154,7 +159,7 @@ impl States {
         self.rows[to] = row;
     }
 
-    /// Forgets all sequences.
+    /// Removes all sequences.
     pub fn clear(&mut self) {
         self.holders.fill(0);
         self.rows.fill(0);
@@ -173,7 +178,7 @@ mod tests {
         let (zeros, first) = states.advance(&[0]);
         assert_eq!(zeros, 0);
         assert_ne!(first, 0);
-        // The same batch goes on where it wrote.
+        // The same batch continues where it wrote.
         assert_eq!(states.advance(&[0]), (first, first));
         states.commit();
         let (read, second) = states.advance(&[0]);
@@ -209,7 +214,7 @@ mod tests {
             states.go_back(0);
             assert_eq!((states.row(0), states.mark(0)), (first, Some(5)));
         }
-        // Another sequence in its place has no mark; and rows are free again.
+        // A sequence that replaces another has no mark, and its rows are free again.
         states.share(1, 0);
         assert_eq!((states.mark(0), states.holders[first]), (None, 0));
         states.set_mark(1, 2);
@@ -234,7 +239,7 @@ mod tests {
                 states.commit();
             }
         }
-        // A token of two sequences: both go on from the first one's state, in one row.
+        // A token of two sequences: both continue from the state of the first one, in one row.
         let (_, shared) = states.advance(&[0, 2]);
         states.commit();
         assert_eq!(states.advance(&[2]).0, shared);

@@ -1,21 +1,22 @@
-//! Cells of layers that look through a window: they keep no more than it needs.
+//! The cells of layers with a window, which keep no more than the window needs.
 
 use super::Cells;
 use crate::error::{Error, Result};
 
-/// Cells that forget what no later token sees. They hold a part of what the other cells hold.
+/// Cells that drop tokens that no later token sees. Their tokens are a subset of those in the other
+/// cells.
 #[derive(Clone, Debug)]
 pub(crate) struct Window {
     pub cells: Cells,
-    /// How many positions a token sees at most.
+    /// Maximum number of positions that a token sees.
     size: usize,
 }
 
 impl Window {
-    /// `count` free cells for up to `n_sequences` sequences.
+    /// Creates `count` free cells for up to `n_sequences` sequences.
     ///
     /// # Errors
-    /// [`samite_core::Error::OutOfMemory`].
+    /// Returns [`samite_core::Error::OutOfMemory`].
     pub fn new(count: usize, n_sequences: usize, size: usize) -> Result<Self> {
         Ok(Window {
             cells: Cells::new(count, n_sequences)?,
@@ -23,26 +24,29 @@ impl Window {
         })
     }
 
-    /// Has room for a batch of so many tokens, of which there is enough: what is forgotten, no token of the batch sees, nor one in its place.
+    /// Makes room for a batch of `tokens` tokens, for which the capacity suffices. It frees only
+    /// cells that no token of the batch sees, nor a token that replaces one of them.
     pub fn make_room(&mut self, tokens: usize) {
         if self.cells.free() < tokens {
             self.cells.forget_before(self.size);
         }
     }
 
-    /// The first position that a token at `position` sees.
+    /// Returns the first position that a token at `position` sees.
     pub fn first_seen(&self, position: i32) -> i32 {
         let size = i32::try_from(self.size).unwrap_or(i32::MAX);
         position.saturating_sub(size - 1).max(0)
     }
 
-    /// Whether a token at `position` of `sequence` would see here what it sees in `all` cells.
+    /// Returns whether a token at `position` of `sequence` would see the same positions here as in
+    /// `all` cells.
     pub fn has(&self, all: &Cells, sequence: usize, position: i32) -> bool {
         let seen = self.first_seen(position)..position;
         self.cells.count(sequence, seen.clone()) == all.count(sequence, seen)
     }
 
-    /// Fails if the next token of `sequence` would not see what it does in `all` cells.
+    /// Returns an error if the next token of `sequence` would not see the same positions as in
+    /// `all` cells.
     pub fn check(&self, all: &Cells, sequence: usize) -> Result<()> {
         let next = all.last_position(sequence).map_or(0, |last| last + 1);
         if self.has(all, sequence, next) {

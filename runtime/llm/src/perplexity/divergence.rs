@@ -9,7 +9,7 @@ use std::io::Read;
 /// A mean with its standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// The mean.
+    /// Mean of the samples.
     pub value: f64,
     /// Standard error of the mean; 0 for a single sample.
     pub error: f64,
@@ -51,7 +51,7 @@ impl Moments {
 pub struct Distribution {
     /// Mean of the samples.
     pub mean: Estimate,
-    /// Ascending.
+    /// Samples in ascending order.
     samples: Vec<f32>,
 }
 
@@ -84,7 +84,7 @@ pub struct KlDivergence {
     pub perplexity: Perplexity,
     /// Perplexity of the base model; a lower bound if tokens are clipped.
     pub base_perplexity: Estimate,
-    /// Scored tokens that the base model finds less likely than its file can express.
+    /// Number of scored tokens that the base model finds less likely than its file can express.
     pub clipped_tokens: usize,
     /// Logarithm of the model's perplexity divided by the base model's.
     pub log_ratio: Estimate,
@@ -98,7 +98,7 @@ pub struct KlDivergence {
     pub min_delta_p: f64,
     /// Largest Δp.
     pub max_delta_p: f64,
-    /// Share of scored tokens for which both models find the same token most likely.
+    /// Fraction of scored tokens for which both models find the same token most likely.
     pub same_top: Estimate,
 }
 
@@ -120,7 +120,7 @@ struct RowComparison {
 impl RowComparison {
     /// Compares logits with a row of the base model.
     ///
-    /// As in llama.cpp, the divergence leaves out tokens below a probability of `exp(-16)`, which a
+    /// As in llama.cpp, the divergence ignores tokens below a probability of `exp(-16)`, which a
     /// row does not resolve. Rounding can give several tokens the highest code: each of them counts
     /// as the base model's most likely one.
     fn new(scored: &Scored<'_>, base: &LogProbsRow<'_>) -> Self {
@@ -149,9 +149,9 @@ impl RowComparison {
         }
     }
 
-    /// Returns whether the base model's row is a distribution, as far as its precision tells.
+    /// Returns whether the base model's row is a distribution, within its precision.
     fn is_normalized(&self, n_vocab: usize) -> bool {
-        // Half a code is 0.012 % of a probability, and what is left out is below exp(-16) each.
+        // Half a code is 0.012 % of a probability, and each ignored token is below exp(-16).
         let tolerance = 1e-3 + n_vocab as f64 * (-f64::from(MAX_RANGE)).exp();
         (self.total - 1.0).abs() <= tolerance
     }
@@ -253,12 +253,12 @@ impl<R: Read, F: FnMut(&Perplexity, Estimate)> Observer for Comparer<R, F> {
 /// Compares a model's predictions with those of a base model, on the first `max_chunks` chunks of
 /// the base model's text.
 ///
-/// Decodes the tokens as [`perplexity`](super::perplexity()) does. Calls `on_chunk` with the
+/// Decodes the tokens like [`perplexity`](super::perplexity()). Calls `on_chunk` with the
 /// perplexity and the mean divergence so far.
 ///
 /// # Errors
-/// Those of [`perplexity`](super::perplexity()) and [`LogProbsReader::next_row`]; [`Error::Gguf`]
-/// if the vocabularies differ or a row is no distribution.
+/// Returns the errors of [`perplexity`](super::perplexity()) and [`LogProbsReader::next_row`].
+/// Returns [`Error::Gguf`] if the vocabularies differ or a row is not a distribution.
 pub fn kl_divergence<R: Read>(
     context: &mut Context,
     mut base: LogProbsReader<R>,
@@ -325,7 +325,7 @@ mod tests {
             sums.add(scored.nats, &RowComparison::new(&scored, &BASE));
         }
         let result = sums.finish(Perplexity::default());
-        // The base model gives 1/2 and 1/4 to the tokens, the model 1/4 and 1/2.
+        // The base model assigns 1/2 and 1/4 to the tokens, and the model 1/4 and 1/2.
         close(result.base_perplexity.value, 8f64.sqrt());
         close(result.base_perplexity.error, 8f64.sqrt() * LN_2 / 2.0);
         close(result.log_ratio.value, 0.0);

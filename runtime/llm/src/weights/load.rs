@@ -13,12 +13,12 @@ use samite_sched::DeviceSet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Large tensors are read in pieces of about this size, by several threads: what was read is still in a second-level
-/// cache when it is packed.
+/// Approximate size of the pieces in which several threads read large tensors. A piece is still in
+/// the second-level cache when it is packed.
 const CHUNK_BYTES: usize = 1 << 20;
 
 impl WeightPlan {
-    /// Loads what was planned from the file that it was planned for.
+    /// Loads the planned weights from the file that they were planned for.
     pub fn load(
         &self,
         file: &GgufFile,
@@ -40,7 +40,8 @@ impl WeightPlan {
         };
         let in_place = infos(true);
         let moved = without_repeats(infos(false));
-        // One piece of data can have two places: the embedding that is the output, on different devices.
+        // One piece of data can have two destinations: an embedding that is also the output, on
+        // different devices.
         let mut places: BTreeMap<&str, Vec<&TensorRef>> = BTreeMap::new();
         for slot in firsts().filter(|slot| !slot.tensor.in_place) {
             let places = places.entry(&slot.tensor.data.name).or_default();
@@ -65,7 +66,7 @@ impl WeightPlan {
         let load = LoadOptions {
             threads,
             system: &*options.environment.threads,
-            // No page of the mapping is touched for what lies elsewhere afterwards.
+            // Do not touch pages of the mapping for data that is copied to other memory.
             in_place: false,
             progress: &report_moved,
             cancel: &cancelled,
@@ -81,7 +82,7 @@ impl WeightPlan {
                 .try_for_each(|place| place.write(offset, bytes))
                 .map_err(Error::from)
         })?;
-        // Mapped data is paged in, so that the first token does not wait for the disk.
+        // Page in mapped data, so that the first token does not wait for the disk.
         let load = LoadOptions {
             in_place: true,
             progress: &report_in_place,
@@ -90,7 +91,7 @@ impl WeightPlan {
         file.load(in_place, &load, |_, _| Ok::<_, Error>(()))?;
 
         if options.lock {
-            // Whole pages are more bytes than the tensors, and what devices have of their own is not locked.
+            // Whole pages are larger than the tensors, and memory of devices is not locked.
             let report = |done: usize, of: usize| {
                 let share = done as f64 / of.max(1) as f64;
                 progress(read_bytes + (lock_bytes as f64 * share) as u64, total);
@@ -105,7 +106,7 @@ impl WeightPlan {
     }
 }
 
-/// The tensors to lock, each once, with the bytes that they take.
+/// Returns the tensors to lock, each once, with their sizes in bytes.
 fn lockable(slots: &[Slot]) -> Result<Vec<(TensorRef, usize)>> {
     let firsts = slots.iter().filter(|slot| slot.tensor.same_as.is_none());
     firsts
@@ -116,7 +117,7 @@ fn lockable(slots: &[Slot]) -> Result<Vec<(TensorRef, usize)>> {
         .collect()
 }
 
-/// Locks what lies in host memory. It is there already, so that this takes no long time.
+/// Locks weights in host memory. They are already loaded, so this is fast.
 fn lock(
     weights: &mut Weights,
     tensors: Vec<(TensorRef, usize)>,
@@ -138,13 +139,14 @@ fn lock(
     Ok(())
 }
 
-/// A tensor, and the memory that it has; `S` is optional while memory is handed out.
+/// A tensor with its memory; `S` is optional while memory is assigned.
 struct Slot<S = Arc<StoredTensor>> {
     tensor: PlannedTensor,
     stored: S,
 }
 
-/// Memory for every tensor: imported, allocated together by kind, or shared with an earlier tensor.
+/// Creates memory for every tensor: imported, allocated together by kind, or shared with an earlier
+/// tensor.
 fn allocate(
     tensors: Vec<PlannedTensor>,
     file: &GgufFile,
@@ -156,7 +158,7 @@ fn allocate(
         let mut stored = None;
         if tensor.in_place && tensor.same_as.is_none() {
             stored = imports.tensor(file, devices.get(tensor.device), &tensor)?;
-            // What cannot be used where it is mapped is copied.
+            // A tensor that cannot be used in its mapping is copied.
             tensor.in_place = stored.is_some();
         }
         slots.push(Slot { tensor, stored });
@@ -200,7 +202,7 @@ struct Imports {
     known: Vec<Import>,
 }
 
-/// A mapped file as a buffer; `None` if the device did not take it.
+/// A mapped file as a buffer; `None` if the device rejected it.
 struct Import {
     memory: Arc<dyn BufferType>,
     file: usize,
@@ -208,7 +210,8 @@ struct Import {
 }
 
 impl Imports {
-    /// A tensor where it is mapped; `None` if it is not, or `device` cannot use it there.
+    /// Returns a tensor in its mapping. Returns `None` if it is not mapped, or if `device` cannot
+    /// use it there.
     fn tensor(
         &mut self,
         file: &GgufFile,
@@ -248,7 +251,7 @@ impl Imports {
                 buffer
             }
         };
-        // What is mapped has offsets that fit.
+        // Offsets in a mapping fit into `usize`.
         let offset = usize::try_from(tensor.data.offset).unwrap_or(usize::MAX);
         buffer
             .map(|buffer| tensor.store(buffer, offset))
@@ -256,7 +259,8 @@ impl Imports {
     }
 }
 
-/// How much of a tensor is read at a time that goes to `places`: about `most` bytes, but whole groups of rows.
+/// Returns the size of the pieces in which a tensor is read for its destinations in `places`: about
+/// `most` bytes, but whole groups of rows.
 fn chunk_bytes(info: &TensorInfo, places: &[&TensorRef], most: usize) -> usize {
     let groups = places
         .iter()
@@ -269,7 +273,7 @@ fn chunk_bytes(info: &TensorInfo, places: &[&TensorRef], most: usize) -> usize {
     (most / group_bytes).max(1) * group_bytes
 }
 
-/// Each tensor once, though it may be written to several places.
+/// Returns each tensor once, even if it has several destinations.
 fn without_repeats(mut infos: Vec<&TensorInfo>) -> Vec<&TensorInfo> {
     let mut seen = BTreeSet::new();
     infos.retain(|info| seen.insert(&*info.name));

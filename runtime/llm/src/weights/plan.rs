@@ -1,4 +1,4 @@
-//! Plans where each weight goes, and checks the file against what the architecture expects.
+//! Plans the placement of weights, and checks the file against the architecture's requirements.
 
 use super::{Weight, Weights};
 use crate::arch::{Architecture, Spec, TensorSpec, WeightUse};
@@ -15,32 +15,34 @@ use samite_sched::DeviceSet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Data of the file is used in place if it begins at a multiple of this: what GGUF files have unless told otherwise.
+/// Data of the file is used in place if it starts at a multiple of this, which is the default
+/// alignment of GGUF files.
 const IN_PLACE_ALIGNMENT: u64 = 32;
 
-/// Where one tensor goes.
+/// Placement of one tensor.
 #[derive(Clone, Debug)]
 pub struct PlannedTensor {
-    /// Name in the graph; the name of [`data`](Self::data) differs if another tensor's data is used.
+    /// Name in the graph; the name of [`data`](Self::data) differs if another tensor's data is
+    /// used.
     pub name: String,
-    /// The data in the file.
+    /// Data in the file.
     pub data: TensorInfo,
-    /// The number of the device in the model's set.
+    /// Index of the device in the model's set.
     pub device: usize,
-    /// The memory that it lies in.
+    /// Memory of the tensor.
     pub memory: Arc<dyn BufferType>,
-    /// Whether it is used where the file is mapped, without a copy.
+    /// True if the tensor is used in the mapped file, without a copy.
     pub in_place: bool,
     layout: Layout,
     role: Role,
     cut: Option<Cut>,
     explicit: bool,
-    /// An earlier tensor that is the same data in the same memory.
+    /// Earlier tensor with the same data in the same memory.
     pub(super) same_as: Option<usize>,
 }
 
 impl PlannedTensor {
-    /// The tensor at `offset` of its memory.
+    /// Creates the tensor at `offset` of its memory.
     pub(super) fn store(
         &self,
         buffer: Arc<dyn Buffer>,
@@ -58,7 +60,7 @@ impl PlannedTensor {
         }
     }
 
-    /// What its memory is told about it.
+    /// Returns the tensor's description for its memory.
     pub(super) fn described(&self) -> samite_core::TensorInfo<'_> {
         samite_core::TensorInfo {
             role: self.role,
@@ -68,16 +70,16 @@ impl PlannedTensor {
     }
 }
 
-/// Which tensor goes where, before anything is loaded.
+/// Placement of all tensors, before anything is loaded.
 #[derive(Clone, Debug)]
 pub(crate) struct WeightPlan {
     pub tensors: Vec<PlannedTensor>,
     pub kv: Vec<Choice>,
-    /// What lies elsewhere than was wanted.
+    /// Tensors that are on another device than requested.
     pub displaced: Vec<Displaced>,
 }
 
-/// A tensor that the architecture wants and the file has.
+/// A tensor that the architecture expects and the file has.
 struct Found<'a> {
     spec: TensorSpec,
     info: &'a TensorInfo,
@@ -125,7 +127,7 @@ fn find_tensors<'a>(
     Ok(found)
 }
 
-/// A shape without the ones at its end.
+/// Returns a shape without the ones at its end.
 fn short(shape: [usize; 4]) -> Vec<usize> {
     let dims = shape
         .iter()
@@ -134,14 +136,14 @@ fn short(shape: [usize; 4]) -> Vec<usize> {
     shape[..dims].to_vec()
 }
 
-/// Whether `device` can use a weight as the model does.
+/// Returns whether `device` supports the model's use of a weight.
 fn can_use(device: &Arc<dyn Device>, spec: &TensorSpec, dtype: DType) -> Result<Support> {
     let (graph, node) = spec.sample(dtype)?;
     Ok(device.supports(graph.node(node)))
 }
 
-/// The memory for a weight on `device`: the first special layout that takes it, if one is wanted, else the device's own.
-/// The flag says whether it is a special one.
+/// Returns the memory for a weight on `device`: the first repacked layout that accepts it if
+/// `repack` is set, else the device's default memory. The flag is true for a repacked layout.
 fn memory_for(
     device: &Arc<dyn Device>,
     spec: &TensorSpec,
@@ -159,7 +161,7 @@ fn memory_for(
 }
 
 impl WeightPlan {
-    /// Checks the tensors of `file` and decides where each goes.
+    /// Checks the tensors of `file` and places each of them.
     pub fn new(
         file: &GgufFile,
         arch: &Architecture,
@@ -178,7 +180,8 @@ impl WeightPlan {
         let cuts = tensor_split::cuts(spec, &typed);
         let n_layer = spec.n_layer();
         let Placement { tensors, kv } = rules::resolve(rules, base, devices, n_layer, &roles)?;
-        // A table that is only looked up gains nothing by another layout, and can stay where it is mapped.
+        // A table that is only looked up does not benefit from another layout, and can stay in its
+        // mapping.
         let in_products: BTreeSet<&str> = found
             .iter()
             .filter(|f| f.spec.usage != WeightUse::Rows)
@@ -221,7 +224,7 @@ impl WeightPlan {
         Ok(plan)
     }
 
-    /// Bytes by name of the memory.
+    /// Returns the bytes by name of the memory.
     pub fn bytes(&self) -> Result<BTreeMap<String, usize>> {
         let mut bytes = BTreeMap::new();
         for tensor in self
@@ -237,7 +240,8 @@ impl WeightPlan {
         Ok(bytes)
     }
 
-    /// Bytes of the buffers that will be allocated, by number of the device; mapped tensors take none.
+    /// Returns the bytes of the buffers that will be allocated, by index of the device; mapped
+    /// tensors need none.
     pub fn bytes_by_device(&self, n_devices: usize) -> Result<Vec<usize>> {
         let mut bytes = vec![0usize; n_devices];
         for Group { memory, members } in groups(&self.tensors) {
@@ -253,7 +257,7 @@ impl WeightPlan {
         Ok(bytes)
     }
 
-    /// The weights as they will be, but without memory: for plans.
+    /// Returns the weights without memory, for plans.
     pub fn unallocated(&self) -> Result<Weights> {
         let mut weights = Weights {
             bytes: self.bytes()?,
@@ -271,14 +275,15 @@ impl WeightPlan {
     }
 }
 
-/// Tensors that get memory of their own, in memory of the same type.
+/// Tensors with their own memory, of the same type of memory.
 pub(super) struct Group<'a> {
     pub memory: Arc<dyn BufferType>,
-    /// With their numbers.
+    /// Tensors with their indices.
     pub members: Vec<(usize, &'a PlannedTensor)>,
 }
 
-/// The tensors that are neither used in place nor the same as earlier ones, by type of memory.
+/// Groups the tensors that are neither used in place nor the same as earlier ones, by type of
+/// memory.
 pub(super) fn groups<'a>(tensors: impl IntoIterator<Item = &'a PlannedTensor>) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     for (i, tensor) in tensors.into_iter().enumerate() {
@@ -299,14 +304,15 @@ pub(super) fn groups<'a>(tensors: impl IntoIterator<Item = &'a PlannedTensor>) -
     groups
 }
 
-/// The chosen device if it can use the weight; else the host, else any other, with what is to be said about it.
+/// Returns the chosen device if it supports the weight, else the host, else any other device, with
+/// a description of the displacement.
 fn willing_device(
     devices: &DeviceSet,
     spec: &TensorSpec,
     info: &TensorInfo,
     choice: Choice,
 ) -> Result<(Choice, Option<Displaced>)> {
-    // By device, the wanted one first.
+    // Refusals by device, starting with the requested one.
     let mut refusals: Vec<(&str, String)> = Vec::new();
     let others = (0..devices.len()).rev().filter(|&d| d != choice.device);
     for device in std::iter::once(choice.device).chain(others) {
@@ -442,7 +448,7 @@ mod tests {
         assert_eq!(displaced.what, "tensor 'w' of type f32");
         assert_eq!((&*displaced.wanted, &*displaced.device), ("gpu", "cpu"));
         assert_eq!(displaced.reason, "it is not willing");
-        // The host rather than another device.
+        // The host takes precedence over another device.
         let devices = DeviceSet::new(vec![
             unwilling("gpu"),
             FakeDevice::device("other", DeviceKind::Gpu),

@@ -1,4 +1,5 @@
-//! Adapters: applied, changed while a context runs, merged, and refused. `llama_cpp.rs` compares them with llama.cpp.
+//! Adapters: applied, changed while a context runs, merged, and rejected. `llama_cpp.rs` compares
+//! them with llama.cpp.
 
 use crate::common::{known, *};
 use known::{adapter_path, write_adapter};
@@ -14,7 +15,7 @@ fn load(path: &Path, device: Arc<dyn Device>) -> Arc<Model> {
     Model::load(path, &ModelOptions::new(vec![device])).unwrap()
 }
 
-/// The logits of some tokens with adapters of these shares.
+/// Returns the logits of some tokens with adapters of these scales.
 fn logits(model: &Arc<Model>, path: &Path, shares: &[f32]) -> Vec<Vec<f32>> {
     let options = ContextOptions {
         adapters: scaled(model, path, shares),
@@ -133,7 +134,7 @@ fn adapters_change_while_a_context_runs() {
         running.clear().unwrap();
         assert_eq!(&decode(&mut running, &tokens(20), 0, 0), expected);
     }
-    // One of another copy of the model, or of no size.
+    // An adapter of another copy of the model, or with an infinite scale.
     let other = load(&file.path, cpu());
     let wrong = scaled(&other, &file.path, &[1.0]);
     let error = running.set_adapters(wrong).unwrap_err().to_string();
@@ -326,7 +327,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// What is added to what a layer gives could as well be added to its last bias.
+/// A direction that is added to a layer's result is equivalent to an addition to its last bias.
 #[test]
 fn a_control_vector_is_a_bias_of_layers() {
     let biased = SyntheticModel {
@@ -341,7 +342,7 @@ fn a_control_vector_is_a_bias_of_layers() {
     };
     let (one, two) = (direction(1), direction(2));
     let control = write_control(&file.path, &[(1, &one), (2, &two)], |_| {});
-    // The bias of a layer with twice its direction subtracted.
+    // The bias of a layer, minus twice its direction.
     let with_biases = |layers: &[usize]| {
         let source = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
         let path = file.path.with_extension("changed.gguf");
@@ -377,7 +378,7 @@ fn a_control_vector_is_a_bias_of_layers() {
         let got = decode(&mut context, &tokens(20), 0, 0);
         assert!(nmse(&got, &with_biases(layers)) < 1e-10, "{layers:?}");
         assert!(nmse(&got, &plain) > 1e-3);
-        // What was computed with it does not go on without.
+        // A sequence that was computed with the vector cannot continue without it.
         let saved = context.save(0).unwrap();
         context.set_adapters(Vec::new()).unwrap();
         let error = context.restore(0, &saved).unwrap_err().to_string();
@@ -385,7 +386,7 @@ fn a_control_vector_is_a_bias_of_layers() {
         context.clear().unwrap();
         assert_eq!(decode(&mut context, &tokens(20), 0, 0), plain);
     }
-    // With both on another device, each is where its layer is.
+    // With both layers on another device, each direction is on the device of its layer.
     let both = file.load(vec![reference("r"), cpu()], "layers=1:cpu");
     let adapter = Adapter::load_control_vector(&control, &both, 0..=9).unwrap();
     assert_eq!(adapter.bytes().count(), 2);
@@ -418,7 +419,8 @@ fn what_is_no_control_vector_of_the_model_is_refused() {
     refused(&write(&[]), "no direction");
 }
 
-/// Sequences with adapters of their own in one batch: each gets what a context of these adapters computes for it alone.
+/// Sequences with different adapters in one batch: each has the same results as alone in a context
+/// with these adapters.
 #[test]
 fn sequences_have_adapters_of_their_own_in_one_batch() {
     let experts = SyntheticModel {
@@ -477,7 +479,7 @@ fn sequences_have_adapters_of_their_own_in_one_batch() {
             .collect();
         let options = ContextOptions {
             n_seq: sets.len(),
-            // One sequence has what the context has.
+            // One sequence uses the context's adapters.
             adapters: sets[3].clone(),
             ..precise()
         };
@@ -487,7 +489,8 @@ fn sequences_have_adapters_of_their_own_in_one_batch() {
                 .set_sequence_adapters(sequence, Some(set.clone()))
                 .unwrap();
         }
-        // Tokens of all sequences, first several of each and then one of each, not all of them wanted.
+        // Tokens of all sequences: first several of each, then one of each, with logits requested
+        // for some of them.
         let mut batch = samite_llm::Batch::new();
         for (positions, wanted) in [(0..5, 2), (5..6, 5), (6..7, 6), (7..8, 7), (8..9, 8)] {
             batch.clear();
@@ -512,7 +515,7 @@ fn sequences_have_adapters_of_their_own_in_one_batch() {
                 }
             }
         }
-        // What was computed with adapters of its own is restored with these only.
+        // A sequence that was computed with its own adapters is restored only with the same ones.
         let saved = mixed.save(1).unwrap();
         let error = mixed.restore(2, &saved).unwrap_err().to_string();
         assert!(error.contains("other adapters"), "{name}: {error}");
@@ -520,7 +523,7 @@ fn sequences_have_adapters_of_their_own_in_one_batch() {
             .set_sequence_adapters(2, Some(sets[1].clone()))
             .unwrap();
         mixed.restore(2, &saved).unwrap();
-        // Without, the graph is the one that it is in a context without.
+        // Without adapters, the graph is that of a context without adapters.
         mixed.set_sequence_adapters(3, Some(Vec::new())).unwrap();
     }
 }
@@ -552,7 +555,7 @@ fn sequences_without_adapters_are_computed_by_the_graph_without() {
     assert_eq!(nodes(&running), nodes(&plain));
     decode(&mut running, &tokens(8), 0, 0);
     assert!(nodes(&running) > nodes(&plain));
-    // Wrong ones change nothing.
+    // Invalid adapters change nothing.
     let other = load(&file.path, cpu());
     let wrong = scaled(&other, &file.path, &[1.0]);
     let error = running.set_sequence_adapters(1, Some(wrong)).unwrap_err();

@@ -1,5 +1,6 @@
-//! Every architecture: a tiny random model decodes the same in one batch, in pieces and token by token, in other company and on other devices,
-//! and what is said about its memory is right.
+//! Every architecture: a tiny random model has the same results in one batch, in pieces and token
+//! by token, with other sequences and on other devices, and the reports about its memory are
+//! correct.
 
 use crate::common::*;
 use samite_core::DType;
@@ -25,7 +26,7 @@ fn options(n_ubatch: usize, flash: bool) -> ContextOptions {
     }
 }
 
-/// The same for a model that may give embeddings only, or be one whose tokens look at later ones.
+/// Returns options for a model that may return only embeddings or have bidirectional attention.
 fn options_for(model: &Model, n_ubatch: usize, flash: bool) -> ContextOptions {
     let n_ubatch = match model.spec().sees_later() {
         true => 192,
@@ -37,7 +38,8 @@ fn options_for(model: &Model, n_ubatch: usize, flash: bool) -> ContextOptions {
     }
 }
 
-/// The logits after each token of sequence `sequence`, or the tokens' embeddings, decoded so many at once, or all where they look at later ones.
+/// Returns the logits after each token of sequence `sequence`, or the tokens' embeddings, decoded
+/// `at_once` tokens at a time, or all at once with bidirectional attention.
 fn decode_in(context: &mut Context, sequence: u32, at_once: usize) -> Vec<Vec<f32>> {
     let at_once = match context.model().spec().sees_later() {
         true => N_TOKENS,
@@ -74,7 +76,7 @@ fn every_architecture_decodes_alike_in_any_pieces_and_company() {
         let mut whole = Context::new(Arc::clone(&model), options(64, true)).unwrap();
         let expected = decode_in(&mut whole, 0, N_TOKENS);
         assert!(expected.iter().flatten().all(|x| x.is_finite()), "{name}");
-        // Another sequence, behind the first one, in pieces.
+        // Another sequence, after the first one, in pieces.
         is_near(&decode_in(&mut whole, 2, 7), &expected, name);
         let mut steps = Context::new(Arc::clone(&model), options(3, false)).unwrap();
         is_near(&decode_in(&mut steps, 1, 1), &expected, name);
@@ -107,7 +109,7 @@ fn load(name: &'static str) -> Arc<Model> {
     tiny(name).load(vec![cpu()], "")
 }
 
-/// Models that keep a state of every sequence, with their names.
+/// Returns the models with a recurrent state, with their names.
 fn with_state() -> Vec<(&'static str, Arc<Model>)> {
     let models = ARCHITECTURES
         .iter()
@@ -146,7 +148,8 @@ fn states_of_sequences_are_copied_kept_and_forgotten() {
         let mut context = Context::new(model, options(64, true)).unwrap();
         let ids = tokens();
         let expected = decode_in(&mut context, 0, N_TOKENS);
-        // Half of it in sequence 1; a copy of that goes on in sequence 2, beside others, one token of each at a time.
+        // Half of it in sequence 1; a copy of that continues in sequence 2, with others, one token
+        // of each at a time.
         context.clear().unwrap();
         let half = N_TOKENS / 2;
         context
@@ -169,7 +172,7 @@ fn states_of_sequences_are_copied_kept_and_forgotten() {
             );
         }
         is_near(&found, &expected[half..], name);
-        // No part can be removed, copied or moved.
+        // No part can be removed, copied or shifted.
         for error in [
             context.remove(1, 5..).unwrap_err(),
             context.copy(1, 0, ..5).unwrap_err(),
@@ -177,7 +180,7 @@ fn states_of_sequences_are_copied_kept_and_forgotten() {
         ] {
             assert!(error.to_string().contains("this model keeps"), "{error}");
         }
-        // What lies behind the end is nothing; the whole is forgotten.
+        // Removing positions after the end does nothing; then the whole sequence is removed.
         context.remove(1, 1000..).unwrap();
         context.remove(1, ..).unwrap();
         is_near(&decode_in(&mut context, 1, 13), &expected, name);
@@ -223,7 +226,7 @@ fn a_batch_that_fails_leaves_states_as_they_were() {
                 Watch::Continue
             })
         })));
-        // The first micro-batch runs, the second one is stopped.
+        // The first micro-batch runs, and the second one is stopped.
         context
             .decode(&Batch::sequence(&ids[10..30], 10, 0))
             .unwrap_err();

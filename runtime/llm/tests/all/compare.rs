@@ -1,4 +1,4 @@
-//! A model on two devices in step.
+//! A model on two devices in lockstep.
 
 use crate::common::*;
 use samite_core::{Device, Op};
@@ -9,10 +9,10 @@ use samite_sched::compare::{Pair, in_order};
 use samite_testing::wrong_device;
 use std::sync::Arc;
 
-/// Beyond rounding, whatever the types.
+/// Larger than rounding errors with any types.
 const LIMIT: f64 = 5e-4;
 
-/// With the mean over all tokens of what gives no logits.
+/// Returns options with mean pooling for models that do not return logits.
 fn options(model: &Model) -> ContextOptions {
     ContextOptions {
         output: match model.spec().head.output {
@@ -23,7 +23,7 @@ fn options(model: &Model) -> ContextOptions {
     }
 }
 
-/// Compares a prompt and a step on two devices; returns what `see` says of each node that differs.
+/// Compares a prompt and a step on two devices. Returns the nodes that differ.
 fn differing(
     file: &TestModel,
     sides: [Arc<dyn Device>; 2],
@@ -58,7 +58,7 @@ fn differing(
 fn a_wrong_kernel_is_found_by_name_in_every_tiny_model() {
     for architecture in ARCHITECTURES.into_iter().chain(["qwen3moe", "bert"]) {
         let file = TestModel::tiny(architecture);
-        // The names of the first node of each operation, and of all, as the model has them.
+        // The names of the first node of each operation, and of all nodes, in the model's order.
         let mut nodes: Vec<(String, String)> = Vec::new();
         let right = [reference("a"), reference("b")];
         let model = file.load(vec![reference("a")], "");

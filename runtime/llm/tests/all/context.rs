@@ -1,4 +1,4 @@
-//! Sequences, positions and failures: what a context promises about its cache.
+//! Sequences, positions and failures: the guarantees of a context about its cache.
 
 use crate::common::*;
 use samite_core::{DType, Device};
@@ -63,7 +63,7 @@ fn only_wanted_logits_are_there() {
         }
     }
     assert!(context.logits(10).is_none());
-    // A batch without any wanted logits only fills the cache.
+    // A batch without requested logits only fills the cache.
     let mut batch = Batch::new();
     batch.add(tokens[0], 10, &[0], false);
     context.decode(&batch).unwrap();
@@ -131,8 +131,8 @@ fn removed_tokens_are_forgotten() {
     assert!(nmse(&again, &expected[6..]) < 1e-9);
 }
 
-/// Keys of deeper layers depend on what was forgotten, so that only one layer can be compared with a computation from
-/// scratch.
+/// Keys of deeper layers depend on removed tokens, so only one layer can be compared with a
+/// computation from scratch.
 #[test]
 fn moved_keys_equal_keys_computed_there() {
     let devices: [fn() -> Arc<dyn Device>; 2] = [|| reference("ref"), cpu];
@@ -247,7 +247,7 @@ fn a_full_context_says_how_full_it_is() {
     );
 }
 
-/// What is masked is multiplied by 0, and 0 times NaN is NaN.
+/// Masked values are multiplied by 0, and 0 times NaN is NaN.
 #[test]
 fn a_cache_that_held_nan_is_clean_after_clear() {
     const POISON: u32 = 300;
@@ -397,7 +397,7 @@ fn keys_whose_move_failed_are_never_used() {
         ..ReferenceOptions::default()
     });
     let model = TestModel::tiny("llama").load(vec![device], "");
-    // Eight tokens, of which three are forgotten and the rest moves.
+    // Eight tokens; three are removed and the rest is shifted.
     let moved = || {
         faults.reset();
         let mut context = context(&model, precise());
@@ -420,13 +420,14 @@ fn keys_whose_move_failed_are_never_used() {
         assert!(matches!(error, Error::Core(_)), "{error}");
         faults.reset();
         if context.cells().used() == 0 {
-            // Nobody knows which keys were moved, so they are gone.
+            // It is unknown which keys were shifted, so they are removed.
             cleared += 1;
             assert_eq!(context.cells().last_position(0), None);
             decode(&mut context, &tokens(8), 0, 0);
             continue;
         }
-        // Or the failure came before or after the move: nothing is lost, and nothing moves twice.
+        // Or the failure came before or after the shift: nothing is lost, and nothing is shifted
+        // twice.
         assert_eq!(context.cells().used(), 5, "call {call}");
         context.decode(&next).unwrap();
         let again = context.logits(0).unwrap().to_vec();
@@ -435,7 +436,7 @@ fn keys_whose_move_failed_are_never_used() {
     assert!(0 < cleared && cleared < calls, "{cleared} of {calls}");
 }
 
-/// Only runs of one graph overlap.
+/// Only runs of the same graph overlap.
 #[test]
 fn micro_batches_with_copies_are_of_one_graph_and_others_compute_nothing_in_vain() {
     let file = TestModel::tiny("llama");
@@ -460,14 +461,16 @@ fn micro_batches_with_copies_are_of_one_graph_and_others_compute_nothing_in_vain
         assert_eq!(after.runs - before.runs, 3, "{copies} copies");
         after.plans - before.plans
     };
-    // Three of 30, not two of 32 and what is left; the cells of the last and its row of logits are there from the first on.
+    // Three of 30, not two of 32 and a rest. The cells of the last one and its row of logits are
+    // part of the graph from the first one on.
     assert_eq!(plans(2, 90, 89), 1);
     assert_eq!(plans(2, 90, 0), 1, "and of the first to the last");
-    // Each looks at its own cells, and the last alone has logits.
+    // Each reads its own cells, and only the last one has logits.
     assert_eq!(plans(1, 96, 95), 3);
 }
 
-/// The graph for one of them has room for the logits of another one, and those that are wanted must still be found.
+/// The graph for one micro-batch has room for the logits of another one, and the requested ones
+/// must still be found.
 #[test]
 fn micro_batches_with_copies_give_each_token_its_own_logits() {
     let file = TestModel::tiny("llama");

@@ -1,4 +1,4 @@
-//! The same logits on every device and on any split over devices.
+//! Logits are the same on every device and on any split over devices.
 
 use crate::common::*;
 use samite_core::{
@@ -59,7 +59,7 @@ fn splits_at_every_layer_change_nothing() {
     }
 }
 
-/// A layer ends with a sum, and its operands need not travel: only the sum does.
+/// A layer ends with a sum, and only the sum has to be copied, not its operands.
 #[test]
 fn one_hidden_state_crosses_each_boundary_between_layers() {
     for architecture in ARCHITECTURES {
@@ -67,7 +67,7 @@ fn one_hidden_state_crosses_each_boundary_between_layers() {
         let layers = SyntheticModel::tiny(architecture).n_layer;
         for at in 1..layers {
             for last in [reference("b"), cpu()] {
-                // The host first, the other device first.
+                // The host first, and the other device first.
                 for first_layers in ["a", last.name()] {
                     let rest = if first_layers == "a" {
                         last.name()
@@ -299,10 +299,10 @@ fn micro_batches_of_a_prompt_share_a_plan_where_they_can_overlap() {
     assert!(alone > 1);
 }
 
-/// Whether an operation is refused.
+/// Returns whether an operation is rejected.
 type Refusal = fn(Node<'_>) -> bool;
 
-/// A device that refuses some operations.
+/// A device that rejects some operations.
 struct Picky {
     inner: Arc<dyn Device>,
     refuses: Refusal,
@@ -343,7 +343,8 @@ fn a_device_that_refuses_weights_is_named_or_the_model_is_refused() {
         0,
     );
     let refuses: Refusal = |node| node.op().name() == "mul_mat";
-    // By the order of devices, by a rule about layers, by one about names: in whatever case the device is written.
+    // By the order of devices, by a rule about layers, and by one about names; the case of the
+    // device's name does not matter.
     for (rules, displaced) in [("", 22), ("layers=1:PICKY", 22), ("*ffn_up*:picky", 22)] {
         let mut options = ModelOptions {
             rules: PlacementRule::parse_all(rules).unwrap(),
@@ -369,7 +370,7 @@ fn a_device_that_refuses_weights_is_named_or_the_model_is_refused() {
         );
         assert!(error.starts_with(&wanted), "{error}");
     }
-    // What the rules leave elsewhere is not displaced.
+    // Tensors that the rules place elsewhere are not displaced.
     let options = ModelOptions {
         rules: PlacementRule::parse_all("layers=0-:last;output:last").unwrap(),
         fallback: Fallback::Deny,
@@ -393,7 +394,7 @@ fn a_cache_lies_where_its_device_does_what_the_layer_needs() {
             true,
             "flash_attn_ext",
         ),
-        // Of the layers' products, those of keys alone have no weights.
+        // Among the products of layers, only those of keys have no weights.
         (
             |node| {
                 let weights = |stored: &Arc<StoredTensor>| stored.name().contains("weight");
@@ -425,10 +426,10 @@ fn a_cache_lies_where_its_device_does_what_the_layer_needs() {
     }
 }
 
-/// A micro-batch is on the first layers while the one before it is on the last ones.
+/// A micro-batch is on the first layers while the previous one is on the last ones.
 #[test]
 fn pipeline_copies_overlap_the_micro_batches_of_a_prompt() {
-    // Computation is a small part of the time, whatever the machine does besides.
+    // Computation is a small part of the time, regardless of the machine's load.
     let file = TestModel::write(&SyntheticModel {
         n_layer: 2,
         n_head: 1,
@@ -462,7 +463,7 @@ fn pipeline_copies_overlap_the_micro_batches_of_a_prompt() {
         for (i, &token) in tokens(n_tokens).iter().enumerate() {
             batch.add(token, i as i32, &[0], i + 1 == n_tokens);
         }
-        // Once to make the plan, once to measure.
+        // Once to create the plan, once to measure.
         context.decode(&batch).unwrap();
         context.clear().unwrap();
         context.scheduler_mut().start_trace();
@@ -553,7 +554,7 @@ fn prompts_are_offloaded_and_generation_is_not() {
                 ..precise()
             };
             let mut context = context(&model, options);
-            // Without a second form of the weights: all of them are packed, if they can be.
+            // Without a second copy of the weights: all of them are packed, if possible.
             let memory = context.memory();
             let weights = |name: &str| {
                 let rows = memory.iter().filter(|row| row.memory.contains(name));
@@ -575,7 +576,7 @@ fn prompts_are_offloaded_and_generation_is_not() {
             let logits = decode(&mut context, &tokens(100), 0, 0);
             assert_eq!(context.scheduler().buffer_sizes(), allocated);
             let prompt = offloaded(&context, 100);
-            // Of packed experts, only those in use are copied, too.
+            // Only the used experts of packed matrices are copied as well.
             let plan = context.plan(100).unwrap();
             let partial = plan.copies().iter().filter(|copy| copy.experts.is_some());
             let reasons = plan.placement().reasons.iter().zip(plan.graph().tensors());
@@ -590,10 +591,11 @@ fn prompts_are_offloaded_and_generation_is_not() {
             (prompt, step, logits)
         };
         let (prompt, step, logits) = run(true);
-        // Seven products in each layer, and those of logits; of experts one more.
+        // Seven products in each layer, and those of logits; one more with experts.
         assert!(prompt.0 >= 7 * shape.n_layer, "{architecture}: {prompt:?}");
         assert_eq!(step.0, 0, "{architecture}");
-        // The bytes of the plan are those of the weights as they lie in files, and of what goes to and fro.
+        // The bytes of the plan are those of the weights as stored in files, and of the copies in
+        // both directions.
         let matrix = dtype.block_bytes() * shape.n_embd * shape.n_ff / dtype.block_len();
         assert!(prompt.1 > 3 * shape.n_layer * matrix);
         let (none, _, same) = run(false);
@@ -605,7 +607,8 @@ fn prompts_are_offloaded_and_generation_is_not() {
 
 #[test]
 fn results_are_the_same_for_one_kind_of_device_and_memory_and_within_rounding_otherwise() {
-    // Types of each family, and how far logits are from exact ones at most. Columns are rounded to whole numbers beside quantized weights.
+    // Types of each family, and the maximum error of their logits. With quantized weights, columns
+    // are rounded to integers.
     for (dtype, most) in [
         (DType::F32, 1e-10),
         (DType::F16, 1e-5),

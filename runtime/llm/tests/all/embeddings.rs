@@ -1,4 +1,4 @@
-//! Embeddings of texts: the same in any company, on any devices; pooling; what is refused.
+//! Embeddings of texts: independent of other texts and devices; pooling; rejected requests.
 
 use crate::common::*;
 use samite_core::{CancelToken, DType, Device};
@@ -12,7 +12,7 @@ use samite_llm::{
 };
 use std::sync::Arc;
 
-/// Models whose tokens look at both sides, one of each kind of mask, and one whose tokens do not.
+/// Models with bidirectional attention, one for each kind of mask, and one with causal attention.
 const MODELS: [&str; 5] = [
     "bert",
     "modern-bert",
@@ -39,7 +39,7 @@ fn texts() -> [Vec<u32>; 3] {
     [tokens(23), tokens(40)[7..].to_vec(), tokens(5)]
 }
 
-/// One batch of texts, each a sequence.
+/// Creates one batch of texts, with one sequence for each.
 fn batch_of(texts: &[&[u32]]) -> Batch {
     let mut batch = Batch::new();
     for (sequence, text) in texts.iter().enumerate() {
@@ -50,7 +50,7 @@ fn batch_of(texts: &[&[u32]]) -> Batch {
     batch
 }
 
-/// The embeddings of the tokens of a text alone.
+/// Returns the embeddings of the tokens of a text alone.
 fn of_tokens(model: &Arc<Model>, text: &[u32]) -> Vec<Vec<f32>> {
     let mut context = context(model, options(Pooling::None));
     context.decode(&batch_of(&[text])).unwrap();
@@ -194,7 +194,7 @@ fn a_long_text_of_a_causal_model_comes_in_micro_batches() {
         };
         is_near(&pooled(&model, &[&text], options), &whole, "in pieces");
     }
-    // A mean is over all.
+    // A mean needs all tokens.
     let options = ContextOptions {
         n_ubatch: 49,
         ..options(Pooling::Mean)
@@ -202,7 +202,7 @@ fn a_long_text_of_a_causal_model_comes_in_micro_batches() {
     let mut context = context(&model, options);
     let error = context.decode(&batch_of(&[&text])).unwrap_err().to_string();
     assert!(error.contains("n_ubatch"), "{error}");
-    // Nothing of it is left, and another one can come.
+    // Nothing of it remains, and another batch can follow.
     assert!(context.cells().is_empty());
     context.decode(&batch_of(&[&text[..49]])).unwrap();
     assert!(context.pooled(0).is_some() && context.pooled(1).is_none());
@@ -227,12 +227,12 @@ fn what_looks_at_later_tokens_keeps_nothing_and_comes_at_once() {
         assert!(plan.memory().unwrap().iter().all(|used| used.kv == 0));
         let mut context = context(&model, with(64, 8));
         assert_eq!(plan.memory().unwrap(), context.memory());
-        // The micro-batch has become the batch.
+        // The micro-batch has the size of the batch.
         assert_eq!(context.options().n_ubatch, 64);
         let text = tokens(60);
         let before = context.memory();
         for _ in 0..2 {
-            // At the same positions again: nothing of the first time is left.
+            // At the same positions again: nothing of the first time remains.
             context.decode(&batch_of(&[&text])).unwrap();
             assert!(context.cells().is_empty());
         }
@@ -241,7 +241,7 @@ fn what_looks_at_later_tokens_keeps_nothing_and_comes_at_once() {
         assert!(error.to_string().contains("n_batch"), "{error}");
         let error = context.shift(0, .., 1).unwrap_err().to_string();
         assert!(error.contains("nothing is kept"), "{error}");
-        // Nothing wanted, nothing done.
+        // Nothing is requested, so nothing is computed.
         let mut batch = Batch::new();
         batch.add(5, 0, &[0], false);
         context.decode(&batch).unwrap();
@@ -261,7 +261,7 @@ fn no_text_is_written_by_what_looks_at_later_tokens() {
     assert!(error.to_string().contains("samite embed"), "{error}");
     let error = Context::new(model("bert"), options(Pooling::Rank)).unwrap_err();
     assert!(error.to_string().contains("cls.output.weight"), "{error}");
-    // Rows that are wanted, and do not fit.
+    // Requested rows that do not fit.
     let few = ContextOptions {
         n_logits: Some(3),
         ..precise()
@@ -323,7 +323,7 @@ fn bad_files_are_refused_by_key() {
             "'tan'",
         ),
     ] {
-        // Who writes such a file reads what it says first, as who loads it.
+        // Writing such a file parses its metadata first, like loading does.
         let folder = tempfile::tempdir().unwrap();
         let error = model.write(folder.path().join("model.gguf")).unwrap_err();
         let message = error.to_string();
@@ -363,7 +363,7 @@ fn convolutions_on_both_sides_see_their_own_text_only() {
         &alone,
         "beside others",
     );
-    // Texts of one token each are computed side by side.
+    // Texts of one token each are computed in parallel.
     let short: Vec<&[u32]> = vec![&[5], &[6], &[7]];
     let found = pooled(&model, &short, options(Pooling::Last));
     for (text, found) in short.iter().zip(&found) {
@@ -418,7 +418,7 @@ fn weights_of_encoders_can_be_quantized_but_for_what_is_added_to_every_token() {
     }
 }
 
-/// Any byte of what a file says of itself is replaced by any other one.
+/// Replaces any byte of a file's metadata by any other one.
 #[test]
 fn no_byte_of_a_file_makes_it_panic() {
     use samite_llm::ModelOptions;
@@ -498,7 +498,7 @@ fn logits_and_embeddings_come_together_and_the_output_can_change() {
         let rows = rows(&both, is_logits);
         assert!(nmse(&rows, expected) < 1e-10, "{is_logits}");
     }
-    // What is in the cache stays.
+    // The contents of the cache stay.
     let next = decode(&mut both, &[5], text.len() as i32, 0);
     logits
         .set_output(Output::Embeddings(Pooling::Last), None)
@@ -511,7 +511,7 @@ fn logits_and_embeddings_come_together_and_the_output_can_change() {
     logits.remove(0, 23..).unwrap();
     logits.set_output(Output::Logits, Some(2)).unwrap();
     assert!(nmse(&decode(&mut logits, &[5], 23, 0), &next) < 1e-10);
-    // What cannot be changes nothing.
+    // An unsupported output changes nothing.
     let mut bert = context(&model("bert"), options(Pooling::None));
     let error = bert.set_output(Output::Both, None).unwrap_err().to_string();
     assert!(error.contains("no logits"), "{error}");

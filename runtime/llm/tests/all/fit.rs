@@ -1,4 +1,4 @@
-//! Layers are fitted to free memory, and what was said to be needed is what is taken.
+//! Layers are fitted to free memory, and the predicted needs equal the allocated memory.
 
 use crate::common::*;
 use samite_core::Device;
@@ -40,7 +40,7 @@ fn used(device: &Arc<dyn Device>) -> usize {
     memory.total.unwrap() - memory.free.unwrap()
 }
 
-/// Loads the model and makes the context that it was fitted for.
+/// Loads the model and creates the context that it was fitted for.
 fn load(file: &TestModel, devices: &[Arc<dyn Device>]) -> (Fit, Context) {
     let model = Model::load(&file.path, &options(devices)).unwrap();
     let fit = model.fit().unwrap().clone();
@@ -53,7 +53,7 @@ fn what_is_planned_is_what_is_taken() {
         let file = six_layers(architecture);
         let devices = [gpu("a", 1 << 30), gpu("b", 1 << 29), cpu()];
         let (fit, mut context) = load(&file, &devices);
-        // Two thirds and a third of seven, the output counting as a layer.
+        // Two thirds and one third of seven, where the output counts as a layer.
         assert_eq!(fit.layers, [0, 0, 0, 0, 1, 1, 1], "{architecture}");
         for (device, need) in devices.iter().zip(&fit.needs).take(2) {
             assert_eq!(used(device), need.bytes(), "{architecture}: {need:?}");
@@ -118,7 +118,7 @@ fn as_many_layers_as_fit_and_no_more() {
             assert!(fit.needs[0].bytes() <= everything * percent / 100);
         }
         drop(context);
-        // One layer more would not fit: it is refused when it is tried.
+        // One more layer would not fit: an attempt is rejected.
         if count < 7 {
             let rules = vec![PlacementRule::LastLayers(count + 1)];
             let options = ModelOptions {
@@ -141,7 +141,7 @@ fn as_many_layers_as_fit_and_no_more() {
 #[test]
 fn a_device_without_room_leaves_its_layers_to_others() {
     let file = six_layers("qwen2");
-    // In proportion, b would get layers; but what it needs besides layers does not fit.
+    // In proportion, b would get layers, but its needs besides layers do not fit.
     let devices = [gpu("a", 1 << 30), gpu("b", 1 << 12), cpu()];
     let (fit, _context) = load(&file, &devices);
     assert_eq!(fit.layers, [0; 7]);
@@ -164,7 +164,7 @@ fn who_says_where_layers_go_is_obeyed() {
     // Only the CPU: there is nothing to fit.
     let model = Model::load(&file.path, &options(&[cpu()])).unwrap();
     assert!(model.fit().is_none());
-    // Rules about single tensors are kept, and count.
+    // Rules about single tensors are kept and taken into account.
     let rules = PlacementRule::parse_all("*ffn_up*:cpu").unwrap();
     let options = ModelOptions {
         rules,
@@ -177,7 +177,7 @@ fn who_says_where_layers_go_is_obeyed() {
     drop(context);
 }
 
-/// What a context takes and does is known without it.
+/// A context's memory and behavior are known without it.
 #[test]
 fn a_context_is_planned_from_the_header() {
     for (architecture, rules) in [
@@ -202,7 +202,7 @@ fn a_context_is_planned_from_the_header() {
             context_options.clone(),
         );
 
-        // The data is cut off in the middle of a tensor, or as a whole.
+        // The data is truncated in the middle of a tensor, or missing completely.
         let header = whole.len()
             - GgufFile::open(&file.path, LoadMode::Read)
                 .unwrap()
@@ -260,7 +260,7 @@ fn the_longest_context_is_what_fits_into_free_memory() {
         let n_ctx = n_ctx.unwrap();
         (n_ctx, model, devices)
     };
-    // All of the trained length, or the least where even that does not fit.
+    // All of the trained length, or the minimum if even that does not fit.
     assert_eq!(longest(8 << 30, true).0, 1 << 17);
     assert_eq!(longest(2 << 20, false).0, 4096);
 
@@ -275,7 +275,7 @@ fn the_longest_context_is_what_fits_into_free_memory() {
     let made = Context::new(Arc::clone(&model), context(n_ctx)).unwrap();
     assert!(devices[0].memory().free.unwrap() >= MARGIN);
     drop(made);
-    // What is left out is at most a sixteenth, and steps.
+    // The unused part is at most a sixteenth, plus steps.
     let longer = ContextPlan::new(Arc::clone(&model), context(n_ctx + n_ctx / 8 + 512)).unwrap();
     let free = devices[0].memory().free.unwrap();
     let uses = longer.memory().unwrap();

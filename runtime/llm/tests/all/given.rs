@@ -1,4 +1,5 @@
-//! Embeddings in the place of tokens: those that the model's own table has give what the tokens give.
+//! Embeddings instead of tokens: those from the model's own table have the same results as the
+//! tokens.
 
 use crate::common::*;
 use samite_core::DType;
@@ -7,7 +8,7 @@ use samite_llm::arch::ARCHITECTURES;
 use samite_llm::{Batch, Context, ContextOptions, Error, Model, SyntheticModel};
 use std::sync::Arc;
 
-/// The rows of a model's table of embeddings as the layers get them, for `tokens`.
+/// Returns the rows of a model's embedding table for `tokens`, as the layers get them.
 fn rows_of(path: &std::path::Path, model: &Model, tokens: &[u32]) -> Vec<Vec<f32>> {
     let file = GgufFile::open(path, LoadMode::Read).unwrap();
     let info = file.tensor("token_embd.weight").unwrap();
@@ -36,7 +37,7 @@ fn options(model: &Model) -> ContextOptions {
     }
 }
 
-/// Decodes them `at_once`; gives the results of all.
+/// Decodes the rows, `at_once` at a time. Returns all results.
 fn decode_given(context: &mut Context, rows: &[Vec<f32>], at_once: usize) -> Vec<Vec<f32>> {
     let mut results = Vec::new();
     for (number, part) in rows.chunks(at_once).enumerate() {
@@ -60,7 +61,7 @@ fn rows_of_the_table_give_what_tokens_give() {
             ..SyntheticModel::tiny(arch.name)
         });
         let model = written.load(vec![cpu()], "");
-        // What layers look up by token is that of token 0.
+        // With embeddings as input, per-layer embeddings use the row of token 0.
         let ids = match model.spec().embedding.per_layer {
             Some(_) => vec![0; 20],
             None => tokens(20),

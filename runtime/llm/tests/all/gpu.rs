@@ -1,4 +1,5 @@
-//! Whole models on a GPU device, alone and beside others. A software adapter will do; without any, the tests say so.
+//! Whole models on a GPU device, alone and with others. A software adapter suffices; without any
+//! adapter, the tests report that they are skipped.
 
 use crate::common::*;
 use samite_core::{Backend, DType, Device, Error};
@@ -11,7 +12,7 @@ use std::sync::Arc;
 
 const N_TOKENS: usize = 24;
 
-/// The first adapter, opened anew, with `parameters`.
+/// Opens the first adapter with `parameters`.
 fn gpu(parameters: &str) -> Option<Arc<dyn Device>> {
     let backend = WgpuBackend::default();
     let Some(device) = backend.devices().first() else {
@@ -36,7 +37,7 @@ fn options_for(model: &Model, flash: bool) -> ContextOptions {
     }
 }
 
-/// The logits after each token, or its embedding: a prompt in pieces, then single tokens.
+/// Returns the logits after each token, or its embedding: a prompt in pieces, then single tokens.
 fn decode_all(
     devices: Vec<Arc<dyn Device>>,
     rules: &str,
@@ -79,8 +80,9 @@ fn every_architecture_gives_what_the_cpu_gives() {
     }
 }
 
-/// Weights whose blocks name points of a grid are computed with on the device: as the reference does it, and as near to the CPU, which makes activations 8-bit
-/// numbers, as other types of few bits.
+/// The device computes with weights whose blocks refer to grid points. The results match the
+/// reference, and match the CPU, which rounds activations to 8 bits, as well as other types with
+/// few bits do.
 #[test]
 fn models_of_iq_types_give_what_the_reference_gives() {
     let Some(gpu) = gpu("") else { return };
@@ -104,12 +106,12 @@ fn models_of_iq_types_give_what_the_reference_gives() {
             "{dtype}: {rounded:.1e}, Q2_K: {usual:.1e}"
         );
     }
-    // Numbers of 8 bits may choose other experts.
+    // 8-bit numbers may select other experts.
     let [exact, _] = errors("qwen3moe", DType::IQ2_XS);
     assert!(exact <= 1e-8, "experts: {exact:.1e}");
 }
 
-/// Norms of queries and keys are part of the launch that turns them and writes to the caches.
+/// The QK-norm is fused into the launch that rotates heads and writes to the caches.
 #[test]
 fn norms_of_heads_are_no_launches() {
     let Some(gpu) = gpu("") else { return };
@@ -123,7 +125,7 @@ fn norms_of_heads_are_no_launches() {
     assert_eq!(with, without);
 }
 
-/// Norms of values come before keys, so that rotations and writes are one launch with those, too.
+/// Norms of values come before keys, so that rotations and writes are still one launch with them.
 #[test]
 fn norms_of_values_stand_apart() {
     let Some(gpu) = gpu("") else { return };
@@ -136,11 +138,11 @@ fn norms_of_values_stand_apart() {
         decode_all(vec![Arc::clone(&gpu)], "", &file, true);
         own.prepared_launches()
     };
-    // In each layer, three fewer than with a norm of values in between.
+    // Three fewer in each layer than with a norm of values in between.
     assert_eq!(launches(5) - launches(3), 42);
 }
 
-/// Caches in blocks are written by the launch that turns keys, as others are.
+/// Quantized caches are written by the launch that rotates keys, like others.
 #[test]
 fn caches_in_blocks_are_no_launches() {
     let Some(gpu) = gpu("") else { return };
@@ -204,7 +206,7 @@ fn runs_overlap_and_limits_are_small() {
     }
 }
 
-/// A device that goes away is an error for the context that uses it, and for nobody else.
+/// A lost device is an error for the context that uses it, and for no others.
 #[test]
 fn a_lost_gpu_is_an_error_and_others_go_on() {
     let Some(gpu) = gpu("") else { return };
@@ -229,7 +231,7 @@ fn a_lost_gpu_is_an_error_and_others_go_on() {
     decode(&mut again, &tokens(4), 0, 0);
 }
 
-/// Of several sequences, the likeliest tokens after each are those of its own logits.
+/// With several sequences, the top tokens of each match its own logits.
 #[test]
 fn each_sequence_has_its_likeliest_tokens() {
     let Some(gpu) = gpu("selection=on") else {
@@ -276,7 +278,7 @@ fn each_sequence_has_its_likeliest_tokens() {
     }
 }
 
-/// The tokens that samplers choose are the same whether all logits are read or the device chooses the likeliest.
+/// Samplers choose the same tokens whether all logits are read or the device selects the top-k.
 #[test]
 fn the_likeliest_tokens_are_chosen_on_the_device() {
     let Some(choosing) = gpu("selection=on") else {
@@ -310,16 +312,16 @@ fn the_likeliest_tokens_are_chosen_on_the_device() {
             ..GenerateOptions::default()
         };
         let mut all = Vec::new();
-        // The second time, most of the prompt is there.
+        // The second time, most of the prompt is cached.
         for _ in 0..2 {
             let written = session.generate(&tokens(12), &mut sampler, &options, |_| {
                 ControlFlow::Continue(())
             });
             all.extend(written.unwrap().tokens);
         }
-        // After the only token of the last batch, which was one of those that were written.
+        // After the only token of the last batch, which was a generated one.
         let chosen = session.context().likeliest(0).map(<[_]>::len);
-        // Whoever decodes next gets logits.
+        // Later decodes by other code return logits.
         let context = session.context_mut();
         context.clear().unwrap();
         assert_eq!(decode(context, &tokens(3), 0, 0).len(), 3);
@@ -338,7 +340,7 @@ fn the_likeliest_tokens_are_chosen_on_the_device() {
             (expected.clone(), count)
         );
         assert_eq!(generate(devices(), "", &params), (expected.clone(), count));
-        // Logits on the host are read as ever.
+        // Logits on the host are read as usual.
         let (found, none) = generate(devices(), "output:cpu", &params);
         assert_eq!((found, none), (expected, None));
     }

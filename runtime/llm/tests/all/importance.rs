@@ -1,4 +1,5 @@
-//! Importance matrices, against those that llama.cpp's tool measured: `tests/fixtures/importance/make.sh`.
+//! Importance matrices, compared with those of llama.cpp's tool:
+//! `tests/fixtures/importance/make.sh`.
 
 use crate::common::{TestModel, context, cpu, precise, reference};
 use samite_core::{DType, Device};
@@ -18,7 +19,7 @@ fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// What a model of this architecture sees of the text, as far as the fixtures go.
+/// Measures the importance matrix of a model with this architecture on the text of the fixtures.
 fn measure(
     architecture: &'static str,
     devices: Vec<Arc<dyn Device>>,
@@ -28,7 +29,7 @@ fn measure(
     measure_by(CHUNK, architecture, devices, rules, with_output)
 }
 
-/// The same in micro-batches of so many tokens.
+/// Measures the importance matrix in micro-batches of `n_ubatch` tokens.
 fn measure_by(
     n_ubatch: usize,
     architecture: &'static str,
@@ -48,7 +49,7 @@ fn measure_by(
         n_ctx: Some(CHUNK),
         n_ubatch,
         n_logits: Some(n_ubatch),
-        // As the tool has them.
+        // The tool's types.
         kv_types: [DType::F16; 2],
         ..ContextOptions::default()
     };
@@ -72,7 +73,8 @@ fn measure_by(
     (matrix.unwrap(), perplexity)
 }
 
-/// Every weight's importance differs by at most so much of the largest. llama.cpp's attention rounds to F16 in other places.
+/// Checks that every weight's importance differs by at most `most` times the largest. llama.cpp's
+/// attention rounds to F16 in other places.
 #[track_caller]
 fn agree(ours: &ImportanceMatrix, theirs: &ImportanceMatrix, most: f32) {
     let names: Vec<_> = ours.weights().collect();
@@ -104,11 +106,11 @@ fn dense_models_are_measured_as_by_llama_cpp() {
     agree(&ours, &theirs, 5e-4);
     assert_eq!(ours.weights().len(), 3 * 7 + 1);
     assert_eq!((ours.chunks(), ours.datasets()), (8, theirs.datasets()));
-    // As the tool printed.
+    // The value that the tool printed.
     assert!((perplexity / 464.7364 - 1.0).abs() < 1e-3, "{perplexity}");
     let (fast, _) = measure("llama", vec![cpu()], "", true);
     agree(&fast, &theirs, 1e-2);
-    // The older format has neither the output matrix nor all digits.
+    // The older format lacks the output matrix and has fewer digits.
     let mut theirs = ImportanceMatrix::read(&fixture("dense.dat")).unwrap();
     assert_eq!((theirs.chunks(), theirs.datasets()), (8, ours.datasets()));
     let (ours, _) = measure("llama", vec![reference("a")], "", false);
@@ -156,7 +158,7 @@ fn files_are_read_as_they_were_written() {
         (again.chunks(), again.datasets()),
         (read.chunks(), read.datasets())
     );
-    // The same tensors and keys as those of the tool.
+    // The same tensors and keys as in the tool's file.
     let [a, b] =
         [&path, &fixture("experts.gguf")].map(|path| GgufFile::open(path, LoadMode::Read).unwrap());
     let keys = |file: &GgufFile| {
@@ -197,7 +199,7 @@ fn matrices_of_the_same_model_are_merged() {
     new.retain(|name| name != "output.weight");
     agree(&old, &new, 1e-5);
     old.merge(&new).unwrap();
-    // As much of one as of the other.
+    // Equal parts of both.
     let [a, b] = [&old, &new].map(|matrix| matrix.importance("blk.2.ffn_up.weight").unwrap());
     assert!(
         a.iter()
@@ -222,7 +224,7 @@ fn matrices_of_the_same_model_are_merged() {
             "{error}"
         );
     }
-    // One count for all experts, as older files have it.
+    // One count for all experts, as in older files.
     experts.merge(&read(&[2.0, 2.0, 2.0, 2.0], &[2.0])).unwrap();
     assert_eq!(
         experts.importance("w"),
@@ -230,7 +232,7 @@ fn matrices_of_the_same_model_are_merged() {
     );
 }
 
-/// A file with the sums and counts of one weight.
+/// Writes a file with the sums and counts of one weight.
 fn write(path: &Path, sums: &[f32], counts: &[f32]) {
     let mut metadata = Metadata::new();
     metadata.set("imatrix.chunk_count", 1u32).unwrap();
@@ -278,14 +280,14 @@ fn damaged_files_are_refused() {
     for name in ["dense.dat", "experts.gguf"] {
         let whole = std::fs::read(fixture(name)).unwrap();
         for length in (0..whole.len()).step_by(97) {
-            // What says how much was read may be missing in the older format.
+            // In the older format, the number of chunks may be missing.
             let is_whole = name == "dense.dat" && length + 16 >= whole.len();
             if !is_whole {
                 refused(&whole[..length]);
             }
         }
     }
-    // Numbers of entries, lengths of names and numbers of values that cannot be.
+    // Invalid numbers of entries, lengths of names and numbers of values.
     let number = |value: i32| value.to_le_bytes();
     for numbers in [&[-1][..], &[i32::MAX], &[1, -5], &[1, i32::MAX], &[0]] {
         refused(
@@ -324,7 +326,7 @@ fn damaged_files_are_refused() {
         let error = ImportanceMatrix::read(&path).unwrap_err();
         assert!(error.to_string().contains("rows"), "{error}");
     }
-    // Sums that become too large for a file.
+    // Sums that exceed the range of a file.
     write(&path, &[3e38, 2.0], &[1.0]);
     let mut large = ImportanceMatrix::read(&path).unwrap();
     large.merge(&large.clone()).unwrap();
@@ -343,7 +345,7 @@ fn damaged_files_are_refused() {
 
 #[test]
 fn nonsense_of_the_model_is_an_error_that_names_the_weight() {
-    // A norm that is not a number spoils what follows it.
+    // A norm that is NaN corrupts everything after it.
     let model = TestModel::tiny("llama");
     let file = GgufFile::open(&model.path, LoadMode::Read).unwrap();
     let norm = file.require_tensor("blk.1.attn_norm.weight").unwrap();

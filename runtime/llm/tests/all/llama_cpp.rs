@@ -1,5 +1,5 @@
-//! The logits of llama.cpp for known models: that all devices here agree with each other does not say that the graphs are
-//! right.
+//! Logits compared with llama.cpp for known models. Agreement of all devices with each other does
+//! not show that the graphs are correct.
 
 use crate::common::{known, *};
 use known::{Known, adapter_path, known, known_tokens, write_adapter};
@@ -12,12 +12,12 @@ use samite_llm::{Adapter, Batch, ContextOptions, ScaledAdapter, SyntheticModel};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Which logits the fixtures have: the same numbers as in `make.py`.
+/// Strides of the logits in the fixtures: the same numbers as in `make.py`.
 const ROWS_APART: usize = 4;
 const COLUMNS: usize = 32;
 const COLUMNS_APART: usize = 8;
 
-/// Tokens whose logits `logits.py` writes.
+/// Number of tokens whose logits `logits.py` writes.
 const DECODED: usize = 8;
 
 fn fixture(name: &str) -> PathBuf {
@@ -25,7 +25,7 @@ fn fixture(name: &str) -> PathBuf {
     folder.join(format!("{name}.f32"))
 }
 
-/// What llama.cpp computed: rows of selected logits.
+/// Returns llama.cpp's results: rows of selected logits.
 fn expected(name: &str) -> Vec<Vec<f32>> {
     let bytes = std::fs::read(fixture(name)).unwrap();
     let values: Vec<f32> = (bytes.as_chunks().0.iter())
@@ -34,7 +34,7 @@ fn expected(name: &str) -> Vec<Vec<f32>> {
     values.chunks_exact(COLUMNS).map(<[f32]>::to_vec).collect()
 }
 
-/// The logits that a fixture has, of those after every token.
+/// Selects the logits that a fixture contains from those after every token.
 fn select(logits: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let rows = logits.iter().skip(ROWS_APART - 1).step_by(ROWS_APART);
     rows.enumerate()
@@ -45,7 +45,7 @@ fn select(logits: &[Vec<f32>]) -> Vec<Vec<f32>> {
         .collect()
 }
 
-/// Does what `logits.c` does.
+/// Does the same as `logits.c`.
 fn compute(known: &Known, device: &Arc<dyn Device>, flash: bool) -> Vec<Vec<f32>> {
     let file = TestModel::write(&known.model);
     let model = file.load(vec![Arc::clone(device)], "");
@@ -75,14 +75,16 @@ fn compute(known: &Known, device: &Arc<dyn Device>, flash: bool) -> Vec<Vec<f32>
 }
 
 /// Bound on the error where only the order of sums in F32 differs: 2^-48, the unit roundoff
-/// squared, for each of the roundings that a logit depends on in turn, some 2^14 in these models.
+/// squared, for each of the consecutive roundings that a logit depends on, some 2^14 in these
+/// models.
 const F32_SUMS: f64 = 1e-10;
 
-/// With weights of F32, both compute the same up to the order of sums. With others, llama.cpp rounds activations to a type
-/// that goes with the weights', and devices here may too, or not.
+/// Returns the error limit for a model. With F32 weights, both implementations compute the same
+/// values up to the order of sums. With other types, llama.cpp rounds activations to a type that
+/// matches the weights', and devices here may do so as well or not.
 ///
-/// Where two experts are about as probable as each other, a little rounding chooses another: llama.cpp's own two ways of
-/// attention differ by up to 2e-3 for mixtures then.
+/// If two experts are almost equally probable, a small rounding difference selects another one. For
+/// mixtures, llama.cpp's own two implementations of attention then differ by up to 2e-3.
 fn limit(model: &SyntheticModel) -> f64 {
     match model.dtype {
         DType::F32 => F32_SUMS,
@@ -122,14 +124,14 @@ fn flash_attention_computes_what_llama_cpp_does() {
     compare(&cpu(), true);
 }
 
-/// The embeddings in a file.
+/// Returns the embeddings in a file.
 fn expected_embeddings(path: &Path) -> Vec<f32> {
     let bytes = std::fs::read(path).unwrap();
     let values = bytes.as_chunks().0.iter();
     values.map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
-/// Does what `embeddings.c` does.
+/// Does the same as `embeddings.c`.
 fn embeddings(
     known: &KnownEmbedding,
     pooling: Pooling,
@@ -169,7 +171,7 @@ fn embeddings(
 fn embeddings_are_those_of_llama_cpp() {
     let mut wrong = Vec::new();
     for known in known_embeddings() {
-        // These models have GELU as it is defined, and llama.cpp an approximation.
+        // These models have exact GELU, and llama.cpp uses an approximation.
         let is_gelu = [
             "bert",
             "nomic-bert-moe",
@@ -197,7 +199,7 @@ fn embeddings_are_those_of_llama_cpp() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What the models' own code computes: GELU as it is defined, and more digits.
+/// The models' own code uses exact GELU, and has more digits.
 #[test]
 fn embeddings_are_those_of_transformers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/transformers");
@@ -218,7 +220,7 @@ fn embeddings_are_those_of_transformers() {
     }
 }
 
-/// What the models' own code says after the last tokens.
+/// The models' own code computed the logits after the last tokens.
 #[test]
 fn logits_are_those_of_transformers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/transformers/logits");
@@ -231,7 +233,7 @@ fn logits_are_those_of_transformers() {
         let file = TestModel::write(&model);
         let expected = expected_embeddings(&folder.join(format!("{name}.f32")));
         let limit = match name {
-            // Its code has 1e-6 added in two norms, whatever the file says.
+            // The reference code adds 1e-6 in two norms, regardless of the file.
             "deepseek2" => 1e-9,
             _ => F32_SUMS,
         };
@@ -264,7 +266,7 @@ fn files_in(folder: &Path) -> Vec<String> {
     found
 }
 
-/// Fixtures that no model belongs to would hide that a comparison was lost.
+/// Fixtures without a model would hide that a comparison was lost.
 #[test]
 fn every_fixture_is_compared() {
     let folder = fixture("any").parent().unwrap().to_owned();

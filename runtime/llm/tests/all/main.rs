@@ -1,4 +1,5 @@
-//! Whole models: one program, so that it is linked once. `steady` counts allocations and is a program of its own.
+//! Tests with whole models, in one program, so that it is linked once. `steady` counts allocations
+//! and is a separate program.
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
 mod adapters;

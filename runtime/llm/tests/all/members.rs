@@ -1,4 +1,4 @@
-//! Members of a divided device that fail, are stopped, or have only so much memory.
+//! Members of a divided device that fail, are cancelled, or have limited memory.
 
 use crate::common::*;
 use samite_core::{
@@ -24,14 +24,14 @@ fn divided(members: Vec<Arc<dyn Device>>) -> Vec<Arc<dyn Device>> {
     ]
 }
 
-/// What happens in a run of a member.
+/// Event in a run of a member.
 #[derive(Clone)]
 enum Event {
     Fails,
     Cancels(CancelToken),
 }
 
-/// What happens, and before which run; no more after that.
+/// The event and the run before which it happens; it happens once.
 type Fault = Arc<Mutex<Option<(usize, Event)>>>;
 
 struct Faulty {
@@ -92,8 +92,8 @@ impl Stream for FaultyStream {
     }
 }
 
-/// A prompt and steps behind it, with `event` before each run of a member in turn: the error is of the right kind, and the same decode afterwards gives
-/// what it gives undisturbed.
+/// Decodes a prompt and steps, with `event` before each run of a member in turn. The error must be
+/// of the right kind, and the same decode afterwards must have undisturbed results.
 fn disturbed(event: impl Fn(&CancelToken) -> Event, is_right: impl Fn(&Error) -> bool) {
     let file = TestModel::write(&SyntheticModel::tiny("llama"));
     let fault = Fault::default();
@@ -132,12 +132,12 @@ fn disturbed(event: impl Fn(&CancelToken) -> Event, is_right: impl Fn(&Error) ->
             return;
         }
         struck += 1;
-        // Who is cancelled in the last piece may have been done.
+        // A cancellation in the last piece may come too late.
         if let Err(error) = result {
             assert!(is_right(&error), "run {runs}: {error}");
         }
         context.remove(0, 0..).unwrap();
-        // What was removed may have left other cells free, in which sums have another order.
+        // Removed tokens may leave other cells free, in which sums have another order.
         let error = nmse(&twice(&mut context), &expected);
         assert!(error <= 1e-9, "after run {runs}: {error:e}");
     }

@@ -1,4 +1,4 @@
-//! Files that are not what they say, and loading that is stopped.
+//! Invalid files, and loading that is stopped.
 
 use crate::common::*;
 use samite_core::environment::{File, Files};
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Copies a model with other metadata, and with the tensors that `tensor` makes of each.
+/// Copies a model with changed metadata, and with tensors replaced by the results of `tensor`.
 fn rewrite(
     from: &Path,
     to: &Path,
@@ -36,7 +36,7 @@ fn rewrite(
     writer.commit().unwrap();
 }
 
-/// A disk with one file, which breaks after some reads.
+/// A disk with one file, which fails after some reads.
 #[derive(Debug)]
 struct Disk {
     content: Arc<Vec<u8>>,
@@ -235,7 +235,7 @@ fn a_plan_needs_no_weights_and_is_what_is_loaded() {
         .map(|(n, b)| (n.to_owned(), b))
         .collect();
     assert_eq!(planned, loaded);
-    // The embedding is on the host, and a second time where the output is.
+    // The embedding is on the host, and a second time on the device of the output.
     let embedding = gguf.tensor("token_embd.weight").unwrap().size;
     assert_eq!(planned[2].1, embedding);
     let all: usize = planned.iter().map(|(_, bytes)| bytes).sum();
@@ -290,7 +290,7 @@ fn tables_that_are_only_looked_up_are_not_repacked() {
         let [embedding, output] = memories(true);
         let expected = if packs { packed } else { host.clone() };
         assert_eq!(output, expected);
-        // One that is the output as well is kept once.
+        // An embedding that is also the output matrix is stored once.
         assert_eq!(embedding, if tied { expected } else { host });
     }
 }
@@ -332,7 +332,7 @@ fn a_token_costs_what_it_is_multiplied_with() {
         (tied.float_products, tied.quantized_products),
         (0.0, layers)
     );
-    // 2 of 6 experts, of three matrices in each of three layers.
+    // 2 of 6 experts are used, with three matrices in each of three layers.
     let (mixture, all, embedding, experts, layers) = cost(SyntheticModel::tiny("qwen3moe"));
     let unused = 9.0 * experts * 4.0 / 6.0;
     assert!((mixture.read_bytes - (all - embedding - unused)).abs() < 1.0);
@@ -393,7 +393,7 @@ fn every_way_of_loading_gives_the_same() {
     assert_eq!(run(LoadMode::Mmap, true), run(LoadMode::Read, true));
 }
 
-/// The bytes that this process has locked.
+/// Returns the number of bytes that this process has locked.
 #[cfg(target_os = "linux")]
 fn locked_by_this_process() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -402,7 +402,7 @@ fn locked_by_this_process() -> usize {
     kibibytes.parse::<usize>().unwrap() * 1024
 }
 
-/// The only test here that locks memory: the numbers are of the whole process.
+/// The only test here that locks memory, because the number applies to the whole process.
 #[cfg(target_os = "linux")]
 #[test]
 fn what_is_computed_with_is_locked() {
@@ -446,7 +446,7 @@ fn what_is_computed_with_is_locked() {
         let (done, total) = *last.lock().unwrap();
         assert_eq!(done, total);
         assert!(total as usize > bytes + bytes / 2, "{total} of {bytes}");
-        // All that is used, and nothing else of the file.
+        // Everything that is used, and nothing else of the file.
         assert!(
             (bytes..bytes + SLACK).contains(&locked),
             "{load_mode:?}, repack {repack}: {locked} of {bytes}"
@@ -492,7 +492,7 @@ fn loading_can_be_cancelled() {
     }
 }
 
-/// A device that says it can import host memory, and cannot.
+/// A device that reports that it can import host memory, but fails.
 struct NoImport(Arc<dyn Device>);
 
 impl Delegate for NoImport {

@@ -1,4 +1,5 @@
-//! Files of every architecture in which one thing is wrong: an error, or a model that computes; never a panic, nor a wait.
+//! Mutated files of every architecture, with one error each: the result is an error or a model that
+//! computes, never a panic or a hang.
 
 use crate::common::*;
 use samite_core::environment::{File, Files};
@@ -66,7 +67,7 @@ impl Parts {
     }
 }
 
-/// Values that a key should not have, or only perhaps.
+/// Returns values that are invalid, or perhaps invalid, for a key.
 fn hostile(value: &Value) -> Vec<Value> {
     let mut values: Vec<Value> = vec![
         "x".into(),
@@ -90,7 +91,7 @@ fn hostile(value: &Value) -> Vec<Value> {
     values
 }
 
-/// Loads a file and computes with it, if that can be.
+/// Loads a file, and computes with it if possible.
 fn try_out(bytes: Vec<u8>, what: &str) -> bool {
     let start = Instant::now();
     let mut options = ModelOptions::new(vec![cpu()]);
@@ -134,7 +135,7 @@ fn one_wrong_thing_is_an_error_or_makes_another_model() {
         let mut nth = number;
         for (key, value) in keys {
             for hostile in hostile(value) {
-                // Other ones for each architecture; all of them take some minutes.
+                // A different subset for each architecture; all values take some minutes.
                 nth += 1;
                 if !all_of_them && nth % 8 > 0 {
                     continue;

@@ -1,4 +1,5 @@
-//! The types that mixtures give to tensors, against those of llama.cpp's tool, which `tests/fixtures/quantize/make.py` wrote down.
+//! The types that mixtures assign to tensors, compared with those of llama.cpp's tool, which
+//! `tests/fixtures/quantize/make.py` recorded.
 
 use crate::common::{TestModel, context, cpu, decode, output_of, precise};
 use samite_core::{CancelToken, DType};
@@ -14,7 +15,7 @@ fn number(model: &Map<String, Value>, key: &str) -> u32 {
     u32::try_from(model[key].as_u64().unwrap()).unwrap()
 }
 
-/// A file with the tensors of a model of the fixture, all of them zeros.
+/// Writes a file with the tensors of a model of the fixture, all of them zeros.
 fn write(model: &Map<String, Value>, path: &Path) {
     let mut metadata = Metadata::new();
     let arch = model["arch"].as_str().unwrap();
@@ -44,7 +45,7 @@ fn write(model: &Map<String, Value>, path: &Path) {
         .map(|(name, shape)| {
             let shape = shape.as_array().unwrap();
             let dims: Vec<_> = shape.iter().map(|n| n.as_u64().unwrap() as usize).collect();
-            // Only what is converted is larger than a few kilobytes.
+            // Only converted tensors are larger than a few kilobytes.
             let converted = dims.len() > 1 && !name.contains("ffn_gate_inp");
             let dtype = if converted { DType::F16 } else { DType::F32 };
             TensorSpec::new(name, dtype, &dims).unwrap()
@@ -58,7 +59,8 @@ fn write(model: &Map<String, Value>, path: &Path) {
     writer.commit().unwrap();
 }
 
-/// The type in the fixture, by layer if the tensor belongs to one. What is missing is not converted.
+/// Returns the type in the fixture, by layer if the tensor belongs to one. A missing tensor is not
+/// converted.
 fn expected(types: &Value, name: &str) -> Option<String> {
     let (part, layer) = match name
         .strip_prefix("blk.")
@@ -109,7 +111,7 @@ fn every_architecture_decodes_when_it_is_quantized() {
     }
 }
 
-/// A model whose rows are whole blocks of all types.
+/// Creates a model whose rows are whole blocks of all types.
 fn wide() -> TestModel {
     TestModel::write(&SyntheticModel {
         n_embd: 256,
@@ -126,7 +128,7 @@ fn what_is_nonsense_without_importance_is_refused() {
     let cancel = CancelToken::new();
     let mut options = options("IQ2_XXS", &cancel);
     options.allow_requantize = true;
-    // Rows of 64 are no blocks of 256, so that all of this model falls back to others.
+    // Rows of 64 are not blocks of 256, so all tensors of this model fall back to other types.
     assert!(plan(&source, &options).is_ok());
     let file = wide();
     let source = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
@@ -176,13 +178,13 @@ fn given_types_come_before_those_of_mixtures() {
     let of = types(&options);
     assert_eq!(of("output.weight"), DType::F16);
     assert_eq!(of("token_embd.weight"), DType::Q8_0);
-    // The first pattern counts.
+    // The first pattern applies.
     assert_eq!(of("blk.1.attn_k.weight"), DType::Q5_0);
     assert_eq!(of("blk.0.attn_output.weight"), DType::Q4_K);
     options.types.keep_output = true;
     assert_eq!(types(&options)("output.weight"), DType::F32);
     assert!("attn_(".parse::<TensorPattern>().is_err());
-    // No whole blocks of a type that was asked for by name.
+    // No whole blocks of a type that was requested by name.
     options.types.embedding = Some(DType::Q1_0);
     assert!(plan(&source, &options).is_ok());
 }

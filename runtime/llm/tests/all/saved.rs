@@ -1,4 +1,4 @@
-//! Sequences that are saved and restored go on as if nothing had happened.
+//! Sequences that are saved and restored continue as if nothing had happened.
 
 use crate::common::*;
 use samite_core::DType;
@@ -6,7 +6,7 @@ use samite_llm::arch::ARCHITECTURES;
 use samite_llm::{Context, ContextOptions, SavedSequence, SyntheticModel};
 
 /// Bound on the error with a cache in F16. A restored sequence has its cells in another order, so
-/// attention sums in another order, and keys and values of later tokens may round the other way: a
+/// attention sums in another order, and keys and values of later tokens may round differently: a
 /// relative error of the unit roundoff of F16, 2^-11, squared.
 const F16_CACHE: f64 = 1.0 / (1 << 22) as f64;
 
@@ -38,12 +38,12 @@ fn every_architecture_goes_on_from_a_file() {
         if model.spec().sees_later() {
             continue;
         }
-        // Learned positions end.
+        // Learned positions are limited.
         let learned = model.spec().embedding.positions;
         let count = learned.map_or(300, |count| count.min(300) - 8);
         let at = count as i32;
         let mut before = context(&model, options(DType::F16, false));
-        // The second sequence is in the way, and windows are left.
+        // The second sequence occupies cells, and windows drop tokens.
         fill(&mut before, 1, 0, 20);
         fill(&mut before, 0, 0, count);
         let path = folder.path().join(architecture.name);
@@ -72,7 +72,7 @@ fn every_architecture_goes_on_from_a_file() {
             architecture.name,
             nmse(&went_on, &expected)
         );
-        // The other sequence is untouched, and the same can be restored there.
+        // The other sequence is unchanged, and the same data can be restored there.
         after.restore(1, &read).unwrap();
         let other = decode(&mut after, &[5, 6], at, 1);
         assert!(nmse(&other, &expected) < F16_CACHE, "{}", architecture.name);
@@ -129,14 +129,14 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         let error = context.restore(9, saved).unwrap_err().to_string();
         assert!(!error.is_empty());
     }
-    // A whole one is enough for less, and a part for a part.
+    // A complete one suffices for smaller cells, and a partial one for partial cells.
     for saved in [&whole, &part] {
         let mut less = context(&model, options(DType::F16, false));
         less.restore(1, saved).unwrap();
         let went_on = decode(&mut less, &[7], 400, 1);
         assert!(nmse(&went_on, &expected) < F16_CACHE);
     }
-    // Of nothing, nothing is left.
+    // An empty sequence stays empty.
     let nothing = apart.save(1).unwrap();
     assert!(nothing.is_empty());
     let folder = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ fn damaged_files_are_refused() {
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << (at % 8);
         std::fs::write(&path, &bytes).unwrap();
-        // A bit of padding says nothing.
+        // A changed padding bit has no effect.
         match SavedSequence::read(&path) {
             Ok(saved) => context.restore(0, &saved).unwrap_or_default(),
             Err(_) => refused += 1,

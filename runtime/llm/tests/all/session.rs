@@ -63,10 +63,10 @@ fn a_saved_session_goes_on_in_another_one() {
     assert_eq!(text, expected);
     let timings = generation.timings;
     assert_eq!((timings.reused_tokens, timings.prompt_tokens), (14, 1));
-    // A sequence that somebody else changed has no known text.
+    // The text of a sequence that other code changed is unknown.
     second.context_mut().remove(0, 3..).unwrap();
     second.save(&path, "").unwrap_err();
-    // What was saved without its tokens is no text.
+    // A sequence that was saved without its tokens is not a text.
     first.context_mut().save(0).unwrap().write(&path).unwrap();
     let error = second.restore(&path).unwrap_err().to_string();
     assert!(error.contains("tokens are missing"), "{error}");
@@ -136,7 +136,7 @@ fn prefill_of_several_micro_batches_is_reported() {
         std::mem::take(&mut *heard.lock().unwrap()),
         [(0, 20), (8, 20), (16, 20), (20, 20)]
     );
-    // Only what is not in the cache counts, and one micro-batch is no long work.
+    // Only tokens outside the cache count, and one micro-batch does not report progress.
     generate(&mut session, &tokens(27), &some(1));
     assert_eq!(*heard.lock().unwrap(), []);
     generate(&mut session, &tokens(40), &some(1));
@@ -150,7 +150,7 @@ fn ends_are_told() {
     let (text, whole) = generate(&mut session(&model, 64), &prompt, &some(20));
     let (_, full) = generate(&mut session(&model, 8), &prompt, &some(20));
     assert_eq!(full.finish, Finish::ContextFull);
-    // Three more fit, and the last one's logits give a fourth.
+    // Three more fit, and the last one's logits result in a fourth.
     assert_eq!(full.tokens, whole.tokens[..4]);
     let shifting = GenerateOptions {
         keep_when_full: Some(2),
@@ -189,13 +189,13 @@ fn ends_are_told() {
     assert_eq!(ended.unwrap().finish, Finish::EndToken(2));
 }
 
-/// Lets the tokens 5, 6 and so on come, each once, up to an end.
+/// Allows the tokens 5, 6 and so on, each once, up to an end.
 #[derive(Clone, Debug)]
 struct Counting {
     next: u32,
     end: u32,
     mask: Vec<u32>,
-    /// The threads that asked for masks.
+    /// Threads that requested masks.
     asked: Arc<Mutex<Vec<ThreadId>>>,
 }
 
@@ -257,7 +257,7 @@ fn a_text_keeps_to_a_constraint_and_ends_with_it() {
     let counting = Counting::up_to(9);
     let asked = Arc::clone(&counting.asked);
     sampler.set_constraint(Some(Box::new(counting)));
-    // The prompt need not keep to it; each text does from its beginning.
+    // The constraint does not apply to the prompt, but to each text from its start.
     for _ in 0..2 {
         let options = GenerateOptions {
             log_probabilities: Some(2),
@@ -269,14 +269,14 @@ fn a_text_keeps_to_a_constraint_and_ends_with_it() {
         let generation = generation.unwrap();
         assert_eq!(generation.tokens, [5, 6, 7, 8]);
         assert_eq!(generation.finish, Finish::Constraint);
-        // As the model finds it, whatever the constraint says.
+        // Log-probabilities of the model, regardless of the constraint.
         assert_eq!(generation.log_probabilities.len(), 4);
         for found in generation.log_probabilities {
             assert!(found.token < 0.0 && found.top.len() == 2);
             assert!(found.top[0].1 >= found.top[1].1 && found.top[0].1 >= found.token);
         }
     }
-    // Once a choice was refused, what may follow is worked out while the model computes.
+    // After a choice was rejected, the mask is computed while the model computes.
     let here = std::thread::current().id();
     let asked = asked.lock().unwrap();
     assert!(asked.contains(&here) && asked.iter().any(|id| *id != here));
@@ -310,7 +310,7 @@ fn a_sequence_that_somebody_else_changed_is_not_reused() {
         let (_, after) = generate(&mut session, &tokens(12), &some(6));
         assert_eq!(after.timings.reused_tokens, 0);
         assert_eq!(after.tokens, expected.tokens);
-        // From here on, the sequence is the session's own again.
+        // From here on, the sequence belongs to the session again.
         let (_, again) = generate(&mut session, &tokens(12), &some(6));
         assert_eq!(again.timings.reused_tokens, 11);
         assert_eq!(again.tokens, expected.tokens);
@@ -327,7 +327,7 @@ fn changes_in_the_middle_of_a_text_are_noticed() {
     let changed = session.generate_with(&tokens(12), &mut sampler, &some(20), |context, _| {
         pieces += 1;
         if pieces == 2 {
-            // The prompt becomes another one of the same length.
+            // The prompt is replaced by another one of the same length.
             let cells = context.cells().sequence_len(0);
             context.remove(0, ..).unwrap();
             let others: Vec<u32> = (100..100 + cells as u32).collect();
@@ -377,7 +377,7 @@ fn a_full_context_forgets_the_older_half_of_what_is_not_kept() {
         };
         let mut session = session(&model, n_ctx);
         let (_, generation) = generate(&mut session, &tokens(7), &options);
-        // The same by hand.
+        // The same steps without a session.
         let with_room = ContextOptions {
             n_ctx: Some(n_ctx),
             ..precise()
@@ -411,7 +411,7 @@ fn a_full_context_forgets_the_older_half_of_what_is_not_kept() {
         assert_eq!(generation.tokens, all, "{keep} kept");
         assert_eq!(session.tokens(), held, "{keep} kept");
     }
-    // Where everything is kept, nothing can be forgotten.
+    // If all tokens are kept, nothing can be removed.
     let options = GenerateOptions {
         keep_when_full: Some(8),
         ..some(20)
@@ -504,7 +504,8 @@ fn perplexity_scores_the_second_half_of_chunks() {
     assert!(perplexity(&mut context, &text[..9], 16, |_| ()).is_err());
 }
 
-/// A real model, if one is at hand: `SAMITE_TEST_MODELS`, or `shared/models` beside the workspace.
+/// Returns a real model, if one is available: in `SAMITE_TEST_MODELS`, or in `shared/models` next
+/// to the workspace.
 fn stories() -> Option<PathBuf> {
     let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/models");
     let folder =
@@ -546,7 +547,7 @@ fn a_real_model_tells_its_story() {
     }
 }
 
-/// Goes on with the text so far; the tokens that came, and why no more did.
+/// Resumes the text. Returns the new tokens, and the reason for the end.
 fn resume(session: &mut Session, sampler: &mut Sampler, count: usize) -> (Vec<u32>, Finish) {
     let generation = session.resume(sampler, &some(count), |_, _| ControlFlow::Continue(()));
     let generation = generation.unwrap();
@@ -588,7 +589,7 @@ fn a_text_that_stopped_goes_on_as_if_it_had_not() {
         };
         let (_, whole) = generate(40);
         let (mut first, mut parts) = generate(13);
-        // Another seed of the sampler does not count; nothing is lost where nothing is written.
+        // Another seed of the sampler has no effect; nothing is lost if nothing is generated.
         for (count, seed) in [(7, 5), (0, 1), (5, 99), (15, 7)] {
             first.save(&path, "").unwrap();
             first = session(&model, 128);
@@ -649,14 +650,14 @@ fn only_a_text_that_is_there_goes_on() {
     generate(&mut session, &tokens(3), &some(2));
     session.context_mut().remove(0, 1..).unwrap();
     refused(&mut session, &mut sampler);
-    // What began to forget does not know how it began.
+    // A text from which tokens were removed cannot be resumed.
     let forgetful = GenerateOptions {
         keep_when_full: Some(2),
         ..some(90)
     };
     generate(&mut session, &tokens(3), &forgetful);
     refused(&mut session, &mut sampler);
-    // An end is an end, unless it is ignored.
+    // An end is final, unless it is ignored.
     let params = SamplerParams {
         logit_bias: vec![(2, 1000.0)],
         ..SamplerParams::greedy()
@@ -679,8 +680,8 @@ fn only_a_text_that_is_there_goes_on() {
     assert_eq!(resume(&mut session, &mut sampler, 3).0.len(), 3);
 }
 
-/// A prompt that differs from the text before its end, as that of a conversation does whose answer is written in another way: what both begin with is
-/// not computed again, whatever is kept of it.
+/// A prompt that differs from the text before its end, like that of a conversation whose answer is
+/// formatted differently. The common prefix is not computed again, for any kind of cache.
 #[test]
 fn a_beginning_is_reused_whatever_is_kept_of_it() {
     for (architecture, has_state) in [
@@ -700,7 +701,7 @@ fn a_beginning_is_reused_whatever_is_kept_of_it() {
         let mut prompt = tokens(60);
         generate(&mut talk, &prompt, &some(9));
         for turn in 0..3 {
-            // A state can be taken back to where it was marked, a little before the end of the prompt.
+            // A state can be restored to its mark, a little before the end of the prompt.
             let marked = prompt.len() - 24;
             let common = 50 + 40 * turn;
             prompt.truncate(common);
@@ -714,7 +715,8 @@ fn a_beginning_is_reused_whatever_is_kept_of_it() {
     }
 }
 
-/// A device that is lost at some call, a session with a model on it that makes another context then, and how often it did.
+/// Returns a session on a device that is lost at some call and that creates another context then,
+/// and the number of times that it did.
 fn losing(file: &TestModel, plan: &Arc<FaultPlan>) -> (Session, Arc<AtomicUsize>) {
     let options = |plan: Option<&Arc<FaultPlan>>| ReferenceOptions {
         faults: plan.cloned(),

@@ -25,7 +25,7 @@ fn meta(members: Vec<Arc<dyn Device>>, ratios: Option<&[usize]>) -> Arc<MetaDevi
     MetaDevice::new(members, options).unwrap()
 }
 
-/// Every way to give `units` units to `members` members.
+/// Returns every way to assign `units` units to `members` members.
 fn compositions(units: usize, members: usize) -> Vec<Vec<usize>> {
     if members == 1 {
         return vec![vec![units]];
@@ -44,7 +44,7 @@ fn load(file: &TestModel, devices: Vec<Arc<dyn Device>>) -> Arc<Model> {
     Model::load(&file.path, &ModelOptions::new(devices)).unwrap()
 }
 
-/// A prompt, then some steps.
+/// Decodes a prompt and some steps.
 fn logits(model: &Arc<Model>, options: ContextOptions) -> Vec<Vec<f32>> {
     let mut context = context(model, options);
     let mut logits = decode(&mut context, &tokens(9), 0, 0);
@@ -54,7 +54,8 @@ fn logits(model: &Arc<Model>, options: ContextOptions) -> Vec<Vec<f32>> {
     logits
 }
 
-/// A model of eight units: heads, and elements between the products.
+/// Creates a model with eight units: heads, and elements between the matrices of the feed-forward
+/// network.
 fn of_units(architecture: &'static str, dtype: DType) -> SyntheticModel {
     SyntheticModel {
         n_layer: 2,
@@ -67,7 +68,7 @@ fn of_units(architecture: &'static str, dtype: DType) -> SyntheticModel {
     }
 }
 
-/// Every architecture, and a mixture of experts of the plain one.
+/// Returns every architecture, and a mixture of experts with the plain one.
 fn models(dtype: DType) -> Vec<(String, SyntheticModel)> {
     let mut models: Vec<_> = ["llama", "qwen2", "qwen3", "qwen3moe"]
         .map(|architecture| (architecture.to_owned(), of_units(architecture, dtype)))
@@ -78,7 +79,7 @@ fn models(dtype: DType) -> Vec<(String, SyntheticModel)> {
     models
 }
 
-/// The same with units of 256 elements: whole groups of activations with one scale.
+/// Creates a model with units of 256 elements: whole groups of activations with one scale.
 fn of_groups(name: &str, model: SyntheticModel) -> SyntheticModel {
     let heads = match name {
         // As wide as the model.
@@ -120,7 +121,7 @@ fn every_division_into_units_agrees_with_one_device() {
         let alone = logits(&load(&file, cpus(1)), precise());
         for members in 2..=4 {
             let all = compositions(8, members);
-            // All of them for one architecture; for the others, every seventh.
+            // All splits for one architecture; every seventh for the others.
             let step = if name == "llama" { 1 } else { 7 };
             for shares in all.iter().step_by(step) {
                 let device = meta(cpus(members), Some(shares));
@@ -133,8 +134,8 @@ fn every_division_into_units_agrees_with_one_device() {
 }
 
 /// The order of sums differs, which costs an error of some 1e-14. In less than a fourth of the
-/// cases, the 8-bit code of an activation is another one, and the error up to 4e-5. Which cases
-/// those are differs between instruction sets.
+/// cases, an activation gets another 8-bit code, and the error is up to 4e-5. Which cases these are
+/// depends on the instruction set.
 #[test]
 fn quantized_models_agree_with_one_device() {
     let (mut near, mut all) = (0, 0);
@@ -186,7 +187,8 @@ fn a_run_gives_the_same_bits_every_time() {
     }
 }
 
-/// What each of several processes says that share a model; threads play the processes.
+/// Returns the result of each of several processes that share a model; threads simulate the
+/// processes.
 fn processes<T: Send>(
     ratios: &[usize],
     work: impl Fn(usize, Arc<MetaDevice>) -> T + Sync,
@@ -262,7 +264,7 @@ fn processes_with_other_graphs_find_out_before_they_wait() {
     }
 }
 
-/// What members give of early results must not lie where others have given later ones.
+/// A member must not write an early result to memory where others have already written later ones.
 #[test]
 fn a_prompt_of_which_one_token_has_logits_is_right_every_time() {
     let file = TestModel::write(&of_units("llama", DType::F32));
@@ -291,7 +293,7 @@ fn members_of_different_kinds_work_together() {
         let alone = logits(&load(&file, cpus(1)), precise());
         let mut members = cpus(2);
         members.insert(1, reference("ref"));
-        // The host behind them has the embedding.
+        // The host, which comes last, has the embedding.
         let host: Arc<dyn Device> = cpu();
         let divided = logits(
             &load(&file, vec![meta(members, Some(&[3, 1, 2])), host]),
@@ -312,7 +314,7 @@ fn blocks_end_with_one_sum_each() {
         let nodes = &plan.splits()[0].nodes;
         assert_eq!(plan.splits().len(), 1, "{name}: {plan}");
         let partition = device.partition(plan.graph(), nodes).unwrap();
-        // The heads of the output's rows go outside as they are.
+        // The heads of the output's rows leave the device unchanged.
         let layers = model.spec().n_layer();
         assert_eq!(
             partition.exchanges(),

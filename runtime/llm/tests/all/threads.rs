@@ -1,4 +1,4 @@
-//! Contexts in several threads of the operating system, on one CPU device and on several.
+//! Contexts in several operating system threads, on one CPU device and on several.
 
 use super::common::*;
 use samite_core::{
@@ -10,7 +10,7 @@ use samite_testing::HANG_GUARD;
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier, Mutex};
 
-/// Large enough for its products to be shared among the workers of a device.
+/// Creates a model large enough for its products to be shared among the workers of a device.
 fn model(architecture: &'static str, seed: u64) -> TestModel {
     TestModel::write(&SyntheticModel {
         n_embd: 256,
@@ -32,7 +32,8 @@ fn options() -> ContextOptions {
     }
 }
 
-/// A prompt in micro-batches of several sizes, then the likeliest token, again and again: all logits.
+/// Decodes a prompt in micro-batches of several sizes, then greedily samples tokens. Returns all
+/// logits.
 fn write(context: &mut Context, seed: usize) -> Vec<Vec<f32>> {
     let prompt = &tokens(60 + seed)[seed..];
     context.clear().unwrap();
@@ -46,7 +47,8 @@ fn write(context: &mut Context, seed: usize) -> Vec<Vec<f32>> {
     all
 }
 
-/// What every model writes in a context of its own, first one after the other, then all at the same time, several times over.
+/// Compares the results of every model in its own context: first in sequence, then concurrently,
+/// several times.
 fn write_alone_and_together(models: Vec<Arc<Model>>) {
     let alone: Vec<_> = models
         .iter()
@@ -62,7 +64,7 @@ fn write_alone_and_together(models: Vec<Arc<Model>>) {
         let expected = alone[number].clone();
         std::thread::spawn(move || {
             start.wait();
-            // Made here, so that memory is taken and plans are made at the same time, too.
+            // Created here, so that memory is allocated and plans are created concurrently as well.
             let mut context = context(&model, options());
             let same = (0..4).all(|_| write(&mut context, number) == expected);
             let _ = done.send((number, same));
@@ -105,7 +107,7 @@ fn two_models_on_devices_of_their_own_decode_at_the_same_time_as_alone() {
     ]);
 }
 
-/// Keeps, of each run, the number of threads that the stream was told last.
+/// Records, for each run, the number of threads that was last set on the stream.
 struct Recorder {
     inner: Arc<dyn Device>,
     runs: Arc<Mutex<Vec<Option<usize>>>>,

@@ -1,4 +1,4 @@
-//! Models whose matrices are of each type that weights can have.
+//! Models with matrices of each type that weights can have.
 
 use crate::common::*;
 use samite_core::DType;
@@ -22,7 +22,7 @@ fn models_of_every_type_compute_on_the_cpu_what_the_reference_computes() {
             n_ff: 256,
             ..SyntheticModel::tiny("llama")
         });
-        // One by one and all at once are computed by different kernels.
+        // Single tokens and several at once are computed by different kernels.
         let tokens = tokens(9);
         let [expected, at_once, one_by_one] = [(reference("reference"), 9), (cpu(), 9), (cpu(), 1)]
             .map(|(device, count)| {
@@ -33,7 +33,7 @@ fn models_of_every_type_compute_on_the_cpu_what_the_reference_computes() {
                     .flat_map(|(i, chunk)| decode(&mut context, chunk, (i * count) as i32, 0))
                     .collect::<Vec<_>>()
             });
-        // Columns are rounded to eight bits beside quantized weights.
+        // With quantized weights, columns are rounded to eight bits.
         let limit = if dtype.is_quantized() { 1e-3 } else { 1e-4 };
         for got in [at_once, one_by_one] {
             let error = nmse(&got, &expected);

@@ -1,5 +1,6 @@
-//! llama.cpp's tests of tokenizers with its own files of whole vocabularies: the texts whose ids it knows (`test-tokenizer-0`), and every
-//! token and every code point (`test-tokenizer-1-bpe` and `-spm`). `runtime/text` has small vocabularies of the same families.
+//! llama.cpp's tests of tokenizers with its own files of complete vocabularies: the texts with
+//! known ids (`test-tokenizer-0`), and every token and every code point (`test-tokenizer-1-bpe` and
+//! `-spm`). `runtime/text` has small vocabularies of the same families.
 
 use samite_gguf::{GgufFile, LoadMode};
 use samite_text::{TokenAttributes, Tokenizer};
@@ -28,10 +29,10 @@ const FAMILIES: [&str; 19] = [
     "starcoder",
 ];
 
-/// What lies between two texts of a file.
+/// Separator between two texts of a file.
 const SEPARATOR: &str = "\n__ggml_vocab_test__\n";
 
-/// Texts and ids that lie beside some vocabularies; returns how many.
+/// Tests the texts with known ids that come with some vocabularies. Returns their number.
 fn known_texts(tokenizer: &Tokenizer, vocabulary: &Path) -> usize {
     let beside = |end: &str| std::fs::read_to_string(vocabulary.with_extension(end)).ok();
     let (Some(texts), Some(ids)) = (beside("gguf.inp"), beside("gguf.out")) else {
@@ -77,8 +78,9 @@ fn every_token(tokenizer: &Tokenizer) {
     }
 }
 
-/// As upstream: no surrogates, no planes without characters, and not the character that stands for a space in SentencePiece's vocabularies.
-/// Also not those with a byte that has no token.
+/// Tests every code point. Like upstream, this omits surrogates, planes without characters, and the
+/// replacement for a space in SentencePiece vocabularies. It also omits characters with a byte that
+/// has no token.
 fn every_code_point(tokenizer: &Tokenizer, without_token: &[u8]) {
     let left_out = |c: char| c == '\u{2581}' || ('\u{40001}'..='\u{E0000}').contains(&c);
     for c in ('\0'..=char::MAX).filter(|&c| !left_out(c)) {
@@ -89,7 +91,7 @@ fn every_code_point(tokenizer: &Tokenizer, without_token: &[u8]) {
     }
 }
 
-/// Bytes of UTF-8 that no token stands for.
+/// Returns the bytes of UTF-8 without a token.
 fn bytes_without_token(tokenizer: &Tokenizer) -> Vec<u8> {
     let mut with = [false; 256];
     for id in 0..tokenizer.vocab_size() as u32 {
@@ -104,12 +106,13 @@ fn bytes_without_token(tokenizer: &Tokenizer) -> Vec<u8> {
         .collect()
 }
 
-/// Kinds that normalize text first.
+/// Returns whether this kind normalizes text first.
 fn is_lossy(name: &str) -> bool {
     matches!(name, "bert-bge" | "nomic-bert-moe")
 }
 
-/// What is missing in llama.cpp's files: control characters, and the first byte of planes that have hardly any characters.
+/// Returns the bytes without a token in llama.cpp's files: control characters, and the first byte
+/// of planes with hardly any characters.
 fn known_gaps(name: &str) -> &'static [u8] {
     match name {
         "falcon" => &[3, 4, 5, 11, 17, 19, 20, 21, 22, 23, 25, 28, 29, 30, 0xF2],

@@ -7,10 +7,10 @@ use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::Watch;
 use std::sync::{Arc, Mutex};
 
-/// What was seen: step, name, device, and value as F32.
+/// Observed results: step, name, device, and value as F32.
 type Log = Arc<Mutex<Vec<(usize, String, String, Vec<f32>)>>>;
 
-/// Notes what has names like these, up to `most` results.
+/// Records the results of nodes whose names match, up to `most`.
 fn watch(context: &mut Context, patterns: &[&str], most: usize) -> Log {
     let log = Log::default();
     let notes = Arc::clone(&log);
@@ -74,7 +74,7 @@ fn nodes_are_seen_by_name_and_change_nothing() {
             expected.concat(),
             "{architecture}"
         );
-        // Nobody watches any more.
+        // The watcher is no longer set.
         let seen = log.len();
         drop(log);
         assert!(context.watch(None).is_some());
@@ -107,7 +107,7 @@ fn a_stop_by_the_watcher_is_no_cancellation_and_leaves_the_cache_as_it_was() {
     assert_eq!(context.logits(1).unwrap(), last);
     assert_ne!(expected[3], last);
 
-    // An error of its own arrives as it is, and a cancellation as one.
+    // The watcher's own error is returned unchanged, and a cancellation as a cancellation.
     let names = || NodeNames::new(["*"]).unwrap();
     let full = |_: &samite_llm::Seen<'_>| Err(samite_core::Error::invalid("the disk is full"));
     context.watch(Some(Watcher::of_names(names(), full)));

@@ -1,4 +1,5 @@
-//! Layers that look through a window keep what it needs, and compute what they would if they kept everything.
+//! Layers with a window keep the tokens that the window needs, and have the same results as if they
+//! kept everything.
 
 use crate::common::*;
 use samite_core::DType;
@@ -9,7 +10,7 @@ use samite_llm::{
 use samite_sched::Watch;
 use std::sync::Arc;
 
-/// Windows of the models here are of 8 positions.
+/// Returns options for models with windows of 8 positions.
 fn options(full_windows: bool) -> ContextOptions {
     ContextOptions {
         n_ctx: Some(1024),
@@ -26,7 +27,7 @@ fn model(architecture: &'static str) -> Arc<Model> {
     TestModel::tiny(architecture).load(vec![cpu()], "")
 }
 
-/// Two contexts: one keeps everything.
+/// Creates two contexts; the first one keeps everything.
 fn both(model: &Arc<Model>) -> [Context; 2] {
     [true, false].map(|full| context(model, options(full)))
 }
@@ -35,7 +36,7 @@ fn kv_bytes(context: &Context) -> usize {
     context.memory().iter().map(|memory| memory.kv).sum()
 }
 
-/// Decodes `count` tokens from `position` on in both, and fails if their logits differ.
+/// Decodes `count` tokens starting at `position` in both, and fails if their logits differ.
 fn agree(contexts: &mut [Context; 2], sequence: u32, position: i32, count: usize) {
     let mut at = position;
     for part in tokens(count).chunks(32) {
@@ -64,7 +65,7 @@ fn less_is_kept_and_the_same_is_computed() {
         tried.push(architecture.name);
         let mut contexts = both(&model);
         let [all, some] = contexts.each_ref().map(kv_bytes);
-        // Their windows have a fixed length, longer than the context.
+        // Their windows have a fixed length, which is longer than the context.
         let is_apart = !["llama4", "smallthinker"].contains(&architecture.name);
         assert_eq!(
             some < all,
@@ -85,20 +86,21 @@ fn less_is_kept_and_the_same_is_computed() {
     assert!(tried.len() > 12, "{tried:?}");
 }
 
-/// Whatever can be done with the smaller cells gives what it gives with all of them; the rest is refused, and changes nothing.
+/// Every edit that succeeds with the smaller cells has the same results as with all of them. Other
+/// edits are rejected and change nothing.
 #[test]
 fn edits_are_exact_or_refused() {
     for architecture in ["gemma2", "gemma3", "gpt-oss", "cohere2"] {
         let model = model(architecture);
         let mut contexts = both(&model);
         agree(&mut contexts, 0, 0, 350);
-        // The last ones are there.
+        // The last tokens are present.
         for context in &mut contexts {
             assert!(context.can_cut(0, 340));
             context.remove(0, 340..).unwrap();
         }
         agree(&mut contexts, 0, 340, 12);
-        // What a token at 40 would see is gone.
+        // The tokens that one at 40 would see were removed.
         let [_, some] = &mut contexts;
         assert!(!some.can_cut(0, 40));
         let error = some.remove(0, 40..).unwrap_err().to_string();
@@ -118,7 +120,7 @@ fn edits_are_exact_or_refused() {
         agree(&mut contexts, 0, 260, 40);
         agree(&mut contexts, 1, 260, 40);
         for context in &mut contexts {
-            // Shared cells do not move.
+            // Shared cells cannot be shifted.
             context.cut_out(1, 0..10).unwrap_err();
             context.keep(1).unwrap();
             context.cut_out(1, 0..10).unwrap();
@@ -131,7 +133,7 @@ fn edits_are_exact_or_refused() {
     }
 }
 
-/// A batch that fails leaves what its sequences need.
+/// A failed batch leaves the tokens that its sequences need.
 #[test]
 fn a_failed_batch_changes_nothing() {
     let model = model("gemma3");

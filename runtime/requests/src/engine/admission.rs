@@ -1,4 +1,4 @@
-//! Which request gets a slot, and what of its prompt is there already.
+//! Admission: assigns slots to requests, and finds cached prefixes of their prompts.
 
 use super::{Active, Engine};
 use crate::disk::DiskTexts;
@@ -12,10 +12,11 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 impl Engine {
-    /// Two prompts that begin with so many tokens in common, which one of them computes, do not compute them twice.
+    /// Minimum common prefix with a prompt that is being computed for which a request waits instead
+    /// of computing it again.
     const WORTH_WAITING: usize = 32;
 
-    /// Gives slots to requests that wait.
+    /// Assigns slots to waiting requests.
     pub(super) fn admit(&mut self, now: Instant) {
         self.make_slots(now);
         loop {
@@ -28,8 +29,8 @@ impl Engine {
         }
     }
 
-    /// Preempts a request of an owner that has at least two slots more than the owner of the
-    /// request that comes next. Returns false if there is none.
+    /// Preempts a request of an owner that has at least two slots more than the owner of the next
+    /// request. Returns false if there is none.
     fn preempt_for_another_owner(&mut self) -> bool {
         if self.active.len() < self.options.slots {
             return false;
@@ -37,7 +38,7 @@ impl Engine {
         let slots = self.slots_of_owners();
         let held = |owner: u64| slots.get(&owner).copied().unwrap_or(0);
         let most = slots.values().max().copied().unwrap_or(0);
-        // Each step comes here while requests wait: the queue is sorted only if that can matter.
+        // This runs in each step while requests wait: sort the queue only if that can matter.
         let has_fewer = |running: &Running| held(running.request.owner) + 2 <= most;
         if !self.queue.iter().any(has_fewer) {
             return false;
@@ -76,18 +77,18 @@ impl Engine {
         count_owners(active.map(|active| active.running.request.owner))
     }
 
-    /// Returns the place in the queue of the request that gets a slot next, and the slot.
+    /// Returns the index in the queue of the request that gets a slot next, and the slot.
     fn next_to_admit(&self) -> Option<(usize, usize)> {
         if self.active.len() >= self.options.slots {
             return None;
         }
         for at in self.turns() {
             let running = &self.queue[at];
-            // Whoever could not go on anyway holds up nobody.
+            // A request that could not continue anyway does not block others.
             let slot = self.slot_for(running).filter(|_| !running.outbox.is_full());
             let Some(slot) = slot else { continue };
             if !self.fits(running) {
-                // What comes later does not overtake it.
+                // Later requests do not overtake it.
                 return None;
             }
             if !self.is_computed_by_another(running) {
@@ -97,13 +98,13 @@ impl Engine {
         None
     }
 
-    /// Returns the places of the queue in the order in which they get slots. Of the same priority, a
-    /// request comes first whose owner has fewer slots, then one whose owner got a slot less
-    /// recently.
+    /// Returns the indices of the queue in the order in which they get slots. Among requests with
+    /// the same priority, the one whose owner has fewer slots comes first, then the one whose owner
+    /// got a slot less recently.
     fn turns(&self) -> Vec<usize> {
         let slots = self.slots_of_owners();
         let mut turns: Vec<usize> = (0..self.queue.len()).collect();
-        // The queue is sorted by priority and age, and equal ones stay in its order.
+        // The queue is sorted by priority and age, and the sort is stable.
         turns.sort_by_key(|&at| {
             let request = &self.queue[at].request;
             let slots = slots.get(&request.owner).copied().unwrap_or(0);
@@ -113,7 +114,8 @@ impl Engine {
         turns
     }
 
-    /// If somebody waits for a slot, or for what those have who are at work, those leave theirs whose readers are behind for long.
+    /// If a request waits for a slot or for cells of active requests, preempts requests that have
+    /// been paused for long.
     fn make_slots(&mut self, now: Instant) {
         let free = self.options.slots - self.active.len();
         let mut waiting = self
@@ -140,14 +142,15 @@ impl Engine {
         }
     }
 
-    /// A free slot: the one that it asks for, or the one whose last text is most like its prompt.
+    /// Returns a free slot: the requested one, or the one whose last text has the longest common
+    /// prefix with the prompt.
     fn slot_for(&self, running: &Running) -> Option<usize> {
         let free = |slot: &usize| !self.is_busy(*slot);
         if let Some(slot) = running.request.slot {
             return Some(slot).filter(free);
         }
         let likeness = |slot: &usize| {
-            // A text of another salt must not show, not even by the number of the slot.
+            // A text with another salt must not be detectable, not even by the number of the slot.
             let is_left = |text: &&Kept| text.slot == *slot && text.key == running.key;
             let left = self.kept.iter().filter(is_left);
             let alike = left.map(|text| common(&text.tokens, &running.tokens));
@@ -157,7 +160,7 @@ impl Engine {
         slots.max_by_key(|slot| (likeness(slot), Reverse(*slot)))
     }
 
-    /// Whether there are cells for all its tokens, beside those of requests at work.
+    /// Returns whether there are cells for all its tokens, in addition to those of active requests.
     fn fits(&self, running: &Running) -> bool {
         let used: usize = self
             .active
@@ -168,7 +171,7 @@ impl Engine {
         self.active.is_empty() || running.tokens.len() < room
     }
 
-    /// Whether another request is just computing much of what this one begins with.
+    /// Returns whether another request is computing a large part of this one's prefix.
     fn is_computed_by_another(&self, running: &Running) -> bool {
         let is_pinned = running.request.slot.is_some();
         if !running.request.cache.reuse || self.context.keeps_states() || is_pinned {
@@ -187,9 +190,9 @@ impl Engine {
         })
     }
 
-    /// Takes note that an owner got a slot.
+    /// Records that an owner got a slot.
     fn note_served(&mut self, owner: u64) {
-        /// Limit of owners that are remembered; the one served least recently is forgotten first.
+        /// Maximum number of remembered owners; the least recently served one is removed first.
         const OWNERS: usize = 4096;
         let count = self.served.values().max().map_or(1, |last| last + 1);
         self.served.insert(owner, count);
@@ -235,7 +238,7 @@ impl Engine {
         }
     }
 
-    /// A sequence for a request, with as many of its tokens as are there.
+    /// Returns a sequence for a request, with its longest cached prefix.
     fn place(
         &mut self,
         running: &mut Running,
@@ -243,7 +246,8 @@ impl Engine {
     ) -> Result<(usize, usize, Option<CacheMiss>)> {
         let set = running.key.0;
         if self.options.deterministic {
-            // The cells of a text lie as if it was the first one, and those that it does not see are as they were.
+            // The cells of a text are allocated as if it were the first one, and all other cells
+            // are in their initial state.
             self.forget_kept();
             self.context.clear()?;
         }
@@ -305,8 +309,9 @@ impl Engine {
         Ok((sequence, common, miss))
     }
 
-    /// A sequence with what a text on disk has in common with the request, if that is much more than `known` tokens; and which of the texts here and there
-    /// begins most like it, where `miss` is that of those here.
+    /// Returns a sequence with the longest common prefix of the request and a text on disk, if that
+    /// is much longer than `known` tokens. Also returns the cache miss of the longest prefix in
+    /// memory or on disk, where `miss` is the one in memory.
     fn place_from_disk(
         &mut self,
         running: &Running,
@@ -328,7 +333,7 @@ impl Engine {
             false => MissCause::Window,
         };
         let on_disk = disk.miss(&running.tokens, adapters, (!can_cut).then_some(cannot));
-        // What is here says more than a copy of it there.
+        // At the same position, the miss in memory is more informative than its copy on disk.
         let miss = match on_disk.at_token > miss.at_token {
             true => on_disk,
             false => miss,
@@ -367,7 +372,7 @@ impl Engine {
         if can_cut {
             return Ok((Some((sequence, common)), miss));
         }
-        // What cannot be cut stays here for the next one who begins so.
+        // A text that cannot be cut stays cached for the next request with the same prefix.
         while self.kept.len() >= self.options.kept && self.evict(None) {}
         let freed = self
             .kept
@@ -377,7 +382,7 @@ impl Engine {
         Ok((Some((sequence, common)), miss))
     }
 
-    /// A sequence without tokens, for a set of adapters.
+    /// Returns an empty sequence with a set of adapters.
     fn sequence(&mut self, spared: Option<usize>, set: usize) -> Result<usize> {
         if self.free_sequences.is_empty() {
             self.evict(spared);
@@ -392,7 +397,7 @@ impl Engine {
         Ok(sequence)
     }
 
-    /// Lets `to` begin with the first `common` tokens of `from`.
+    /// Makes `to` share the first `common` tokens of `from`.
     fn share(&mut self, from: usize, to: usize, common: usize) -> Result<()> {
         let end = i32::try_from(common).unwrap_or(i32::MAX);
         let shared = match self.context.keeps_states() {
@@ -410,7 +415,8 @@ impl Engine {
         shared
     }
 
-    /// A sequence with the first `common` tokens of a kept text, which stays as it is if that can be.
+    /// Returns a sequence with the first `common` tokens of a cached text. The cached text stays
+    /// unchanged if possible.
     fn go_on_from(&mut self, number: usize, common: usize, set: usize) -> Result<usize> {
         self.kept.touch(number);
         let Some((from, length)) = self.kept.get(number).map(|t| (t.sequence, t.tokens.len()))
@@ -421,7 +427,8 @@ impl Engine {
         let can_cut = self.context.can_take_back();
         let is_whole = common == length;
         let is_alone = self.free_sequences.is_empty() && self.kept.len() == 1;
-        // Of a text with a state, a part can be had only by giving up the rest. What cannot be cut stays for the next one who begins so.
+        // A text with a recurrent state can be cut only by removing the rest. A text that cannot be
+        // cut stays for the next request with the same prefix.
         let takes_over = is_alone || (is_whole && can_cut) || (keeps_states && !is_whole);
         if !takes_over {
             if self.free_sequences.is_empty() {

@@ -1,4 +1,4 @@
-//! One batch: which tokens of which requests, and what comes of them.
+//! Planning and running one batch.
 
 use super::{Active, Engine};
 use crate::event::{FailureKind, Reason};
@@ -6,20 +6,22 @@ use crate::request::Shift;
 use samite_llm::Error;
 use std::time::Instant;
 
-/// Some tokens of a request.
+/// A batch slice: some tokens of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
-    /// Which request.
+    /// Id of the request.
     pub(super) id: u64,
     pub(super) count: usize,
-    /// The number of its last token in the batch, if that is the last one of all that are there. Drafted ones follow it.
+    /// Index in the batch of the slice's last token, if that is the last token of the request.
+    /// Drafted tokens follow it.
     row: Option<usize>,
 }
 
 impl Engine {
-    /// Before the end of a prompt, so many tokens from it, a beginning is kept where texts cannot be cut: what a template writes to have the model answer is shorter.
+    /// Number of tokens before the end of a prompt where a prefix is cached if texts cannot be cut.
+    /// A template's generation prompt is shorter.
     const BEFORE_THE_END: usize = 24;
-    /// And one every so many tokens.
+    /// Interval in tokens at which another prefix is cached.
     const STATE_EVERY: usize = 4096;
 
     pub(super) fn find(&self, id: u64) -> Option<usize> {
@@ -28,7 +30,7 @@ impl Engine {
             .position(|active| active.running.id == id)
     }
 
-    /// Chooses the tokens of a batch: those that were written first, then parts of prompts in turn.
+    /// Plans the tokens of a batch: first those to decode, then parts of prompts in turn.
     pub(super) fn plan_batch(&mut self) -> Vec<Part> {
         self.batch.clear();
         self.runs_for_batch = 0;
@@ -39,7 +41,8 @@ impl Engine {
             .filter(can_go_on)
             .filter(|active| active.is_writing());
         let mut writing: Vec<u64> = writing.map(|active| active.running.id).collect();
-        // Where there are more than a step takes, they take turns, and prompts have a token of each step.
+        // If more requests decode than fit into a step, they take turns, and prompts get one token
+        // of each step.
         if writing.len() >= self.options.budget {
             let some_read = self.active.iter().filter(can_go_on).any(Active::is_reading);
             let for_prompts = usize::from(some_read && self.options.budget > 1);
@@ -47,7 +50,7 @@ impl Engine {
             writing.rotate_left(turn);
             writing.truncate(self.options.budget - for_prompts);
         }
-        // Each of them needs a cell; the youngest requests make room if there are too few.
+        // Each of them needs a cell; the most recent requests are preempted if there are too few.
         while self.room_for(writing.len()) < writing.len() {
             let Some(youngest) = self.youngest().filter(|_| self.active.len() > 1) else {
                 break;
@@ -87,7 +90,7 @@ impl Engine {
             .room_for(used + wanted.min(budget))
             .saturating_sub(used);
         if room == 0 && planned.is_empty() {
-            // Nobody could go on: the youngest makes room.
+            // No request could continue: the most recent one is preempted.
             if let Some(youngest) = self.youngest().filter(|_| self.active.len() > 1) {
                 let id = self.active[youngest].running.id;
                 self.preempt(youngest);
@@ -111,7 +114,8 @@ impl Engine {
         planned
     }
 
-    /// Where texts cannot be cut, a part of a prompt ends where its beginning is to be kept.
+    /// Limits a part of a prompt to the next position where a prefix is cached, if texts cannot be
+    /// cut.
     fn up_to_mark(&self, at: usize, count: usize) -> usize {
         if self.context.can_take_back() {
             return count;
@@ -124,7 +128,8 @@ impl Engine {
         }
     }
 
-    /// What was written is not computed with others when it is computed again, if that is to give the same numbers.
+    /// In deterministic mode, limits a part so that recomputed tokens have the same batches as
+    /// before.
     fn as_before(&self, at: usize, count: usize) -> usize {
         let Active {
             running, decoded, ..
@@ -136,7 +141,7 @@ impl Engine {
         }
     }
 
-    /// The place where the beginning of a request is kept next.
+    /// Returns the next position where a prefix of the request is cached.
     fn next_mark(&self, active: &Active) -> Option<usize> {
         let end = active.running.n_prompt.saturating_sub(Self::BEFORE_THE_END);
         let regular = (active.decoded / Self::STATE_EVERY + 1) * Self::STATE_EVERY;
@@ -161,8 +166,8 @@ impl Engine {
         let active = &self.active[at];
         let end = active.decoded + count;
         let is_last = end == active.running.tokens.len();
-        // Without flash attention, cells that are not finite spoil other sequences: the step that
-        // writes them must find them.
+        // Without flash attention, cells that are not finite corrupt other sequences, so the step
+        // that writes them must detect them.
         let wants_row =
             is_last && active.running.request.max_tokens != Some(0) || !self.skips_hidden_cells();
         for place in active.decoded..end {
@@ -179,7 +184,7 @@ impl Engine {
         }
     }
 
-    /// Computes the batch, and writes the tokens that follow.
+    /// Computes the batch, and processes the tokens that follow.
     pub(super) fn run_batch(&mut self, planned: Vec<Part>) {
         let start = self.clock.now();
         match self.decode(&planned) {
@@ -229,7 +234,7 @@ impl Engine {
         self.context.decode_finite(&self.batch)
     }
 
-    /// Takes note of what was computed, and writes the tokens that follow.
+    /// Records which tokens were computed, and processes the tokens that follow.
     pub(super) fn finish_parts(&mut self, planned: Vec<Part>) {
         for part in &planned {
             if let Some(at) = self.find(part.id) {
@@ -242,8 +247,9 @@ impl Engine {
         }
     }
 
-    /// How many of the likeliest tokens are enough for all who write behind this batch; `None` if somebody needs all logits. A power of two, so that there are few
-    /// different graphs.
+    /// Returns the k whose top-k suffices for all requests that sample after this batch, or `None`
+    /// if a request needs all logits. It is a power of two, to limit the number of different
+    /// graphs.
     fn likeliest(&mut self, planned: &[Part]) -> Option<usize> {
         let mut most = 0;
         for part in planned.iter().filter(|part| part.row.is_some()) {
@@ -256,7 +262,8 @@ impl Engine {
         (most > 0).then(|| most.next_power_of_two())
     }
 
-    /// Keeps the beginning of a request where texts cannot be cut and it is wanted: with its state, or what layers with a window have there.
+    /// Caches a prefix of the request at a mark, if texts cannot be cut: with its recurrent state,
+    /// or the window's tokens.
     fn keep_state(&mut self, at: usize) {
         let active = &self.active[at];
         let (place, prompt) = (active.decoded, active.running.n_prompt);
@@ -296,7 +303,8 @@ impl Engine {
         freed.into_iter().for_each(|sequence| self.free(sequence));
     }
 
-    /// Tells of a part that was computed, and writes the token behind it; further ones, as long as drafted tokens are those that are chosen.
+    /// Reports a computed slice, and samples the token after it. Samples further tokens as long as
+    /// they equal the drafted ones.
     fn finish_part(&mut self, part: Part) {
         let Some(at) = self.find(part.id) else { return };
         let now = self.clock.now();
@@ -348,7 +356,7 @@ impl Engine {
         }
     }
 
-    /// Forgets a part of a text that is as long as its context, and says whether that made room.
+    /// Removes a part of a text that fills its context, and returns whether that made room.
     fn forget_part(&mut self, at: usize, shift: Shift) -> bool {
         let active = &self.active[at];
         let (sequence, decoded) = (active.sequence, active.decoded);
@@ -363,7 +371,7 @@ impl Engine {
             return false;
         }
         let cut = self.context.cut_out(sequence, from..to);
-        // What others share cannot be moved.
+        // Shared cells cannot be shifted.
         let cut = cut.or_else(|_| {
             self.unshare(sequence)?;
             self.context.cut_out(sequence, from..to)
@@ -383,7 +391,7 @@ impl Engine {
         true
     }
 
-    /// Has a sequence share no cells. Kept texts make room for that.
+    /// Gives a sequence its own copy of shared cells. Cached prefixes are evicted if necessary.
     fn unshare(&mut self, sequence: usize) -> Result<(), Error> {
         let saved = self.context.save(sequence)?;
         loop {
@@ -394,7 +402,7 @@ impl Engine {
         }
     }
 
-    /// A request ends with an answer or a failure of its own.
+    /// Ends a request with an answer or a failure.
     fn end(&mut self, at: usize, result: Result<Reason, String>, now: Instant) {
         let mut active = self.active.remove(at);
         let tokens = active.running.tokens.len() as u64;
@@ -410,11 +418,12 @@ impl Engine {
                 active.running.fail(FailureKind::Sampling, message, now);
             }
         }
-        // A request that failed leaves nothing.
+        // A failed request leaves nothing in the cache.
         self.leave(active, has_answer);
     }
 
-    /// A device failed, or somebody stopped it: the requests of the batch cannot go on, and what the context lost is kept no longer.
+    /// Fails the requests of a batch after a device failed or the batch was cancelled, and removes
+    /// prefixes that the context lost.
     pub(super) fn batch_failed(&mut self, planned: &[Part], error: &Error) {
         tracing::error!(%error, requests = planned.len(), "a batch failed");
         self.is_lost |= error.is_lost();
@@ -441,7 +450,7 @@ impl Engine {
         lost.into_iter().for_each(|sequence| self.free(sequence));
         for active in &mut self.active {
             let there = self.context.cells().last_position(active.sequence);
-            // What was lost is computed again.
+            // Lost tokens are computed again.
             active.decoded = active
                 .decoded
                 .min(there.map_or(0, |last| last as usize + 1));

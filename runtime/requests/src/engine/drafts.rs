@@ -1,36 +1,39 @@
-//! Drafts: what texts may go on with, computed together with the tokens before it.
+//! Drafts: possible next tokens, which are computed together with the tokens before them.
 
 use super::{Active, Engine};
 use crate::draft::{self, Beside, Luck};
 use crate::drafter::{Drafter, Wanted};
 use samite_llm::{Error, Result};
 
-/// A draft that a request is to have.
+/// A planned draft of a request.
 #[derive(Clone, Copy, Debug)]
 struct Planned {
     id: u64,
     length: usize,
     luck: Luck,
-    /// Whether the text itself has it; otherwise the draft model is asked.
+    /// True if the text itself provides the draft; otherwise the draft model does.
     is_guessed: bool,
     /// Seconds for each token.
     each: f64,
 }
 
 impl Engine {
-    /// A text that the draft model knows but for so many tokens is drafted at once.
+    /// Maximum number of tokens that the draft model may lack of a text to draft for it
+    /// immediately.
     const NEAR: usize = 16;
-    /// Tokens of a text that the draft model reads in one step.
+    /// Number of tokens of a text that the draft model prefills in one step.
     const READS: usize = 256;
-    /// What is expected of a request that does not say how much it writes.
+    /// Expected length of an answer, for requests without a limit.
     const ANSWER: usize = 256;
-    /// Reading a text has to save so many times what it takes.
+    /// Minimum ratio of the time that drafts save to the time that the draft model's prefill takes.
     const LEAST_RETURN: f64 = 2.0;
 
-    /// Has a smaller model draft, where a text itself gives nothing to go by. [`EngineOptions::draft`](crate::EngineOptions::draft) is the longest draft.
+    /// Sets a draft model, which drafts if the text itself provides no guess.
+    /// [`EngineOptions::draft`](crate::EngineOptions::draft) is the longest draft.
     ///
     /// # Errors
-    /// If the model of the engine keeps a state, or layers look through a window, so that tokens cannot be taken back; if the drafter has too few sequences.
+    /// Returns an error if the engine's model has recurrent states or windows, so that tokens
+    /// cannot be removed, or if the drafter has too few sequences.
     pub fn set_drafter(&mut self, drafter: Drafter) -> Result<()> {
         let invalid = |message: &str| Err(Error::InvalidArgument(message.into()));
         if !self.context.can_take_back() {
@@ -49,31 +52,31 @@ impl Engine {
         Ok(())
     }
 
-    /// The draft model.
+    /// Returns the draft model.
     pub fn drafter(&self) -> Option<&Drafter> {
         self.drafter.as_ref()
     }
 
-    /// How long a draft of a request can be at most, if there is room for so many tokens.
+    /// Returns the maximum length of a request's draft if there is room for `room` tokens.
     fn most_drafted(&self, active: &Active, room: usize) -> usize {
         let running = &active.running;
         let to_write = running.request.max_tokens.unwrap_or(usize::MAX);
         let most = [
             self.options.draft,
             room,
-            // The last of them is written without being computed.
+            // The last token is output without being computed.
             to_write.saturating_sub(running.counts.written + 1),
             self.limits.context.saturating_sub(running.tokens.len() + 1),
         ];
         most.into_iter().min().unwrap_or(0)
     }
 
-    /// Drafts for requests that write, as far as that is worth a try.
+    /// Creates drafts for decoding requests, where they are worthwhile.
     pub(super) fn make_drafts(&mut self, writing: &[u64]) {
         if self.options.draft == 0 || !self.context.can_take_back() || writing.is_empty() {
             return;
         }
-        // What a step takes without has to be known.
+        // The time of a step without drafts must be known.
         if !self.plain.has(writing.len()) {
             return;
         }
@@ -153,7 +156,7 @@ impl Engine {
         }
     }
 
-    /// Takes note that a request could have had a draft.
+    /// Records that a request could have had a draft.
     fn hope(&mut self, at: usize, is_guessed: bool) {
         let running = &mut self.active[at].running;
         match is_guessed {
@@ -165,7 +168,8 @@ impl Engine {
         }
     }
 
-    /// Makes drafts shorter, the longest first, until none of so many requests that write waits for those of others.
+    /// Shortens drafts, the longest first, until none of the `writers` decoding requests waits for
+    /// the drafts of others.
     fn shorten(&self, planned: &mut [Planned], writers: usize) {
         let Some(plain) = self.plain.of(writers) else {
             return;
@@ -191,10 +195,11 @@ impl Engine {
         }
     }
 
-    /// Seconds that the draft model takes for a token of one of so many requests; `None` without one.
+    /// Returns the draft model's seconds per token if it drafts for `count` requests, or `None`
+    /// without a draft model.
     fn seconds_each(&self, count: usize) -> Option<f64> {
         let drafter = self.drafter.as_ref()?;
-        // As long as nothing was measured, steps take as long as weights are many.
+        // Without measurements, assume times in proportion to the number of weights.
         let share = || {
             let [draft, model] = [drafter.context(), &self.context].map(|c| c.model().n_params());
             let step = self.plain.of(count)?;
@@ -204,7 +209,7 @@ impl Engine {
         Some(step / count.max(1) as f64)
     }
 
-    /// Whether the draft model knows a text but for a few tokens.
+    /// Returns whether the draft model lacks only a few tokens of a text.
     fn is_near(&self, at: usize) -> bool {
         let active = &self.active[at];
         let tokens = &active.running.tokens;
@@ -213,14 +218,15 @@ impl Engine {
         })
     }
 
-    /// Which share of the time drafts of this luck would save.
+    /// Returns the fraction of the time that drafts with this acceptance rate would save.
     fn gain(&self, luck: &Luck, beside: Beside, most: usize, each: f64) -> f64 {
         let length = self.costs.best_length(luck, beside, most, each);
         let rate = |length: usize| self.costs.rate(luck, beside, length, each);
         1.0 - rate(0) / rate(length).max(f64::MIN_POSITIVE)
     }
 
-    /// Has the draft model read a part of a text if that pays, where drafts would save so large a share of the time.
+    /// Lets the draft model prefill a part of a text if that is worthwhile. `gain` is the fraction
+    /// of the time that drafts would save.
     fn read_for_drafts(&mut self, at: usize, gain: f64, writers: usize) -> bool {
         let active = &self.active[at];
         let (sequence, running) = (active.sequence, &active.running);
@@ -247,7 +253,7 @@ impl Engine {
         true
     }
 
-    /// Asks the draft model.
+    /// Requests drafts from the draft model.
     fn ask(&mut self, asked: &[Planned]) {
         let Some(drafter) = self.drafter.as_mut().filter(|_| !asked.is_empty()) else {
             return;
@@ -281,7 +287,7 @@ impl Engine {
         }
     }
 
-    /// Adds a request's draft to the batch, behind its last token.
+    /// Adds a request's draft to the batch, after its last token.
     pub(super) fn add_draft(&mut self, id: u64) {
         let Some(at) = self.find(id) else { return };
         let sequence = self.active[at].sequence as u32;
@@ -292,7 +298,7 @@ impl Engine {
         }
     }
 
-    /// Takes back what was drafted and does not stand.
+    /// Removes drafted tokens that were not accepted.
     pub(super) fn settle_draft(&mut self, at: usize, drafted: usize, accepted: usize) {
         let active = &mut self.active[at];
         let running = &mut active.running;

@@ -1,8 +1,8 @@
-//! Keeps a request whose numbers are not finite from spoiling those beside it.
+//! Prevents a request whose numbers are not finite from corrupting other requests.
 //!
-//! If a batch gives logits that are NaN or infinite, the context takes the batch back. The engine
-//! then computes its requests one by one. Each gets the tokens that it gets alone, and only those
-//! fail that fail alone.
+//! If a batch results in logits that are NaN or infinite, the context rolls the batch back. The
+//! engine then computes its requests one by one. Each gets the same tokens as it would alone, and
+//! only requests that fail alone fail.
 
 use super::Engine;
 use super::batch::Part;
@@ -11,13 +11,13 @@ use crate::kept::{Kept, common};
 use samite_llm::Error;
 
 impl Engine {
-    /// Returns true if attention skips cells that a token does not see. Otherwise it multiplies
+    /// Returns whether attention skips cells that a token does not see. Otherwise it multiplies
     /// their values by 0, and 0 times NaN is NaN.
     pub(super) fn skips_hidden_cells(&self) -> bool {
         self.context.options().flash
     }
 
-    /// Computes the parts of a batch whose logits were not finite one by one.
+    /// Computes the slices of a batch whose logits were not finite one by one.
     pub(super) fn isolate(&mut self, planned: Vec<Part>) {
         tracing::warn!(
             requests = planned.len(),
@@ -29,7 +29,7 @@ impl Engine {
             if let Err(Error::NotFinite { .. }) = result
                 && !is_searched
             {
-                // Cells of another sequence, or free ones, may have spoilt it.
+                // Cells of another sequence, or free cells, may have corrupted it.
                 is_searched = true;
                 self.remove_spoilt(part.id);
                 result = self.decode_alone(part);
@@ -43,8 +43,8 @@ impl Engine {
         }
     }
 
-    /// Computes a part of a request alone, without a draft. Returns it as part of its own batch, or
-    /// `None` if the request has ended.
+    /// Computes a slice of a request alone, without a draft. Returns it as part of its own batch,
+    /// or `None` if the request has ended.
     fn decode_alone(&mut self, part: Part) -> Result<Option<Part>, Error> {
         let Some(at) = self.find(part.id) else {
             return Ok(None);
@@ -80,7 +80,7 @@ impl Engine {
         }
     }
 
-    /// Removes those of the chosen cached prefixes that are not finite.
+    /// Removes the chosen cached prefixes that are not finite.
     fn remove_spoilt_texts(&mut self, is_chosen: impl Fn(&Kept) -> bool) {
         let chosen = self.kept.iter().filter(|text| is_chosen(text));
         let chosen: Vec<usize> = chosen.map(|text| text.sequence).collect();
@@ -102,8 +102,8 @@ impl Engine {
         }
     }
 
-    /// Fails a request by its own numbers, and removes all of it. Cached prefixes that it may have
-    /// continued go as well if they are not finite.
+    /// Fails a request because of its own numbers, and removes all of it. Also removes cached
+    /// prefixes that it may have continued, if they are not finite.
     fn fail_spoilt(&mut self, id: u64, error: &Error) {
         let Some(at) = self.find(id) else { return };
         let mut active = self.active.remove(at);

@@ -1,4 +1,4 @@
-//! Requests of engines that a test drives step by step.
+//! Requests for engines that a test drives step by step.
 
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub, missing_docs)] // Helpers of tests are tests, and none uses all of them.
 
@@ -6,7 +6,7 @@ use samite_requests::{Engine, Event, Reader, Request, Step};
 use samite_text::SamplerParams;
 use std::sync::Arc;
 
-/// A request that writes `count` tokens, and no token ends it.
+/// Creates a request that generates `count` tokens, and that no token ends.
 pub fn request(prompt: impl IntoIterator<Item = u32>, count: usize) -> Request {
     Request {
         max_tokens: Some(count),

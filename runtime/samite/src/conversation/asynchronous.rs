@@ -1,4 +1,4 @@
-//! Conversations for asynchronous programs, on whatever runtime they have.
+//! Conversations for asynchronous programs, independent of the async runtime.
 
 use super::{Conversation, ConversationError, Reply, Result};
 use crate::CancelToken;
@@ -12,12 +12,12 @@ use std::pin::Pin;
 use std::sync::mpsc;
 use std::task::{Context, Poll, ready};
 
-/// Events that wait to be taken; the answer waits when there are more.
+/// Capacity of the event channel; generation blocks while the channel is full.
 const WAITING: usize = 64;
 
 type Job = Box<dyn FnOnce(&mut Conversation) + Send>;
 
-/// A conversation in a thread of its own. When it is dropped, an answer that is under way ends.
+/// A conversation in a thread of its own. Dropping it ends an answer in progress.
 pub struct AsyncConversation {
     jobs: mpsc::Sender<Job>,
     cancel: CancelToken,
@@ -33,7 +33,7 @@ impl AsyncConversation {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If the system has no thread left.
+    /// If the system cannot start another thread.
     pub fn new(mut conversation: Conversation) -> std::io::Result<Self> {
         let cancel = conversation.context().options().cancel.clone();
         let (jobs, queue) = mpsc::channel::<Job>();
@@ -47,30 +47,32 @@ impl AsyncConversation {
         Ok(Self { jobs, cancel })
     }
 
-    /// Does something with the conversation: changes its options, adds tools, takes its messages. It waits for an answer that is under way.
+    /// Runs `act` on the conversation, for example to change options, add tools or take messages.
+    /// Waits for an answer in progress.
     ///
     /// # Errors
-    /// [`ConversationError::Gone`] if `act` panicked, or one before it.
+    /// [`ConversationError::Gone`] if `act` or an earlier call of it panicked.
     pub async fn with<T: Send + 'static>(
         &mut self,
         act: impl FnOnce(&mut Conversation) -> T + Send + 'static,
     ) -> Result<T> {
         let (sender, receiver) = async_channel::bounded(1);
         let job = move |conversation: &mut Conversation| {
-            // Nobody may want to know any more.
+            // The caller may have dropped its future.
             let _ = sender.try_send(act(conversation));
         };
-        // If the thread is gone, the sender is dropped, and that is seen below.
+        // If the thread has ended, the sender is dropped, which `recv` below reports.
         let _ = self.jobs.send(Box::new(job));
         receiver.recv().await.map_err(|_| ConversationError::Gone)
     }
 
-    /// Asks. The answer begins at once, and ends when what this gives is dropped.
+    /// Asks a question. The answer starts at once and ends when the returned stream is dropped.
     pub fn ask(&mut self, content: impl Into<Content>) -> Answering<'_> {
         let content = content.into();
         let (sender, receiver) = async_channel::bounded(WAITING);
         let job = move |conversation: &mut Conversation| {
-            // An answer that was dropped before is no reason to stop this one. One that is dropped closes its channel first, and cancels then.
+            // Reset first: cancelling a dropped earlier answer must not stop this one. A dropped
+            // `Answering` closes its channel before it cancels, so the check below is reliable.
             conversation.context().options().cancel.reset();
             if sender.is_closed() {
                 return;
@@ -99,16 +101,16 @@ impl Drop for AsyncConversation {
     }
 }
 
-/// What came next.
+/// An item of the stream.
 #[derive(Debug)]
 pub enum AnswerUpdate {
-    /// An event.
+    /// An event of the answer.
     Event(Event),
-    /// The end of the answer, and all of it.
+    /// End of the answer, with the complete reply.
     End(Box<Reply>),
 }
 
-/// An answer as it comes: a stream of its events. It ends when this is dropped.
+/// An answer in progress: a stream of its events. Dropping it ends the answer.
 pub struct Answering<'a> {
     updates: Pin<Box<Receiver<Result<AnswerUpdate>>>>,
     cancel: CancelToken,

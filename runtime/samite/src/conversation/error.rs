@@ -1,42 +1,42 @@
-//! Why there is no answer.
+//! Errors of conversations.
 
 use crate::{chat, llm};
 
-/// Why there is no answer.
+/// Reason why a conversation has no answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConversationError {
-    /// The model, its context or a device; also when cancelled.
+    /// Failure of the model, its context or a device, or cancellation.
     #[error(transparent)]
     Model(#[from] llm::Error),
-    /// The template cannot be used, or refuses the messages.
+    /// The template cannot be used or rejects the messages.
     #[error(transparent)]
     Template(#[from] chat::TemplateError),
-    /// What answers keep to cannot be enforced.
+    /// The grammar or schema for answers cannot be enforced.
     #[cfg(feature = "grammar")]
     #[error(transparent)]
     Grammar(#[from] crate::grammar::GrammarError),
-    /// A tool was called after an answer had called tools this often in a row.
+    /// The model called tools in this many consecutive rounds.
     #[error(
         "the model went on calling tools after {0} rounds: raise max_rounds, or look at what they answer"
     )]
     TooManyRounds(usize),
-    /// Tools, and something that answers keep to.
+    /// Both tools and a grammar are set.
     #[error("answers cannot keep to a grammar while there are tools: a call is not part of it")]
     ToolsAndGrammar,
-    /// A call was asked for, and what calls of this format keep to is not known.
+    /// A tool call is required, but this format has no known grammar.
     #[error(
         "a model whose calls have the format {0} cannot be made to call a tool: leave that to it"
     )]
     NoCalls(&'static str),
-    /// An answer that is no value of the wanted type.
+    /// The answer is not a value of the requested type.
     #[error("the answer is no {wanted}: {why}: {text}")]
     NotTyped {
-        /// The name of the type.
+        /// Name of the type.
         wanted: &'static str,
-        /// What is wrong with it.
+        /// Reason why the answer does not match.
         why: String,
-        /// The answer.
+        /// Text of the answer.
         text: String,
     },
     /// The thread of an [`AsyncConversation`](super::AsyncConversation) ended.
@@ -46,7 +46,7 @@ pub enum ConversationError {
 }
 
 impl ConversationError {
-    /// Whether the answer was stopped by its context's token.
+    /// Returns whether the answer was cancelled through its context's token.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Model(error) if error.is_cancelled())
     }

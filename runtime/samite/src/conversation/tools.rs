@@ -1,4 +1,4 @@
-//! Functions that a model may call.
+//! Functions that a model can call.
 
 use super::Conversation;
 use crate::chat::{AnswerCall, Message, Tool};
@@ -7,7 +7,7 @@ use std::fmt;
 
 type Function = Box<dyn FnMut(Value) -> Result<String, String> + Send>;
 
-/// All of them, each with what it does if that is done here.
+/// All tools, each with its function if this program executes it.
 #[derive(Default)]
 pub(super) struct Tools(Vec<(Tool, Option<Function>)>);
 
@@ -39,7 +39,8 @@ impl Tools {
             .find(|(tool, _)| tool.function.name == name)
     }
 
-    /// Whether there are calls, and all can be answered here. One of a tool that does not exist can: with that.
+    /// Returns whether there are calls and all can be answered here. A call of an unknown tool
+    /// counts: its answer says that the tool does not exist.
     pub fn answer_all(&mut self, calls: &[AnswerCall]) -> bool {
         let mut answers = |call: &AnswerCall| {
             self.find(&call.name)
@@ -48,7 +49,8 @@ impl Tools {
         !calls.is_empty() && calls.iter().all(&mut answers)
     }
 
-    /// The message with the result of a call. What goes wrong is told to the model, which may try again.
+    /// Returns the message with the result of a call. Errors are reported to the model, which may
+    /// try again.
     pub fn call(&mut self, call: &AnswerCall) -> Message {
         let result = match self.find(&call.name) {
             Some((_, Some(function))) => match serde_json::from_str(&call.arguments) {
@@ -66,8 +68,9 @@ impl Tools {
 }
 
 impl Conversation {
-    /// Lets the model call a function, with its arguments as JSON. It gets the text that the function gives; an error, too, and may
-    /// try again. Another function of this name is replaced.
+    /// Registers a function that the model can call with JSON arguments. The model receives the
+    /// returned text. It receives an error as well and may try again. Replaces an earlier function
+    /// of the same name.
     ///
     /// ```no_run
     /// use samite::{Conversation, chat::Tool};
@@ -90,8 +93,8 @@ impl Conversation {
         self.tools.set(tool, Some(Box::new(function)));
     }
 
-    /// Lets the model call a function that the application calls itself: it is part of the [`Reply`](super::Reply), and its result a message of the role
-    /// `tool`.
+    /// Declares a function that the application executes itself. Calls are part of the
+    /// [`Reply`](super::Reply); the application answers with a message of role `tool`.
     pub fn declare_tool(&mut self, tool: Tool) {
         self.tools.set(tool, None);
     }

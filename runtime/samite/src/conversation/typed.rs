@@ -1,4 +1,4 @@
-//! Answers that keep to something.
+//! Answers constrained to a schema or grammar.
 
 use super::{Conversation, ConversationError, Result, ToolChoice};
 use crate::chat::Content;
@@ -11,7 +11,8 @@ use serde_json::Value;
 use std::ops::ControlFlow;
 
 impl Conversation {
-    /// Asks, and the answer is a value of this type: it keeps to the type's JSON schema. Say in the question what the members mean.
+    /// Asks a question and returns the answer as a value of type `T`, constrained to its JSON
+    /// schema. The question should explain the meaning of the fields.
     ///
     /// ```no_run
     /// #[derive(serde::Deserialize, schemars::JsonSchema)]
@@ -26,7 +27,8 @@ impl Conversation {
     /// ```
     ///
     /// # Errors
-    /// As [`answer`](Self::answer); if the schema has what cannot be enforced; if the answer was cut off.
+    /// Fails like [`answer`](Self::answer); also if the schema contains something that cannot be
+    /// enforced, or if the answer was cut off.
     pub fn ask_for<T: DeserializeOwned + JsonSchema>(
         &mut self,
         content: impl Into<Content>,
@@ -55,7 +57,8 @@ impl Conversation {
         })
     }
 
-    /// What the sampler asks for the next answer, of which the content begins behind a mark, if there is one.
+    /// Returns the sampler's constraint for the next answer. Its content starts after the marker
+    /// `before_content`, if there is one.
     pub(super) fn constraint(
         &mut self,
         before_content: Option<&str>,
@@ -94,8 +97,9 @@ impl Conversation {
     }
 }
 
-/// Takes further members from objects: a type has no use for them, and a model could write them without end. Where several schemas describe one object,
-/// each alone does not know all of its members.
+/// Forbids additional properties: a type has no use for them, and a model could generate them
+/// endlessly. Where several schemas describe one object, no single one lists all of its properties,
+/// so those are left open.
 fn close(schema: &mut Value, is_alone: bool) {
     let Value::Object(keywords) = schema else {
         return;

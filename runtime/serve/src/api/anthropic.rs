@@ -1,4 +1,4 @@
-//! Anthropic's messages.
+//! Anthropic's Messages API.
 
 use crate::answer::{Choice, Update};
 use crate::chance;
@@ -19,7 +19,7 @@ const BLOCKS: TextItems = TextItems {
     members: &["text"],
 };
 
-/// One of Anthropic's messages as OpenAI's.
+/// Translates one of Anthropic's messages to OpenAI's format.
 fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
     let fields = Fields::of(place, message)?;
     let role = fields.text(&["role"])?;
@@ -87,7 +87,7 @@ fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
             }
         }
     }
-    // Results answer the calls before them; what is said comes behind.
+    // Results belong to the preceding calls, so they come before the text.
     out.extend(results);
     if !parts.is_empty() || !calls.is_empty() || !thoughts.is_empty() {
         let mut message = Map::new();
@@ -112,7 +112,8 @@ fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
     Ok(())
 }
 
-/// Some clients put a stamp into the first line of their system prompt that differs each time: with it, nothing would be found in the cache.
+/// Removes the first line of a system prompt if it is a stamp that some clients change with every
+/// request: it would defeat the prefix cache.
 fn without_stamp(system: String) -> String {
     const STAMP: &str = "x-anthropic-billing-header:";
     match system.strip_prefix(STAMP) {
@@ -124,7 +125,7 @@ fn without_stamp(system: String) -> String {
     }
 }
 
-/// A request as OpenAI's.
+/// Translates a request to OpenAI's format.
 fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
     let fields = Fields::new(body)?;
     let mut out = Vec::new();
@@ -145,7 +146,7 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
         "stop_sequences",
         "thinking",
         "metadata",
-        // An answer is one message.
+        // A response is a single message.
         "n",
         "n_cmpl",
         "max_tokens",
@@ -174,7 +175,7 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
             let name =
                 name.ok_or_else(|| ApiError::field(format!("{place}.name"), "is missing"))?;
             let Some((_, schema)) = tool.get(&["input_schema"]) else {
-                // A service of Anthropic's own.
+                // A tool that Anthropic's servers run.
                 continue;
             };
             functions.push(json!({
@@ -229,7 +230,7 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
     Ok(request.into())
 }
 
-/// The job of a message.
+/// Creates the job of a message request.
 pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, MessageTeller)> {
     let job = chat::job(context, &translated(body, true)?)?;
     let teller = MessageTeller {
@@ -242,12 +243,12 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, MessageTeller
     Ok((job, teller))
 }
 
-/// How many tokens a conversation is.
+/// Counts the tokens of a conversation.
 pub fn count(context: &RequestContext, body: &Value) -> Result<Value> {
     crate::api::tokens::count(context, &translated(body, false)?)
 }
 
-/// A block of content that is being told.
+/// The content block that is being sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Block {
     Text,
@@ -255,12 +256,12 @@ enum Block {
     Call,
 }
 
-/// Tells an answer as messages do.
+/// Sends an answer in the format of messages.
 pub struct MessageTeller {
     id: String,
     model: String,
     stops: Vec<String>,
-    /// Blocks so far.
+    /// Number of blocks so far.
     blocks: usize,
     open: Option<Block>,
 }
@@ -293,7 +294,7 @@ impl MessageTeller {
         if let Some(block) = self.open.take() {
             let index = self.blocks - 1;
             if block == Block::Thinking {
-                // Clients wait for one; there is nothing to sign.
+                // Clients expect a signature, but there is nothing to sign.
                 self.delta(&json!({"type": "signature_delta", "signature": ""}), out);
             }
             out.event(
@@ -402,7 +403,7 @@ impl Teller for MessageTeller {
             content.push(json!({"type": "text", "text": answer.content}));
         }
         for call in choice.calls() {
-            // What a model wrote that is no object is told as it is.
+            // Arguments that are not a JSON object are passed on as text.
             let input = serde_json::from_str::<Map<String, Value>>(&call.arguments);
             let input = input.map_or_else(|_| json!({"arguments": call.arguments}), Value::Object);
             content.push(

@@ -1,4 +1,4 @@
-//! Embeddings, and how well documents go with a question.
+//! Embeddings and reranking.
 
 use crate::api::native;
 use crate::app::App;
@@ -18,10 +18,10 @@ fn embedder(app: &App) -> Result<&Embedder> {
     })
 }
 
-/// Most texts of one request: as many as OpenAI takes.
+/// Maximum number of texts per request. OpenAI has the same limit.
 const MOST_INPUTS: usize = 2048;
 
-/// The texts of a request, each as tokens.
+/// Returns the tokens of each text of a request.
 fn inputs(context: &RequestContext, fields: &Fields<'_>) -> Result<Vec<Vec<u32>>> {
     let Some((name, value)) = fields.get(&["input", "content", "prompt"]) else {
         return Err(ApiError::field("input", "is missing"));
@@ -88,7 +88,7 @@ fn compute(
     embedder: &Embedder,
     texts: &[Vec<u32>],
 ) -> Result<Vec<Vec<Vec<f32>>>> {
-    /// Bytes of a number: as it is, and as JSON with its text.
+    /// Bytes of a number: as a float, and as JSON with its text.
     const NUMBER: usize = 4 + 32 + 2 * 16;
     check_lengths(embedder, texts)?;
     let count = if embedder.is_of_tokens {
@@ -101,7 +101,7 @@ fn compute(
         .account
         .charge("input", numbers.saturating_mul(NUMBER))?;
     let mut found = Vec::with_capacity(texts.len());
-    // Requests of others come between the batches.
+    // Other requests may run between the batches.
     for batch in batches(texts, embedder.longest) {
         let _turn = context
             .embedding_batch
@@ -115,7 +115,7 @@ fn compute(
     Ok(found)
 }
 
-/// Divides texts into runs of at most `most` tokens, or one text.
+/// Splits texts into batches of at most `most` tokens, or of one text.
 fn batches(texts: &[Vec<u32>], most: usize) -> impl Iterator<Item = &[Vec<u32>]> {
     let mut rest = texts;
     std::iter::from_fn(move || {
@@ -142,7 +142,7 @@ fn normalization(embedder: &Embedder, fields: &Fields<'_>) -> Result<Normalizati
     known.ok_or_else(|| ApiError::field("embd_normalize", "must be -1, 0, or the power of a norm"))
 }
 
-/// Shortens texts that are too long. What the vocabulary adds at the end stays there.
+/// Truncates texts that are too long, but keeps the tokens that the vocabulary adds at the end.
 fn cut(app: &App, embedder: &Embedder, texts: &mut [Vec<u32>]) {
     let ends = [app.tokenizer.eos(), app.tokenizer.sep()];
     for tokens in texts {
@@ -157,12 +157,12 @@ fn cut(app: &App, embedder: &Embedder, texts: &mut [Vec<u32>]) {
     }
 }
 
-/// OpenAI's embeddings.
+/// Computes embeddings for OpenAI's API.
 pub fn openai(context: &RequestContext, body: &Value) -> Result<Value> {
     openai_or_cut(context, body, false)
 }
 
-/// Computes [`openai`] embeddings. Cuts texts that are too long if `cuts` is set.
+/// Computes [`openai`] embeddings. Truncates texts that are too long if `cuts` is set.
 pub fn openai_or_cut(context: &RequestContext, body: &Value, cuts: bool) -> Result<Value> {
     let fields = Fields::new(body)?;
     let embedder = embedder(context)?;
@@ -224,7 +224,7 @@ pub fn openai_or_cut(context: &RequestContext, body: &Value, cuts: bool) -> Resu
     }))
 }
 
-/// llama-server's embeddings.
+/// Computes embeddings for llama-server's API.
 pub fn native(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
     let embedder = embedder(context)?;
@@ -232,7 +232,7 @@ pub fn native(context: &RequestContext, body: &Value) -> Result<Value> {
     let texts = inputs(context, &fields)?;
     let found = compute(context, embedder, &texts)?;
     let entries = found.into_iter().enumerate().map(|(index, mut list)| {
-        // One of each token stays as it is.
+        // Embeddings per token are not normalized.
         if !embedder.is_of_tokens {
             list.iter_mut()
                 .for_each(|embedding| normalization.apply(embedding));
@@ -242,7 +242,7 @@ pub fn native(context: &RequestContext, body: &Value) -> Result<Value> {
     Ok(entries.collect())
 }
 
-/// How well documents go with a question.
+/// Scores how well documents match a query.
 pub fn rerank(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
     let embedder = context
@@ -305,7 +305,8 @@ pub fn rerank(context: &RequestContext, body: &Value) -> Result<Value> {
     }))
 }
 
-/// The tokens of a question with a document: as the model's file says, or with what its vocabulary has between two texts.
+/// Returns the tokens of a query and a document: by the template in the model's file, or with the
+/// vocabulary's separator between them.
 fn pair(context: &RequestContext, query: &str, document: &str) -> Result<Vec<u32>> {
     let tokenizer = &context.tokenizer;
     let key = "tokenizer.chat_template.rerank";
@@ -332,8 +333,8 @@ fn pair(context: &RequestContext, query: &str, document: &str) -> Result<Vec<u32
     }
 }
 
-/// A template with a question and a document in it, as parts: special tokens are recognized in the
-/// template only.
+/// Fills a query and a document into a template and returns the parts. Special tokens are
+/// recognized only in parts of the template.
 fn filled<'a>(template: &'a str, query: &'a str, document: &'a str) -> Vec<(&'a str, bool)> {
     let mut parts = Vec::new();
     for (i, piece) in template.split("{query}").enumerate() {

@@ -1,5 +1,6 @@
-//! Metrics, as Prometheus' text. Names of llama.cpp stand as they are; the others are vLLM's behind a prefix, so that what watches it can watch this server. Each
-//! name has one series.
+//! Metrics in Prometheus' text format. Names of llama.cpp are unchanged. All others are vLLM's
+//! names behind a prefix, so that monitoring for vLLM works with this server. Each name has one
+//! series.
 
 use crate::app::App;
 use crate::latency::{ENDS, Histogram};
@@ -10,7 +11,7 @@ use std::time::Duration;
 /// The text so far.
 struct Told<'p> {
     text: String,
-    /// What stands before the colon of names that are not llama.cpp's.
+    /// Prefix before the colon of names that are not llama.cpp's.
     prefix: &'p str,
 }
 
@@ -38,7 +39,8 @@ impl Told<'_> {
         self.one(name, "gauge", help, value);
     }
 
-    /// Adapters of requests that have a slot, and of those that wait for one. The value is the time, as vLLM's: of several series, the latest counts.
+    /// Writes the adapters of requests that have a slot, and of those that wait for one. As in
+    /// vLLM, the value is the time: of several series, the latest counts.
     fn adapters(&mut self, app: &App, [running, waiting]: &[Vec<PathBuf>; 2]) {
         let name = self.head(
             "lora_requests_info",
@@ -76,7 +78,7 @@ impl Told<'_> {
     }
 }
 
-/// A value of a label.
+/// Escapes the value of a label.
 fn escaped(text: &str) -> String {
     text.replace('\\', r"\\")
         .replace('"', r#"\""#)
@@ -92,7 +94,7 @@ fn rate(tokens: u64, time: Duration) -> f64 {
     }
 }
 
-/// Those of a model.
+/// Returns the metrics of a model.
 pub fn text(app: &App) -> String {
     let view = app
         .handle
@@ -103,7 +105,7 @@ pub fn text(app: &App) -> String {
     let totals = &view.totals;
     let slots = view.slots.iter();
     let busy = slots.filter(|slot| slot.request.is_some()).count() as f64;
-    // Rates are those since the last time that somebody asked.
+    // Rates cover the time since the last scrape.
     let before = app.last_scrape(*totals);
     let part = |part: f64, all: f64| if all > 0.0 { part / all } else { 0.0 };
     let mut told = Told {

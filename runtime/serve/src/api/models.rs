@@ -1,4 +1,4 @@
-//! Which models there are.
+//! Lists of models.
 
 use crate::app::App;
 use crate::entry::{Entry, Status};
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::hub::Hub;
 use serde_json::{Value, json};
 
-/// The list for OpenAI's clients, and for others that read `models`.
+/// Returns the list in OpenAI's format, and in the format for clients that read `models`.
 pub fn list(hub: &Hub) -> Value {
     let entries = hub.entries().iter();
     let (mut shown_all, mut data) = (Vec::new(), Vec::new());
@@ -27,10 +27,10 @@ pub fn list(hub: &Hub) -> Value {
     json!({"models": shown_all, "object": "list", "data": data})
 }
 
-/// A model of the list.
+/// Returns one model of the list.
 ///
 /// # Errors
-/// If there is none of this name.
+/// Returns an error if no model has this name.
 pub fn one(hub: &Hub, name: &str) -> Result<Value> {
     for entry in hub.entries() {
         if let Status::Loaded(app) = entry.status()
@@ -104,10 +104,10 @@ fn loaded(hub: &Hub, entry: &Entry, app: &App) -> Value {
     })
 }
 
-/// An adapter, which requests can name in the place of the model, in vLLM's form.
+/// Returns an adapter as a model in vLLM's format: requests can name it instead of the model.
 fn adapter(hub: &Hub, app: &App, number: usize) -> Option<Value> {
     let name = app.adapter_name(number)?;
-    // What is named so is another.
+    // Skip an adapter whose name refers to another one.
     (app.adapter_named(name) == Some(number)).then(|| {
         json!({
             "id": name,
@@ -119,7 +119,7 @@ fn adapter(hub: &Hub, app: &App, number: usize) -> Option<Value> {
     })
 }
 
-/// A model as others than OpenAI's clients read it.
+/// Returns a model in the format for clients other than OpenAI's.
 fn shown(app: &App) -> Value {
     let id = app.model_id();
     let family = app.model.architecture().name;

@@ -11,7 +11,7 @@ use samite_requests::{PromptProgress, Reason};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-/// How far a prompt is.
+/// Returns the progress of a prompt.
 pub fn progress(progress: &PromptProgress) -> Value {
     json!({
         "total": progress.total,
@@ -21,7 +21,7 @@ pub fn progress(progress: &PromptProgress) -> Value {
     })
 }
 
-/// The timings while a prompt is read.
+/// Returns the timings during prefill.
 pub fn progress_timings(progress: &PromptProgress) -> Value {
     let computed = progress.processed.saturating_sub(progress.cached);
     let time = if computed == 0 {
@@ -32,10 +32,10 @@ pub fn progress_timings(progress: &PromptProgress) -> Value {
     timings(progress.cached, computed, time, 0, Duration::ZERO)
 }
 
-/// Most texts of one request.
+/// Maximum number of texts per request.
 pub const MOST_TEXTS: usize = 256;
 
-/// The prompts of a request: a text, tokens, both mixed, or a list of those.
+/// Returns the prompts of a request: a text, tokens, both mixed, or a list of those.
 pub fn prompts(context: &RequestContext, fields: &Fields<'_>) -> Result<(Vec<Vec<u32>>, bool)> {
     let Some((name, value)) = fields.get(&["prompt"]) else {
         return Err(ApiError::field("prompt", "is missing"));
@@ -61,7 +61,7 @@ pub fn prompts(context: &RequestContext, fields: &Fields<'_>) -> Result<(Vec<Vec
     }
 }
 
-/// The tokens of one prompt.
+/// Returns the tokens of one prompt.
 pub fn prompt(context: &RequestContext, name: &str, value: &Value) -> Result<Vec<u32>> {
     match value {
         Value::String(text) => {
@@ -96,7 +96,7 @@ pub fn prompt(context: &RequestContext, name: &str, value: &Value) -> Result<Vec
     }
 }
 
-/// What goes on has no end token.
+/// Removes the end token that the tokenizer adds, because the text continues.
 fn with_begin(app: &App, mut tokens: Vec<u32>) -> Vec<u32> {
     if app.tokenizer.adds_eos() {
         tokens.pop();
@@ -104,7 +104,7 @@ fn with_begin(app: &App, mut tokens: Vec<u32>) -> Vec<u32> {
     tokens
 }
 
-/// Tokens and texts in one prompt.
+/// Returns the tokens of a prompt that mixes tokens and texts.
 fn mixed(context: &RequestContext, name: &str, list: &[Value]) -> Result<Vec<u32>> {
     let mut tokens = Vec::new();
     for (i, value) in list.iter().enumerate() {
@@ -124,7 +124,7 @@ fn mixed(context: &RequestContext, name: &str, list: &[Value]) -> Result<Vec<u32
     Ok(tokens)
 }
 
-/// The number of a token.
+/// Parses the ID of a token.
 pub fn token(app: &App, name: &str, value: &Value) -> Result<u32> {
     let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
     let count = app.tokenizer.vocab_size();
@@ -136,7 +136,7 @@ pub fn token(app: &App, name: &str, value: &Value) -> Result<u32> {
     })
 }
 
-/// The job of a completion.
+/// Creates the job of a completion.
 pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, bool)> {
     let fields = Fields::new(body)?;
     let (prompts, is_list) = prompts(context, &fields)?;
@@ -145,7 +145,7 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, bool)> {
     Ok((job, is_list))
 }
 
-/// The job of OpenAI's completions, which may begin with their prompts.
+/// Creates the job of an OpenAI completion, which may echo its prompt.
 pub fn openai_job(context: &RequestContext, body: &Value) -> Result<Job> {
     let (mut job, _) = job(context, body)?;
     let fields = Fields::new(body)?;
@@ -164,7 +164,7 @@ pub fn openai_job(context: &RequestContext, body: &Value) -> Result<Job> {
         }
         _ => Vec::new(),
     };
-    // The choices of a prompt stand together.
+    // The choices of a prompt are adjacent.
     let count = texts.len().max(1);
     let each = (job.requests.len() / count).max(1);
     job.echo = match texts.is_empty() {
@@ -182,7 +182,7 @@ pub fn openai_job(context: &RequestContext, body: &Value) -> Result<Job> {
     Ok(job)
 }
 
-/// The job of an infill.
+/// Creates the job of an infill.
 pub fn infill(context: &RequestContext, body: &Value) -> Result<(Job, bool)> {
     let fields = Fields::new(body)?;
     let [Some(prefix), Some(suffix), Some(middle)] = context.tokenizer.fill_in() else {
@@ -233,13 +233,13 @@ pub fn infill(context: &RequestContext, body: &Value) -> Result<(Job, bool)> {
     Ok((job, is_list))
 }
 
-/// Tells an answer as llama-server does.
+/// Sends an answer in llama-server's format.
 pub struct NativeTeller {
     pub job: Job,
     pub is_list: bool,
 }
 
-/// What llama-server says at the end.
+/// Returns llama-server's final object.
 pub fn whole(choice: &Choice, job: &Job) -> Value {
     let mut whole = ended(choice, job, &choice.text);
     if job.return_tokens {
@@ -279,7 +279,7 @@ fn ended(choice: &Choice, job: &Job, content: &str) -> Value {
     })
 }
 
-/// Only these members; one with a slash is taken out of the object that it is in.
+/// Keeps only the members `names`. A name with a slash refers to a member of a nested object.
 fn only(value: &Value, names: &[String]) -> Value {
     if names.is_empty() {
         return value.clone();

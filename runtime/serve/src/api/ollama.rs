@@ -1,4 +1,4 @@
-//! ollama's interface.
+//! Ollama's API.
 
 use crate::answer::{Choice, Update};
 use crate::api::{embeddings, native};
@@ -16,14 +16,14 @@ use samite_chat::Event as Parsed;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-/// The version whose interface this is.
+/// Version of Ollama whose API this is.
 const VERSION: &str = "0.12.0";
 
 pub fn version() -> Value {
     json!({"version": VERSION})
 }
 
-/// The time of day, as RFC 3339 has it.
+/// Returns the current time in RFC 3339 format.
 fn time() -> String {
     time_at(chance::since_epoch())
 }
@@ -71,7 +71,7 @@ fn entry(app: &App) -> Map<String, Value> {
         .collect()
 }
 
-/// All models. Of those that are not in memory, little more than the name is known.
+/// Lists all models. For models that are not loaded, little more than the name is known.
 pub fn tags(hub: &Hub) -> Value {
     let models = hub.entries().iter().map(|model| match model.status() {
         Status::Loaded(app) => Value::Object(entry(&app)),
@@ -91,7 +91,7 @@ pub fn tags(hub: &Hub) -> Value {
     json!({"models": models.collect::<Vec<_>>()})
 }
 
-/// The models in memory.
+/// Lists the loaded models.
 pub fn ps(hub: &Hub) -> Value {
     let models = hub.entries().iter().filter_map(|model| {
         let Status::Loaded(app) = model.status() else {
@@ -112,13 +112,13 @@ pub fn ps(hub: &Hub) -> Value {
     json!({"models": models.collect::<Vec<_>>()})
 }
 
-/// How long a model stays in memory once nobody uses it.
+/// Time that an idle model stays loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
-    /// As long as there is room.
+    /// Until another model needs the memory.
     Always,
     For(Duration),
-    /// It leaves when the request is answered.
+    /// Until the request is answered.
     Leaves,
 }
 
@@ -132,10 +132,12 @@ impl Stay {
     }
 }
 
-/// Limit of `keep_alive`. A model stays loaded for longer times, whose end no date can express.
+/// Limit of `keep_alive`. A model with a longer time stays loaded forever, because no date can
+/// express the end.
 const A_CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Reads `keep_alive`: seconds, or a text such as "10m" or "1h30m"; below zero for as long as there is room.
+/// Parses `keep_alive`: seconds, or a text such as "10m" or "1h30m". A negative time means until
+/// another model needs the memory.
 pub fn keep_alive(body: &Value) -> Result<Option<Stay>> {
     let seconds = match &body["keep_alive"] {
         Value::Null => return Ok(None),
@@ -158,7 +160,7 @@ pub fn keep_alive(body: &Value) -> Result<Option<Stay>> {
     }
 }
 
-/// The seconds of a text such as "1h30m", "90" or "-1".
+/// Returns the seconds of a text such as "1h30m", "90" or "-1".
 fn duration(text: &str) -> Option<f64> {
     if let Ok(seconds) = text.parse::<f64>() {
         return Some(seconds);
@@ -190,7 +192,7 @@ fn duration(text: &str) -> Option<f64> {
     (!text.is_empty()).then_some(sign * sum)
 }
 
-/// Whether a request asks for no text.
+/// Returns whether a request has no prompt and no messages.
 pub fn is_empty(body: &Value, is_chat: bool) -> bool {
     match &body[if is_chat { "messages" } else { "prompt" }] {
         Value::Null => true,
@@ -200,7 +202,7 @@ pub fn is_empty(body: &Value, is_chat: bool) -> bool {
     }
 }
 
-/// What is said when a model was loaded, or given up, and nothing else was asked for.
+/// Returns the response to a request that only loads or unloads a model.
 fn done(id: &str, is_chat: bool, reason: &str) -> Value {
     let mut value = json!({"model": id, "created_at": time()});
     match is_chat {
@@ -212,7 +214,7 @@ fn done(id: &str, is_chat: bool, reason: &str) -> Value {
     value
 }
 
-/// What is said when a model was given up.
+/// Returns the response to a request that unloads a model.
 pub fn unloaded(model: &Entry, is_chat: bool) -> Value {
     done(model.id(), is_chat, "unload")
 }
@@ -257,29 +259,30 @@ pub fn show(app: &App, body: &Value) -> Result<Value> {
     }))
 }
 
-/// What was asked for.
+/// The work that a request asks for.
 pub enum Asked {
-    /// Only that the model is there.
+    /// Only to load the model.
     Nothing(Value),
     Text(Box<Job>, OllamaTeller),
 }
 
-/// Moves what `options` says, and what has another name here, to where other interfaces have it.
+/// Moves the fields in `options`, and fields with other names here, to the names that the other
+/// APIs use.
 fn common(fields: &Fields<'_>, request: &mut Map<String, Value>) -> Result<()> {
     if let Some(options) = fields.fields("options")? {
         for (name, value) in options.object() {
             let name = match name.as_str() {
                 "num_predict" => "n_predict",
                 "num_keep" => "n_keep",
-                // Those of ollama's own machinery: the context and the threads are those of the server.
+                // Options of Ollama's runtime: the server fixes its context and threads.
                 "num_ctx" | "num_batch" | "num_gpu" | "main_gpu" | "num_thread" | "use_mmap"
                 | "numa" | "penalize_newline" | "tfs_z" | "low_vram" | "f16_kv" | "vocab_only"
                 | "use_mlock" => continue,
-                // An answer is one message.
+                // A response is a single message.
                 "n" | "n_cmpl" => continue,
                 other => other,
             };
-            // -2 is to fill the context: no limit does.
+            // -2 means to fill the context, so there is no limit.
             let value = match value.as_i64() {
                 Some(..-1) if name == "n_predict" => json!(-1),
                 _ => value.clone(),
@@ -330,7 +333,8 @@ fn common(fields: &Fields<'_>, request: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-/// ollama's messages as OpenAI's: calls have objects as arguments, and results name their tool.
+/// Translates Ollama's messages to OpenAI's format. In Ollama's, arguments of calls are objects and
+/// results name their tool.
 fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
     let list = fields.list("messages")?.unwrap_or_default();
     let mut calls: Vec<(String, String)> = Vec::new();
@@ -463,7 +467,7 @@ fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Asked> 
     Ok(Asked::Text(Box::new(job), teller))
 }
 
-/// Reads the tokens of a text so far, as an earlier answer of `/api/generate` has them.
+/// Reads the tokens of the text so far, which an earlier response of `/api/generate` returned.
 fn earlier_tokens(app: &App, fields: &Fields<'_>) -> Result<Vec<u32>> {
     let list = fields.list("context")?.unwrap_or_default();
     let count = app.tokenizer.vocab_size();
@@ -475,7 +479,7 @@ fn earlier_tokens(app: &App, fields: &Fields<'_>) -> Result<Vec<u32>> {
     tokens.collect()
 }
 
-/// Embeddings of several texts.
+/// Computes embeddings of several texts.
 pub fn embed(context: &RequestContext, body: &Value) -> Result<Value> {
     let start = std::time::Instant::now();
     let fields = Fields::new(body)?;
@@ -503,7 +507,7 @@ pub fn embed(context: &RequestContext, body: &Value) -> Result<Value> {
     }))
 }
 
-/// The embedding of one text.
+/// Computes the embedding of one text.
 pub fn embeddings(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
     let prompt = fields.text(&["prompt"])?;
@@ -516,16 +520,16 @@ fn nanoseconds(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Tells an answer as ollama does.
+/// Sends an answer in Ollama's format.
 pub struct OllamaTeller {
     model: String,
     is_chat: bool,
-    /// The last line has the tokens of the text, for the next request's `context`.
+    /// True if the last line has the tokens of the text, for the `context` of the next request.
     has_context: bool,
     started: std::time::Instant,
-    /// The call that is being written: ollama tells of whole ones.
+    /// Call that is being generated. Ollama sends only whole calls.
     call: Option<(String, String)>,
-    /// Log-probabilities of tokens whose text is not sent yet.
+    /// Log-probabilities of tokens whose text has not been sent yet.
     waiting: Vec<Value>,
 }
 
@@ -575,7 +579,7 @@ impl OllamaTeller {
     }
 }
 
-/// A call whose arguments are an object, as far as the model wrote one.
+/// Returns a call. Its arguments are an object if the model wrote one.
 fn call(name: &str, arguments: &str) -> Value {
     let read = serde_json::from_str::<Map<String, Value>>(arguments);
     let arguments = read.map_or_else(|_| json!({"arguments": arguments}), Value::Object);

@@ -9,18 +9,18 @@ use crate::stream::{Frames, Teller};
 use samite_chat::Event as Parsed;
 use serde_json::{Map, Value, json};
 
-/// Tells an answer as chat completions do.
+/// Sends an answer in the format of chat completions.
 pub struct ChatTeller {
     pub id: String,
     created: u64,
     pub job: Job,
-    /// By choice: tokens whose probabilities were not told yet.
+    /// Tokens of each choice whose probabilities have not been sent yet.
     waiting: Vec<Vec<TokenInfo>>,
-    /// By choice: whether its first chunk, with the role, was sent.
+    /// True for each choice whose first chunk, with the role, was sent.
     has_begun: Vec<bool>,
 }
 
-/// What a version is called where llama-server has its build.
+/// Version string where llama-server reports its build.
 pub const FINGERPRINT: &str = concat!("b1-samite-", env!("CARGO_PKG_VERSION"));
 
 impl ChatTeller {
@@ -180,7 +180,7 @@ impl Teller for ChatTeller {
     }
 }
 
-/// The message of an answer.
+/// Returns the message of an answer.
 pub fn message(choice: &Choice) -> Value {
     let answer = &choice.answer;
     let mut message = Map::new();

@@ -8,18 +8,18 @@ use crate::job::Job;
 use crate::stream::{Frames, Teller};
 use serde_json::{Map, Value, json};
 
-/// Tells an answer as completions do.
+/// Sends an answer in the format of completions.
 pub struct CompletionTeller {
     id: String,
     created: u64,
     job: Job,
-    /// By choice: characters before the next token.
+    /// Number of characters of each choice before the next token.
     told: Vec<usize>,
 }
 
-/// Probabilities as OpenAI's completions list them, and as llama-server does (`content`).
+/// Returns probabilities in the format of OpenAI's completions, and in llama-server's (`content`).
 fn listed(content: Vec<Value>, mut offset: usize) -> Value {
-    // Drawn ones are told as they are, and not as logarithms.
+    // Sampling probabilities are reported as they are, not as logarithms.
     let of = |entry: &Value| entry.get("logprob").or(entry.get("prob")).cloned();
     let top = |entry: &Value| -> Map<String, Value> {
         let list = entry.get("top_logprobs").or(entry.get("top_probs"));
@@ -58,12 +58,12 @@ impl CompletionTeller {
         }
     }
 
-    /// What a text begins with.
+    /// Returns the prompt to echo before a text.
     fn prompt(&self, choice: &Choice) -> &str {
         self.job.echo.get(choice.index).map_or("", String::as_str)
     }
 
-    /// Returns the probabilities of tokens. The first one begins `offset` characters into the text.
+    /// Returns the probabilities of tokens. The first one starts `offset` characters into the text.
     fn logprobs(&self, choice: &Choice, tokens: &[TokenInfo], offset: usize) -> Value {
         let tokens = tokens.iter().filter(|token| !choice.is_end_token(token.id));
         let found: Vec<Value> = tokens
@@ -132,7 +132,7 @@ impl Teller for CompletionTeller {
                     "finish_reason": choice.finish_reason(),
                 });
                 let mut chunk = self.body(json!([entry]));
-                // As in llama-server, unless the last chunk has that of all choices.
+                // As in llama-server, unless the last chunk has the usage of all choices.
                 if !self.job.include_usage {
                     chunk["usage"] = Choice::usage(std::slice::from_ref(choice));
                 }

@@ -1,12 +1,13 @@
-//! Where the model runs, and in what memory.
+//! Placement and memory of the model.
 
 use samite_llm::{Context, Result};
 use serde_json::{Value, json};
 
-/// What a page shows of the plan of one token: devices, splits, and bytes by memory; for a draft model, the bytes of its own.
+/// Returns the plan of one token for the web page: devices, splits, and bytes by memory. For a
+/// draft model, also its bytes.
 ///
 /// # Errors
-/// If a device cannot plan.
+/// Returns an error if a device cannot plan.
 pub fn plan(context: &Context, draft: Option<&Context>) -> Result<Value> {
     let plan = context.plan(1)?;
     let devices = plan.devices().iter().map(|device| {

@@ -1,4 +1,4 @@
-//! What a server is, its adapters, and its metrics.
+//! Properties of the server, its adapters, and its metrics.
 
 use crate::app::App;
 use crate::error::Result;
@@ -60,7 +60,7 @@ pub fn adapters(app: &App) -> Value {
     adapters.collect()
 }
 
-/// Has requests that say nothing get these shares of adapters.
+/// Sets the default scales of adapters, for requests that set none.
 pub fn set_adapters(app: &App, body: &Value) -> Result<Value> {
     let shares = job::shares(app, "body", body)?;
     let adapters = app.adapters(&shares);

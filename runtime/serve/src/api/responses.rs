@@ -1,4 +1,4 @@
-//! OpenAI's responses.
+//! OpenAI's Responses API.
 
 use crate::answer::{Choice, Update};
 use crate::api::{native, tokens};
@@ -26,7 +26,7 @@ const PARTS: TextItems = TextItems {
     members: &["text", "refusal"],
 };
 
-/// The items of an input as messages, each with the field that it came from.
+/// Translates the items of an input to messages. Returns the field that each message came from.
 fn messages(fields: &Fields<'_>) -> Result<(Vec<Value>, Vec<String>)> {
     let Some((name, input)) = fields.get(&["input"]) else {
         return Err(ApiError::field("input", "is missing"));
@@ -66,7 +66,7 @@ fn messages(fields: &Fields<'_>) -> Result<(Vec<Value>, Vec<String>)> {
                     role.ok_or_else(|| ApiError::field(format!("{place}.role"), "is missing"))?;
                 let said = content("content")?;
                 match role {
-                    // All that leads is one message of the system.
+                    // All leading system texts form one system message.
                     "system" | "developer" if messages.is_empty() => system.push(said),
                     _ => {
                         let mut message = json!({"role": role, "content": said});
@@ -86,7 +86,7 @@ fn messages(fields: &Fields<'_>) -> Result<(Vec<Value>, Vec<String>)> {
                     "type": "function",
                     "function": {"name": name, "arguments": item.text(&["arguments"])?.unwrap_or("{}")},
                 });
-                // Calls of one answer stand together.
+                // Calls of one answer form one message.
                 match messages.last_mut() {
                     Some(last) if last["role"] == "assistant" => {
                         match last["tool_calls"].as_array_mut() {
@@ -104,7 +104,7 @@ fn messages(fields: &Fields<'_>) -> Result<(Vec<Value>, Vec<String>)> {
                 "content": content("output")?,
             })),
             "reasoning" => thoughts = content("content")?,
-            // Clients send back all items, those of OpenAI's own services included.
+            // Clients send back all items, including those of OpenAI's own services.
             other => tracing::warn!("{place}: items of type {other:?} are left out"),
         }
         places.resize(messages.len(), place);
@@ -116,12 +116,12 @@ fn messages(fields: &Fields<'_>) -> Result<(Vec<Value>, Vec<String>)> {
     Ok((messages, places))
 }
 
-/// A request as one of chat completions.
+/// A request in the format of chat completions.
 struct Translated {
     request: Value,
-    /// The field that each message came from.
+    /// Field that each message came from.
     places: Vec<String>,
-    /// The index of each function in the client's list, which also has other tools.
+    /// Index of each function in the client's list, which also has other tools.
     tools: Vec<usize>,
 }
 
@@ -144,7 +144,7 @@ fn translated(body: &Value) -> Result<Translated> {
         "reasoning",
         "max_output_tokens",
         "metadata",
-        // An answer is one message.
+        // A response is a single message.
         "n",
         "n_cmpl",
         "store",
@@ -175,7 +175,7 @@ fn translated(body: &Value) -> Result<Translated> {
     let mut tools = Vec::new();
     for (i, tool) in fields.list("tools")?.unwrap_or_default().iter().enumerate() {
         let tool = Fields::of(&format!("tools[{i}]"), tool)?;
-        // Others are services of OpenAI's own; clients send them anyway.
+        // Other tools are services of OpenAI's, which clients list anyway.
         if tool.text(&["type"])? != Some("function") {
             continue;
         }
@@ -203,7 +203,7 @@ fn translated(body: &Value) -> Result<Translated> {
 }
 
 impl Translated {
-    /// An error about a field of the request as one about what it came from.
+    /// Translates an error about a field to the client's name of the field.
     fn placed(&self, error: ApiError) -> ApiError {
         let param = error.more.get("param").and_then(Value::as_str);
         match param.and_then(|param| Some((param.to_owned(), self.origin(param)?))) {
@@ -212,7 +212,7 @@ impl Translated {
         }
     }
 
-    /// Returns the client's name of a field of the request, if it is another one.
+    /// Returns the client's name of a field, if it differs.
     fn origin(&self, param: &str) -> Option<String> {
         let element = |list: &str| {
             let (number, rest) = param.strip_prefix(list)?.split_once(']')?;
@@ -220,7 +220,7 @@ impl Translated {
         };
         if let Some((number, rest)) = element("messages[") {
             let place = self.places.get(number)?;
-            // Calls of several items are in one message.
+            // One message holds the calls of several items.
             let rest = if rest.starts_with(".tool_calls") {
                 ""
             } else {
@@ -272,7 +272,7 @@ pub fn count(context: &RequestContext, body: &Value) -> Result<Value> {
     Ok(counted)
 }
 
-/// An item of the output that is being told.
+/// The output item that is being sent.
 enum Open {
     Message(String),
     Thought(String),
@@ -283,7 +283,7 @@ enum Open {
     },
 }
 
-/// Tells an answer as responses do.
+/// Sends an answer in the format of responses.
 pub struct ResponseTeller {
     id: String,
     message: String,
@@ -528,7 +528,7 @@ impl Teller for ResponseTeller {
         }));
         let last = items.len() - 1;
         let items = items.iter().enumerate().map(|(number, item)| {
-            // What a limit cut is the last one.
+            // Only the last item can be cut off by a limit.
             let status = if number == last {
                 status(choice)
             } else {

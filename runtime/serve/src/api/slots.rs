@@ -1,4 +1,4 @@
-//! Slots: what is at work, and what they have left, saved to files and restored.
+//! Slots: lists them, and saves, restores and erases their cached prompts.
 
 use crate::access::Caller;
 use crate::app::App;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// All slots.
+/// Lists all slots.
 pub fn list(app: &App, caller: Caller) -> Result<Value> {
     let handle = app.handle()?;
     let context = handle.limits().context;
@@ -24,7 +24,7 @@ pub fn list(app: &App, caller: Caller) -> Result<Value> {
             "speculative": false,
             "is_processing": slot.request.is_some(),
         });
-        // What other keys ask does not show, but for load.
+        // Of other keys' requests, only the load is visible.
         if !caller.is_admin && slot.owner != caller.owner {
             return shown;
         }
@@ -55,7 +55,7 @@ pub fn list(app: &App, caller: Caller) -> Result<Value> {
     Ok(slots.collect())
 }
 
-/// Has the engine do something between two steps.
+/// Runs `act` on the engine between two steps.
 async fn on_engine<T: Send + 'static>(
     app: &App,
     act: impl FnOnce(&mut Engine) -> T + Send + 'static,
@@ -68,7 +68,7 @@ async fn on_engine<T: Send + 'static>(
     receiver.await.map_err(gone)
 }
 
-/// A name of a file inside the folder of saved slots.
+/// Returns a file name, and its path in the folder of saved slots.
 fn path(context: &RequestContext, body: &Value) -> Result<(String, PathBuf)> {
     let fields = Fields::new(body)?;
     let folder = context.options.slot_save_path.as_ref().ok_or_else(|| {
@@ -107,7 +107,7 @@ fn create_private_folder(folder: &Path) -> std::io::Result<()> {
     builder.create(folder)
 }
 
-/// Saves, restores or erases what a slot has left.
+/// Saves, restores or erases the cached prompt of a slot.
 pub async fn act(
     context: &RequestContext,
     slot: &str,
@@ -170,7 +170,7 @@ pub async fn act(
             let from = path.clone();
             let read = tokio::task::spawn_blocking(move || SavedSequence::read(&from)).await;
             let read = read.map_err(|error| ApiError::new(500, error.to_string()))?;
-            // Clients need not know where the folder is.
+            // Clients must not learn the path of the folder.
             let shown = |text: String| text.replace(&path.display().to_string(), &name);
             let saved = read.map_err(|error| ApiError::invalid(shown(error.to_string())))?;
             let restored = on_engine(context, move |engine| {

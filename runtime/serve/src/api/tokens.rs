@@ -1,4 +1,4 @@
-//! Text to tokens and back, and conversations to prompts.
+//! Tokenization, detokenization, and chat templates.
 
 use crate::api::native::token;
 use crate::chat::Conversation;
@@ -7,7 +7,7 @@ use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use serde_json::{Value, json};
 
-/// Bytes of memory that a token with its piece takes as JSON, at most, beside the piece.
+/// Maximum bytes that a token and its piece take as JSON, besides the piece.
 const PIECE: usize = 800;
 
 pub fn tokenize(context: &RequestContext, body: &Value) -> Result<Value> {
@@ -76,7 +76,7 @@ pub fn detokenize(context: &RequestContext, body: &Value) -> Result<Value> {
         .iter()
         .map(|&token| context.tokenizer.token_to_piece(token, true));
     let bytes = pieces.flatten().map(<[u8]>::len).sum::<usize>();
-    // The text, the answer's copy of it, and the answer as JSON with its escapes.
+    // The text, its copy in the answer, and the answer as JSON with escapes.
     context.account.charge("tokens", bytes.saturating_mul(8))?;
     Ok(json!({"content": context.text_of(&tokens)}))
 }
@@ -85,7 +85,7 @@ pub fn apply_template(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
     let conversation = Conversation::read(context, &fields)?;
     let text = conversation.prompt(context)?.text();
-    // Whoever turns it into tokens gets the first one by that.
+    // Tokenizing the prompt adds the BOS token.
     let bos = context
         .tokenizer
         .bos()
@@ -97,7 +97,7 @@ pub fn apply_template(context: &RequestContext, body: &Value) -> Result<Value> {
     Ok(json!({"prompt": rest.unwrap_or(&text)}))
 }
 
-/// How many tokens a conversation is.
+/// Counts the tokens of a conversation.
 pub fn count(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
     let conversation = Conversation::read(context, &fields)?;

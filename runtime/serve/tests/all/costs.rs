@@ -1,5 +1,5 @@
-//! Requests and connections that would cost far more than their size. Each is bounded, and the next
-//! request is served.
+//! Requests and connections whose cost would exceed their size by far. Each must be bounded, and
+//! the next request must be served.
 
 use crate::common::{ENDLESS, Server, app, served};
 use samite_requests::EngineOptions;
@@ -11,7 +11,7 @@ use std::net::TcpStream;
 
 const MIB: usize = 1 << 20;
 
-/// A server whose requests may hold 32 MiB, with these other options.
+/// Starts a server whose requests may use 32 MiB, with these other options.
 fn small(options: ServeOptions) -> Server {
     let options = ServeOptions {
         request_memory: 32 * MIB,
@@ -25,7 +25,7 @@ fn is_served(server: &Server) {
     assert_eq!(status, 200, "{answer}");
 }
 
-/// Returns a completion with one more field.
+/// Returns a completion request with one more field.
 fn with(name: &str, value: Value) -> Value {
     let mut body = json!({"prompt": "a", "n_predict": 1});
     body[name] = value;
@@ -38,7 +38,7 @@ fn what_a_request_makes_of_its_body_is_bounded() {
     let long = "a b".repeat(MIB / 3);
     let half = &long[..MIB / 2];
     let bias = [json!([half, 1]), json!([half, 1])];
-    // Each of many texts has the strings.
+    // Each of many texts has the stop strings.
     let mut stops = with("stop", json!(["a ".repeat(20_000)]));
     stops["prompt"] = json!(vec!["a"; 256]);
     let texts = json!({"prompt": vec!["a"; 256], "n_predict": 8, "n_probs": 100});
@@ -108,7 +108,7 @@ fn what_a_request_makes_of_its_body_is_bounded() {
         assert_eq!(answer["error"]["param"], field, "{shown}");
         is_served(&server);
     }
-    // All that they held is released.
+    // Everything that they held is released.
     let many = (0..20).map(|_| with("extra", json!("a".repeat(4 * MIB))));
     for body in many {
         assert_eq!(server.post("/completion", &body).0, 200);
@@ -131,12 +131,12 @@ fn unfinished(server: &Server, length: usize, part: usize) -> TcpStream {
     let head =
         format!("POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n");
     stream.write_all(head.as_bytes()).unwrap();
-    // A server that has no room for more may close.
+    // A server without room for more may close the connection.
     let _ = stream.write_all(" ".repeat(part).as_bytes());
     stream
 }
 
-/// Asks for a stream without an end, of which nothing is read.
+/// Requests an endless stream and reads none of it.
 fn unread(server: &Server) -> TcpStream {
     let mut body = with("n_probs", json!(100));
     body["stream"] = json!(true);

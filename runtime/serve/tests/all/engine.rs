@@ -1,4 +1,4 @@
-//! What an engine has beside its model, over HTTP: adapters of each request, and a draft model.
+//! Engine features over HTTP: adapters for each request, and a draft model.
 
 use crate::common::{CONTEXT, Server, engine, model};
 use samite_core::Environment;
@@ -14,7 +14,7 @@ use std::io::Read;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// The model on a device that computes a row in the same way in any batch.
+/// Returns the model on a device whose results for a row do not depend on the batch.
 fn exact() -> &'static Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     MODEL.get_or_init(|| {
@@ -24,7 +24,7 @@ fn exact() -> &'static Arc<Model> {
     })
 }
 
-/// Two adapters of the model.
+/// Returns two adapters of the model.
 fn adapters() -> Vec<(Arc<Adapter>, f32)> {
     static ADAPTERS: OnceLock<[Arc<Adapter>; 2]> = OnceLock::new();
     let adapters = ADAPTERS.get_or_init(|| {
@@ -92,7 +92,7 @@ fn requests_at_the_same_time_have_adapters_of_their_own() {
         metrics.contains(&format!("lora_requests_info{running}")),
         "{metrics}"
     );
-    // Meanwhile, the settings of each are told.
+    // Meanwhile, the slots show the settings of each.
     let (_, slots) = server.get("/slots");
     for slot in slots
         .as_array()
@@ -109,7 +109,7 @@ fn requests_at_the_same_time_have_adapters_of_their_own() {
         let answer: Value = serde_json::from_str(body).unwrap();
         assert_eq!(&answer["content"], expected);
     }
-    // An adapter is named in the place of the model, too.
+    // An adapter can also be requested by its name in the field `model`.
     let (_, models) = server.get("/v1/models");
     assert_eq!(models["data"][2]["id"], "5", "{models}");
     assert_eq!(models["data"][2]["parent"], models["data"][0]["id"]);
@@ -122,7 +122,7 @@ fn requests_at_the_same_time_have_adapters_of_their_own() {
         (&answer["content"], &answer["model"]),
         (&alone[2], &json!("5"))
     );
-    // Those of all requests that say nothing are another matter.
+    // The defaults for requests that name no adapters are separate.
     let shares = json!([{"id": 1, "scale": 1}]);
     assert_eq!(server.post("/lora-adapters", &shares).0, 200);
     let mut silent = asked(&Value::Null);
@@ -144,7 +144,7 @@ fn a_draft_model_changes_no_answer() {
         draft: 8,
         ..EngineOptions::default()
     };
-    // Steps of the engine seem to take a while, and those of the draft model little: drafts pay.
+    // Engine steps seem slow and those of the draft model fast, so drafting pays off.
     let mut engine = engine(model(), options.clone(), ticking(Duration::from_millis(1)));
     let context = ContextOptions {
         n_ctx: Some((CONTEXT + 8) * options.slots),

@@ -1,7 +1,10 @@
-//! Schemas and grammars over HTTP: each answer is right, refused by name, or wrong; none may be wrong.
+//! Schemas and grammars over HTTP: each request is answered correctly, rejected with a named
+//! reason, or answered wrongly; the last must never happen.
 //!
-//! The schemas are those of the public JSON-Schema-Test-Suite, in the folder that `SAMITE_TEST_JSON_SCHEMA_SUITE` names (`tests/draft2020-12` of it), and random
-//! ones; the crate `jsonschema` judges them. Answers to grammars are judged by Earley's algorithm. `SAMITE_SERVE_FORMS=2000` asks for so many random schemas.
+//! The schemas come from the public JSON-Schema-Test-Suite, in the folder of
+//! `SAMITE_TEST_JSON_SCHEMA_SUITE` (its `tests/draft2020-12`), and from a random generator; the
+//! crate `jsonschema` validates the answers. Earley's algorithm validates answers to grammars.
+//! `SAMITE_SERVE_FORMS=2000` sets the number of random schemas.
 
 #[path = "../../../grammar/tests/all/judge.rs"]
 #[expect(dead_code, reason = "it can more")]
@@ -17,10 +20,10 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Texts that a case is asked for until one of them is complete.
+/// Maximum number of answers requested per case, until one is complete.
 const ATTEMPTS: usize = 5;
 
-/// What an answer keeps to, and what the case is called.
+/// Constraint of an answer, with the name of the case.
 struct Case {
     name: String,
     form: Form,
@@ -44,17 +47,17 @@ const ANNOTATIONS: [&str; 9] = [
     "uri-template",
 ];
 
-/// What became of a case.
+/// Outcome of a case.
 #[derive(Debug)]
 enum Outcome {
     Right,
-    /// The text was not complete after so many tokens; what there is of it is a beginning of one.
+    /// The text reached the token limit; it is a prefix of a valid one.
     Cut,
     Refused,
     Wrong(String),
 }
 
-/// The schemas of the public suite.
+/// Returns the schemas of the public suite.
 fn suite() -> Vec<Case> {
     let Some(folder) = std::env::var_os("SAMITE_TEST_JSON_SCHEMA_SUITE") else {
         println!("skipped: SAMITE_TEST_JSON_SCHEMA_SUITE names no folder");
@@ -86,7 +89,7 @@ fn suite() -> Vec<Case> {
 
 const NAMES: [&str; 8] = ["name", "age", "tags", "id", "größe", "is ok", "x", "kind"];
 
-/// A schema such as people write them for answers of models.
+/// Returns a random schema, similar to those written for model answers.
 fn schema(rng: &mut Rng, depth: usize) -> Value {
     let least = rng.below(9) as i64 - 4;
     match rng.below(if depth == 0 { 10 } else { 15 }) {
@@ -149,7 +152,7 @@ fn schema(rng: &mut Rng, depth: usize) -> Value {
     }
 }
 
-/// A grammar over small letters and a few marks.
+/// Returns a random grammar over lower-case letters and a few symbols.
 fn gbnf(rng: &mut Rng) -> String {
     fn item(rng: &mut Rng, rules: usize, from: usize) -> String {
         match rng.below(7) {
@@ -233,7 +236,8 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// What makes tokens likely that end with such marks: the model does not know what it writes, and texts are to end.
+/// Returns biases for tokens that end with closing marks: the model writes at random, but its texts
+/// should end.
 fn closing(marks: &[u8]) -> Value {
     let tokenizer = crate::common::model().tokenizer().unwrap();
     let closes = |&token: &u32| {
@@ -247,7 +251,8 @@ fn closing(marks: &[u8]) -> Value {
     biased.collect()
 }
 
-/// Asks for answers until one is complete. A text of chance may go on for ever, and which one does differs between processors: they round differently.
+/// Requests answers until one is complete. A random text may never end, and which one does differs
+/// between processors because of rounding.
 fn outcome(server: &Server, form: &Form, number: usize) -> Outcome {
     for attempt in 0..ATTEMPTS {
         let (status, answer) = ask(server, form, number, attempt);
@@ -259,7 +264,7 @@ fn outcome(server: &Server, form: &Form, number: usize) -> Outcome {
     Outcome::Cut
 }
 
-/// Asks for an answer, of every second case in the form of OpenAI's conversations. The seed is that of the attempt.
+/// Requests an answer; every second case uses OpenAI's chat API. The seed is that of the attempt.
 fn ask(server: &Server, form: &Form, number: usize, attempt: usize) -> (u16, Value) {
     let marks: &[u8] = match form {
         Form::Schema(_) => b"\"}]",

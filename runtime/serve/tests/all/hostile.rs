@@ -1,5 +1,5 @@
-//! Requests that are wrong, made from a table: each is refused with the status that is documented and an error object that names what is wrong, soon, and the
-//! next request is served.
+//! Invalid requests, generated from a table: each is rejected quickly, with the documented status
+//! and an error object that names the problem, and the next request is served.
 
 use crate::common::Server;
 use samite_requests::EngineOptions;
@@ -10,10 +10,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// A field, and values of it that are refused, separated by spaces.
+/// A field with space-separated invalid values.
 type Field = (&'static str, &'static str);
 
-/// What all requests for a text have.
+/// Fields of all text requests.
 const TEXT: &[Field] = &[
     ("temperature", r#"-1 "hot" [] {} true"#),
     ("dynatemp_range", r#"-1 "x" []"#),
@@ -60,7 +60,7 @@ const TEXT: &[Field] = &[
     ("model", r#"5 [] {} true"#),
 ];
 
-/// What those of OpenAI and llama-server have besides.
+/// Additional fields of OpenAI's and llama-server's APIs.
 const OPEN: &[Field] = &[
     ("n", r#"0 -1 999 "x" 1.5"#),
     ("best_of", r#"0 2 "x""#),
@@ -92,7 +92,7 @@ const OPEN: &[Field] = &[
     ("min_tokens", "5"),
 ];
 
-/// Conversations, as OpenAI has them.
+/// Fields of OpenAI's chat API.
 const CHAT: &[Field] = &[
     (
         "messages",
@@ -165,7 +165,7 @@ const OLLAMA: &[Field] = &[
     ("model", "5 []"),
 ];
 
-/// By paths: a body that is right, and what is put into it.
+/// For each path: a valid body, and the fields to insert.
 const CASES: &[(&str, &str, &[&[Field]])] = &[
     (
         "/completion",
@@ -248,7 +248,7 @@ const CASES: &[(&str, &str, &[&[Field]])] = &[
     ("/slots/0?action=erase", "{}", &[&[("model", "5 []")]]),
 ];
 
-/// What a template needs.
+/// Fields for templates.
 const CHAT_ONLY: &[Field] = &[
     (
         "messages",
@@ -258,7 +258,7 @@ const CHAT_ONLY: &[Field] = &[
     ("chat_template_kwargs", "5 []"),
 ];
 
-/// Bodies that are no requests.
+/// Malformed bodies.
 const BROKEN: &[&[u8]] = &[
     b"{",
     b"}",
@@ -281,7 +281,8 @@ const BROKEN: &[&[u8]] = &[
     b"a=1&b=2",
 ];
 
-/// Requests that are no HTTP, or that no server takes. They are answered with 4xx, or the connection ends.
+/// Invalid HTTP, or requests that no server accepts. The server responds with 4xx or closes the
+/// connection.
 const RAW: &[&str] = &[
     "\r\n\r\n\r\n",
     "GET\r\n\r\n",
@@ -301,7 +302,7 @@ const RAW: &[&str] = &[
     "\u{16}\u{3}\u{1}\u{0}\u{5}hello",
 ];
 
-/// Schemas that stand for far more than they are, and grammars, in the place of `…`: what was built for them.
+/// Returns fields with generated values: schemas that expand far beyond their size, and grammars.
 fn exploding() -> Vec<(&'static str, String)> {
     let nested = |open: &str, close: &str, count: usize| open.repeat(count) + &close.repeat(count);
     let list = |count: usize, item: &dyn Fn(usize) -> String| {
@@ -339,7 +340,7 @@ fn exploding() -> Vec<(&'static str, String)> {
             list(2000, &|i| format!(r#"{{"pattern":"a{i}"}}"#))
         )),
         schema(nested(r#"{"items":"#, "}", 60).replace("\"items\":}", "\"items\":{}}")),
-        // Each stands for two of the next one.
+        // Each refers to the next one twice.
         schema(format!(
             r##"{{"$defs":{{{},"d40":{{"const":1}}}},"$ref":"#/$defs/d0"}}"##,
             list(40, &|i| format!(
@@ -372,12 +373,12 @@ fn exploding() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The members of a list that is separated by spaces outside of strings.
+/// Splits a list at spaces outside of strings.
 fn values(text: &str) -> Vec<&str> {
     text.split(' ').filter(|value| !value.is_empty()).collect()
 }
 
-/// What came for a request.
+/// Response to a request.
 struct Answer {
     status: u16,
     body: String,
@@ -391,7 +392,7 @@ fn ask(server: &Server, path: &str, body: &[u8]) -> Answer {
         body.len()
     );
     stream.write_all(head.as_bytes()).unwrap();
-    // A server that has seen enough may close.
+    // A server that has read enough may close the connection.
     let _ = stream.write_all(body);
     let mut text = Vec::new();
     let _ = stream.read_to_end(&mut text);
@@ -407,7 +408,7 @@ fn ask(server: &Server, path: &str, body: &[u8]) -> Answer {
     }
 }
 
-/// The message of an error object, as the path has them.
+/// Returns the message of an error object in the path's format.
 fn message(path: &str, body: &str) -> Option<String> {
     let body: Value = serde_json::from_str(body).ok()?;
     let error = match path {
@@ -418,7 +419,7 @@ fn message(path: &str, body: &str) -> Option<String> {
     error.as_str().map(str::to_owned)
 }
 
-/// What went wrong with requests that are wrong.
+/// Failures of the tests of invalid requests.
 #[derive(Default)]
 struct Report {
     count: usize,
@@ -426,7 +427,7 @@ struct Report {
 }
 
 impl Report {
-    /// Takes what came for a request that must have one of these statuses, and whose error must have this text.
+    /// Checks a response: it must have one of these statuses, and its error must contain this text.
     fn take(&mut self, what: &str, path: &str, answer: &Answer, statuses: &[u16], part: &str) {
         self.count += 1;
         let shown: String = what.chars().take(160).collect();
@@ -451,7 +452,7 @@ impl Report {
         self.end_with(server, least, 0);
     }
 
-    /// The same, where so many requests failed in the middle.
+    /// Asserts that no check failed and that the server counted exactly `failed` failed requests.
     fn end_with(self, server: &Server, least: usize, failed: usize) {
         let found = self.found;
         assert!(
@@ -490,7 +491,8 @@ fn fields_of_wrong_types_and_sizes_are_refused_by_name() {
         for (name, bad) in fields.iter().copied().flatten() {
             for value in values(bad) {
                 let mut body: Value = serde_json::from_str(base).unwrap();
-                // Numbers that JSON has and this reader does not would be changed: the text is put in as it is.
+                // Parsing would change numbers that this parser cannot represent, so insert the
+                // value as text.
                 body[*name] = "\u{1}".into();
                 let body = body.to_string().replace("\"\\u0001\"", value);
                 let answer = ask(&server, path, body.as_bytes());
@@ -508,10 +510,10 @@ fn fields_of_wrong_types_and_sizes_are_refused_by_name() {
     report.end(&server, 600);
 }
 
-/// What the message about a field must have.
+/// Returns the text that the message about a field must contain.
 fn expected(path: &str, name: &'static str, value: &'static str) -> &'static str {
     match (path, name) {
-        // What `options` has is told by its own name.
+        // Errors within `options` name the inner field.
         ("/api/chat" | "/api/generate", "options") if value.starts_with('{') => "\"",
         (_, "prompt") if value.contains("multimodal_data") => "multimodal_data",
         _ => name,
@@ -534,7 +536,7 @@ fn bodies_that_are_no_requests_are_refused() {
         for body in BROKEN {
             let answer = ask(&server, path, body);
             let what = String::from_utf8_lossy(body).into_owned();
-            // Where nothing is computed at all, that is said first.
+            // If the path computes nothing at all, that is reported first.
             report.take(&what, path, &answer, &[400, 501], "");
         }
         let deep = "[".repeat(100_000);
@@ -575,7 +577,7 @@ fn schemas_and_grammars_that_explode_are_refused_or_served() {
                     meanwhile += 1;
                 }
             });
-            // What shows itself in the middle of a text only is told without the field.
+            // A problem that only shows during generation is reported without the field.
             let part = match message(path, &answer.body) {
                 Some(told) if told.starts_with("the grammar") => {
                     failed += 1;
@@ -586,7 +588,7 @@ fn schemas_and_grammars_that_explode_are_refused_or_served() {
             report.take(&value, path, &answer, &[200, 400], part);
         }
     }
-    // If they held up others, those would be answered after them, but for one that was faster.
+    // If they blocked other requests, at most one would be served per invalid request.
     println!("{meanwhile} requests meanwhile");
     assert!(meanwhile > 2 * report.count, "{meanwhile}");
     report.end_with(&server, 46, failed);
@@ -704,14 +706,14 @@ fn slow_connections_hold_up_nobody() {
         open.push(stream);
     }
     next_is_served(&server);
-    // Large bodies that never come do not keep others from being read.
+    // Large bodies that never arrive do not block other requests.
     let large = format!(
         r#"{{"prompt":"a","n_predict":1,"x":"{}"}}"#,
         "a".repeat(2 << 20)
     );
     let answer = ask(&server, "/completion", large.as_bytes());
     assert_eq!(answer.status, 200, "{}", answer.body);
-    // It did not wait until the time for their bodies, a minute, was over.
+    // It did not wait for the body timeout of one minute.
     let is_open = |mut stream: TcpStream| {
         stream.set_nonblocking(true).unwrap();
         let end = stream.read(&mut [0]);

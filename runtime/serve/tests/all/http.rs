@@ -1,4 +1,4 @@
-//! The server as clients see it: a small model on the CPU, and requests over a socket.
+//! The server from a client's view: a small model on the CPU, and requests over a socket.
 
 use crate::common::{CONTEXT, ENDLESS, Server};
 use samite_requests::EngineOptions;
@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// The data of events.
+/// Returns the data of events.
 fn events(body: &str) -> Vec<Value> {
     let lines = body.lines().filter_map(|line| line.strip_prefix("data: "));
     let lines = lines.filter(|line| *line != "[DONE]");
@@ -50,7 +50,7 @@ fn a_stream_says_what_a_whole_answer_says() {
     assert_eq!(parts.collect::<String>(), text);
     let last = events.last().unwrap();
     assert_eq!(last["usage"]["completion_tokens"], 8);
-    // All but the last token of the prompt was known.
+    // All but the last token of the prompt was cached.
     let prompt = last["usage"]["prompt_tokens"].as_u64().unwrap();
     assert_eq!(
         last["usage"]["prompt_tokens_details"]["cached_tokens"],
@@ -350,7 +350,7 @@ fn whoever_leaves_frees_the_slot() {
             200
         );
     }
-    // They did not come to their ends by themselves.
+    // They were stopped before their natural end.
     let (_, metrics) = server.get("/metrics");
     let metrics = metrics.as_str().unwrap();
     assert!(
@@ -465,13 +465,13 @@ fn slots_are_saved_and_restored() {
 #[test]
 fn the_server_drains() {
     let server = Server::simple();
-    // More than connections hold, so that it does not end before it is read.
+    // More data than socket buffers hold, so that it cannot finish before it is read.
     let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true, "n_predict": 900, "n_probs": 100});
     let mut stream = server.send("POST", "/completion", "", &body.to_string());
     let mut some = [0; 200];
     stream.read_exact(&mut some).unwrap();
     server.stop.cancel();
-    // Whoever asks meanwhile is told.
+    // Requests meanwhile are rejected.
     wait_until("the server is not ready", || server.get("/ready").0 == 503);
     assert_eq!(server.get("/health").0, 200);
     let (status, head, _) = server.ask("POST", "/completion", "", "{\"prompt\": \"a\"}");
@@ -588,10 +588,10 @@ fn a_completion_begins_with_its_prompt_where_that_is_wanted() {
     assert_eq!(status, 400);
 }
 
-/// A page elsewhere can have its own name lead to this machine.
+/// A foreign page can make its own host name resolve to this machine (DNS rebinding).
 #[test]
 fn a_server_without_keys_answers_under_private_names_only() {
-    // Other systems have no second address of this kind.
+    // Other systems have no second loopback address by default.
     let second = if cfg!(target_os = "linux") {
         "127.0.0.2"
     } else {
@@ -628,7 +628,7 @@ fn a_server_without_keys_answers_under_private_names_only() {
         for name in [
             "localhost",
             "LocalHost:8080",
-            // The name that was given is one of its names.
+            // The configured host name is one of its names.
             &format!("{host}:80"),
             "a.localhost",
             "127.0.0.2:80",
@@ -853,7 +853,7 @@ fn headers_that_come_drop_by_drop_hold_no_connection() {
         }
         assert!(start.elapsed() > Duration::from_millis(900));
     }
-    // One that has not begun waits on, and is served.
+    // A connection without a request stays open and is served later.
     idle.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         .unwrap();
     let mut text = String::new();

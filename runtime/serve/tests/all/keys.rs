@@ -1,4 +1,4 @@
-//! Several keys: what one of them sees does not depend on what another one asks.
+//! Isolation of API keys: what one key sees does not depend on another key's requests.
 
 use crate::common::{ENDLESS, Server};
 use samite_requests::EngineOptions;
@@ -34,7 +34,7 @@ fn complete(server: &Server, key: &str, prompt: impl Into<Value>) -> Value {
     answer
 }
 
-/// Returns what an answer and the slots tell, without texts, times and load.
+/// Returns the observable parts of an answer and the slots, without texts, times and load.
 fn seen(server: &Server, key: &str, prompt: Vec<u32>) -> String {
     let answer = complete(server, key, prompt);
     let told = ["id_slot", "tokens_evaluated", "tokens_cached", "cache_miss"];
@@ -46,7 +46,7 @@ fn seen(server: &Server, key: &str, prompt: Vec<u32>) -> String {
     format!("{cached} {told:?} {slots:?}")
 }
 
-/// Asks a prompt after another key asked the same one, or another one, and counts what shows.
+/// Sends a prompt after another key sent the same or a different one, and counts the observations.
 fn pairs(server: &Server, count: usize) -> BTreeMap<String, [usize; 2]> {
     let mut found: BTreeMap<String, [usize; 2]> = BTreeMap::new();
     let mut state = 1_u64;
@@ -75,8 +75,8 @@ fn pairs(server: &Server, count: usize) -> BTreeMap<String, [usize; 2]> {
 fn no_answer_tells_what_another_key_asked() {
     let server = start(options());
     let found = pairs(&server, 2000);
-    // A prompt may begin as an earlier one of the same key. What shows must not follow from whether
-    // the other key asked the same prompt: a chi-squared test of the counts.
+    // A prompt may share a prefix with an earlier one of the same key. The observation must not
+    // depend on whether the other key sent the same prompt: a chi-squared test of the counts.
     let sums = found.values().fold([0.0, 0.0], |sums, counts| {
         [sums[0] + counts[0] as f64, sums[1] + counts[1] as f64]
     });
@@ -183,11 +183,11 @@ fn slots_belong_to_keys() {
     assert_eq!(act("alice", "erase").1["n_erased"], 0);
     let (status, saved) = act("bob", "save");
     assert_eq!(status, 200, "{saved}");
-    // A file of the same name of another key is another file.
+    // Files of the same name belong to each key separately.
     assert_eq!(act("alice", "restore").0, 400);
     assert_eq!(act("bob", "erase").1["n_erased"], saved["n_saved"]);
     assert_eq!(act("bob", "restore").1["n_restored"], saved["n_saved"]);
-    // A request at work shows to its key and to administrators.
+    // A running request is visible to its key and to administrators.
     let headers = "Authorization: Bearer bob\r\n";
     let body = json!({"prompt": "a", "n_predict": -1, "ignore_eos": true, "stream": true});
     let stream = server.send("POST", "/completion", headers, &body.to_string());
@@ -238,7 +238,7 @@ fn requests_of_one_key_keep_no_other_waiting() {
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| ask(&server, "alice", "POST", "/completion", &body));
         wait_for_waiting(3);
-        // Requests that came before wait on: the slot is given to keys in turns.
+        // Earlier requests keep waiting: keys take turns with the slot.
         drop(first);
         assert_eq!(asking.join().unwrap().0, 200);
     });

@@ -1,9 +1,9 @@
-//! Tests of what the usual loops of clients rely on: chunks, cut answers, budgets.
+//! Behaviour that typical client loops rely on: chunks, truncated answers, budgets.
 
 use crate::common::Server;
 use serde_json::{Value, json};
 
-/// Names and data of the events of a stream.
+/// Returns the names and data of a stream's events.
 pub fn events(server: &Server, path: &str, body: &Value) -> Vec<(String, Value)> {
     let mut body = body.clone();
     body["stream"] = true.into();
@@ -20,7 +20,7 @@ pub fn events(server: &Server, path: &str, body: &Value) -> Vec<(String, Value)>
     events.collect()
 }
 
-/// A conversation that has to call a tool, whose argument is longer than its limit of tokens allows.
+/// Returns a conversation that must call a tool, whose argument exceeds the token limit.
 fn cut_call(tool: Value, choice: Value) -> Value {
     json!({
         "messages": [{"role": "user", "content": "Once upon a time"}],
@@ -118,7 +118,7 @@ fn an_answer_calls_a_tool_or_keeps_to_its_format() {
             assert!(content["a"].is_boolean(), "{message}");
         }
     }
-    // What cannot be enforced is refused, as without tools.
+    // Schemas that cannot be enforced are rejected, as without tools.
     let (status, answer) = server.post(
         "/v1/chat/completions",
         &json!({
@@ -159,7 +159,7 @@ fn a_call_that_a_limit_cuts_is_reported_as_cut() {
     let (_, answer) = server.post("/v1/chat/completions", &body);
     let choice = &answer["choices"][0];
     assert_eq!(choice["finish_reason"], "length", "{choice}");
-    // As with OpenAI, the answer has the incomplete call.
+    // As with OpenAI, the answer contains the incomplete call.
     assert_eq!(
         choice["message"]["tool_calls"][0]["function"]["name"],
         "write"
@@ -462,7 +462,7 @@ fn ollamas_context_goes_on_with_a_text_and_probabilities_are_listed() {
         assert!(token["logprob"].as_f64().unwrap() <= 0.0);
         assert_eq!(token["top_logprobs"].as_array().unwrap().len(), 2);
     }
-    // The next prompt stands behind the text so far.
+    // The next prompt follows the text so far.
     body["context"] = first["context"].clone();
     body["prompt"] = "And then".into();
     let (_, second) = server.post("/api/generate", &body);

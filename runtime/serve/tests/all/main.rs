@@ -1,6 +1,6 @@
 //! The server's tests over sockets, in one program.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 mod common;
 mod costs;

@@ -1,4 +1,4 @@
-//! Several models in one server: which ones are loaded, and which make room.
+//! Several models in one server: loading and eviction.
 
 use crate::common::{Server, app, served};
 use samite_requests::EngineOptions;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// A model that takes so many bytes by its plan.
+/// A model whose plan needs this many bytes.
 struct Planned {
     name: &'static str,
     bytes: u64,
@@ -44,7 +44,8 @@ impl Source for Planned {
     }
 }
 
-/// A server of models `a`, `b` and `c` that take 60, 40 and 50 of 100 bytes, one that never fits, and one that is damaged; and how often they were loaded.
+/// Starts a server with models `a`, `b` and `c`, which need 60, 40 and 50 of 100 bytes, one that
+/// never fits, and one that is damaged. Also returns the load counter.
 fn start(limits: HubLimits) -> (Server, Arc<AtomicUsize>) {
     let loads = Arc::new(AtomicUsize::new(0));
     let models = [
@@ -82,7 +83,7 @@ fn ask(server: &Server, model: Option<&str>) -> (u16, Value) {
     server.post("/v1/chat/completions", &body)
 }
 
-/// The models in memory.
+/// Returns the models in memory.
 fn loaded(server: &Server) -> Vec<String> {
     let (_, list) = server.get("/v1/models");
     let models = list["data"].as_array().unwrap().iter();
@@ -96,12 +97,13 @@ fn loaded(server: &Server) -> Vec<String> {
 fn a_request_picks_its_model_and_the_one_not_used_for_longest_makes_room() {
     let (server, loads) = start(HubLimits::default());
     assert!(loaded(&server).is_empty());
-    // Without a name, it is the first one.
+    // Without a name, the first model is used.
     for (name, id, there) in [
         (None, "a", &["a"][..]),
         (Some("b.gguf"), "b", &["a", "b"]),
         (Some("a:latest"), "a", &["a", "b"]),
-        // 50 bytes beside the 60 of `a` are too many, and `b` alone makes too little room: it goes first, as it was not used for longer.
+        // `c` needs 50 bytes and `a` 60, which is too much. Evicting `b` first, which was unused
+        // for longest, does not suffice.
         (Some("c"), "c", &["c"]),
         (Some("b"), "b", &["b", "c"]),
     ] {
@@ -155,7 +157,7 @@ fn what_cannot_be_loaded_says_why() {
     }
     let (status, answer) = server.post("/completion", &json!({"model": 5, "prompt": "a"}));
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("model")));
-    // Others are served.
+    // Other models are served.
     assert_eq!(ask(&server, Some("b")).0, 200);
 }
 
@@ -177,7 +179,7 @@ fn a_model_at_work_stays_and_others_wait_for_it() {
         }
         let mut rest = String::new();
         stream.read_to_string(&mut rest).unwrap();
-        // It came to its end.
+        // It ran to its end.
         assert!(rest.contains("\"tokens_predicted\":600"), "{rest}");
         assert_eq!(waiting.join().unwrap().0, 200);
     });

@@ -1,4 +1,5 @@
-//! Answers of a model that says a chosen text, whole and cut behind each of its tokens.
+//! Answers of a model that generates a chosen text, complete and truncated after each of its
+//! tokens.
 
 use crate::common::parrot::parrot;
 use crate::common::{Server, engine};
@@ -12,12 +13,12 @@ const THOUGHTS: &str = "Which number do they like?";
 const CONTENT: &str = "I pick one for you.";
 const CALL: &str = r#"{"name": "pick", "arguments": {"n": 7, "why": "a \"lucky\" one"}}"#;
 
-/// An answer as a client collects it.
+/// An answer as a client assembles it.
 #[derive(Debug, Default, PartialEq)]
 struct Heard {
     thoughts: String,
     content: String,
-    /// Names and arguments of calls that a client would run.
+    /// Names and arguments of the calls that a client would execute.
     calls: Vec<(String, Value)>,
     end: String,
 }
@@ -37,7 +38,7 @@ fn answer_text() -> String {
     format!("<think>\n{THOUGHTS}\n</think>\n\n{CONTENT}\n<tool_call>\n{CALL}\n</tool_call>")
 }
 
-/// A server whose model says `text`, and how many tokens the text has.
+/// Starts a server whose model generates `text`; also returns the text's number of tokens.
 fn saying(text: &str) -> (Server, usize) {
     let (model, count) = parrot(text);
     let options = EngineOptions::default();
@@ -49,7 +50,7 @@ fn add(text: &mut String, part: &Value) {
     *text += part.as_str().unwrap_or_default();
 }
 
-/// Joins the parts of calls as clients do: by their index.
+/// Assembles the parts of calls by index, as clients do.
 #[derive(Default)]
 struct Calls(Vec<(String, String)>);
 
@@ -61,7 +62,7 @@ impl Calls {
         add(&mut self.0[index].1, arguments);
     }
 
-    /// Checks a call that was cut: it says nothing that the model does not.
+    /// Checks that a truncated call contains only text of the model.
     fn check_cut(self) {
         for (name, arguments) in self.0 {
             assert_eq!(name, "pick");
@@ -129,7 +130,7 @@ fn chat_completions(server: &Server, most: Option<usize>, is_streamed: bool) -> 
         }
         add(&mut heard.end, &choice["finish_reason"]);
     }
-    // Of a cut call, OpenAI's clients see what there is, and `length`.
+    // OpenAI's clients see the available part of a truncated call, and `length`.
     match &*heard.end {
         "length" => calls.check_cut(),
         _ => heard.calls = calls.whole(),
@@ -180,7 +181,7 @@ fn messages(server: &Server, most: Option<usize>, is_streamed: bool) -> Heard {
                 match serde_json::from_str(&input) {
                     Ok(input) => block(&block_now, input),
                     Err(_) if block_now["type"] != "tool_use" => block(&block_now, Value::Null),
-                    // A cut call, as from Anthropic: its input is incomplete.
+                    // A truncated call, as with Anthropic: its input is incomplete.
                     Err(_) => {
                         assert_eq!(block_now["name"], "pick");
                         assert!(cut_of_arguments(&input), "{input}");
@@ -273,7 +274,7 @@ fn ollama_chat(server: &Server, most: Option<usize>, is_streamed: bool) -> Heard
 
 type Ask = fn(&Server, Option<usize>, bool) -> Heard;
 
-/// Each interface, with its words for the end of an answer, of one with a call, and of a cut one.
+/// Each API, with its finish reasons for a plain answer, one with a call, and a truncated one.
 const INTERFACES: [(&str, Ask, [&str; 3]); 4] = [
     ("OpenAI", chat_completions, ["stop", "tool_calls", "length"]),
     (
@@ -316,7 +317,7 @@ fn an_answer_that_is_cut_anywhere_has_no_part_of_a_call_and_says_so() {
                 let heard = ask(&server, Some(most), is_streamed);
                 let place = format!("{name}, {most} of {count} tokens, streamed: {is_streamed}");
                 assert_eq!(heard.end, end, "{place}");
-                // Only the last tokens come behind whole arguments.
+                // Only the last tokens follow complete arguments.
                 let is_whole = heard.calls == [("pick".to_owned(), arguments())];
                 assert!(heard.calls.is_empty() || is_whole, "{place}: {heard:?}");
                 assert!(!is_whole || most + 5 > count, "{place}: {heard:?}");

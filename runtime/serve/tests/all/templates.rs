@@ -1,7 +1,9 @@
-//! Templates of models over HTTP, in the folder that `SAMITE_TEST_CHAT_TEMPLATES` names: /apply-template says what jinja2 writes, or what it writes after a change
-//! that docs/chat-templates.md tells of. And what people write stays text.
+//! Models' templates over HTTP, from the folder of `SAMITE_TEST_CHAT_TEMPLATES`: /apply-template
+//! returns jinja2's output, or its output after a change described in docs/chat-templates.md. User
+//! text remains text.
 //!
-//! What jinja2 writes is had from `samite_chat::Template`: the tests of that crate find both equal, byte by byte, for these templates and conversations.
+//! `samite_chat::Template` stands in for jinja2: that crate's tests check that both produce
+//! identical bytes for these templates and conversations.
 
 use crate::common::{Server, model, served};
 use samite_chat::{DateTime, Template};
@@ -13,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 type Change = fn(&mut Value);
 
-/// What is changed before a template sees it, each alone.
+/// Changes that may be made before rendering, one by one.
 const CHANGES: &[(&str, Change)] = &[
     ("a developer is the system", |context| {
         for message in messages(context) {
@@ -111,15 +113,16 @@ fn now() -> DateTime {
     DateTime::new(seconds.as_secs().cast_signed(), 0)
 }
 
-/// What a template writes, as a prompt without the token that its tokens begin with anyway.
+/// Renders a prompt, without the BOS token that tokenization adds anyway.
 fn rendered(template: &Template, context: &Value) -> Option<String> {
     let text = template.render(context, now()).ok()?;
     Some(text.strip_prefix("<s>").map_or(text.clone(), str::to_owned))
 }
 
-/// Whether a prompt is what a template writes: of the conversation, or after some of the changes.
+/// Returns the changes after which a template renders this prompt, or `None` if it never does. No
+/// changes are needed if the conversation renders as is.
 fn changes(template: &Template, context: &Value, prompt: &str) -> Option<Vec<&'static str>> {
-    // Fewer changes first.
+    // Try smaller sets of changes first.
     let mut sets: Vec<usize> = (0..1 << CHANGES.len()).collect();
     sets.sort_by_key(|set| set.count_ones());
     sets.into_iter()
@@ -136,7 +139,7 @@ fn changes(template: &Template, context: &Value, prompt: &str) -> Option<Vec<&'s
         })
 }
 
-/// Where two texts begin to differ.
+/// Describes where two texts start to differ.
 fn difference(text: &str, expected: Option<&str>) -> String {
     let Some(expected) = expected else {
         return format!("{text:?}, and the template refuses");
@@ -152,7 +155,8 @@ fn difference(text: &str, expected: Option<&str>) -> String {
     format!("{:?} instead of {:?}", part(text), part(expected))
 }
 
-/// Whether a template shows no tools, no calls, or no results, or refuses them: then they are explained in words.
+/// Returns whether a template hides or rejects tools, calls or results, so that they are described
+/// in words.
 fn is_blind(template: &Template, context: &Value) -> bool {
     let shown = rendered(template, context);
     let hides = |change: fn(&mut Value)| {
@@ -203,7 +207,7 @@ fn templates_of_models_write_what_jinja2_does() {
         let app = App::new(options, model().clone(), None, None).unwrap();
         let server = Server::of(Hub::single(app));
         for (conversation, context) in &conversations {
-            // As requests have it: names beyond those of OpenAI are arguments of the template.
+            // As in requests: names beyond OpenAI's are template arguments.
             let mut context = context.clone();
             let own = context.as_object_mut().unwrap();
             own.entry("enable_thinking").or_insert(true.into());
@@ -227,7 +231,7 @@ fn templates_of_models_write_what_jinja2_does() {
             let raw = rendered(&template, &seen);
             let place = format!("{name}, {conversation}");
             match answer["prompt"].as_str().filter(|_| status == 200) {
-                // Pictures, and what the template itself refuses.
+                // Images, and conversations that the template itself rejects.
                 None if conversation == "images" || raw.is_none() => refused += 1,
                 None => wrong.push(format!("{place}: {status} {answer}")),
                 Some(prompt) => match changes(&template, &seen, prompt) {
@@ -251,7 +255,7 @@ fn templates_of_models_write_what_jinja2_does() {
     assert!(equal * 4 > count * 3, "{equal} of {count}");
 }
 
-/// Texts of control tokens in whatever a client sends never become control tokens.
+/// Texts of control tokens in client input never become control tokens.
 #[test]
 fn what_people_write_becomes_no_control_token() {
     let server = Server::start(ServeOptions::default(), EngineOptions::default());
@@ -273,7 +277,7 @@ fn what_people_write_becomes_no_control_token() {
         json!([{"role": "system", "content": hostile}, {"role": "user", "content": "x"}]),
         json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": hostile}, {"role": "user", "content": "y"}]),
         json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": call}, {"role": "tool", "tool_call_id": "1", "content": hostile}]),
-        // Two parts that make one together.
+        // Two parts that form one when joined.
         json!([{"role": "user", "content": "a</"}, {"role": "user", "content": "s>b"}, {"role": "user", "content": hostile}]),
     ] {
         let body = json!({"messages": messages, "tools": tools});

@@ -1,4 +1,4 @@
-//! Encrypted connections, with a certificate that signs itself.
+//! Encrypted connections with a self-signed certificate.
 
 use crate::common::Server;
 use samite_requests::EngineOptions;
@@ -69,7 +69,7 @@ fn whoever_does_not_encrypt_is_turned_away_and_others_are_served() {
     let folder = tempfile::tempdir().unwrap();
     let (files, _) = files(folder.path());
     let server = start(files);
-    // One that says nothing holds up nobody.
+    // A silent connection does not block others.
     let _silent = TcpStream::connect(&server.address).unwrap();
     let mut plain = TcpStream::connect(&server.address).unwrap();
     plain.set_read_timeout(Some(HANG_GUARD)).unwrap();

@@ -1,4 +1,4 @@
-//! Runs that must be done exactly once: each adds one to numbers in the server's memory.
+//! Checks exactly-once execution: each run adds one to numbers in the server's memory.
 
 use samite_core::{CancelToken, Device, Result};
 use samite_testing::Counter;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 pub(super) struct Counted {
     counter: Counter,
-    /// What has been counted.
+    /// Number of runs so far.
     expected: f32,
-    /// A run failed, so that nobody knows.
+    /// Set when a run failed, so that the count is unknown.
     is_unknown: bool,
 }
 
@@ -21,7 +21,7 @@ impl Counted {
         })
     }
 
-    /// Runs so many times, and reads what came of it.
+    /// Runs `times` times and checks the result.
     pub fn count(&mut self, times: usize) -> std::result::Result<(), String> {
         let counted = self.runs(times);
         if counted.is_err() {

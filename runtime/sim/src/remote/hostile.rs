@@ -1,4 +1,5 @@
-//! Clients of a server of the remote mode that have a token, know the protocol, and keep no rule of it.
+//! Hostile clients of a remote-mode server: they have a token and speak the protocol, but break its
+//! rules.
 
 use prost::Message;
 use samite_remote::bare::messages::{self as proto, command::Command as Kind, question};
@@ -6,18 +7,18 @@ use samite_testing::Rng;
 
 use std::collections::BTreeMap;
 
-/// Deeds of all of them in one case.
+/// Maximum number of actions of all hostile clients in one case.
 const MOST_DEEDS: usize = 40;
-/// Requests of others that they know.
+/// Maximum number of other clients' requests that they remember.
 const MOST_KNOWN: usize = 64;
-/// The token that no client has.
+/// A token that no regular client has.
 pub(crate) const FOREIGN: usize = 9;
 
-/// What one of them does.
+/// An action of a hostile client.
 pub(crate) enum Deed {
-    /// Somebody comes with a token, and says this.
+    /// A new client connects with a token and sends this message.
     Come(usize, Vec<u8>),
-    /// The one with this connection says this.
+    /// The client on this connection sends this message.
     Say(usize, Vec<u8>),
     Leave(usize),
     Cut(usize),
@@ -25,16 +26,16 @@ pub(crate) enum Deed {
 
 pub(crate) struct Hostile {
     rng: Rng,
-    /// One occasion in so many is used; none at all by some seeds.
+    /// Act at one in so many opportunities; never for some seeds.
     seldom: Option<usize>,
     left: usize,
-    /// What others asked for, without the bytes that they sent.
+    /// Commands of other clients, without their data.
     known: Vec<Kind>,
-    /// Names of sessions of others.
+    /// Session names of other clients.
     sessions: Vec<Vec<u8>>,
-    /// Hashes of pieces that others have brought.
+    /// Hashes of chunks that other clients uploaded.
     hashes: Vec<[u8; 32]>,
-    /// The last number that each connection has used.
+    /// Last request number of each connection.
     numbers: BTreeMap<usize, u64>,
 }
 
@@ -56,12 +57,13 @@ impl Hostile {
         self.left = 0;
     }
 
-    /// A client's secret, of which only the hash is known.
+    /// Records the hash of a client's secret; hostile clients know only the hash.
     pub fn knows_of(&mut self, piece: &[u8]) {
         self.hashes.push(*blake3::hash(piece).as_bytes());
     }
 
-    /// Hears what a client asks for. Bytes that clients send are left out: whoever repeats them may see them.
+    /// Records a client's requests, without the data that it uploads: a client that replays the
+    /// data may legitimately see it.
     pub fn overhears(&mut self, message: &[u8]) {
         let Ok(request) = proto::Request::decode(message) else {
             return;
@@ -81,7 +83,7 @@ impl Hostile {
         }
     }
 
-    /// Hears what a client is told.
+    /// Records a reply to another client.
     pub fn overhears_reply(&mut self, message: &[u8]) {
         if let Ok(reply) = proto::Reply::decode(message)
             && let Some(welcome) = reply.welcome
@@ -90,12 +92,12 @@ impl Hostile {
         }
     }
 
-    /// One of them has a connection.
+    /// Registers a hostile client's new connection.
     pub fn came(&mut self, line: usize) {
         self.numbers.insert(line, 0);
     }
 
-    /// One of them is told something.
+    /// Handles a reply to a hostile client.
     pub fn is_told(&mut self, line: usize, message: &[u8]) {
         if let Ok(reply) = proto::Reply::decode(message)
             && let Some(welcome) = reply.welcome
@@ -104,7 +106,7 @@ impl Hostile {
         }
     }
 
-    /// What is done now, if something is, by those with these connections.
+    /// Returns the next action, if any, of the clients on these connections.
     pub fn next(&mut self, there: &[usize]) -> Option<Deed> {
         let seldom = self.seldom?;
         if self.left == 0 || !self.rng.one_in(seldom) {
@@ -128,7 +130,7 @@ impl Hostile {
         })
     }
 
-    /// How somebody with a token begins, who may name the session of another token.
+    /// Returns a greeting with a token, possibly with the session of another token.
     fn hello(&mut self, token: usize) -> Vec<u8> {
         let mut session = Vec::new();
         if token == FOREIGN && self.rng.one_in(3) && !self.sessions.is_empty() {
@@ -147,7 +149,7 @@ impl Hostile {
         request.encode_to_vec()
     }
 
-    /// A request with the next number, mostly.
+    /// Returns a request, usually with the next number.
     fn request(&mut self, line: usize, commands: Vec<Kind>) -> Vec<u8> {
         let number = self.numbers.entry(line).or_default();
         *number += 1;
@@ -172,7 +174,7 @@ impl Hostile {
         request.encode_to_vec()
     }
 
-    /// What others asked for, some of it changed in one place.
+    /// Replays commands of other clients, some of them modified in one place.
     fn repeat(&mut self, line: usize) -> Vec<u8> {
         let mut commands = Vec::new();
         for _ in 0..1 + self.rng.below(8) {
@@ -188,7 +190,7 @@ impl Hostile {
         request
     }
 
-    /// A place in a buffer that may be its own or nobody's.
+    /// Returns a location in a buffer that may be its own or not exist.
     fn place(&mut self) -> Option<proto::Place> {
         let n = self
             .rng
@@ -216,7 +218,7 @@ impl Hostile {
         Some(place).filter(|_| !self.rng.one_in(30))
     }
 
-    /// Requests as the protocol has them, with numbers that are wrong now and then.
+    /// Sends well-formed requests, sometimes with invalid numbers.
     fn ask(&mut self, line: usize) -> Vec<u8> {
         let mut commands = Vec::new();
         for _ in 0..1 + self.rng.below(6) {
@@ -262,7 +264,8 @@ impl Hostile {
                     role: "matrix".to_owned(),
                 }),
                 11..13 if !self.hashes.is_empty() => {
-                    // A piece that another one has brought: is it told to those who only know its hash?
+                    // Requests a chunk that another client uploaded: does the server reveal it to a
+                    // client that knows only its hash?
                     let hash = self.hashes[self.rng.below(self.hashes.len())];
                     let chunk = proto::Chunk {
                         place: place.clone(),

@@ -1,11 +1,13 @@
-//! Several clients of a server of the remote mode, each with a language model on the server's device, over connections that break, beside clients that keep
-//! no rule.
+//! Several clients of a remote-mode server, each with a language model on the server's device, over
+//! unreliable connections, alongside hostile clients.
 //!
-//! Tokens are those that one plain reference device computes, bit by bit, and each run is done exactly once, whatever happens to connections; or there is an
-//! error, where a device failed or the server started again. Then the client connects again and gets the same tokens. Nobody waits for ever, and no client is
-//! told bytes of another one, nor those that another one left in memory or in the server's store.
+//! Tokens must be bit-identical to those of one plain reference device, and each run must execute
+//! exactly once, whatever happens to connections. An error is allowed only if a device failed or
+//! the server restarted. Then the client reconnects and must get the same tokens. No client may
+//! hang, and no client may receive another client's bytes, including those left in memory or in the
+//! server's store.
 //!
-//! Who a client is, is known here: TLS, keys and proofs of tokens are not simulated.
+//! Client identities are given: TLS, keys and proofs of tokens are not simulated.
 
 mod counter;
 mod hostile;
@@ -30,40 +32,40 @@ use std::sync::Arc;
 use std::time::Duration;
 use tasks::Side;
 
-/// Tokens that clients have.
+/// Number of client tokens.
 const TOKENS: usize = 2;
-/// Bytes that all sessions of the server may have, and one of them.
+/// Memory quotas in bytes: of all sessions of the server together, and of one session.
 const MEMORY: (usize, usize) = (16 << 20, 2 << 20);
-/// A side that lost its connection has noticed by then, and a server that started again is there.
+/// Time by which a side has noticed a lost connection and a restarted server accepts connections.
 const SETTLED: Duration = Duration::from_secs(20);
 
 type Result<T> = std::result::Result<T, String>;
 
-/// What one client has on the server.
+/// A client's resources on the server.
 struct Loaded {
     context: Context,
     device: Arc<dyn Device>,
     counter: Counted,
-    /// Memory with its secrets.
+    /// Buffers that contain its secrets.
     secrets: Vec<Arc<dyn Buffer>>,
-    /// What had happened when its session began.
+    /// Harm counters when its session began.
     harm: Harm,
 }
 
-/// What a client does.
+/// A client's call.
 #[derive(Clone, Debug)]
 enum Call {
-    /// Tokens that follow.
+    /// Decodes these tokens.
     Decode(Tokens),
-    /// Runs so many times, without waiting, what must be done exactly once.
+    /// Submits this many runs, without waiting, that must execute exactly once.
     Count(usize),
-    /// Takes memory, keeps a secret in it and reads it again.
+    /// Allocates memory, stores a secret in it and reads it again.
     Keep(Usage),
     /// Frees that memory.
     Free,
-    /// Leaves the server, and comes back with the next call.
+    /// Disconnects; the next call reconnects.
     Leave,
-    /// The client's process is killed, and another one comes back with the next call.
+    /// Kills the client's process; the next call starts another one.
     Die,
 }
 
@@ -86,11 +88,11 @@ struct Client {
     net: Arc<Net>,
     text: Text,
     loaded: Option<Loaded>,
-    /// Bytes that nobody else has: in memory, and as weights.
+    /// Bytes that no other client has: one secret in memory, and one in weights.
     secrets: [[u8; 16]; 2],
 }
 
-/// Plays a case.
+/// Runs a case.
 pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Result<()> {
     let mut rng = Rng::new(case.seed_for(5));
     let known = known()?;
@@ -115,7 +117,7 @@ pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Re
     close(world)
 }
 
-/// The network with its server, and the folder of the server's store.
+/// Creates the network with its server, and the folder of the server's store.
 fn network(
     case: &Case,
     world: &Arc<World>,
@@ -172,7 +174,7 @@ impl Client {
         })
     }
 
-    /// Makes a call: first while faults strike, then again without if it failed.
+    /// Makes a call: first with faults, then again without faults if it failed.
     fn step(&mut self, world: &Arc<World>, rng: &mut Rng) -> Result<()> {
         let call = Call::draw(rng);
         let cancel = CancelToken::new();
@@ -184,8 +186,9 @@ impl Client {
         let mut tried = self.make(&call);
         let explained = player.stop();
         if let Err(error) = &tried {
-            // A session ends with its server, when its client was away for too long, or when another one of its token needed the room. A connection that
-            // breaks is no reason, but for the first one.
+            // A session ends with its server, when its client was away for too long, or when
+            // another session of the same token needed the memory. A broken connection is no
+            // excuse, except while connecting.
             let begun = self.loaded.as_ref().map(|loaded| loaded.harm);
             let is_over = error.contains("device lost") || error.starts_with(CONNECTING);
             let is_excused = explained(error)
@@ -211,7 +214,7 @@ impl Client {
         Ok(())
     }
 
-    /// The logits that were wanted, if it is a decode.
+    /// Makes the call. For a decode, returns the requested logits.
     fn make(&mut self, call: &Call) -> Result<Logits> {
         if matches!(call, Call::Die) {
             self.net.kill(self.number);
@@ -237,7 +240,7 @@ impl Client {
             }
             Call::Free => {
                 loaded.secrets.clear();
-                // A device that is lost says so.
+                // A lost device reports an error here.
                 loaded.counter.count(0)?;
             }
             Call::Leave | Call::Die => return Err(text(samite_core::Error::invalid("it left"))),
@@ -245,7 +248,7 @@ impl Client {
         Ok(Vec::new())
     }
 
-    /// Connects, loads the model and computes everything so far.
+    /// Connects, loads the model and replays everything computed so far.
     fn load(&self) -> Result<Loaded> {
         let harm = self.net.harm();
         let others = Arc::downgrade(&self.net);
@@ -274,5 +277,5 @@ impl Client {
     }
 }
 
-/// How errors begin that come before there is a session.
+/// Prefix of errors that occur before a session exists.
 const CONNECTING: &str = "connecting: ";

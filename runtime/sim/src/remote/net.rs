@@ -1,8 +1,9 @@
-//! A simulated network with a server of the remote mode in it.
+//! A simulated network with a remote-mode server.
 //!
-//! Clients wait on the host's thread; while they wait, what is next happens: a message arrives, a timer ends, a session does a request. Connections keep
-//! the order of what they carry, as TLS does. A connection that breaks is noticed by both sides, each at its own time, perhaps after another one was made;
-//! what was on its way may still arrive until then.
+//! Clients block on the host's thread. While they wait, the next events happen: a message arrives,
+//! a timer fires, a session executes a request. Connections preserve message order, as TLS does.
+//! Each side notices a broken connection at its own time, perhaps after a new one was made.
+//! Messages in flight may still arrive until then.
 
 use super::hostile::{Deed, Hostile};
 use super::tasks::{Side, Tasks};
@@ -26,30 +27,30 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-/// How much later something comes that is late: two of them are less than anybody's patience.
+/// Delay of late messages: two of them together are shorter than any timeout.
 const LATE: Time = 2_000_000_000;
 
-/// After how long a side notices that nothing arrives any more, at most.
+/// Maximum time until a side notices a silent connection.
 const LIFE_SIGNS: Time = 12_000_000_000;
 
-/// How many events may happen while somebody waits.
+/// Maximum number of events while a client waits.
 const MOST_EVENTS: usize = 1_000_000;
 
-/// gRPC's code for what is lost on the way.
+/// gRPC status code for lost connections.
 const UNAVAILABLE: i32 = 14;
 
 type Sender = mpsc::UnboundedSender<Result<Vec<u8>, Refusal>>;
 
 enum Event {
-    /// Something arrives at the server, or at the client.
+    /// A message arrives at the server or at the client.
     Arrives(usize, Way, Result<Vec<u8>, Refusal>),
-    /// Nothing more comes.
+    /// End of the message stream.
     Ends(usize, Way),
     /// A connection reaches the server.
     Comes(usize),
-    /// A timer.
+    /// A timer fires.
     Rings(oneshot::Sender<()>),
-    /// A session does a request.
+    /// A session executes a request.
     Works(u64),
 }
 
@@ -61,50 +62,50 @@ enum Way {
 
 /// A connection.
 struct Line {
-    /// Who has it: the number of a client, or nobody who keeps rules.
+    /// Client number, or `None` for a hostile client.
     client: Option<usize>,
     token: usize,
-    /// What is given to each side; `None` when that side has noticed the end.
+    /// Delivery channel of each side; `None` once that side has noticed the end.
     ends: [Option<Sender>; 2],
-    /// What the server has not taken yet.
+    /// Messages for the server, until it accepts the connection.
     messages: Option<Messages>,
-    /// Nothing is carried any more.
+    /// Set when the connection no longer delivers messages.
     is_broken: bool,
-    /// Something went wrong with it.
+    /// Set after a fault on the connection.
     is_harmed: bool,
-    /// When the last message arrives, each way.
+    /// Arrival time of the last message in each direction.
     last: [Time; 2],
 }
 
-/// What nobody else may see.
+/// Bytes that no other client may see.
 struct Secret {
     client: usize,
-    /// Those with this token may see it, too.
+    /// Clients with this token may see them as well.
     token: Option<usize>,
     bytes: [u8; 16],
 }
 
 struct State {
     rng: Rng,
-    /// By time, then by a drawn number, then by a counted one: no two are the same.
+    /// Events ordered by time, then by a random number, then by a counter, which makes keys unique.
     events: BTreeMap<(Time, u64, u64), Event>,
     count: u64,
     lines: Vec<Line>,
     server: Option<BareServer>,
     workers: BTreeMap<u64, Worker>,
-    /// Those that will do a request, by event.
+    /// Sessions with a scheduled work event.
     busy: Vec<u64>,
-    /// When the server is there again.
+    /// Time at which the server is up again.
     up: Time,
     restarts: u64,
     made_room: u64,
     hostile: Hostile,
     secrets: Vec<Secret>,
-    /// Events while somebody waited.
+    /// Events while a client waited.
     waited: usize,
 }
 
-/// What ends sessions: if nothing of it happened, a session is still there.
+/// Counters of the events that end sessions. While they are unchanged, a session still exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Harm {
     restarts: u64,
@@ -169,7 +170,7 @@ impl Net {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a side runs on.
+    /// Returns the environment of a side.
     pub fn outside(&self, side: Side) -> Arc<dyn Outside> {
         Arc::new(SimOutside {
             net: Weak::clone(&self.this),
@@ -178,7 +179,7 @@ impl Net {
         })
     }
 
-    /// How a client with a token reaches the server.
+    /// Returns a client's connection factory, with its token.
     pub fn wire(&self, client: usize, token: usize) -> Box<dyn Wire> {
         Box::new(SimWire {
             net: Weak::clone(&self.this),
@@ -187,7 +188,8 @@ impl Net {
         })
     }
 
-    /// Bytes that nobody but this client may see, nor, if a token is named, anybody with another one.
+    /// Registers bytes that only this client may see or, if a token is given, only clients with
+    /// that token.
     pub fn keep_secret(&self, client: usize, token: Option<usize>, bytes: [u8; 16]) {
         let mut state = self.lock();
         state.hostile.knows_of(&bytes.repeat(SECRET / bytes.len()));
@@ -211,7 +213,7 @@ impl Net {
         }
     }
 
-    /// Whether something went wrong with the last connection of a client, or none was made.
+    /// Returns whether a fault affected a client's last connection, or the client has none.
     pub fn is_harmed(&self, client: usize) -> bool {
         let state = self.lock();
         let mut lines = state.lines.iter().rev();
@@ -223,7 +225,7 @@ impl Net {
         self.world.with(|state| state.note(|_| text()));
     }
 
-    /// Somebody connects: the connection's number, and what the server will say.
+    /// Opens a connection. Returns its number and the stream of server messages.
     fn open(&self, client: Option<usize>, token: usize) -> (usize, Messages) {
         let (to_server, at_server) = mpsc::unbounded_channel();
         let (to_client, at_client) = mpsc::unbounded_channel();
@@ -244,7 +246,7 @@ impl Net {
         (number, Box::pin(UnboundedReceiverStream::new(at_client)))
     }
 
-    /// Puts something on its way.
+    /// Sends a message.
     fn put(&self, line: usize, way: Way, message: Result<Vec<u8>, Refusal>) {
         if self.lock().lines[line].is_broken {
             return;
@@ -269,7 +271,7 @@ impl Net {
         }
     }
 
-    /// One side says nothing more.
+    /// Ends one direction of a connection.
     fn end(&self, line: usize, way: Way) {
         let now = self.world.now();
         let mut state = self.lock();
@@ -285,7 +287,7 @@ impl Net {
         self.lock().break_line(line, now, LIFE_SIGNS);
     }
 
-    /// A client's process is gone at once.
+    /// Kills a client's process.
     pub fn kill(&self, client: usize) {
         self.note(|| format!("client {client} is killed"));
         let mut state = self.lock();
@@ -300,7 +302,7 @@ impl Net {
         self.tasks.end(Side::Client(client));
     }
 
-    /// The server's process is gone at once; another one begins after a while.
+    /// Kills the server's process; another one starts after a while.
     fn restart(&self) {
         self.tasks.end(Side::Server);
         let now = self.world.now();
@@ -330,7 +332,7 @@ impl Net {
         self.world.with(|state| state.violate(mistake));
     }
 
-    /// Bytes of the server's device that are taken.
+    /// Returns the bytes in use on the server's device.
     fn live(&self) -> usize {
         self.world.with(|state| {
             let far = state.live().find(|(name, _)| *name == FAR);
@@ -338,7 +340,7 @@ impl Net {
         })
     }
 
-    /// Lets what is next happen, at `until` at the latest. False if nothing does.
+    /// Processes the next event, if it is due by `until`. Returns false if none is.
     fn turn(&self, until: Option<Time>) -> bool {
         self.settle();
         let event = {
@@ -347,7 +349,7 @@ impl Net {
                 let Some((&(at, ..), event)) = state.events.first_key_value() else {
                     return false;
                 };
-                // Nobody waits for that timer any more.
+                // The timer's waiter is gone.
                 if matches!(event, Event::Rings(bell) if bell.is_closed()) {
                     state.events.pop_first();
                     continue;
@@ -388,7 +390,7 @@ impl Net {
         true
     }
 
-    /// Lets everybody go on who can, without any time passing.
+    /// Runs all tasks that are ready, without advancing time.
     fn settle(&self) {
         self.tasks.go_on();
         let now = self.world.now();
@@ -410,11 +412,11 @@ impl Net {
             state.plan(now + delay, Event::Works(number));
         }
         drop(state);
-        // Memory is given back where nothing is locked.
+        // Drop the workers, which frees memory, only after releasing the lock.
         drop(over);
     }
 
-    /// Gives a side what has arrived.
+    /// Delivers a message to a side.
     fn give(&self, line: usize, way: Way, message: Result<Vec<u8>, Refusal>) {
         let mut state = self.lock();
         let end = &mut state.lines[line].ends[way as usize];
@@ -427,7 +429,7 @@ impl Net {
         }
     }
 
-    /// Looks at what a client is told.
+    /// Inspects a message to a client.
     fn overhear(&self, line: usize, message: &Result<Vec<u8>, Refusal>) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -457,7 +459,7 @@ impl Net {
         }
     }
 
-    /// The server meets a connection.
+    /// Accepts a connection on the server.
     fn serve(&self, number: usize) {
         let outside = self.outside(Side::Server);
         let mut state = self.lock();
@@ -501,7 +503,7 @@ impl Net {
         );
     }
 
-    /// A session does a request.
+    /// Executes a session's request.
     fn work(&self, number: u64) {
         let mut state = self.lock();
         state.busy.retain(|busy| *busy != number);
@@ -513,7 +515,7 @@ impl Net {
         }
     }
 
-    /// The session whose turn it is by now.
+    /// Returns the session whose work is due.
     fn due_work(&self) -> Option<u64> {
         let now = self.world.now();
         let mut state = self.lock();
@@ -526,7 +528,8 @@ impl Net {
         Some(number)
     }
 
-    /// Nobody has more memory than the server counts, nor more than its quota.
+    /// Checks that memory in use matches the server's accounting and that no session exceeds its
+    /// quota.
     fn check_memory(&self) {
         let state = self.lock();
         let counted = state.server.as_ref().map_or(0, BareServer::memory_in_use);
@@ -540,7 +543,7 @@ impl Net {
         }
     }
 
-    /// Lets those who keep no rule do something now and then.
+    /// Lets hostile clients act occasionally.
     fn play_hostile(&self) {
         let mut state = self.lock();
         let open = state.lines.iter().enumerate();
@@ -554,7 +557,7 @@ impl Net {
         match deed {
             Deed::Come(token, message) if is_up => {
                 let (line, replies) = self.open(None, token);
-                // Nobody reads what is looked at on its way.
+                // Replies are inspected in transit; hostile clients do not read them.
                 drop(replies);
                 self.lock().hostile.came(line);
                 self.put(line, Way::ToServer, Ok(message));
@@ -572,7 +575,7 @@ impl Net {
         }
     }
 
-    /// Lets everything happen for a while.
+    /// Processes events for a period of time.
     pub fn pass(&self, time: Duration) {
         let until = self.world.now() + time.as_nanos() as Time;
         while self.turn(Some(until)) {}
@@ -580,7 +583,7 @@ impl Net {
         self.world.with(|state| state.advance(left));
     }
 
-    /// Lets others go on while a client waits.
+    /// Lets other tasks proceed while a client waits.
     pub fn meanwhile(&self, most: Option<Duration>) {
         let until = most.map(|most| self.world.now() + most.as_nanos() as Time);
         if !self.turn(until) {
@@ -597,7 +600,8 @@ impl Net {
         assert!(state.waited < MOST_EVENTS, "a client waits for too long");
     }
 
-    /// Everything that is on its way arrives; whoever is hostile leaves. Then the server must have nothing any more.
+    /// Delivers everything in flight and disconnects hostile clients. Afterwards the server must
+    /// hold no resources.
     pub fn close(&self) {
         let mut state = self.lock();
         state.hostile.stop();
@@ -629,22 +633,23 @@ impl State {
         self.events.insert((at, order, self.count), event);
     }
 
-    /// How long a message takes.
+    /// Draws a message's delay.
     fn delay(&mut self) -> Time {
         let most = self.rng.pick(&[10, 1_000, 50_000, 1_000_000]);
         self.rng.below(most) as Time
     }
 
-    /// Something will arrive at `at`, behind what goes the same way.
+    /// Schedules an arrival at `at`, after earlier messages in the same direction.
     fn send(&mut self, line: usize, at: Time, way: Way, event: impl FnOnce(usize) -> Event) {
         let last = &mut self.lines[line].last[way as usize];
-        // A nanosecond apart, so that their order stays.
+        // One nanosecond apart, to preserve their order.
         *last = at.max(*last + 1);
         let at = *last;
         self.plan(at, event(line));
     }
 
-    /// Nothing more is carried. Each side notices within `most`; what is on its way arrives until then, or does not.
+    /// Stops delivery on a connection. Each side notices within `most`; messages in flight may
+    /// arrive until then.
     fn break_line(&mut self, number: usize, now: Time, most: Time) {
         if std::mem::replace(&mut self.lines[number].is_broken, true) {
             return;
@@ -667,7 +672,7 @@ impl State {
     }
 }
 
-/// What a side runs on.
+/// The environment of a side.
 #[derive(Debug)]
 struct SimOutside {
     net: Weak<Net>,
@@ -688,7 +693,7 @@ impl Outside for SimOutside {
         }
         Box::pin(async move {
             if rings.await.is_err() {
-                // The world ended.
+                // The simulation has ended.
                 std::future::pending().await
             }
         })
@@ -701,7 +706,7 @@ impl Outside for SimOutside {
         net.settle();
         net.world
             .with(|state| state.advance(time.as_nanos() as Time));
-        // Meanwhile, other sessions go on: each has a thread of its own.
+        // Other sessions proceed meanwhile: each has its own thread.
         while let Some(number) = net.due_work() {
             net.work(number);
             net.settle();

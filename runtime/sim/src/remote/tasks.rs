@@ -1,4 +1,4 @@
-//! Tasks that take turns on one thread: which of those that can go on does so next is drawn.
+//! A single-threaded executor that draws at random which ready task runs next.
 
 use samite_remote::bare::Task;
 use samite_testing::Rng;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// Whose a task is, and with whom it ends.
+/// Owner of a task; the task ends with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// The client with this number.
@@ -15,7 +15,7 @@ pub(crate) enum Side {
     Server,
 }
 
-/// That a task can go on.
+/// Set when a task is ready.
 struct Flag(AtomicBool);
 
 impl Wake for Flag {
@@ -26,7 +26,7 @@ impl Wake for Flag {
 
 struct Entry {
     side: Side,
-    /// `None` while it goes on.
+    /// `None` while it runs.
     task: Option<Task>,
     flag: Arc<Flag>,
 }
@@ -64,7 +64,7 @@ impl Tasks {
         state.all.insert(number, entry);
     }
 
-    /// Lets tasks go on until all of them wait.
+    /// Runs tasks until all of them wait.
     pub fn go_on(&self) {
         while let Some((number, mut task, flag)) = self.next() {
             let waker = Waker::from(flag);
@@ -72,7 +72,7 @@ impl Tasks {
             let mut state = self.lock();
             match polled {
                 Poll::Ready(()) => drop(state.all.remove(&number)),
-                // Gone if its side ended meanwhile.
+                // The entry is gone if its side ended meanwhile.
                 Poll::Pending => {
                     if let Some(entry) = state.all.get_mut(&number) {
                         entry.task = Some(task);
@@ -106,7 +106,7 @@ impl Tasks {
         let numbers: Vec<u64> = numbers.map(|(&number, _)| number).collect();
         let ended: Vec<_> = numbers.iter().map(|n| state.all.remove(n)).collect();
         drop(state);
-        // What they have is given back where nothing is locked.
+        // Drop the tasks and their resources only after releasing the lock.
         drop(ended);
     }
 }

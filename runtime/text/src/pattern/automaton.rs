@@ -5,53 +5,54 @@ use std::collections::HashMap;
 use super::parse::Tree;
 use super::set::CharSet;
 
-/// A state is its number times so much, which is where its row of `ascii` begins.
+/// Factor of states: a state is its index times this factor, which is where its row of `ascii`
+/// starts.
 const ROW: u32 = 128;
 
-/// The state from which nothing matches.
+/// State from which nothing matches.
 pub(super) const DEAD: u32 = 0;
 
-/// The state before the first character.
+/// State before the first character.
 pub(super) const START: u32 = ROW;
 
-/// Set in a step if the text before the character matches.
+/// Flag of a step: the text before the character matches.
 pub(super) const MATCH: u32 = 1 << 31;
 
-/// Code points that share a block of the table of classes.
+/// Number of code points that share a block of the table of classes.
 const BLOCK: usize = 128;
 
 #[derive(Debug)]
 pub(super) struct Automaton {
-    /// Where the block of each so many code points begins in `classes`.
+    /// Start of each block of code points in `classes`.
     blocks: Box<[u32]>,
-    /// The class of each code point of a block. The first block is ASCII.
+    /// Class of each code point of a block. The first block is ASCII.
     classes: Vec<u8>,
     n_classes: usize,
-    /// For each state, what follows from each class and, last, from the end of the text.
+    /// Steps by state: one for each class, and a last one for the end of the text.
     steps: Vec<u32>,
-    /// The same for each character of ASCII, most of most texts.
+    /// Steps for each ASCII character; most texts consist mainly of these.
     ascii: Vec<u32>,
 }
 
-/// A node of the automaton that tries all alternatives.
+/// Node of the nondeterministic automaton, which tries all alternatives.
 #[derive(Debug)]
 enum Node {
-    /// Takes a character of one of these classes.
+    /// Consumes a character of one of these classes.
     Take {
         classes: u64,
         next: usize,
     },
-    /// Goes on if the next class (or the end, bit 63) is one of these.
+    /// Continues if the next class (or the end, bit 63) is one of these.
     Next {
         classes: u64,
         next: usize,
     },
-    /// The first is preferred.
+    /// Alternatives in order of preference.
     Split(Vec<usize>),
     Match,
 }
 
-/// The bit of the end of the text in a set of classes.
+/// Bit of the end of the text in a set of classes.
 const END: u64 = 1 << 63;
 
 impl Automaton {
@@ -76,7 +77,8 @@ impl Automaton {
         automaton
     }
 
-    /// Divides all code points into classes that no set tells apart; returns the classes of each set.
+    /// Divides all code points into classes that no set distinguishes. Returns the classes of each
+    /// set.
     fn classify(&mut self, sets: &[CharSet]) -> Vec<u64> {
         let mut bounds: Vec<u32> = vec![0];
         for set in sets {
@@ -111,7 +113,7 @@ impl Automaton {
                 })
                 .collect();
             let fresh = class_of.len();
-            // Expressions have a dozen classes or two.
+            // Expressions have one or two dozen classes.
             assert!(fresh < 63, "too many classes of characters");
             let class = *class_of.entry(signature.clone()).or_insert(fresh as u8);
             for (member, _) in members
@@ -129,10 +131,10 @@ impl Automaton {
         members
     }
 
-    /// Makes the table of classes from runs of code points, each given by its end.
+    /// Creates the table of classes from runs of code points, each given by its end.
     fn fill_blocks(&mut self, runs: &[(usize, u8)]) {
         let mut starts: HashMap<[u8; BLOCK], u32> = HashMap::new();
-        // Most blocks are of one class.
+        // Most blocks have a single class.
         let mut uniform = [None; 64];
         let mut runs = runs.iter().peekable();
         let mut blocks = Vec::with_capacity((u32::from(char::MAX) as usize + 1) / BLOCK);
@@ -162,7 +164,7 @@ impl Automaton {
         self.blocks = blocks.into();
     }
 
-    /// Makes a state of each list of nodes that can be alive together, in the order of preference.
+    /// Creates a state for each list of nodes that can be alive together, in order of preference.
     fn determine(&mut self, nodes: &[Node], start: usize) {
         let width = self.n_classes + 1;
         let mut states: HashMap<Vec<usize>, u32> = HashMap::new();
@@ -200,8 +202,8 @@ impl Automaton {
         }
     }
 
-    /// What follows from a state and the character at `position`, which must be inside of the text, with [`MATCH`]; and the
-    /// length of the character.
+    /// Returns the next state for the character at `position`, which must be inside the text, with
+    /// [`MATCH`], and the length of the character.
     #[inline]
     pub(super) fn step(&self, state: u32, text: &[u8], position: usize) -> (u32, usize) {
         let first = text[position];
@@ -229,7 +231,7 @@ impl Automaton {
         (self.steps[self.row(state) + class], width)
     }
 
-    /// Whether a text that ends in a state matches.
+    /// Returns whether a text that ends in this state matches.
     #[inline]
     pub(super) fn matches_at_end(&self, state: u32) -> bool {
         self.steps[self.row(state) + self.n_classes] & MATCH != 0
@@ -269,7 +271,7 @@ impl Builder<'_> {
         index.map_or(0, |index| self.members[index])
     }
 
-    /// Adds the nodes of a tree that `next` follows; returns the first.
+    /// Adds the nodes of a tree before `next`. Returns the first one.
     fn add(&mut self, tree: &Tree, next: usize) -> usize {
         match tree {
             Tree::Set(set) => {
@@ -311,13 +313,14 @@ impl Builder<'_> {
 
 struct Closure<'a> {
     nodes: &'a [Node],
-    /// In which round a node was last seen.
+    /// Round in which each node was last seen.
     seen: Vec<u32>,
     round: u32,
 }
 
 impl Closure<'_> {
-    /// What is alive behind a character of the class, and whether a match ends before it. What is less preferred than that match is dropped.
+    /// Returns the nodes that are alive after a character of the class, and whether a match ends
+    /// before it. Nodes with a lower preference than that match are dropped.
     fn step(&mut self, list: &[usize], class: u64) -> (Vec<usize>, bool) {
         self.round += 1;
         let mut alive = Vec::new();

@@ -1,28 +1,29 @@
-//! Expressions as trees.
+//! Parses expressions to trees.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
 use super::set::CharSet;
 
-/// How deep groups may stand in each other.
+/// Maximum nesting of groups.
 const DEEPEST: usize = 32;
 
-/// Highest count of a repetition.
+/// Maximum count of a repetition.
 const MOST: u32 = 1024;
 
 #[derive(Debug)]
 pub(super) enum Tree {
     Set(CharSet),
-    /// Takes no character: the next one must be of the set, or the text must end where that is allowed.
+    /// Lookahead: the next character must be in the set, or the text must end if `or_end` allows
+    /// that.
     Next {
         set: CharSet,
         or_end: bool,
     },
     All(Vec<Tree>),
-    /// The first that leads to a match is taken.
+    /// Alternatives; the first that leads to a match applies.
     Any(Vec<Tree>),
-    /// As often as possible.
+    /// Greedy repetition.
     Repeat {
         tree: Box<Tree>,
         least: u32,
@@ -30,7 +31,7 @@ pub(super) enum Tree {
     },
 }
 
-/// Parses an expression; the error says what is wrong.
+/// Parses an expression. The error describes the problem.
 pub(super) fn parse(expression: &str) -> Result<Tree, String> {
     let mut parser = Parser {
         rest: expression.chars().peekable(),
@@ -187,7 +188,7 @@ impl Parser<'_> {
         if !self.ignore_case {
             return set;
         }
-        // Unicode's simple folding: two letters have a third form.
+        // Unicode's simple case folding: two letters have a third form.
         let third = match c {
             's' | 'S' => Some('\u{17F}'),
             'k' | 'K' => Some('\u{212A}'),
@@ -199,7 +200,7 @@ impl Parser<'_> {
         forms.fold(set, |set, form| set.union(CharSet::one(form)))
     }
 
-    /// What stands behind a backslash.
+    /// Parses the rest of an escape after its backslash.
     fn escape(&mut self) -> Result<CharSet, String> {
         Ok(match self.rest.next() {
             Some('r') => CharSet::one('\r'),
@@ -223,7 +224,7 @@ impl Parser<'_> {
         })
     }
 
-    /// What stands behind an opening bracket, with the closing one.
+    /// Parses the rest of a class after its opening bracket, including the closing one.
     fn class(&mut self) -> Result<CharSet, String> {
         let is_not = self.take('^');
         let mut set = CharSet::default();

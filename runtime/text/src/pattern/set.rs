@@ -6,13 +6,13 @@ use unicode_general_category::{GeneralCategory, get_general_category};
 
 const LAST: u32 = char::MAX as u32;
 
-/// Inclusive ranges of code points, ascending and apart.
+/// Inclusive ranges of code points, ascending and not adjacent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct CharSet {
     ranges: Vec<(u32, u32)>,
 }
 
-/// Runs of code points of one category.
+/// Runs of code points with one category.
 static CATEGORIES: LazyLock<Vec<(u32, u32, GeneralCategory)>> = LazyLock::new(|| {
     let mut runs: Vec<(u32, u32, GeneralCategory)> = Vec::new();
     for c in '\0'..=char::MAX {
@@ -25,7 +25,7 @@ static CATEGORIES: LazyLock<Vec<(u32, u32, GeneralCategory)>> = LazyLock::new(||
     runs
 });
 
-/// The script Han.
+/// The Han script.
 const HAN: &[(u32, u32)] = &[
     (0x2E80, 0x2E99),
     (0x2E9B, 0x2EF3),
@@ -72,13 +72,13 @@ impl CharSet {
         }
     }
 
-    /// What `\s` stands for.
+    /// Returns the set of `\s`.
     pub(super) fn white_space() -> Self {
         let ranges = ('\0'..='\u{3000}').filter(|c| c.is_whitespace());
         Self::from_ranges(ranges.map(|c| (u32::from(c), u32::from(c))).collect())
     }
 
-    /// What `\p{name}` stands for; none for a name that no expression here uses.
+    /// Returns the set of `\p{name}`, or `None` for a name that no expression here uses.
     pub(super) fn property(name: &str) -> Option<Self> {
         use GeneralCategory as G;
         let categories: &[G] = match name {

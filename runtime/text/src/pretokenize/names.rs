@@ -5,19 +5,19 @@ use super::Thousands;
 use crate::bpe::Encoding;
 use crate::error::VocabError;
 
-/// What follows from a pre-tokenizer's name.
+/// Settings that derive from a pre-tokenizer's name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(super) passes: &'static [Pass],
-    /// A word that is a token is taken whole, without merging.
+    /// True if a word that is a token is used as a whole, without merging.
     pub ignore_merges: bool,
-    /// A begin-of-text token is added where the file does not say.
+    /// True to add BOS if the file does not specify it.
     pub add_bos: bool,
-    /// A separator is expected behind the text where the file does not say.
+    /// True if a separator is expected after the text and the file does not specify it.
     pub add_sep: bool,
-    /// A begin-of-text token is added whatever the file says.
+    /// True to add BOS regardless of the file.
     pub always_bos: bool,
-    /// Without merges, tokens merge by their ranks.
+    /// True if tokens merge by their ranks in a file without merges.
     pub merges_optional: bool,
     pub encoding: Encoding,
 }
@@ -37,7 +37,7 @@ const WHOLE_WORDS: Settings = Settings {
     ..PLAIN
 };
 
-// What expressions have in common.
+// Common parts of expressions.
 #[rustfmt::skip]
 macro_rules! contraction { () => { "(?i:'s|'t|'re|'ve|'m|'ll|'d)" }; }
 #[rustfmt::skip]
@@ -51,7 +51,7 @@ macro_rules! upper { () => { r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]" }; }
 #[rustfmt::skip]
 macro_rules! lower { () => { r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]" }; }
 
-/// `$digits` is what numbers are.
+/// `$digits` matches numbers.
 macro_rules! llama3 {
     ($digits:literal, $space:expr) => {
         concat!(
@@ -119,12 +119,13 @@ const GPT2: &str = concat!(
 const LLAMA3: &str = llama3!(r"\p{N}{1,3}");
 const QWEN2: &str = llama3!(r"\p{N}");
 const GPT4O: &str = gpt4o!(r"\p{N}{1,3}");
-/// Words of DeepSeek V3, where marks are letters and punctuation may begin a word of Latin letters.
+/// Words of DeepSeek V3, in which marks are letters and punctuation may start a word of Latin
+/// letters.
 const DEEPSEEK_WORDS: &str = concat!(
     r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|",
     space!()
 );
-/// The letters with case of Unicode 10, as DeepSeek's first models list them.
+/// Letters with case in Unicode 10, as listed in DeepSeek's first models.
 const CASED_LETTERS: &str = concat!(
     r"\s?[",
     "A-Za-z\u{B5}\u{C0}-\u{D6}\u{D8}-\u{F6}\u{F8}-\u{1BA}\u{1BC}-\u{1BF}\u{1C4}-\u{293}\u{295}-\u{2AF}\u{370}-\u{373}\u{376}",
@@ -149,7 +150,7 @@ const LINES: &str = r"[^\n]+|[\n]+";
 /// Names that share settings.
 const FAMILIES: &[(&[&str], Settings)] = &[
     (
-        // Files that name none.
+        // Files without a name.
         &["default"],
         Settings {
             passes: &[
@@ -244,7 +245,7 @@ const FAMILIES: &[(&[&str], Settings)] = &[
         },
     ),
     (
-        // Suffixes behind an apostrophe stay together, as in Turkish.
+        // Suffixes after an apostrophe stay together, as in Turkish.
         &["ufakzeka"],
         Settings {
             passes: &[Cut(concat!(
@@ -291,7 +292,7 @@ const FAMILIES: &[(&[&str], Settings)] = &[
         },
     ),
     (
-        // Words of letters with one space between them are one.
+        // Words of letters that are separated by one space form a single word.
         &["exaone-moe"],
         Settings {
             passes: &[Cut(concat!(
@@ -547,13 +548,13 @@ pub(super) fn all() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().flat_map(|family| family.0).copied()
 }
 
-/// The settings of every family.
+/// Returns the settings of every family.
 #[cfg(test)]
 pub(super) fn families() -> impl Iterator<Item = Settings> {
     FAMILIES.iter().map(|family| family.1)
 }
 
-/// The settings for `tokenizer.ggml.pre`.
+/// Returns the settings for `tokenizer.ggml.pre`.
 pub(crate) fn settings(name: Option<&str>) -> Result<Settings, VocabError> {
     let name = name.filter(|name| !name.is_empty()).unwrap_or("default");
     let family = FAMILIES.iter().find(|family| family.0.contains(&name));

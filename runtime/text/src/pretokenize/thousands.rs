@@ -1,17 +1,17 @@
-//! Digits in groups of three from the right: 1234567 as 1, 234, 567.
+//! Groups digits by three from the right: 1234567 becomes 1, 234, 567.
 //!
-//! As expressions these look ahead to the end of the digits from each of them.
+//! As expressions, these would look ahead to the end of the digits from each of them.
 
 use unicode_general_category::{GeneralCategory, get_general_category};
 
-/// Which digits are grouped.
+/// Kind of digits to group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Thousands {
-    /// All numbers, apart from what surrounds them.
+    /// All numbers, separated from the surrounding text.
     All,
-    /// Digits at whose end a word ends, apart from what surrounds them: `\d{1,3}(?=(?:\d{3})*\b)`.
+    /// Digits at the end of a word, separated from the surrounding text: `\d{1,3}(?=(?:\d{3})*\b)`.
     AtWordEnds,
-    /// Digits, with what lies before them left at the first group: `(?=(\d{3})+(?!\d))`.
+    /// Digits, with the text before them attached to the first group: `(?=(\d{3})+(?!\d))`.
     Inside,
 }
 
@@ -63,7 +63,8 @@ impl Thousands {
     }
 }
 
-/// What `\w` is, but for digits, in the engine of the models' tokenizers. Of fractions and powers it has those of Latin-1.
+/// Returns whether a character is in `\w` of the engine of the models' tokenizers, except digits.
+/// That class contains the fractions and powers of Latin-1.
 fn is_word(c: char) -> bool {
     use GeneralCategory as G;
     match get_general_category(c) {

@@ -1,31 +1,31 @@
-//! Adaptive-p: draws tokens that have about a certain probability.
+//! Adaptive-p: draws tokens whose probability is close to a target.
 
 use super::candidates::Candidates;
 use super::error::SamplerError;
 use super::rng::Rng;
 
-/// The logit of a token exactly at the target.
+/// Logit of a token exactly at the target.
 const PEAK: f32 = 5.0;
-/// How fast logits fall away from it.
+/// Steepness with which logits fall away from it.
 const SHARPNESS: f32 = 10.0;
-/// What counts as a distance of 1.
+/// Scale of the distance from the target.
 const WIDTH: f32 = 0.3;
 
-/// The draw of adaptive-p, with the probabilities drawn so far.
+/// The draw of adaptive-p, with the history of drawn probabilities.
 #[derive(Debug, Clone)]
 pub struct AdaptiveP {
     target: f32,
     decay: f32,
-    /// Probabilities drawn so far, older ones with less weight; and the sum of the weights.
+    /// Sum of the probabilities drawn so far, with decaying weights, and the sum of the weights.
     sum: f32,
     weight: f32,
-    /// The token of the last draw, and its probability.
+    /// Token of the last draw, with its probability.
     drawn: Option<(u32, f32)>,
     probabilities: Vec<f32>,
 }
 
 impl AdaptiveP {
-    /// See [`SamplerParams`](crate::SamplerParams).
+    /// Creates the draw; see [`SamplerParams`](crate::SamplerParams).
     pub fn new(target: f32, decay: f32) -> Self {
         let weight = 1.0 / (1.0 - decay);
         AdaptiveP {
@@ -41,7 +41,7 @@ impl AdaptiveP {
     /// Draws a token.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if there is none.
+    /// Returns [`SamplerError::NoCandidate`] if there are no candidates.
     pub fn draw(
         &mut self,
         candidates: &mut Candidates,
@@ -63,7 +63,7 @@ impl AdaptiveP {
         Ok(token)
     }
 
-    /// Takes note of a token of the text, which counts if it is the one drawn last.
+    /// Adds a token of the text, which has an effect if it is the one drawn last.
     pub fn accept(&mut self, token: u32) {
         if let Some((drawn, probability)) = self.drawn.take()
             && drawn == token
@@ -73,12 +73,12 @@ impl AdaptiveP {
         }
     }
 
-    /// What the past counts.
+    /// Returns the state.
     pub(super) fn state(&self) -> [f64; 2] {
         [self.sum.into(), self.weight.into()]
     }
 
-    /// Takes its numbers from the front of `state`; gives the rest.
+    /// Reads its state from the front of `state`. Returns the rest.
     pub(super) fn set_state<'a>(&mut self, state: &'a [f64]) -> &'a [f64] {
         let [sum, weight, rest @ ..] = state else {
             return state;
@@ -87,7 +87,7 @@ impl AdaptiveP {
         rest
     }
 
-    /// Back to the beginning.
+    /// Resets the draw.
     pub fn reset(&mut self) {
         let probabilities = std::mem::take(&mut self.probabilities);
         *self = AdaptiveP {

@@ -1,46 +1,47 @@
-//! The tokens that may still be chosen, and the stages that narrow them down.
+//! The candidate tokens, and the stages that narrow them down.
 
 use super::error::SamplerError;
 use super::rng::Rng;
 use std::cmp::Ordering;
 
-/// Vocabularies above this size are sorted only as far as needed.
+/// Maximum size of a vocabulary that is sorted completely.
 const SMALL: usize = 1024;
-/// How far such a vocabulary is sorted at first.
+/// Number of tokens of a larger vocabulary that are sorted at first.
 const FIRST_SORTED: usize = 256;
 
-/// Logits whose maximum is taken at once; only in the block with the largest is its place searched.
+/// Number of logits whose maximum is computed at once. The position of the largest is searched only
+/// in its block.
 const MAX_BLOCK: usize = 512;
-/// Logits that are tested together for whether one of them matters.
+/// Number of logits that are tested together for relevance.
 const BLOCK: usize = 64;
-/// Vocabularies with fewer blocks than this for each token wanted are loaded as a whole.
+/// Minimum number of blocks per requested token for which filtering is worthwhile; otherwise the
+/// whole vocabulary is loaded.
 const WORTH_FILTERING: usize = 4;
 
-/// A token that may be chosen.
+/// A candidate token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
-    /// The token.
+    /// Token id.
     pub id: u32,
-    /// Its logit as the stages so far have left it: never NaN nor plus infinity.
+    /// Logit after the stages so far: never NaN or plus infinity.
     pub logit: f32,
-    /// Its probability among the candidates, as of the last [`Candidates::softmax`] or draw; 0
-    /// before.
+    /// Probability among the candidates at the last [`Candidates::softmax`] or draw; 0 before.
     pub probability: f32,
 }
 
-/// The tokens that may still be chosen. Each method is one stage of a sampler chain; all but
-/// typical-p, XTC and infill keep the likeliest token. Equal logits go by token id, so every stage is
+/// The candidate tokens. Each method is one stage of a sampler chain; all except typical-p, XTC and
+/// infill keep the most probable token. Equal logits are ordered by token id, so every stage is
 /// deterministic.
 #[derive(Debug, Clone, Default)]
 pub struct Candidates {
     items: Vec<Candidate>,
     order: Order,
-    /// The largest logit of each block; kept for its memory, as the next one.
+    /// Largest logit of each block. Kept to reuse its memory, like `ranked`.
     maxima: Vec<f32>,
     ranked: Vec<f32>,
 }
 
-/// The order of the candidates.
+/// Order of the candidates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Order {
     #[default]
@@ -48,21 +49,21 @@ enum Order {
     LikeliestFirst,
     /// By token id.
     Ascending,
-    /// By token id, and no token is missing.
+    /// By token id, without missing tokens.
     Whole,
 }
 
 impl Candidates {
-    /// No candidates.
+    /// Creates an empty set of candidates.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes every token a candidate; `logits[id]` belongs to token `id`. NaN counts as minus
+    /// Makes every token a candidate; `logits[id]` belongs to token `id`. NaN is treated as minus
     /// infinity, and plus infinity as the largest number.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if no logit is above minus infinity.
+    /// Returns [`SamplerError::NoCandidate`] if no logit is above minus infinity.
     pub fn load(&mut self, logits: &[f32]) -> Result<(), SamplerError> {
         self.items.clear();
         self.items.extend((0..).zip(logits).map(candidate));
@@ -70,8 +71,8 @@ impl Candidates {
         self.best().map(drop)
     }
 
-    /// Makes these the candidates, in this order; `is_sorted` if the likeliest are first. Logits are tamed as by [`load`](Self::load). No token may come
-    /// twice.
+    /// Sets the candidates in this order; `is_sorted` if the most probable ones are first. Logits
+    /// are limited as in [`load`](Self::load). A token must not occur twice.
     pub fn set(&mut self, candidates: impl IntoIterator<Item = Candidate>, is_sorted: bool) {
         self.items.clear();
         let tame = |candidate: Candidate| Candidate {
@@ -86,12 +87,12 @@ impl Candidates {
         };
     }
 
-    /// Whether the likeliest candidates are first.
+    /// Returns whether the most probable candidates are first.
     pub fn is_sorted(&self) -> bool {
         self.order == Order::LikeliestFirst
     }
 
-    /// Makes the first of the likeliest tokens the only candidate. Returns false if no logit is
+    /// Makes the first of the most probable tokens the only candidate. Returns false if no logit is
     /// above minus infinity; then [`load`](Self::load) must follow.
     pub(super) fn load_best(&mut self, logits: &[f32]) -> bool {
         let mut best = None;
@@ -111,14 +112,14 @@ impl Candidates {
         !self.items.is_empty()
     }
 
-    /// Makes candidates of the `k` likeliest tokens and some others: all that matter if
-    /// [`top_k`](Self::top_k) comes next. Returns false where this is not less work than to load
-    /// all, or so many logits are not above minus infinity; then [`load`](Self::load) must follow.
+    /// Makes candidates of the `k` most probable tokens and some others: all that matter if
+    /// [`top_k`](Self::top_k) follows. Returns false if this is no less work than loading all, or
+    /// if fewer than `k` logits are above minus infinity; then [`load`](Self::load) must follow.
     pub(super) fn load_top(&mut self, logits: &[f32], k: usize) -> bool {
         if k == 0 || logits.len() / BLOCK / WORTH_FILTERING < k {
             return false;
         }
-        // If `k` blocks have a logit as large as this, so have the `k` likeliest tokens.
+        // If `k` blocks have a logit as large as this, so do the `k` most probable tokens.
         self.maxima.clear();
         self.maxima.extend(logits.chunks(BLOCK).map(max_of));
         self.ranked.clone_from(&self.maxima);
@@ -141,7 +142,7 @@ impl Candidates {
         true
     }
 
-    /// The candidates, in no particular order unless a stage has sorted them.
+    /// Returns the candidates, in no particular order unless a stage has sorted them.
     pub fn as_slice(&self) -> &[Candidate] {
         &self.items
     }
@@ -159,7 +160,8 @@ impl Candidates {
         }
     }
 
-    /// Has the tokens of which `is_forbidden` says so never be chosen. They stay candidates.
+    /// Forbids tokens for which `is_forbidden` returns true. They are never chosen, but stay
+    /// candidates.
     pub fn forbid(&mut self, mut is_forbidden: impl FnMut(u32) -> bool) {
         for item in &mut self.items {
             if is_forbidden(item.id) {
@@ -170,7 +172,7 @@ impl Candidates {
         self.not_sorted();
     }
 
-    /// Keeps the `k` likeliest; 0 keeps all.
+    /// Keeps the `k` most probable candidates; 0 keeps all.
     pub fn top_k(&mut self, k: usize) {
         if k == 0 {
             return;
@@ -180,10 +182,11 @@ impl Candidates {
         self.truncate(k);
     }
 
-    /// Keeps the likeliest that together reach probability `p`, at least one and at least `min_keep`; 1 or more keeps all.
+    /// Keeps the most probable candidates that together reach probability `p`, at least one and at
+    /// least `min_keep`; 1 or more keeps all.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if there is none.
+    /// Returns [`SamplerError::NoCandidate`] if there are no candidates.
     pub fn top_p(&mut self, p: f32, min_keep: usize) -> Result<(), SamplerError> {
         if p >= 1.0 {
             return Ok(());
@@ -210,8 +213,8 @@ impl Candidates {
         Ok(())
     }
 
-    /// Keeps those with at least the share `p` of the likeliest one's probability, at least one and at least `min_keep`; 0
-    /// or less keeps all.
+    /// Keeps the candidates with at least the fraction `p` of the highest probability, at least one
+    /// and at least `min_keep`; 0 or less keeps all.
     pub fn min_p(&mut self, p: f32, min_keep: usize) {
         let Ok((_, max)) = self.best() else { return };
         if p <= 0.0 {
@@ -226,11 +229,12 @@ impl Candidates {
         }
     }
 
-    /// Keeps those whose surprise (the negative logarithm of the probability) is closest to the
-    /// expected one, until they together exceed probability `p`, and at least `min_keep`; 1 or more keeps all.
+    /// Keeps the candidates whose surprise (the negative logarithm of the probability) is closest
+    /// to the expected one, until they together exceed probability `p`, and at least `min_keep`; 1
+    /// or more keeps all.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if there is none.
+    /// Returns [`SamplerError::NoCandidate`] if there are no candidates.
     pub fn typical_p(&mut self, p: f32, min_keep: usize) -> Result<(), SamplerError> {
         if p >= 1.0 {
             return Ok(());
@@ -269,11 +273,11 @@ impl Candidates {
         Ok(())
     }
 
-    /// Gives each candidate its probability. Returns the sum of all weights where the likeliest has
-    /// weight 1.
+    /// Computes the probability of each candidate. Returns the sum of all weights, where the most
+    /// probable candidate has weight 1.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if there is none.
+    /// Returns [`SamplerError::NoCandidate`] if there are no candidates.
     pub fn softmax(&mut self) -> Result<f64, SamplerError> {
         let (_, max) = self.best()?;
         let mut sum = 0.0;
@@ -288,20 +292,21 @@ impl Candidates {
         Ok(sum)
     }
 
-    /// Draws a token by the candidates' probabilities. Takes one number from `rng`, however many
-    /// candidates there are.
+    /// Draws a token by the candidates' probabilities. Takes one number from `rng`, for any number
+    /// of candidates.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if there is none.
+    /// Returns [`SamplerError::NoCandidate`] if there are no candidates.
     pub fn draw(&mut self, rng: &mut Rng) -> Result<u32, SamplerError> {
         let place = self.draw_place(rng)?;
         Ok(self.items[place].id)
     }
 
-    /// As [`draw`](Self::draw), but gives the candidate's place in the [list](Self::as_slice).
+    /// Draws like [`draw`](Self::draw), but returns the candidate's index in the
+    /// [list](Self::as_slice).
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if there is none.
+    /// Returns [`SamplerError::NoCandidate`] if there are no candidates.
     pub fn draw_place(&mut self, rng: &mut Rng) -> Result<usize, SamplerError> {
         self.softmax()?;
         let sum: f64 = self
@@ -327,10 +332,10 @@ impl Candidates {
     }
 
     /// Draws like [`draw_place`](Self::draw_place). For a single candidate it takes no number from
-    /// `rng`, as C++'s `discrete_distribution`.
+    /// `rng`, like C++'s `discrete_distribution`.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if there is none.
+    /// Returns [`SamplerError::NoCandidate`] if there are no candidates.
     pub(super) fn draw_place_of_several(&mut self, rng: &mut Rng) -> Result<usize, SamplerError> {
         match self.items.len() {
             1 => {
@@ -341,13 +346,13 @@ impl Candidates {
         }
     }
 
-    /// The candidates, to change their logits.
+    /// Returns the candidates, to change their logits.
     pub(super) fn items_mut(&mut self) -> &mut [Candidate] {
         self.not_sorted();
         &mut self.items
     }
 
-    /// Keeps what `is_kept` says, in its order.
+    /// Keeps the candidates for which `is_kept` returns true, in order.
     pub(super) fn retain(&mut self, is_kept: impl FnMut(&Candidate) -> bool) {
         self.items.retain(is_kept);
         if self.order == Order::Whole {
@@ -355,7 +360,8 @@ impl Candidates {
         }
     }
 
-    /// As [`retain`](Self::retain), but keeps the likeliest if nothing is to be kept.
+    /// Keeps candidates like [`retain`](Self::retain), but keeps the most probable one if none
+    /// would be left.
     pub(super) fn retain_or_best(&mut self, is_kept: impl FnMut(&Candidate) -> bool) {
         let best = self.best().map(|(place, _)| self.items[place]);
         self.retain(is_kept);
@@ -364,20 +370,21 @@ impl Candidates {
         }
     }
 
-    /// Drops the `count` likeliest.
+    /// Removes the `count` most probable candidates.
     pub(super) fn drop_first(&mut self, count: usize) {
         self.sort_first(count);
         self.items.drain(..count);
     }
 
-    /// Makes one token the only candidate, whether it was one or not.
+    /// Makes one token the only candidate, whether it was a candidate or not.
     pub(super) fn keep_token(&mut self, id: u32) {
         self.items.clear();
         self.items.push(candidate((id, &0.0)));
         self.order = Order::LikeliestFirst;
     }
 
-    /// Makes these tokens candidates, too, as far as they have logits and are none; behind [`load_top`](Self::load_top).
+    /// Also makes these tokens candidates, if they have logits and are not candidates yet. Used
+    /// after [`load_top`](Self::load_top).
     pub(super) fn add(&mut self, tokens: &[u32], logits: &[f32]) {
         let loaded = self.items.len();
         for &token in tokens {
@@ -391,17 +398,18 @@ impl Candidates {
         }
     }
 
-    /// Logits changed.
+    /// Records that logits changed.
     fn not_sorted(&mut self) {
         if self.order == Order::LikeliestFirst {
             self.order = Order::Any;
         }
     }
 
-    /// Place and logit of the likeliest candidate; of equal ones, that with the lowest id.
+    /// Returns the index and the logit of the most probable candidate, with the lowest id among
+    /// equal ones.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if there is none.
+    /// Returns [`SamplerError::NoCandidate`] if there are no candidates.
     pub fn best(&self) -> Result<(usize, f32), SamplerError> {
         let mut best = None;
         let (mut max, mut max_id) = (f32::NEG_INFINITY, 0);
@@ -421,7 +429,7 @@ impl Candidates {
             })
     }
 
-    /// Puts the `count` likeliest first, in order.
+    /// Moves the `count` most probable candidates to the front, in order.
     pub(super) fn sort_first(&mut self, count: usize) {
         if self.order == Order::LikeliestFirst || count == 0 {
             return;
@@ -437,7 +445,7 @@ impl Candidates {
         }
     }
 
-    /// Drops all behind the first `count`, which must be in order.
+    /// Removes all candidates after the first `count`, which must be in order.
     fn truncate(&mut self, count: usize) {
         self.items.truncate(count);
         self.order = Order::LikeliestFirst;
@@ -449,7 +457,7 @@ impl Candidates {
     }
 }
 
-/// A token and its logit as a candidate.
+/// Creates a candidate from a token and its logit.
 fn candidate((id, &logit): (u32, &f32)) -> Candidate {
     Candidate {
         id,
@@ -458,14 +466,14 @@ fn candidate((id, &logit): (u32, &f32)) -> Candidate {
     }
 }
 
-/// The order of candidates.
+/// Compares candidates, the most probable first.
 fn likeliest_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
-/// The largest number, ignoring NaN; minus infinity for none.
+/// Returns the largest number, ignoring NaN, or minus infinity if there is none.
 fn max_of(logits: &[f32]) -> f32 {
-    // Maxima that are kept side by side become vector registers.
+    // Separate maxima become vector registers.
     const LANES: usize = 32;
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -479,7 +487,7 @@ fn max_of(logits: &[f32]) -> f32 {
     all.fold(f32::NEG_INFINITY, |max, x| larger(max, *x))
 }
 
-/// A logit that arithmetic can be done with.
+/// Limits a logit to a value that is safe in arithmetic.
 pub(super) fn tamed(logit: f32) -> f32 {
     if logit.is_nan() {
         f32::NEG_INFINITY
@@ -502,7 +510,7 @@ mod tests {
         candidates
     }
 
-    /// Applies a stage to probabilities and expects others; in their order.
+    /// Applies a stage to probabilities and compares the result, in order.
     fn check(probabilities: &[f32], stage: impl FnOnce(&mut Candidates), expected: &[f32]) {
         let mut candidates = candidates(probabilities);
         stage(&mut candidates);
@@ -527,7 +535,7 @@ mod tests {
     #[test]
     fn temperature_table() {
         check(&TENTHS, |c| c.temperature(1.0), &TENTHS);
-        // Here the others are gone instead of having probability 0.
+        // Here the others are removed instead of having probability 0.
         check(&TENTHS, |c| c.temperature(0.0), &[1.0]);
     }
 
@@ -574,7 +582,7 @@ mod tests {
 
     #[test]
     fn typical_p_table() {
-        // llama.cpp's table has the probabilities from before the cut: .97, and three times .2.
+        // llama.cpp's table has the probabilities before the cut: .97, and three times .2.
         check(
             &[0.97, 0.01, 0.01, 0.01],
             |c| c.typical_p(0.5, 0).unwrap(),
@@ -589,7 +597,7 @@ mod tests {
 
     #[test]
     fn of_equally_typical_tokens_the_lowest_ids_stay() {
-        // The three at .2 are nearer to the expected surprise than the one at .4.
+        // The three at .2 are closer to the expected surprise than the one at .4.
         for (p, expected) in [(0.1, &[1][..]), (0.3, &[1, 2]), (0.5, &[1, 2, 4])] {
             let mut candidates = candidates(&[0.4, 0.2, 0.2, 1e-9, 0.2]);
             candidates.typical_p(p, 0).unwrap();
@@ -599,7 +607,7 @@ mod tests {
         }
     }
 
-    /// Chains over 10 000 tokens with probability in proportion to their id, as in llama.cpp's
+    /// Chains over 10 000 tokens with probabilities in proportion to their ids, as in llama.cpp's
     /// test.
     #[test]
     fn stages_in_any_order() {
@@ -611,7 +619,7 @@ mod tests {
         ] {
             let mut candidates = Candidates::new();
             candidates.load(&logits).unwrap();
-            // The tokens left are always the likeliest ones, from `lowest` on.
+            // The remaining tokens are always the most probable ones, from `lowest` on.
             let mut lowest = 0;
             for stage in chain.chars() {
                 match stage {

@@ -1,4 +1,4 @@
-//! The stages of a sampler as they run, with what they know of the text.
+//! The stages of a sampler at run time, with their state.
 
 use super::adaptive::AdaptiveP;
 use super::candidates::Candidates;
@@ -11,7 +11,7 @@ use super::rng::{Generator, Rng};
 use super::stage::Stage;
 use crate::tokenizer::Tokenizer;
 
-/// A stage that is on.
+/// An enabled stage.
 #[derive(Debug, Clone)]
 enum Step {
     Penalties(Penalties),
@@ -24,7 +24,7 @@ enum Step {
     Xtc {
         chance: f32,
         threshold: f32,
-        /// The generator of this stage, as in llama.cpp. `None` to use the chain's.
+        /// Generator of this stage, as in llama.cpp. `None` to use the chain's.
         own: Option<Rng>,
     },
     Temperature {
@@ -36,7 +36,7 @@ enum Step {
 }
 
 impl Step {
-    /// The step of a stage, unless it is off.
+    /// Creates the step of a stage, unless it is disabled.
     fn new(stage: Stage, params: &SamplerParams) -> Option<Self> {
         let step = match stage {
             Stage::Penalties => Step::Penalties(Penalties::new(
@@ -106,7 +106,7 @@ impl Step {
         matches!(self, Step::Temperature { value, range, .. } if *value <= 0.0 && *range <= 0.0)
     }
 
-    /// Whether the step changes neither logits nor which candidate is the likeliest.
+    /// Returns whether the step changes neither the logits nor the most probable candidate.
     fn keeps_the_likeliest(&self) -> bool {
         matches!(
             self,
@@ -152,7 +152,7 @@ impl Step {
     }
 }
 
-/// How a token is drawn of those that are left.
+/// Method for drawing one of the remaining candidates.
 #[derive(Debug, Clone)]
 enum Draw {
     ByProbability,
@@ -160,13 +160,13 @@ enum Draw {
     AdaptiveP(AdaptiveP),
 }
 
-/// Which candidates the stages need.
+/// Candidates that the stages need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
     All,
-    /// So many of the likeliest, and those whose logits change before.
+    /// The top-k, and the tokens whose logits change before.
     Top(usize),
-    /// The likeliest, and the same.
+    /// The most probable candidate, and the tokens whose logits change before.
     Best,
 }
 
@@ -174,7 +174,7 @@ pub(super) enum Need {
 #[derive(Debug, Clone)]
 pub(super) struct Chain {
     steps: Vec<Step>,
-    /// Stages that go by probabilities leave so many.
+    /// Minimum number of candidates that probability-based stages keep.
     min_keep: usize,
     draw: Draw,
 }
@@ -210,7 +210,8 @@ impl Chain {
         chain
     }
 
-    /// Where the likeliest token is taken, what does not change which one that is, and all that comes behind, is left out.
+    /// Removes steps that have no effect if the most probable token is taken: those that do not
+    /// change which one it is, and all later ones.
     fn leave_out_needless(&mut self) {
         let Some(taken) = self.steps.iter().position(Step::takes_the_likeliest) else {
             return;
@@ -225,13 +226,14 @@ impl Chain {
         }
     }
 
-    /// How many of the first steps change logits and do nothing else.
+    /// Returns the number of first steps that only change logits.
     fn changing(&self) -> usize {
         let steps = self.steps.iter();
         steps.take_while(|step| step.changes_logits()).count()
     }
 
-    /// What the steps need; `changed` gets the tokens whose logits change before most others are dropped.
+    /// Returns what the steps need. `changed` gets the tokens whose logits change before most
+    /// others are removed.
     pub fn need(&mut self, changed: &mut Vec<u32>) -> Need {
         let changing = self.changing();
         for step in &mut self.steps[..changing] {
@@ -248,7 +250,7 @@ impl Chain {
         }
     }
 
-    /// How many of the likeliest tokens the steps need, if no step looks at others before.
+    /// Returns the k whose top-k the steps need, if no earlier step depends on other tokens.
     pub fn likeliest(&self) -> Option<usize> {
         match self.steps.first() {
             Some(Step::TopK(k)) => Some(*k),
@@ -257,7 +259,8 @@ impl Chain {
         }
     }
 
-    /// Runs all stages on `candidates` and draws one of what is left. `count` is the size of the vocabulary.
+    /// Runs all stages on `candidates` and draws one of the remaining ones. `count` is the size of
+    /// the vocabulary.
     pub fn choose(
         &mut self,
         candidates: &mut Candidates,
@@ -275,7 +278,7 @@ impl Chain {
         }
     }
 
-    /// Whether a stage that is on looks at breakers.
+    /// Returns whether an enabled stage uses breakers.
     pub fn needs_breakers(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::Dry(_)))
     }
@@ -288,7 +291,7 @@ impl Chain {
         }
     }
 
-    /// Takes note of a token of the text.
+    /// Adds a token of the text.
     pub fn accept(&mut self, token: u32) {
         for step in &mut self.steps {
             match step {
@@ -304,8 +307,8 @@ impl Chain {
         }
     }
 
-    /// Returns the state that does not follow from the tokens: the draw's numbers, then the count
-    /// of numbers drawn from each generator of a step.
+    /// Returns the state that does not derive from the tokens: the draw's numbers, then the number
+    /// of draws from each generator of a step.
     pub fn state(&self) -> Vec<f64> {
         let mut state = match &self.draw {
             Draw::ByProbability => Vec::new(),
@@ -319,11 +322,11 @@ impl Chain {
         state
     }
 
-    /// Goes on from the [state](Self::state) of another chain with the same stages. Numbers that
-    /// are missing stay as they are after [`reset`](Self::reset).
+    /// Restores the [state](Self::state) of another chain with the same stages. Missing numbers
+    /// keep their values after [`reset`](Self::reset).
     ///
     /// # Errors
-    /// [`SamplerError::State`] for a count that is not a whole number, or too large.
+    /// Returns [`SamplerError::State`] if a count is not a whole number or exceeds the limit.
     pub fn set_state(&mut self, state: &[f64]) -> Result<(), SamplerError> {
         let counts = match &mut self.draw {
             Draw::ByProbability => state,

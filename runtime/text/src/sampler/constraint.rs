@@ -1,49 +1,51 @@
-//! What a text must keep to, token by token.
+//! Constraints on a text, token by token.
 
 use std::fmt;
 
-/// A constraint cannot go on: a token that it does not allow, or a limit of its engine.
+/// A constraint cannot continue: a token is not allowed, or its engine reached a limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ConstraintError {
-    /// What is wrong.
+    /// Description of the problem.
     pub message: String,
 }
 
-/// Says which tokens may come next in a text: a grammar, for example. A [`Sampler`](crate::Sampler) draws first and asks then, and
-/// wants the whole [`mask`](Self::mask) only if its choice is refused.
+/// Restricts the tokens that may come next in a text, for example by a grammar. A
+/// [`Sampler`](crate::Sampler) draws first and then checks its choice. It needs the whole
+/// [`mask`](Self::mask) only if the choice is rejected.
 pub trait Constraint: fmt::Debug + Send + Sync {
-    /// Whether `token` may come next.
+    /// Returns whether `token` may come next.
     ///
     /// # Errors
-    /// If the engine cannot tell.
+    /// Returns an error if the engine cannot decide.
     fn allows(&mut self, token: u32) -> Result<bool, ConstraintError>;
 
-    /// The tokens that may come next, as bits: token `id` is bit `id % 32` of word `id / 32`. Words that are missing are 0.
+    /// Returns the tokens that may come next, as bits: token `id` is bit `id % 32` of word `id /
+    /// 32`. Missing words are 0.
     ///
     /// # Errors
-    /// If the engine cannot tell.
+    /// Returns an error if the engine cannot decide.
     fn mask(&mut self) -> Result<&[u32], ConstraintError>;
 
-    /// Takes note of a token of the text.
+    /// Adds a token of the text.
     ///
     /// # Errors
-    /// If it is not allowed.
+    /// Returns an error if it is not allowed.
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError>;
 
-    /// Whether the text may end here.
+    /// Returns whether the text may end here.
     fn is_complete(&mut self) -> bool;
 
-    /// Whether the text must end here: nothing can follow.
+    /// Returns whether the text must end here, because nothing can follow.
     fn is_finished(&self) -> bool;
 
-    /// Back to the beginning of the text.
+    /// Resets to the start of the text.
     ///
     /// # Errors
-    /// If the engine cannot begin anew.
+    /// Returns an error if the engine cannot be reset.
     fn reset(&mut self) -> Result<(), ConstraintError>;
 
-    /// Another one in the same state, which goes its own way.
+    /// Returns an independent copy with the same state.
     fn clone_box(&self) -> Box<dyn Constraint>;
 }
 

@@ -1,43 +1,43 @@
-//! DRY ("don't repeat yourself"): tokens that would go on repeating what came before become less likely.
+//! DRY ("don't repeat yourself"): penalizes tokens that would continue a repetition.
 
 use super::candidates::Candidates;
 use crate::tokenizer::Tokenizer;
 use std::collections::VecDeque;
 
-/// Breakers are cut to so many characters.
+/// Maximum number of characters in a breaker.
 const BREAKER_CHARACTERS: usize = 40;
-/// What of a breaker comes after its first token is cut to so many tokens.
+/// Maximum number of tokens in a breaker after its first one.
 const TAIL_TOKENS: usize = 20;
-/// The logarithm of the largest number: no penalty becomes infinite.
+/// Logarithm of the largest number, so that no penalty becomes infinite.
 const LARGEST_EXPONENT: f32 = 88.72;
 
-/// What DRY goes by; see [`SamplerParams`](crate::SamplerParams).
+/// Parameters of DRY; see [`SamplerParams`](crate::SamplerParams).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DryParams {
-    /// Times the power.
+    /// Factor of the penalty.
     pub multiplier: f32,
-    /// To the power of the length.
+    /// Base of the power, whose exponent is the length.
     pub base: f32,
-    /// Repetitions shorter than this are free.
+    /// Repetitions shorter than this have no penalty.
     pub allowed_length: usize,
-    /// How many tokens are looked at.
+    /// Number of recent tokens to search.
     pub last_n: usize,
 }
 
-/// Lowers the logits of tokens that go on with a repetition.
+/// Lowers the logits of tokens that continue a repetition.
 #[derive(Debug, Clone)]
 pub struct Dry {
     params: DryParams,
     breakers: Breakers,
     last: VecDeque<u32>,
-    /// Whether `penalties` is not that of the tokens so far.
+    /// True if `penalties` is outdated.
     is_stale: bool,
     repeats: Vec<usize>,
     penalties: Vec<(u32, f32)>,
 }
 
 impl Dry {
-    /// At the beginning of a text.
+    /// Creates the stage for the start of a text.
     pub fn new(params: DryParams, breakers: Breakers) -> Self {
         Dry {
             params,
@@ -49,13 +49,13 @@ impl Dry {
         }
     }
 
-    /// Other breakers.
+    /// Replaces the breakers.
     pub fn set_breakers(&mut self, breakers: Breakers) {
         self.breakers = breakers;
         self.is_stale = true;
     }
 
-    /// Takes note of a token.
+    /// Adds a token.
     pub fn accept(&mut self, token: u32) {
         if self.last.len() >= self.params.last_n {
             self.last.pop_front();
@@ -64,7 +64,7 @@ impl Dry {
         self.is_stale = true;
     }
 
-    /// The tokens whose logits fall, each with how much; ascending.
+    /// Returns the tokens whose logits are lowered, each with its penalty, in ascending order.
     pub fn penalties(&mut self) -> &[(u32, f32)] {
         if std::mem::take(&mut self.is_stale) {
             self.find();
@@ -79,7 +79,7 @@ impl Dry {
         }
     }
 
-    /// Forgets all tokens.
+    /// Removes all tokens.
     pub fn reset(&mut self) {
         self.last.clear();
         self.penalties.clear();
@@ -113,13 +113,13 @@ impl Dry {
                 self.penalties.push((token, penalty));
             }
         }
-        // Of several penalties of one token, the greatest.
+        // The largest of several penalties of one token.
         self.penalties
             .sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
         self.penalties.dedup_by_key(|penalty| penalty.0);
     }
 
-    /// How many tokens there are behind the last breaker.
+    /// Returns the number of tokens after the last breaker.
     fn since_breaker(&self) -> usize {
         let count = self.last.len();
         for back in 0..count {
@@ -138,7 +138,8 @@ impl Dry {
         count
     }
 
-    /// `repeats[n]`: of how many tokens the text's end is the same as the end of the text without its last `n` tokens. The Z algorithm, from the end.
+    /// Computes `repeats[n]`: the length of the common suffix of the text and the text without its
+    /// last `n` tokens. This is the Z algorithm, starting from the end.
     fn count_repeats(&mut self) {
         let count = self.last.len();
         let from_end = |n: usize| self.last[count - 1 - n];
@@ -161,18 +162,19 @@ impl Dry {
     }
 }
 
-/// The texts at which a repetition begins anew, as tokens: a first one, and those that follow it.
+/// Sequences of tokens that interrupt a repetition: a first token, and those that follow it.
 #[derive(Debug, Clone, Default)]
 pub struct Breakers(Vec<(u32, Vec<u32>)>);
 
 impl Breakers {
-    /// All ways in which `texts` can stand in tokens: a token that holds the text, or one that ends with its beginning, and the tokens of the rest.
+    /// Finds all tokenizations of `texts`: a token that contains the text, or a token that ends
+    /// with a prefix of it, followed by the tokens of the rest.
     pub fn new(texts: &[String], vocabulary: &Tokenizer) -> Self {
         let mut all = Vec::new();
         for text in texts.iter().filter(|text| !text.is_empty()) {
             let cut = text.char_indices().nth(BREAKER_CHARACTERS);
             let text = &text[..cut.map_or(text.len(), |(at, _)| at)];
-            // The tokens of the rest behind each character.
+            // The tokens of the rest after each character.
             let rests: Vec<(usize, Vec<u32>)> = text
                 .char_indices()
                 .skip(1)
@@ -202,7 +204,7 @@ impl Breakers {
         Breakers(all)
     }
 
-    /// What may follow a token so that it is a breaker with it.
+    /// Returns the token sequences that form a breaker after `head`.
     fn tails(&self, head: u32) -> impl Iterator<Item = &[u32]> {
         let first = self.0.partition_point(|entry| entry.0 < head);
         let of_head = self.0[first..]

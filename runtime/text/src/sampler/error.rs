@@ -2,57 +2,57 @@
 
 use super::constraint::ConstraintError;
 
-/// Parameters that a sampler cannot work with, or logits that leave nothing to choose.
+/// Invalid parameters of a sampler, or logits without a candidate.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplerError {
     /// A parameter is outside its range.
     #[error("{parameter} is {value}, must be {expected}")]
     Parameter {
-        /// The field of [`SamplerParams`](crate::SamplerParams).
+        /// Field of [`SamplerParams`](crate::SamplerParams).
         parameter: &'static str,
-        /// The value given.
+        /// Value of the parameter.
         value: f32,
-        /// The range allowed, in words.
+        /// Allowed range, in words.
         expected: &'static str,
     },
-    /// A stage that does not exist.
+    /// The stage does not exist.
     #[error("'{name}' is no sampler; there are {known}")]
     UnknownStage {
-        /// The name or letter given.
+        /// Name or letter from the caller.
         name: String,
-        /// Those that exist.
+        /// Existing stages.
         known: String,
     },
-    /// A stage looks at the tokens' texts, and there is no vocabulary.
+    /// A stage depends on the texts of tokens, but the sampler has no vocabulary.
     #[error("the sampler {stage} needs a vocabulary")]
     NeedsVocabulary {
-        /// The stage's name.
+        /// Name of the stage.
         stage: &'static str,
     },
-    /// A bias that is not a number or infinitely large.
+    /// A bias is NaN or plus infinity.
     #[error("logit_bias for token {token} is {value}, must be a number or -inf")]
     LogitBias {
-        /// The token.
+        /// Token of the bias.
         token: u32,
-        /// The value given.
+        /// Value of the bias.
         value: f32,
     },
-    /// A bias for a token that the logits do not have.
+    /// A bias names a token without a logit.
     #[error("logit_bias names token {token}, but there are logits for {count} tokens only")]
     LogitBiasToken {
-        /// The token.
+        /// Token of the bias.
         token: u32,
-        /// How many logits there are.
+        /// Number of logits.
         count: usize,
     },
-    /// Nothing is left to choose from: there are no logits, or all are NaN or minus infinity.
+    /// No candidate is left: there are no logits, or all are NaN or minus infinity.
     #[error("no token can be chosen: all {count} logits are NaN or -inf")]
     NoCandidate {
-        /// How many logits there are.
+        /// Number of logits.
         count: usize,
     },
-    /// What is to be gone on from cannot be a sampler's state.
+    /// The state to resume is not a valid state of a sampler.
     #[error("this cannot be the state of a sampler")]
     State,
     /// The constraint allows no token that has a logit.

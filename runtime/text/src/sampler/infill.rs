@@ -1,21 +1,22 @@
-//! Infill: tokens that fill a gap in a text, or end it.
+//! Infill: keeps tokens that fill a gap in a text, or end it.
 
 use super::candidates::Candidates;
 use super::error::SamplerError;
 use crate::tokenizer::Tokenizer;
 
-/// Every two candidates are compared, so no more than the likeliest are looked at.
+/// Maximum number of candidates, because every two of them are compared.
 const MOST: usize = 1024;
-/// The least probability of a text token at first.
+/// Minimum probability of a text token in the first step.
 const LEAST: f32 = 0.2;
 
 impl Candidates {
-    /// Keeps tokens that end the text if they are likely enough beside the others. Otherwise keeps tokens of text with at least the probability 0.2,
-    /// where a token that begins another one's text shares its probability, then those that are above the average; and if there are none, the
-    /// token that ends a turn or text.
+    /// Keeps only end-of-generation tokens if they are probable enough in comparison with the
+    /// others. Otherwise keeps text tokens with a probability of at least 0.2, after merging the
+    /// probabilities of tokens whose texts are prefixes of others. Of these, it keeps the ones
+    /// above the average. If none are left, it keeps the end-of-turn or end-of-text token.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if there is none.
+    /// Returns [`SamplerError::NoCandidate`] if there are no candidates.
     pub fn infill(&mut self, vocabulary: &Tokenizer) -> Result<(), SamplerError> {
         self.top_k(MOST);
         self.softmax()?;
@@ -51,7 +52,8 @@ impl Candidates {
         Ok(())
     }
 
-    /// Where one token's text begins with another's, the likelier of the two gets both probabilities, and the other one none.
+    /// If the text of one token is a prefix of another's, assigns both probabilities to the more
+    /// probable one, and none to the other.
     fn merge_prefixes<'v>(&mut self, piece: impl Fn(u32) -> &'v [u8]) {
         let items = self.items_mut();
         let is_out = |logit: f32| logit == f32::NEG_INFINITY;

@@ -1,18 +1,19 @@
-//! Logarithms of probabilities, as the model gives them.
+//! Log-probabilities of the model.
 
 use super::candidates::Candidates;
 
-/// How likely the model found a token, before any stage changed anything, and which tokens it found likeliest.
+/// Log-probability of a token, before any stage changes the logits, and the most probable tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogProbabilities {
-    /// The logarithm of the token's probability; minus infinity if it cannot come.
+    /// Log-probability of the token; minus infinity if it is impossible.
     pub token: f32,
-    /// The likeliest tokens, the likeliest first, each with the logarithm of its probability.
+    /// Most probable tokens in descending order, each with its log-probability.
     pub top: Vec<(u32, f32)>,
 }
 
 impl LogProbabilities {
-    /// Those of `token` and the `count` likeliest tokens; `None` if there are no logits above minus infinity, or the token has none.
+    /// Computes the log-probabilities of `token` and of the `count` most probable tokens. Returns
+    /// `None` if there are no logits above minus infinity, or if the token has no logit.
     ///
     /// ```
     /// use samite_text::LogProbabilities;
@@ -27,7 +28,7 @@ impl LogProbabilities {
         if count == 0 || !top.load_top(logits, count) {
             top.load(logits).ok()?;
         }
-        // The likeliest is needed, also if nobody asks for it.
+        // The most probable token is needed even if `count` is 0.
         top.top_k(count.max(1));
         let max = f64::from(top.as_slice().first()?.logit);
         let sum: f64 = logits

@@ -1,26 +1,27 @@
-//! Mirostat: draws so that the text keeps a surprise.
+//! Mirostat: draws so that the surprise of the text stays close to a target.
 
 use super::candidates::{Candidate, Candidates};
 use super::error::SamplerError;
 use super::rng::Rng;
 
-/// From so many of the likeliest tokens, version 1 estimates how probabilities fall.
+/// Number of the most probable tokens from which version 1 estimates the decay of probabilities.
 const ESTIMATED_FROM: usize = 100;
 
-/// The draw of mirostat, with what it knows of the text so far.
+/// The draw of mirostat, with its state.
 #[derive(Debug, Clone)]
 pub struct Mirostat {
     version: u8,
     tau: f32,
     eta: f32,
-    /// The greatest surprise allowed now.
+    /// Current maximum surprise.
     mu: f64,
-    /// The token of the last draw, and how surprising it was.
+    /// Token of the last draw, with its surprise.
     drawn: Option<(u32, f64)>,
 }
 
 impl Mirostat {
-    /// Version 1 or 2; see [`SamplerParams`](crate::SamplerParams) for the rest.
+    /// Creates the draw of version 1 or 2; see [`SamplerParams`](crate::SamplerParams) for the
+    /// other parameters.
     pub fn new(version: u8, tau: f32, eta: f32) -> Self {
         Mirostat {
             version,
@@ -31,10 +32,10 @@ impl Mirostat {
         }
     }
 
-    /// Draws a token of a vocabulary of `vocabulary` tokens.
+    /// Draws a token from a vocabulary of `vocabulary` tokens.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if there is none.
+    /// Returns [`SamplerError::NoCandidate`] if there are no candidates.
     pub fn draw(
         &mut self,
         candidates: &mut Candidates,
@@ -58,7 +59,8 @@ impl Mirostat {
         Ok(id)
     }
 
-    /// How many of the likeliest have the surprise allowed, if probabilities fall as Zipf's law says.
+    /// Returns the number of the most probable candidates within the maximum surprise, if
+    /// probabilities follow Zipf's law.
     fn how_many(&self, likeliest: &[Candidate], vocabulary: usize) -> usize {
         let (mut products, mut squares) = (0.0, 0.0);
         let likeliest = &likeliest[..ESTIMATED_FROM.min(likeliest.len())];
@@ -75,14 +77,14 @@ impl Mirostat {
         let epsilon = s - 1.0;
         let all = 1.0 - libm::pow(vocabulary as f64, -epsilon);
         let count = libm::pow(epsilon * libm::exp2(self.mu) / all, 1.0 / s);
-        // Neither a number nor finite where there is one candidate, or all are the same.
+        // NaN or infinite if there is one candidate, or if all are equal.
         match count.is_nan() {
             true => likeliest.len().max(1),
             false => (count as usize).max(1),
         }
     }
 
-    /// Takes note of a token of the text: the allowed surprise moves if it is the one drawn last.
+    /// Adds a token of the text. If it is the one drawn last, the maximum surprise changes.
     pub fn accept(&mut self, token: u32) {
         if let Some((drawn, surprise)) = self.drawn.take()
             && drawn == token
@@ -91,12 +93,12 @@ impl Mirostat {
         }
     }
 
-    /// The greatest surprise allowed now.
+    /// Returns the current maximum surprise.
     pub(super) fn state(&self) -> [f64; 1] {
         [self.mu]
     }
 
-    /// Takes its number from the front of `state`; gives the rest.
+    /// Reads its state from the front of `state`. Returns the rest.
     pub(super) fn set_state<'a>(&mut self, state: &'a [f64]) -> &'a [f64] {
         let [mu, rest @ ..] = state else {
             return state;
@@ -105,7 +107,7 @@ impl Mirostat {
         rest
     }
 
-    /// Back to the beginning.
+    /// Resets the draw.
     pub fn reset(&mut self) {
         *self = Mirostat::new(self.version, self.tau, self.eta);
     }

@@ -1,76 +1,83 @@
-//! What a chain does: the numbers of its stages, and their order.
+//! The parameters of a chain: those of its stages, and their order.
 
 use super::error::SamplerError;
 use super::rng::Generator;
 use super::stage::Stage;
 
-/// How to choose tokens. The defaults are llama.cpp's; each stage can be switched off.
+/// Sampling parameters. The defaults are llama.cpp's; each stage can be disabled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplerParams {
-    /// Starts the random generator: the same seed gives the same choices. Default 0.
+    /// Seed of the random generator: the same seed results in the same choices. Default 0.
     pub seed: u64,
-    /// Which generator draws. Default [`Generator::Xoshiro`].
+    /// Random generator. Default [`Generator::Xoshiro`].
     pub generator: Generator,
-    /// The stages, in their order; one that is missing is off. Default [`Stage::DEFAULT`].
+    /// Stages in order; a missing one is disabled. Default [`Stage::DEFAULT`].
     pub stages: Vec<Stage>,
-    /// Logits are divided by it: above 0 and below 1 sharpens, above 1 flattens; 0 always takes the
-    /// likeliest token. Default 0.8.
+    /// Divisor of the logits: between 0 and 1 sharpens the distribution, above 1 flattens it; 0
+    /// always takes the most probable token. Default 0.8.
     pub temperature: f32,
-    /// The temperature moves by so much up and down, with how undecided the model is; 0 keeps it. Default 0.
+    /// Maximum deviation of the temperature, which depends on the entropy of the distribution; 0
+    /// disables it. Default 0.
     pub dynatemp_range: f32,
-    /// The share of the greatest entropy, to this power, says where in the range the temperature is. Default 1.
+    /// Exponent of the entropy, relative to the maximum entropy, which determines the temperature
+    /// within the range. Default 1.
     pub dynatemp_exponent: f32,
-    /// Keep this many of the likeliest tokens; 0 keeps all. Default 40.
+    /// Number of the most probable tokens to keep; 0 keeps all. Default 40.
     pub top_k: usize,
-    /// Keep the likeliest tokens that together have this probability; 1 keeps all. Default 0.95.
+    /// Total probability of the most probable tokens to keep; 1 keeps all. Default 0.95.
     pub top_p: f32,
-    /// Keep tokens with at least this share of the likeliest token's probability; 0 keeps all.
-    /// Default 0.05.
+    /// Minimum fraction of the highest probability; 0 keeps all tokens. Default 0.05.
     pub min_p: f32,
-    /// Keep the tokens whose surprise is closest to the expected one, up to this probability
-    /// together; 1 keeps all. Default 1.
+    /// Total probability of the tokens to keep whose surprise is closest to the expected one; 1
+    /// keeps all. Default 1.
     pub typical_p: f32,
-    /// Keep tokens whose logit is at most so many standard deviations below the best; 0 and less keep all. Default -1.
+    /// Maximum distance of a logit below the best, in standard deviations; 0 or less keeps all
+    /// tokens. Default -1.
     pub top_n_sigma: f32,
-    /// How often the likeliest tokens are dropped (see `xtc_threshold`), as a probability; 0 is never. Default 0.
+    /// Probability with which the most probable tokens are removed (see `xtc_threshold`); 0 is
+    /// never. Default 0.
     pub xtc_probability: f32,
-    /// Of the tokens with at least this probability, only the least likely is kept; above 0.5, none is dropped. Default 0.1.
+    /// Probability threshold of XTC: of the tokens that reach it, only the least probable is kept;
+    /// above 0.5, none is removed. Default 0.1.
     pub xtc_threshold: f32,
-    /// Top-p, min-p, typical-p and XTC leave at least so many tokens. Default 0.
+    /// Minimum number of tokens that top-p, min-p, typical-p and XTC keep. Default 0.
     pub min_keep: usize,
-    /// Divides positive logits of tokens seen lately, and multiplies negative ones; 1 is off.
-    /// Default 1.
+    /// Repeat penalty: divides positive logits of recent tokens, and multiplies negative ones; 1
+    /// disables it. Default 1.
     pub repeat_penalty: f32,
-    /// Subtracted from the logit of a token for each time it was seen lately; 0 is off. Default 0.
+    /// Penalty that is subtracted from the logit of a token for each recent occurrence; 0 disables
+    /// it. Default 0.
     pub frequency_penalty: f32,
-    /// Subtracted from the logit of a token that was seen lately; 0 is off. Default 0.
+    /// Penalty that is subtracted from the logit of a recent token; 0 disables it. Default 0.
     pub presence_penalty: f32,
-    /// How many of the last tokens "lately" means; 0 switches the penalties off. Default 64.
+    /// Number of recent tokens; 0 disables the penalties. Default 64.
     pub last_n: usize,
-    /// Subtracted, times `dry_base` to the power of the length above what is allowed, from the logit of a token that would go on repeating;
-    /// 0 is off. Default 0.
+    /// Factor of the DRY penalty: this times `dry_base` to the power of the excess length is
+    /// subtracted from the logit of a token that would continue a repetition; 0 disables it.
+    /// Default 0.
     pub dry_multiplier: f32,
-    /// See `dry_multiplier`; below 1 is off. Default 1.75.
+    /// Base of the DRY penalty, see `dry_multiplier`; below 1 disables it. Default 1.75.
     pub dry_base: f32,
-    /// Repetitions shorter than this are free. Default 2.
+    /// Minimum length of repetitions with a DRY penalty. Default 2.
     pub dry_allowed_length: usize,
-    /// In how many of the last tokens repetitions are looked for; 0 is off. Default 64.
+    /// Number of recent tokens in which DRY searches for repetitions; 0 disables it. Default 64.
     pub dry_last_n: usize,
-    /// Texts at which a repetition begins anew. They need a [vocabulary](crate::Sampler::set_vocabulary). Default line end, `:`, `"`, `*`.
+    /// Texts that interrupt a repetition. They need a [vocabulary](crate::Sampler::set_vocabulary).
+    /// Default line end, `:`, `"`, `*`.
     pub dry_breakers: Vec<String>,
-    /// Mirostat: 1 or 2 for its versions, 0 is off. It draws so that the text keeps a surprise; of the other stages, only temperature
-    /// and logit bias remain. Default 0.
+    /// Version of mirostat (1 or 2); 0 disables it. It draws so that the surprise of the text stays
+    /// close to a target; of the other stages, only temperature and logit biases remain. Default 0.
     pub mirostat: u8,
-    /// The surprise that mirostat keeps, in bits. Default 5.
+    /// Target surprise of mirostat, in bits. Default 5.
     pub mirostat_tau: f32,
-    /// How fast mirostat corrects itself. Default 0.1.
+    /// Learning rate of mirostat. Default 0.1.
     pub mirostat_eta: f32,
-    /// Tokens are drawn that had about this probability; below 0 is off. Default -1.
+    /// Target probability of adaptive-p; below 0 disables it. Default -1.
     pub adaptive_target: f32,
-    /// How much of the probabilities drawn so far still counts at the next token. Default 0.9.
+    /// Decay of earlier probabilities in adaptive-p, per token. Default 0.9.
     pub adaptive_decay: f32,
-    /// Added to the logits of these tokens; minus infinity bans a token. If a token is named twice,
-    /// both count. Default none.
+    /// Biases that are added to the logits of tokens; minus infinity bans a token. If a token
+    /// occurs twice, both biases apply. Default none.
     pub logit_bias: Vec<(u32, f32)>,
 }
 
@@ -122,7 +129,7 @@ const NOT_NEGATIVE: Range = ("0 or a positive finite number", |value| {
 });
 
 impl SamplerParams {
-    /// Always the likeliest token, without any penalty.
+    /// Returns parameters that always take the most probable token, without penalties.
     pub fn greedy() -> Self {
         Self {
             temperature: 0.0,
@@ -133,7 +140,7 @@ impl SamplerParams {
     /// Checks each parameter.
     ///
     /// # Errors
-    /// The first parameter outside its range, by name.
+    /// Returns an error that names the first parameter outside its range.
     pub fn validate(&self) -> Result<(), SamplerError> {
         let checks: [(&'static str, f32, Range); 18] = [
             ("temperature", self.temperature, NOT_NEGATIVE),

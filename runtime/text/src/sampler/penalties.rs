@@ -1,12 +1,12 @@
-//! Penalties: they make tokens less likely that were seen lately.
+//! Penalties, which make recent tokens less probable.
 
 use super::candidates::Candidates;
 use std::collections::{HashMap, VecDeque};
 
-/// How often each of the last tokens was seen.
+/// Number of occurrences of each recent token.
 type Counts = HashMap<u32, u32>;
 
-/// Lowers the logits of the last tokens of a text.
+/// Lowers the logits of recent tokens.
 #[derive(Debug, Clone)]
 pub struct Penalties {
     last_n: usize,
@@ -18,8 +18,8 @@ pub struct Penalties {
 }
 
 impl Penalties {
-    /// Penalties over the last `last_n` tokens; see [`SamplerParams`](crate::SamplerParams) for the
-    /// others' meaning.
+    /// Creates penalties over the last `last_n` tokens; see [`SamplerParams`](crate::SamplerParams)
+    /// for the other parameters.
     pub fn new(last_n: usize, repeat: f32, frequency: f32, presence: f32) -> Self {
         Self {
             last_n,
@@ -31,7 +31,7 @@ impl Penalties {
         }
     }
 
-    /// Takes note of a token.
+    /// Adds a token.
     pub fn accept(&mut self, token: u32) {
         if self.last_n == 0 {
             return;
@@ -49,19 +49,19 @@ impl Penalties {
         *self.counts.entry(token).or_insert(0) += 1;
     }
 
-    /// The tokens whose logits fall, in no particular order.
+    /// Returns the tokens whose logits are lowered, in no particular order.
     pub(super) fn tokens(&self) -> impl Iterator<Item = u32> {
         self.counts.keys().copied()
     }
 
-    /// Whether [`apply`](Self::apply) leaves all logits as they are.
+    /// Returns whether [`apply`](Self::apply) leaves all logits unchanged.
     fn change_nothing(&self) -> bool {
         let off = self.repeat == 1.0 && self.frequency == 0.0 && self.presence == 0.0;
         off || self.counts.is_empty()
     }
 
-    /// Lowers the logits of the tokens noted. A positive logit is divided by the repeat penalty and
-    /// a negative one multiplied, so that it falls in both cases.
+    /// Lowers the logits of recent tokens. The repeat penalty divides positive logits and
+    /// multiplies negative ones, so both become lower.
     pub fn apply(&self, candidates: &mut Candidates) {
         if self.change_nothing() {
             return;
@@ -79,7 +79,7 @@ impl Penalties {
         }
     }
 
-    /// Forgets all tokens.
+    /// Removes all tokens.
     pub fn reset(&mut self) {
         self.last.clear();
         self.counts.clear();
@@ -90,7 +90,7 @@ impl Penalties {
 mod tests {
     use super::*;
 
-    /// Probabilities by token after penalties, from equal ones.
+    /// Returns probabilities by token after penalties, starting from equal ones.
     fn penalized(last: &[u32], (repeat, frequency, presence): (f32, f32, f32)) -> Vec<f32> {
         let mut penalties = Penalties::new(last.len(), repeat, frequency, presence);
         for &token in last {

@@ -4,14 +4,14 @@ use rand_mt::Mt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 
-/// Which generator draws.
+/// Kind of random generator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Generator {
     /// Xoshiro256++: see [`Rng`].
     #[default]
     Xoshiro,
-    /// The Mersenne twister of 32 bits, with C++'s way to numbers from 0 to 1: llama.cpp's, whose draws follow from the seed in the same way. Of a seed, 32 bits
-    /// count.
+    /// The 32-bit Mersenne twister, with C++'s conversion to numbers from 0 to 1. This is
+    /// llama.cpp's generator, with the same draws for a seed. Only 32 bits of the seed are used.
     Mersenne,
 }
 
@@ -21,10 +21,12 @@ enum State {
     Mersenne(Box<Mt>),
 }
 
-/// Xoshiro256++ by Blackman and Vigna, seeded by SplitMix64: small, fast and the same on every machine.
+/// Xoshiro256++ by Blackman and Vigna, seeded by SplitMix64: small, fast, and the same on every
+/// machine.
 ///
-/// Only the generator is a library's. How its bits become numbers is fixed here, because a seed stands for a text, and for
-/// the order of a training's data, in later versions too.
+/// Only the generator comes from a library. The conversion of its bits to numbers is fixed here,
+/// because a seed must result in the same text, and the same order of training data, in later
+/// versions.
 ///
 /// ```
 /// let draws = |seed| { let mut rng = samite_text::Rng::new(seed); [rng.next_u64(), rng.next_u64()] };
@@ -38,15 +40,16 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// Maximum count of numbers drawn again to resume a saved state; they take less than a second.
+    /// Maximum number of draws that are repeated to resume a saved state; they take less than a
+    /// second.
     pub(super) const MAX_REPLAYED: u64 = 1 << 28;
 
-    /// The generator for a seed.
+    /// Creates the generator for a seed.
     pub fn new(seed: u64) -> Self {
         Self::of(Generator::Xoshiro, seed)
     }
 
-    /// A generator of this kind for a seed.
+    /// Creates a generator of this kind for a seed.
     pub fn of(generator: Generator, seed: u64) -> Self {
         Rng {
             state: match generator {
@@ -57,12 +60,12 @@ impl Rng {
         }
     }
 
-    /// How many numbers it gave.
+    /// Returns the number of draws.
     pub fn drawn(&self) -> u64 {
         self.drawn
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.drawn += 1;
         match &mut self.state {
@@ -74,12 +77,13 @@ impl Rng {
         }
     }
 
-    /// A number below `end`, which is small beside 2^64; 0 if that is 0.
+    /// Returns a number below `end`, which should be small compared to 2^64. Returns 0 if `end` is
+    /// 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next_u64() % end.max(1) as u64) as usize
     }
 
-    /// A number from 0 up to, not including, 1: 53 random bits, or C++'s `generate_canonical`.
+    /// Returns a number from 0 to 1, excluding 1: 53 random bits, or C++'s `generate_canonical`.
     pub fn uniform(&mut self) -> f64 {
         const BELOW_ONE: f64 = 1.0 - f64::EPSILON / 2.0;
         let bits = self.next_u64();
@@ -90,8 +94,8 @@ impl Rng {
         (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 
-    /// A number from 0 up to, not including, 1, to compare with a probability. The Mersenne
-    /// twister takes 32 bits for it, as C++'s `generate_canonical<float>` does.
+    /// Returns a number from 0 to 1, excluding 1, to compare with a probability. The Mersenne
+    /// twister uses 32 bits for it, like C++'s `generate_canonical<float>`.
     pub fn uniform_single(&mut self) -> f64 {
         const BELOW_ONE: f32 = 1.0 - f32::EPSILON / 2.0;
         match &mut self.state {
@@ -110,7 +114,7 @@ impl Rng {
 mod tests {
     use super::*;
 
-    /// By the authors' C programs, `splitmix64.c` for the state.
+    /// Computed by the authors' C programs, with `splitmix64.c` for the state.
     #[test]
     fn a_seed_gives_the_same_numbers_in_every_version() {
         let mut rng = Rng::new(1234567);
@@ -126,7 +130,8 @@ mod tests {
         assert_eq!(Rng::new(42).uniform(), 0.8143051451229099);
     }
 
-    /// By a C++ program: `std::mt19937 rng(SEED); std::uniform_real_distribution<double> dist(0.0, 1.0);`
+    /// Computed by a C++ program: `std::mt19937 rng(SEED); std::uniform_real_distribution<double>
+    /// dist(0.0, 1.0);`
     #[test]
     fn the_mersenne_twister_draws_as_in_cpp() {
         let draws = |seed| {
@@ -149,7 +154,7 @@ mod tests {
                 0.968_867_771_124_231_4
             ]
         );
-        // The standard says the 10000th number of its usual seed.
+        // The C++ standard specifies the 10000th number of the default seed.
         let mut rng = Rng::of(Generator::Mersenne, 5489);
         let last = (0..5000).map(|_| rng.next_u64()).last();
         assert_eq!(last.map(|bits| bits >> 32), Some(4123659995));

@@ -1,37 +1,37 @@
-//! The stages that a chain is made of, by name.
+//! The stages of a chain, by name.
 
 use super::error::SamplerError;
 use std::fmt;
 
-/// One stage of a sampler chain. Its numbers are in [`SamplerParams`](crate::SamplerParams).
+/// One stage of a sampler chain. Its parameters are in [`SamplerParams`](crate::SamplerParams).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// Tokens seen lately become less likely.
+    /// Penalizes recent tokens.
     Penalties,
-    /// Tokens that would go on repeating what came before become less likely.
+    /// Penalizes tokens that would continue a repetition.
     Dry,
-    /// Keeps what is near the best logit, in standard deviations.
+    /// Keeps tokens close to the best logit, in standard deviations.
     TopNSigma,
-    /// Keeps so many of the likeliest.
+    /// Keeps the k most probable tokens.
     TopK,
-    /// Keeps what is about as surprising as is to be expected.
+    /// Keeps tokens whose surprise is close to the expected one.
     TypicalP,
-    /// Keeps the likeliest that together have a probability.
+    /// Keeps the most probable tokens that together reach a probability.
     TopP,
-    /// Keeps what has a share of the best probability.
+    /// Keeps tokens with a minimum fraction of the highest probability.
     MinP,
-    /// Sometimes drops the likeliest.
+    /// Sometimes removes the most probable tokens.
     Xtc,
     /// Divides the logits.
     Temperature,
-    /// Keeps what fits into a gap in a text.
+    /// Keeps tokens that fit into a gap in a text.
     Infill,
-    /// Draws near a target probability. It is the draw, so its place does not matter.
+    /// Draws close to a target probability. It replaces the draw, so its position does not matter.
     AdaptiveP,
 }
 
 impl Stage {
-    /// The order of llama.cpp.
+    /// llama.cpp's order.
     pub const DEFAULT: [Self; 9] = [
         Self::Penalties,
         Self::Dry,
@@ -44,7 +44,7 @@ impl Stage {
         Self::Temperature,
     ];
 
-    /// All stages with their letters and names. The first name is the one that is written.
+    /// All stages with their letters and names. The first name is used for output.
     const TABLE: [(Self, char, &'static [&'static str]); 11] = [
         (Self::Penalties, 'e', &["penalties"]),
         (Self::Dry, 'd', &["dry"]),
@@ -63,12 +63,12 @@ impl Stage {
         (Self::AdaptiveP, 'a', &["adaptive_p"]),
     ];
 
-    /// The name in lists.
+    /// Returns the name in lists.
     pub fn name(self) -> &'static str {
         self.entry().2[0]
     }
 
-    /// The letter in sequences.
+    /// Returns the letter in sequences.
     pub fn letter(self) -> char {
         self.entry().1
     }
@@ -77,7 +77,7 @@ impl Stage {
         Self::TABLE[self as usize]
     }
 
-    /// Reads names with `;` between them, such as `top_k;temperature`. Nothing gives no stage.
+    /// Parses names separated by `;`, such as `top_k;temperature`. An empty text has no stages.
     ///
     /// ```
     /// use samite_text::Stage;
@@ -88,7 +88,7 @@ impl Stage {
     /// ```
     ///
     /// # Errors
-    /// [`SamplerError::UnknownStage`].
+    /// Returns [`SamplerError::UnknownStage`] if a name is unknown.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, SamplerError> {
         let names = text
             .split(';')
@@ -109,10 +109,10 @@ impl Stage {
             .collect()
     }
 
-    /// Reads letters, such as `kt`.
+    /// Parses letters, such as `kt`.
     ///
     /// # Errors
-    /// [`SamplerError::UnknownStage`].
+    /// Returns [`SamplerError::UnknownStage`] if a letter is unknown.
     pub fn parse_letters(text: &str) -> Result<Vec<Self>, SamplerError> {
         text.chars()
             .map(|letter| {
@@ -127,13 +127,13 @@ impl Stage {
             .collect()
     }
 
-    /// Names with `;` between them.
+    /// Returns the names, separated by `;`.
     pub fn list(stages: impl IntoIterator<Item = Self>) -> String {
         let names: Vec<_> = stages.into_iter().map(Self::name).collect();
         names.join(";")
     }
 
-    /// Letters.
+    /// Returns the letters.
     pub fn letters(stages: impl IntoIterator<Item = Self>) -> String {
         stages.into_iter().map(Self::letter).collect()
     }

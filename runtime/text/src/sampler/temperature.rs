@@ -1,10 +1,10 @@
-//! Temperature, also one that goes with how undecided the model is.
+//! Temperature, either fixed or dependent on the entropy.
 
 use super::candidates::{Candidates, tamed};
 use super::error::SamplerError;
 
 impl Candidates {
-    /// Divides the logits by `temperature`; 0 or less keeps the likeliest candidate alone.
+    /// Divides the logits by `temperature`; 0 or less keeps only the most probable candidate.
     pub fn temperature(&mut self, temperature: f32) {
         if temperature <= 0.0 {
             if let Ok((best, _)) = self.best() {
@@ -17,11 +17,12 @@ impl Candidates {
         }
     }
 
-    /// Divides the logits by a temperature at most `range` away from `temperature`: low where one candidate has all the probability, high where
-    /// all have the same. Its place in the range is the entropy, as a share of the greatest one, to the power of `exponent`.
+    /// Divides the logits by a temperature at most `range` away from `temperature`: low if one
+    /// candidate has all the probability, high if all have the same. Its position in the range is
+    /// the entropy, relative to the maximum entropy, to the power of `exponent`.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if there is none.
+    /// Returns [`SamplerError::NoCandidate`] if there are no candidates.
     pub fn dynamic_temperature(
         &mut self,
         temperature: f32,

@@ -1,16 +1,17 @@
-//! XTC ("exclude top choices"): sometimes the likeliest tokens are left out.
+//! XTC ("exclude top choices"): sometimes removes the most probable tokens.
 
 use super::candidates::Candidates;
 use super::error::SamplerError;
 use super::rng::Rng;
 
 impl Candidates {
-    /// With probability `chance`, drops all candidates with at least the probability `threshold`
-    /// but the least likely of them, unless fewer than `min_keep` would be left. Takes one number
-    /// from `rng` for two candidates or more. If it acts, the likeliest is first afterwards.
+    /// With probability `chance`, removes all candidates that reach the probability `threshold`
+    /// except the least probable of them, unless fewer than `min_keep` would be left. Takes one
+    /// number from `rng` if there are two candidates or more. If it removes candidates, the most
+    /// probable one is first afterwards.
     ///
     /// # Errors
-    /// [`SamplerError::NoCandidate`] if there is none.
+    /// Returns [`SamplerError::NoCandidate`] if there are no candidates.
     pub fn xtc(
         &mut self,
         chance: f32,

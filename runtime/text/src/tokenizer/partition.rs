@@ -1,9 +1,9 @@
-//! Cutting special tokens out of a text.
+//! Splits special tokens off a text.
 //!
-//! The rule is llama.cpp's: each special token takes all places where it stands in what is still
-//! free, from left to right; the longest token goes first, of equals the one with the lower id.
-//! Done by a search for each token this takes time in proportion to their number; here a trie finds
-//! the tokens at each position, and a heap applies the rule.
+//! The algorithm is llama.cpp's: each special token takes all its occurrences in the text that is
+//! still free, from left to right. The longest token goes first, and among equal ones the one with
+//! the lower id. A separate search for each token would take time in proportion to their number.
+//! Here a trie finds the tokens at each position, and a heap applies the order.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,7 +13,7 @@ use foldhash::{HashMap, HashMapExt};
 
 use crate::vocab::{TokenAttributes, Vocab};
 
-/// A piece of a text: a special token, or what lies between two of them.
+/// A piece of a text: a special token, or the text between two of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fragment<'a> {
     Token(u32),
@@ -23,7 +23,7 @@ pub(crate) enum Fragment<'a> {
 #[derive(Debug, Clone, Copy)]
 struct Special {
     id: u32,
-    /// Recognized only where the caller asks for it.
+    /// True if the token is recognized only on request.
     on_demand: bool,
     strips_left: bool,
     strips_right: bool,
@@ -34,14 +34,14 @@ struct Special {
 pub(crate) struct SpecialMatcher {
     /// A trie: the child of a node by the next byte. The root is node 0.
     children: HashMap<(u32, u8), u32>,
-    /// The token that ends at a node.
+    /// Token that ends at a node.
     ends: Vec<Option<Special>>,
-    /// Bytes with which no special token begins need no look at the trie.
+    /// First bytes of special tokens; other bytes need no lookup in the trie.
     starts: Box<[bool; 256]>,
 }
 
-/// A token that stands somewhere. Ordered by who goes first: the longest, then the lowest id, then
-/// the leftmost.
+/// An occurrence of a token. Ordered by precedence: the longest, then the lowest id, then the
+/// leftmost.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Match {
     length: usize,
@@ -61,7 +61,7 @@ impl SpecialMatcher {
             starts: Box::new([false; 256]),
         };
         for (id, token) in (0..).zip(&vocab.tokens) {
-            // What is not UTF-8 cannot stand in a text.
+            // Bytes that are not UTF-8 cannot occur in a text.
             if !token.attributes.intersects(special) || str::from_utf8(&token.text).is_err() {
                 continue;
             }
@@ -91,8 +91,8 @@ impl SpecialMatcher {
         node
     }
 
-    /// The longest token at `start` that ends before the first byte taken. With `taken` empty,
-    /// nothing is.
+    /// Returns the longest token at `start` that ends before the first taken byte. With `taken`
+    /// empty, no byte is taken.
     fn longest(
         &self,
         text: &[u8],
@@ -126,8 +126,8 @@ impl SpecialMatcher {
         longest
     }
 
-    /// Cuts `text` into special tokens and what lies between them. Without `parse_special` only
-    /// user-defined tokens are seen.
+    /// Splits `text` into special tokens and the text between them. Without `parse_special`, only
+    /// user-defined tokens are recognized.
     pub(crate) fn partition<'a>(&self, text: &'a str, parse_special: bool) -> Vec<Fragment<'a>> {
         let bytes = text.as_bytes();
         let mut fragments = Vec::new();
@@ -145,8 +145,8 @@ impl SpecialMatcher {
         fragments
     }
 
-    /// Start, end and id of the special tokens, in the order of the text; white space that a token
-    /// swallows is its own.
+    /// Returns the start, end and id of the special tokens, in the order of the text, including
+    /// white space that a token strips.
     fn find(&self, text: &[u8], parse_special: bool) -> Vec<(usize, usize, u32)> {
         let starts = (0..text.len()).filter(|&start| self.starts[usize::from(text[start])]);
         let mut waiting: BinaryHeap<Match> = starts
@@ -160,8 +160,8 @@ impl SpecialMatcher {
             if taken[start] {
                 continue;
             }
-            // Tokens that took their place before are not shorter, so one that is in the way covers
-            // an end of this one.
+            // Tokens that were placed before are not shorter, so an overlapping one covers an end
+            // of this one.
             if taken[end - 1] {
                 waiting.extend(self.longest(text, start, &taken, parse_special));
                 continue;
@@ -202,7 +202,7 @@ mod tests {
         SpecialMatcher::new(&Vocab::new(&data).unwrap())
     }
 
-    /// The rule as it reads: for each token in its turn, search all that is free.
+    /// The reference algorithm: search the free text for each token in turn.
     fn by_search<'a>(tokens: &[&str], text: &'a str) -> Vec<Fragment<'a>> {
         let mut order: Vec<usize> = (0..tokens.len()).collect();
         order.sort_by_key(|&id| Reverse(tokens[id].len()));

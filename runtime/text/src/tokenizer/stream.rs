@@ -1,4 +1,4 @@
-//! Tokenizing a text that comes in pieces and need not be in memory as a whole.
+//! Tokenizes a text that arrives in pieces and does not have to be in memory as a whole.
 
 use super::Tokenizer;
 use crate::error::TokenizeError;
@@ -6,14 +6,15 @@ use crate::model::Model;
 use crate::spm::ESCAPED_SPACE;
 use crate::vocab::TokenAttributes;
 
-/// Text is collected up to so many bytes before some of it is tokenized.
+/// Number of bytes that are collected before some of them are tokenized.
 const PIECE: usize = 64 << 10;
 
-/// The longest text in which no place to cut is found, in bytes: a line without spaces, say.
+/// Maximum length of a text without a possible split point, in bytes, for example a line without
+/// spaces.
 const LONGEST_PIECE: usize = 8 << 20;
 
-/// Turns a text that comes in pieces into the tokens that [`Tokenizer::tokenize`] gives for the whole. It keeps only what
-/// may still change with what follows: about 64 KiB of ordinary text.
+/// Converts a text in pieces to the tokens that [`Tokenizer::tokenize`] returns for the whole. It
+/// keeps only text whose tokens may still change: about 64 KiB of ordinary text.
 #[derive(Debug)]
 pub struct TokenStream<'a> {
     tokenizer: &'a Tokenizer,
@@ -23,13 +24,13 @@ pub struct TokenStream<'a> {
     begun: bool,
     after_special: bool,
     pending: String,
-    /// In so many bytes of `pending` there is no place to cut.
+    /// Number of first bytes of `pending` without a split point.
     searched: usize,
     piece: usize,
 }
 
 impl Tokenizer {
-    /// Begins to tokenize a text that comes in pieces; the flags are those of [`tokenize`](Self::tokenize).
+    /// Starts to tokenize a text in pieces; the flags are those of [`tokenize`](Self::tokenize).
     pub fn stream(&self, add_special: bool, parse_special: bool) -> TokenStream<'_> {
         TokenStream {
             tokenizer: self,
@@ -46,10 +47,10 @@ impl Tokenizer {
 }
 
 impl TokenStream<'_> {
-    /// Takes the next piece, and adds the tokens that are certain now to `output`.
+    /// Processes the next piece, and adds the tokens that are certain now to `output`.
     ///
     /// # Errors
-    /// [`TokenizeError::TextTooLong`] if the text cannot be cut for 8 MiB.
+    /// Returns [`TokenizeError::TextTooLong`] if the text has no split point for 8 MiB.
     pub fn push(&mut self, text: &str, output: &mut Vec<u32>) -> Result<(), TokenizeError> {
         self.begin(output);
         self.pending.push_str(text);
@@ -69,10 +70,10 @@ impl TokenStream<'_> {
         Ok(())
     }
 
-    /// Ends the text: adds the tokens of what is left to `output`.
+    /// Ends the text, and adds the remaining tokens to `output`.
     ///
     /// # Errors
-    /// As [`Tokenizer::tokenize`].
+    /// Fails like [`Tokenizer::tokenize`].
     pub fn finish(mut self, output: &mut Vec<u32>) -> Result<(), TokenizeError> {
         self.begin(output);
         self.part(self.pending.len(), output)?;
@@ -89,7 +90,7 @@ impl TokenStream<'_> {
         self.begun = true;
     }
 
-    /// Tokenizes the first `end` bytes of what is pending.
+    /// Tokenizes the first `end` bytes of the pending text.
     fn part(&mut self, end: usize, output: &mut Vec<u32>) -> Result<(), TokenizeError> {
         self.tokenizer.tokenize_part(
             &self.pending[..end],
@@ -102,15 +103,16 @@ impl TokenStream<'_> {
     }
 }
 
-/// Where a text can be cut without a change to its tokens.
+/// Points where a text can be split without changing its tokens.
 ///
-/// Between a line break and the letter or digit that begins the next line, and before a space between two letters, nearly every pre-tokenizer
-/// cuts as well. A vocabulary may have tokens that go on over such a place: then it is none.
+/// Nearly every pre-tokenizer splits between a line break and the letter or digit that starts the
+/// next line, and before a space between two letters. If the vocabulary has tokens that span such a
+/// point, it is not used.
 #[derive(Debug)]
 struct Cuts {
-    /// Bytes that follow a line break inside of a token.
+    /// Bytes that follow a line break inside a token.
     after_break: Box<[bool; 256]>,
-    /// Bytes that a space follows inside of a token.
+    /// Bytes that precede a space inside a token.
     before_space: Box<[bool; 256]>,
     between_lines: bool,
     between_words: bool,
@@ -129,7 +131,7 @@ impl Cuts {
         };
         for (id, token) in (0..).zip(&tokenizer.vocab.tokens) {
             let attributes = token.attributes;
-            // What takes the spaces around it would lose them to a cut.
+            // A token that strips adjacent spaces would lose them at a split.
             let strips = TokenAttributes::RIGHT_STRIP.union(TokenAttributes::LEFT_STRIP);
             cuts.between_words &= !attributes.intersects(strips);
             cuts.between_lines &= !attributes.intersects(TokenAttributes::LEFT_STRIP);
@@ -152,7 +154,7 @@ impl Cuts {
         cuts
     }
 
-    /// The last place to cut `text`, behind its first `searched` bytes.
+    /// Returns the last split point of `text`, after its first `searched` bytes.
     fn last(&self, text: &[u8], searched: usize) -> Option<usize> {
         let first = searched.saturating_sub(1).max(2);
         (first..text.len().saturating_sub(1))
@@ -160,7 +162,7 @@ impl Cuts {
             .find(|&at| self.is_cut(text, at))
     }
 
-    /// Whether `text` can be cut before its byte number `at`.
+    /// Returns whether `text` can be split before byte `at`.
     fn is_cut(&self, text: &[u8], at: usize) -> bool {
         let (before, byte) = (text[at - 1], text[at]);
         let between_lines = self.between_lines
@@ -185,7 +187,7 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::LazyLock;
 
-    /// A vocabulary with tokens that go on over line breaks and spaces.
+    /// Creates a vocabulary with tokens that span line breaks and spaces.
     fn data(model: TokenizerModel, plain: &[&str], special: &[&str]) -> VocabData {
         let bytes = (0..=255u8).map(|byte| match model {
             TokenizerModel::Gpt2 => character_of_byte(byte).to_string(),
@@ -261,14 +263,14 @@ mod tests {
         ]
     }
 
-    /// Every pre-tokenizer, and the kinds that have none.
+    /// Returns every pre-tokenizer, and the kinds without one.
     fn all() -> Vec<(String, Tokenizer)> {
         let mut all = Vec::new();
         for name in PreTokenizer::names() {
             let plain = ["ab", "\u{120}a", "abc", "b\u{120}", "\u{10A}c"];
             let mut data = data(TokenizerModel::Gpt2, &plain, &["<s>"]);
             data.pre = Some(name.to_owned());
-            // Merges that go over what most pre-tokenizers cut.
+            // Merges that span the boundaries of most pre-tokenizers.
             let across = ["b \u{120}", "\u{10A} c"].map(|merge| merge.as_bytes().to_vec());
             data.merges.get_or_insert_default().extend(across);
             all.push((name.to_owned(), Tokenizer::new(data).unwrap()));
@@ -345,7 +347,7 @@ mod tests {
             assert!(streamed(&tokenizer, &words).1 < 40);
             assert!(streamed(&tokenizer, &lines).1 < 40);
         }
-        // And what cannot be cut comes to an end.
+        // A text that cannot be split results in an error eventually.
         let tokenizer = &tokenizers()[0];
         let mut stream = tokenizer.stream(true, true);
         let mut output = Vec::new();

@@ -1,14 +1,16 @@
-//! The map of characters in `tokenizer.ggml.precompiled_charsmap`, as SentencePiece writes it.
+//! The character map in `tokenizer.ggml.precompiled_charsmap`, in SentencePiece's format.
 //!
-//! A length in bytes; a double array of so many bytes, which is a trie of texts; then the replacements, each ended by a NUL. A unit of the
-//! double array holds a label (bits 0 to 7 and 31), whether its text ends there (bit 8) and the distance to its children (bits 10 to 30,
-//! times 256 if bit 9 is set); a unit for an end holds the place of the replacement.
+//! It consists of a length in bytes, a double array of that length, which is a trie of texts, and
+//! the replacements, each terminated by a NUL. A unit of the double array contains a label (bits 0
+//! to 7 and 31), a flag if its text ends there (bit 8), and the distance to its children (bits 10
+//! to 30, times 256 if bit 9 is set). A unit for an end contains the position of the replacement.
 
 use crate::error::VocabError;
 
 const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
 
-/// Texts of real maps are shorter by far. Units of a bad file may go in circles.
+/// Maximum length of a text. Texts of real maps are far shorter, but units of an invalid file may
+/// form cycles.
 const LONGEST_TEXT: usize = 256;
 
 #[derive(Debug)]
@@ -18,7 +20,7 @@ pub(super) struct Charsmap {
 }
 
 impl Charsmap {
-    /// Takes the map apart; what lies in it is checked where it is used.
+    /// Parses the map. Its contents are checked when they are used.
     pub(super) fn new(bytes: &[u8]) -> Result<Self, VocabError> {
         let bad = |what| VocabError::Charsmap { key: KEY, what };
         let (size, rest) = bytes
@@ -41,7 +43,8 @@ impl Charsmap {
         })
     }
 
-    /// The replacement for the longest text of the map that `text` begins with, and the length of that text.
+    /// Returns the replacement for the longest text of the map that is a prefix of `text`, and the
+    /// length of that prefix.
     pub(super) fn longest(&self, text: &[u8]) -> Option<(&[u8], usize)> {
         let children = |unit: u32| (unit >> 10) << ((unit & (1 << 9)) >> 6);
         let mut longest = None;
@@ -71,10 +74,11 @@ impl Charsmap {
 mod tests {
     use super::*;
 
-    /// A map of "a" to "xy" and of "ab" to nothing.
+    /// Creates a map of "a" to "xy" and of "ab" to nothing.
     fn map() -> Vec<u8> {
         let mut units = vec![0u32; 512];
-        // The root's children are at 256 ^ byte, those of "a" at 0 ^ byte, the end of each text is its child 0.
+        // The root's children are at 256 ^ byte, those of "a" at 0 ^ byte, and the end of each text
+        // is its child 0.
         units[0] = 256 << 10;
         let a = 256 ^ 0x61u32;
         let children_of_a = 128u32;

@@ -1,6 +1,6 @@
-//! Tokens known by their text. GGUF files often say too little about which tokens end a generation,
-//! or mark control tokens as ordinary text, so llama.cpp goes by names; these are its lists and its
-//! exceptions.
+//! Tokens that are recognized by their text. GGUF files often do not specify which tokens end a
+//! generation, or mark control tokens as ordinary text. llama.cpp therefore uses names; these are
+//! its lists and its exceptions.
 
 use super::{TokenAttributes, Vocab, VocabData};
 
@@ -82,12 +82,12 @@ const END_OF_GENERATION: &[&str] = &[
     "<｜end▁of▁sentence｜>",
     "[e~[",
 ];
-/// The parts of a gpt-oss message; they are text to whoever reads the stream.
+/// Parts of a gpt-oss message, which are text to readers of the stream.
 const ALWAYS_SHOWN: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 impl Vocab {
-    /// Completes the special ids by the tokens' texts, corrects attributes, and collects what ends
-    /// a generation.
+    /// Completes the special ids by the tokens' texts, corrects attributes, and collects the
+    /// end-of-generation tokens.
     pub(super) fn assign_roles(&mut self, data: &VocabData) {
         self.special.eot = self.special.eot.or_else(|| self.claim_control(END_OF_TURN));
         self.special.eom = self
@@ -136,7 +136,7 @@ impl Vocab {
         ends.sort_unstable();
         ends.dedup();
 
-        // Where a message is ended by one of these, `<|end|>` only separates its parts.
+        // If one of these ends a message, `<|end|>` only separates its parts.
         let ends_by = |vocab: &Self, name: &str| {
             vocab
                 .find(name.as_bytes())
@@ -206,7 +206,8 @@ impl Vocab {
             .collect()
     }
 
-    /// The token of these names with the lowest id, marked as a control token.
+    /// Returns the token with one of these names that has the lowest id, and marks it as a control
+    /// token.
     fn claim_control(&mut self, names: &[&str]) -> Option<u32> {
         let id = self.find_all(names).into_iter().min()?;
         self.mark_control(id);

@@ -1,4 +1,5 @@
-//! Vocabularies and what the reference tools make of texts with them, as `fixtures/make_fixtures.py` wrote them.
+//! Vocabularies with the reference tools' results for texts, written by
+//! `fixtures/make_fixtures.py`.
 
 use std::path::Path;
 
@@ -20,7 +21,7 @@ struct Fixture {
     add_space_prefix: Option<bool>,
     remove_extra_whitespaces: Option<bool>,
     lowercase: Option<bool>,
-    /// In hexadecimal digits.
+    /// Hexadecimal.
     charsmap: Option<String>,
     texts: Vec<Case>,
     special_texts: Vec<Case>,
@@ -51,7 +52,7 @@ pub struct Loaded {
     pub tokenizer: Tokenizer,
     pub texts: Vec<Case>,
     pub special_texts: Vec<Case>,
-    /// Checksums of the ids of every token's text and of every code point, each for several in a row.
+    /// Checksums of the ids of every token's text and of every code point, each for a group.
     pub every_token: Vec<u32>,
     pub every_code_point: Vec<u32>,
 }

@@ -1,4 +1,4 @@
-//! The kinds beside byte-level BPE and SentencePiece's BPE.
+//! Tokenizer kinds other than byte-level BPE and SentencePiece's BPE.
 
 use std::time::Instant;
 
@@ -43,7 +43,7 @@ fn what_is_added_to_a_text() {
     assert_eq!(t5.tokenize("", true, false).unwrap(), [1]);
     assert!(t5.adds_eos() && !t5.adds_bos() && !t5.adds_sep());
 
-    // A begin-of-text token is what Gemma 4 always has, whatever its file says.
+    // Gemma 4 always adds a begin-of-text token, whatever its file says.
     let mut gemma = data(TokenizerModel::Gemma4, &[("<bos>", 0.0, 3), ("a", 0.0, 1)]);
     gemma.merges = Some(Vec::new());
     gemma.bos_id = Some(0);
@@ -57,7 +57,7 @@ fn bert_reads_back_with_spaces_between_words() {
     let bert = load("bert").tokenizer;
     let tokens = ids(&bert, "Hello,  WÖRLD");
     assert_eq!(bert.detokenize(&tokens).unwrap(), b"hello , world");
-    // A word of which a part has no token is unknown as a whole; so is a long one.
+    // A word is unknown as a whole if any part has no token; so is a long one.
     assert_eq!(
         ids(&bert, "weave\u{1F9F5}r a"),
         [1, *ids(&bert, "a").first().unwrap()]
@@ -97,7 +97,7 @@ fn rwkv_takes_the_longest() {
     data.unk_id = Some(0);
     let rwkv = Tokenizer::new(data).unwrap();
     assert_eq!(ids(&rwkv, "abcabcd\n"), [2, 7, 3, 4]);
-    // A byte without a token is unknown alone.
+    // A byte without a token is unknown by itself.
     assert_eq!(ids(&rwkv, "é'\\"), [5, 0, 6]);
     assert_eq!(rwkv.detokenize(&[3, 4, 6, 5]).unwrap(), b"abcd\n'\\\xC3");
     assert_eq!(rwkv.newline(), Some(4));
@@ -134,10 +134,10 @@ fn plamo2_adds_up_scores() {
     ]);
     assert_eq!(ids(&plamo, "ab"), [256, 257]);
     assert_eq!(ids(&plamo, "abb"), [259]);
-    // Of equals, the longest.
+    // Among equal costs, the longest token.
     let equal = plamo2(&[("a", -3.0), ("b", -4.0), ("ab", -7.0)]);
     assert_eq!(ids(&equal, "ab"), [258]);
-    // Bytes where no token is; a mark of the order of bytes at the beginning goes.
+    // Falls back to bytes where no token matches; drops a byte order mark at the start.
     assert_eq!(
         ids(&plamo, "\u{FEFF}é漢字\u{FEFF}"),
         [0xC3, 0xA9, 260, 0xEF, 0xBB, 0xBF]
@@ -170,7 +170,7 @@ fn dna_is_read_in_groups_of_six() {
     data.merges = Some(vec![b"A C".to_vec()]);
     data.pre = Some("gpt-2".to_owned());
     let dna = Tokenizer::new(data.clone()).unwrap();
-    // The rest is filled with A; case does not matter; what is no base is unknown.
+    // The rest is padded with A; case does not matter; other letters are unknown.
     assert_eq!(ids(&dna, "AC<dna>acgtacgt</dna>x"), [7, 0, 3, 4, 1, 8]);
     assert_eq!(ids(&dna, "<dna>ACGNAC<dna>"), [0, 2, 2]);
     assert_eq!(ids(&dna, "x<dna>é"), [8, 0, 2]);
@@ -241,7 +241,7 @@ fn tokens_may_be_suppressed_and_fill_in() {
     );
 }
 
-/// Every text over few letters, by trying all ways to write it.
+/// Returns the minimum cost of a text over all segmentations.
 fn cheapest(text: &[char], costs: &[(&str, i64)]) -> i64 {
     let mut best = vec![i64::MAX; text.len() + 1];
     best[text.len()] = 0;
@@ -301,7 +301,7 @@ fn load_once(name: &str) -> &'static Tokenizer {
     &ALL.iter().find(|entry| entry.0 == name).unwrap().1
 }
 
-/// A megabyte of what makes naive implementations slow.
+/// A megabyte of text that makes naive implementations slow.
 #[test]
 fn hostile_texts_take_linear_time() {
     let rwkv = data(

@@ -1,6 +1,6 @@
-//! Small vocabularies against what well-known tools make of the same texts;
-//! `fixtures/make_fixtures.py` and `fixtures/make_kinds.py` made them.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+//! Compares small vocabularies with the results of well-known tools; `fixtures/make_fixtures.py`
+//! and `fixtures/make_kinds.py` generated them.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ mod round_trips;
 
 use fixture::{Loaded, load};
 
-/// Linear time takes well under a second for a megabyte, and its square takes hours.
+/// Linear time takes well under a second for a megabyte; quadratic time would take hours.
 const LINEAR: Duration = Duration::from_secs(100);
 
 static ALL: LazyLock<Vec<Loaded>> = LazyLock::new(|| {
@@ -54,7 +54,8 @@ fn control_tokens_in_user_text_are_text() {
     }
 }
 
-/// A quarter of a megabyte of what makes naive implementations slow: with a square of that, it would be minutes.
+/// A quarter of a megabyte of text that makes naive implementations slow: quadratic time would take
+/// minutes.
 #[test]
 fn hostile_texts_take_linear_time() {
     let units = [
@@ -117,7 +118,7 @@ fn text() -> impl Strategy<Value = String> {
         "\\p{M}{1,2}",
         any::<String>(),
     ];
-    // U+2581 is how SentencePiece writes a space, so it comes back as one.
+    // SentencePiece writes a space as U+2581, so it decodes to a space.
     prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat().replace('\u{2581}', ""))
 }
 

@@ -1,20 +1,21 @@
-//! llama.cpp's `test-tokenizer-1-bpe` and `-spm`: every token and every code point, of small vocabularies of nine families. The ids are
-//! compared with those of the reference tools, too. `runtime/llm` goes through whole vocabularies.
+//! llama.cpp's `test-tokenizer-1-bpe` and `-spm`: every token and every code point, with small
+//! vocabularies of nine families. The ids are also compared with those of the reference tools.
+//! `runtime/llm` tests whole vocabularies.
 
 use samite_text::{TokenAttributes, Tokenizer};
 
 use crate::fixture::{Loaded, load};
 
-/// How many texts share a checksum of their ids.
+/// Number of texts that share a checksum of their ids.
 const TOKENS_TOGETHER: usize = 64;
 const CODE_POINTS_TOGETHER: usize = 4096;
 
-/// What llama.cpp's tests go through: no surrogates, no planes without characters.
+/// Returns the code points of llama.cpp's tests: no surrogates, no planes without characters.
 fn code_points() -> impl Iterator<Item = char> {
     ('\0'..=char::MAX).filter(|c| !('\u{40001}'..='\u{E0000}').contains(c))
 }
 
-/// The ids of a text, which has to come back from them.
+/// Returns a text's ids after checking that they decode to the text.
 fn round_trip(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     let ids = tokenizer.tokenize(text, false, true).unwrap();
     let back = tokenizer.detokenize(&ids).unwrap();
@@ -22,7 +23,8 @@ fn round_trip(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     ids
 }
 
-/// Compares ids with checksums that the reference tools' ids have, for so many texts at a time. A text without ids was not compared.
+/// Compares checksums of ids with the reference tools', for groups of texts. Texts without ids were
+/// not compared.
 fn check(what: &str, ids: impl Iterator<Item = Vec<u32>>, together: usize, expected: &[u32]) {
     let mut sums = vec![0; expected.len()];
     let mut bytes = Vec::new();
@@ -63,7 +65,7 @@ fn every_text(name: &'static str) {
             assert_eq!(ids.unwrap(), case.ids, "{:?}", case.text);
         }
     }
-    // SentencePiece makes U+2581 and the space one and the same; a NUL it drops.
+    // SentencePiece treats U+2581 as a space, and drops NUL.
     let left_out: &[_] = match name {
         "baichuan" | "llama" => &["\u{2581}", "\0"],
         _ => &[],
@@ -87,7 +89,7 @@ fn every_text(name: &'static str) {
         match String::from_utf8(tokenizer.detokenize(&[id]).unwrap()) {
             Ok(text) if left_out.contains(&&*text) => Vec::new(),
             Ok(text) => round_trip(&tokenizer, &text),
-            // A part of a character.
+            // An incomplete character.
             Err(_) => Vec::new(),
         }
     });
@@ -99,7 +101,7 @@ fn every_text(name: &'static str) {
             return Vec::new();
         }
         let mut ids = round_trip(&tokenizer, &text);
-        // Beyond the first two planes are Chinese characters, private ones, and none.
+        // Beyond the first two planes, only Chinese and private-use characters are assigned.
         if c < '\u{20000}' {
             ids.extend(round_trip(&tokenizer, &format!("a{c}1{c}{c} {c}'s")));
         }

@@ -1,4 +1,4 @@
-//! Adapters: learnt on models of every kind that can be, written, run, and gone on with.
+//! LoRA adapters: trained on all supported kinds of models, written, run, and trained further.
 
 use samite_core::{CancelToken, DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
@@ -73,7 +73,8 @@ fn losses(trainer: &mut Trainer, steps: usize) -> Vec<f32> {
         .collect()
 }
 
-/// The loss of a window, computed by a context that runs the model with the adapter in a file.
+/// Returns the loss of a window, computed by a context that runs the model with the adapter from a
+/// file.
 fn loss_of(model: &Arc<Model>, adapter: &Path, window: &[u32]) -> f64 {
     let adapter = Adapter::load(adapter, model).unwrap();
     let options = ContextOptions {
@@ -99,7 +100,7 @@ fn loss_of(model: &Arc<Model>, adapter: &Path, window: &[u32]) -> f64 {
     (0..12).map(loss).sum::<f64>() / 12.0
 }
 
-/// What is trained is what runs: heads of any width, biases, uneven frequencies, and YaRN.
+/// Training and inference agree for heads of any width, biases, uneven RoPE frequencies, and YaRN.
 #[test]
 fn an_adapter_that_was_learnt_runs() {
     let folder = tempfile::tempdir().unwrap();
@@ -137,7 +138,7 @@ fn an_adapter_that_was_learnt_runs() {
     }
 }
 
-/// With quantized weights, the CPU rounds what is multiplied with them, too.
+/// With quantized weights, the CPU also rounds the activations.
 #[test]
 fn devices_agree_on_models_of_any_type() {
     let folder = tempfile::tempdir().unwrap();
@@ -220,7 +221,7 @@ fn what_cannot_be_adapted_is_named() {
     let error = refused(&SyntheticModel::tiny("qwen3"), &["attn_q"]);
     assert!(error.contains("not for qwen3"), "{error}");
 
-    // A model is not written as an adapter, nor an adapter as a model.
+    // A model cannot be exported as an adapter, nor an adapter as a model.
     let base = base(folder.path(), &llama, vec![cpu(1)], "");
     let mut run = Trainer::for_adapter(config(), base, CancelToken::new()).unwrap();
     let vocabulary = samite_train::Vocabulary::train("a b", 262).unwrap();

@@ -1,4 +1,4 @@
-//! Fitting graphs to data: a line, and what a line cannot do.
+//! Fitting graphs to data: a line, and a function that is not linear.
 
 use samite_core::{CancelToken, Device, Graph, TensorId, Unary};
 use samite_cpu::{CpuDevice, CpuOptions};
@@ -28,7 +28,7 @@ fn rate(rate: f32, last_rate: f32) -> Schedule {
     }
 }
 
-/// `y = 3 x - 2`, with noise that does not depend on `x`.
+/// Returns samples of `y = 3 x - 2`, with noise independent of `x`.
 fn line() -> Samples {
     let xs: Vec<f32> = (0..64).map(|i| i as f32 / 32.0 - 1.0).collect();
     let noise = |i: usize| 0.1 * if i.is_multiple_of(2) { 1.0 } else { -1.0 };
@@ -76,7 +76,7 @@ fn a_line_is_found() {
     assert_eq!(reports.len(), 20);
     let (first, last) = (reports[0].learnt, reports[19]);
     assert!(first.loss > 0.5 && first.error > 0.0, "{first:?}");
-    // What is left is the noise, in what was held back, too.
+    // Only the noise remains, in held-back data as well.
     let held_back = last.held_back.unwrap();
     for loss in [last.learnt.loss, held_back.loss] {
         assert!((0.008..0.014).contains(&loss), "{last:?}");

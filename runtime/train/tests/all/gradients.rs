@@ -1,4 +1,5 @@
-//! Gradients against central finite differences, on the reference device in float64 and on the CPU.
+//! Compares gradients with central finite differences, on the reference device in float64 and on
+//! the CPU.
 
 use half::f16;
 use samite_core::{
@@ -18,7 +19,7 @@ fn exact() -> Vec<Arc<dyn Device>> {
     })]
 }
 
-/// The CPU, and a device for the conversion of its results to float64.
+/// Returns the CPU, and a device for the conversion of its results to float64.
 fn cpu() -> Vec<Arc<dyn Device>> {
     let rest = ReferenceDevice::new(ReferenceOptions {
         host_memory: true,
@@ -27,7 +28,7 @@ fn cpu() -> Vec<Arc<dyn Device>> {
     vec![CpuDevice::new(CpuOptions::default().with_threads(2)), rest]
 }
 
-/// Reproducible numbers from `min` to `max`, all different.
+/// Returns reproducible, distinct numbers from `min` to `max`.
 fn numbers(seed: u64, count: usize, [min, max]: [f32; 2]) -> Vec<f32> {
     let mut rng = samite_text::Rng::new(seed);
     let mut next = || min + (max - min) * rng.uniform() as f32;
@@ -73,7 +74,8 @@ impl Subject {
         id
     }
 
-    /// The last of `tokens` sees all of `keys`, the one before all but the last, and so on.
+    /// Adds a causal mask: the last of `tokens` attends to all of `keys`, the one before to all but
+    /// the last, and so on.
     fn causal_mask(&mut self, keys: usize, tokens: usize) -> TensorId {
         let mask = (0..keys * tokens).map(|i| i % keys + tokens <= i / keys + keys);
         let value = |seen| if seen { f16::ZERO } else { f16::NEG_INFINITY };
@@ -81,7 +83,7 @@ impl Subject {
         self.constant(DType::F16, [keys, tokens, 1, 1], data)
     }
 
-    /// The sum of all elements of `y`, each times a number of its own, so that no gradient is the same for all.
+    /// Returns the sum of all elements of `y`, each with its own weight, so that gradients differ.
     fn loss(&mut self, y: TensorId) -> TensorId {
         let shape = self.graph.tensor(y).layout.shape();
         let id = self.graph.input("weights", DType::F32, shape).unwrap();
@@ -110,7 +112,7 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Runs once more, with one element of one input changed.
+    /// Runs again, with one element of one input changed.
     fn again(&mut self, changed: Option<(usize, usize, f32)>) {
         for (number, (id, values)) in self.subject.floats.iter().enumerate() {
             let mut values = values.clone();
@@ -136,7 +138,7 @@ impl Running<'_> {
     }
 }
 
-/// A result that is read as float64.
+/// Converts a result to float64.
 fn wide(graph: &mut Graph, id: TensorId) -> TensorId {
     let id = graph.cont(id).unwrap();
     let id = graph.cast(id, DType::F64).unwrap();
@@ -150,13 +152,15 @@ fn check(what: &str, build: impl FnOnce(&mut Subject) -> TensorId) {
     check_kept(what, |subject| (build(subject), Vec::new()));
 }
 
-/// As [`check`], where only some tensors are kept for the backward pass: `build` returns them, too.
+/// Works like [`check`], but keeps only some tensors for the backward pass, which `build` returns
+/// as well.
 #[track_caller]
 fn check_kept(what: &str, build: impl FnOnce(&mut Subject) -> (TensorId, Vec<TensorId>)) {
     let mut subject = Subject::default();
     let (y, kept) = build(&mut subject);
     let loss = subject.loss(y);
-    // Slopes need the loss alone: without the backward pass, they take a third of the time.
+    // Finite differences only need the loss: without the backward pass, they take a third of the
+    // time.
     let mut forward = subject.clone();
     let loss_alone = wide(&mut forward.graph, loss);
     let inputs: Vec<_> = subject.floats.iter().map(|(id, _)| *id).collect();
@@ -440,7 +444,7 @@ fn shapes_and_rows() {
 fn cross_entropy() {
     check("cross_entropy_loss", |s| {
         let logits = s.input([4, 3, 1, 1]);
-        // Rows that sum to 1, and do not depend on anything.
+        // Constant rows that sum to 1.
         let labels = s.graph.fill(logits, 0.25).unwrap();
         s.graph.cross_entropy_loss(logits, labels).unwrap()
     });
@@ -451,14 +455,14 @@ fn losses() {
     for loss in [Loss::Mean, Loss::Sum, Loss::MeanSquaredError] {
         check(&format!("{loss:?}"), |s| {
             let x = s.input([4, 3, 1, 1]);
-            // Labels may depend on weights, too.
+            // Labels may also depend on weights.
             let labels = loss.has_labels().then(|| s.input([4, 3, 1, 1]));
             loss.append(&mut s.graph, x, labels).unwrap()
         });
     }
 }
 
-/// A llama of two layers, over two texts at a time, by every one of its weights.
+/// A two-layer Llama model, over two texts at a time, differentiated by each of its weights.
 #[test]
 fn whole_model() {
     check_model("llama", false, false);
@@ -469,7 +473,7 @@ fn whole_model_with_layers_computed_again() {
     check_model("llama, computed again", false, true);
 }
 
-/// With an adapter that changes a matrix of each kind, biases, and an output matrix of its own.
+/// With an adapter that changes a matrix of each kind, biases, and an untied output matrix.
 #[test]
 fn whole_model_with_an_adapter() {
     check_model("llama with an adapter", true, false);
@@ -538,7 +542,7 @@ fn check_model(what: &str, adapted: bool, again: bool) {
     });
 }
 
-/// Weights of blocks are not learnt, but what comes before them can be.
+/// Quantized weights are not trained, but gradients flow through them to earlier nodes.
 #[test]
 fn products_with_quantized_weights() {
     for dtype in [DType::Q8_0, DType::Q4_0, DType::F16] {
@@ -582,7 +586,7 @@ fn what_cannot_be_differentiated_is_named() {
     let loss = graph.sum(y).unwrap();
     let error = Gradients::append(&mut graph, loss, 1.0, &[x]).unwrap_err();
     assert!(error.to_string().contains("with sinks"), "{error}");
-    // Nothing flows through what is flat.
+    // No gradient flows through a step function.
     let steps = graph.unary(x, Unary::Step).unwrap();
     let loss = graph.sum(steps).unwrap();
     let gradients = Gradients::append(&mut graph, loss, 1.0, &[x]).unwrap();

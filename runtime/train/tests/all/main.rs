@@ -1,5 +1,5 @@
-//! Gradients, optimizers and training: one program, so that it is linked once.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+//! Gradients, optimizers and training, in one program that is linked once.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 mod adapters;
 mod fit;

@@ -1,4 +1,5 @@
-//! Steps and gradients against PyTorch's numbers, which `tests/fixtures/pytorch.py` wrote.
+//! Compares optimizer steps and gradients with PyTorch's numbers, written by
+//! `tests/fixtures/pytorch.py`.
 
 use samite_core::op::Unary;
 use samite_core::{CancelToken, DType, Device, Graph, TensorId};
@@ -19,7 +20,7 @@ fn number(value: &Value) -> f32 {
     value.as_f64().unwrap() as f32
 }
 
-/// All numbers of nested lists.
+/// Flattens nested lists of numbers.
 fn numbers(value: &Value) -> Vec<f32> {
     match value.as_array() {
         Some(parts) => parts.iter().flat_map(numbers).collect(),
@@ -47,7 +48,8 @@ fn parameter(name: &str, shape: [usize; 2], deviation: Option<f32>) -> Parameter
     }
 }
 
-/// Fits `y = (W x) * g`, a matrix from zeros and a norm's weights from ones, and compares both after every step.
+/// Fits `y = (W x) * g`, with a matrix initialized to zeros and a norm's weights initialized to
+/// ones, and compares both after every step.
 fn follows(case: &Value, optimizer: Optimizer, rate: f32) {
     let all = fixture();
     let samples = Samples::new(numbers(&all["x"]), 3, numbers(&all["y"]), 2).unwrap();
@@ -117,7 +119,8 @@ fn descent_with_momentum_steps_as_pytorch_does() {
     follows(case, optimizer, number(&case["rate"]));
 }
 
-/// Compares the result of `build` and the gradients by its inputs, on the reference device and on the CPU. Inputs are matrices or rows.
+/// Compares the result of `build` and its gradients by the inputs, on the reference device and on
+/// the CPU. Inputs are matrices or rows.
 fn differentiates(
     name: &str,
     build: impl Fn(&mut Graph, &[TensorId]) -> samite_core::Result<TensorId>,

@@ -1,4 +1,4 @@
-//! Whole runs: gradients of a model, devices that agree, checkpoints, bad input.
+//! Whole training runs: gradients of a model, agreement of devices, checkpoints, invalid input.
 
 use samite_core::{CancelToken, DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
@@ -44,7 +44,7 @@ fn trainer(config: &Config, devices: Vec<Arc<dyn Device>>, layers: &[usize]) -> 
     Trainer::new(config.clone(), devices, layers, CancelToken::new()).unwrap()
 }
 
-/// A text in which each token follows from the one before.
+/// Returns a text in which each token depends on the previous one.
 fn data() -> Dataset {
     let tokens: Vec<u32> = (0..400u32).map(|i| (i * 7 + i / 13) % 40).collect();
     Dataset::new(tokens, (0..380).step_by(5).collect(), 8).unwrap()
@@ -83,7 +83,7 @@ fn devices_agree_alone_and_together() {
     let devices = vec![cpu(1), reference("r")];
     let together = losses(&mut trainer(&config, devices, &[0, 1]), 50);
     close(&together, &expected);
-    // And bit for bit with any number of threads.
+    // Results are bit-identical for any number of threads.
     assert_eq!(losses(&mut trainer(&config, vec![cpu(3)], &[]), 50), alone);
 }
 
@@ -132,7 +132,7 @@ fn a_resumed_run_is_the_uninterrupted_one() {
     parts.extend(losses(&mut second, 18));
     assert_eq!(parts, whole);
 
-    // Of another run, of other data, of no run at all.
+    // Of another run, of other data, and of no run at all.
     let message = |config: &Config, data| {
         let mut other = trainer(config, vec![cpu(1)], &[]);
         Checkpoint::load(&path, &mut other, data)
@@ -147,7 +147,7 @@ fn a_resumed_run_is_the_uninterrupted_one() {
         "{error}"
     );
     assert!(message(&config, data + 1).contains("other data"));
-    // Where the files are, does not matter.
+    // The paths of the files do not matter.
     other = config.clone();
     other.data.train = "elsewhere".into();
     let mut moved = trainer(&other, vec![cpu(1)], &[]);
@@ -170,7 +170,7 @@ fn a_checkpoint_survives_a_failed_one() {
     Checkpoint::save(&path, &mut run, 0).unwrap();
     let before = std::fs::read(&path).unwrap();
     losses(&mut run, 1);
-    // No file can be made in a folder that is none.
+    // A file cannot be created in a path that is not a folder.
     let impossible = path.join("checkpoint.gguf");
     assert!(Checkpoint::save(impossible, &mut run, 0).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), before);
@@ -207,7 +207,7 @@ fn what_is_computed_again_is_the_same_and_takes_less_memory() {
     let (kept, again) = (run(cpu(2), false), run(cpu(2), true));
     assert_eq!(kept.0, again.0);
     assert_eq!(kept.1, again.1);
-    // The reference needs no workspace beside the results.
+    // The reference device needs no workspace besides the results.
     let (kept, again) = (run(reference("r"), false), run(reference("r"), true));
     assert!(2 * again.2 < kept.2, "{} and {} bytes", again.2, kept.2);
 }
@@ -237,7 +237,7 @@ fn models_are_written_with_their_tokenizer() {
         let width: u32 = file.metadata().require("llama.embedding_length").unwrap();
         assert_eq!(width, 32);
     }
-    // Rows of 32 elements are no blocks of 256.
+    // Rows of 32 elements do not form blocks of 256.
     let error = export(folder.path().join("x"), &mut run, &vocabulary, DType::Q4_K);
     assert!(error.is_err());
 }

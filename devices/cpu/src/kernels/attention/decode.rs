@@ -1,7 +1,7 @@
-//! Attention of few tokens, mostly one, to many keys.
+//! Attention of few tokens, usually one, to many keys.
 //!
-//! A task handles up to [`COLUMNS`] heads of one token that share a head of keys and values. It walks over the keys in blocks. Keys
-//! are split among tasks and the partial results are merged in a second phase.
+//! A task handles up to [`COLUMNS`] heads of one token that share a KV head. It walks over the keys
+//! in blocks. Keys are split among tasks, and a second phase merges the partial results.
 
 use super::kv_rows::{
     BLOCK, DecodeFn, Rows, RowsFn, decode_of, is_loaded, products_of, weighted_sums_of,
@@ -16,20 +16,20 @@ use crate::product::Column;
 use crate::simd::math;
 use samite_core::{DType, Node, Result};
 
-/// Most query rows of a task.
+/// Maximum number of query rows of a task.
 const COLUMNS: usize = 8;
 
-/// Keys of a task where they are split: whole blocks.
+/// Number of keys of a task if they are split: whole blocks.
 const SPLIT: usize = 512;
 
-/// Query rows from which on there are enough tasks without splitting keys.
+/// Number of query rows for which there are enough tasks without splitting keys.
 const ENOUGH_ROWS: usize = 64;
 
-/// How the work is divided.
+/// Division of the work.
 #[derive(Clone, Copy)]
 struct Plan {
     extents: Extents,
-    /// Heads of a task, all of one key head.
+    /// Number of heads of a task, all of one KV head.
     head_block: usize,
     splits: usize,
     decode_keys: bool,
@@ -40,7 +40,7 @@ struct Plan {
     total: usize,
 }
 
-/// Whether a task has all keys of its rows.
+/// Returns whether a task has all keys of its rows.
 fn is_whole(extents: Extents) -> bool {
     extents.rows() >= ENOUGH_ROWS
 }
@@ -67,8 +67,8 @@ fn plan(node: Node<'_>, threads: usize, is_whole: bool) -> Option<Plan> {
             .is_some_and(|layout| !is_loaded(layout.dtype()))
     });
     let decoded = |decode, size| BLOCK.checked_mul(if decode { size } else { 0 });
-    // Heads with masks of their own do not see the same keys. In one task, a head would multiply
-    // hidden values by 0, and 0 times NaN is NaN.
+    // Heads with separate masks do not see the same keys. In one task, a head would multiply hidden
+    // values by 0, and 0 times NaN is NaN.
     let shares_mask = node
         .source_layout(3)
         .is_none_or(|mask| mask.shape()[2] == 1);
@@ -95,12 +95,12 @@ pub(super) fn scratch(node: Node<'_>, threads: usize) -> Option<usize> {
     Some(plan(node, threads, is_whole)?.total)
 }
 
-/// Scratch memory of [`Alone`].
+/// Returns the bytes of scratch memory of [`Alone`].
 pub(super) fn scratch_alone(node: Node<'_>, threads: usize) -> Option<usize> {
     Some(plan(node, threads, true)?.total)
 }
 
-/// Everything that tasks need.
+/// Data that tasks need.
 #[derive(Clone, Copy)]
 struct Attention {
     plan: Plan,
@@ -111,7 +111,8 @@ struct Attention {
     decode_mask: DecodeFn,
 }
 
-/// What a row of the mask adds to the logits of a block of keys: minus infinity where a key is hidden, or there is none.
+/// Values that a row of the mask adds to the logits of a block of keys. Minus infinity for hidden
+/// or missing keys.
 type Bias = [f32; BLOCK];
 
 /// One query row of a task.
@@ -119,36 +120,37 @@ type Bias = [f32; BLOCK];
 struct Row {
     head: usize,
     slope: f32,
-    /// Weights are `exp(logit - base)`: a logit that none so far exceeds by more than [`SLACK`].
+    /// Weights are `exp(logit - base)`. No logit so far exceeds the base by more than [`SLACK`].
     base: f32,
-    /// Their sums so far.
+    /// Sums of the weights so far.
     sums: [f32; LANES],
 }
 
-/// By how much logits may exceed the base of weights. Looking for the largest one of each block, and scaling what was summed up
-/// with a smaller one, would take as long as the weights themselves, and they would wait for it.
+/// Amount by which logits may exceed the base of weights. Without it, every block would search its
+/// maximum and rescale the earlier sums, which takes as long as the weights themselves and delays
+/// them.
 const SLACK: f32 = 8.0;
 
-/// Weights that are summed up side by side.
+/// Number of weights that are summed in parallel.
 const LANES: usize = 16;
 
-/// Tokens that are computed one by one among others.
+/// Tokens that are computed one by one although others are computed in blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Alone(Attention);
 
 impl Alone {
-    /// For a node, with [`scratch_alone`] bytes of memory.
+    /// Creates the computation for a node, with [`scratch_alone`] bytes of memory.
     pub fn new(context: &KernelContext<'_>, scratch: Scratch) -> Result<Self> {
         let plan = plan(context.node, context.threads, true).ok_or_else(too_large)?;
         Ok(Alone(Attention::new(context, plan, scratch)?))
     }
 
-    /// How many tasks there are.
+    /// Returns the number of tasks.
     pub fn tasks(&self) -> usize {
         self.0.tasks()
     }
 
-    /// Batch and token of a task.
+    /// Returns the batch and token of a task.
     pub fn place(&self, task: usize) -> (usize, usize) {
         let Part { batch, token, .. } = self.0.part(task);
         (batch, token)
@@ -159,7 +161,7 @@ impl Alone {
     /// # Safety
     /// See [`Operand`](crate::operand::Operand); `task` and `worker` must exist.
     pub unsafe fn task(&self, task: usize, worker: usize) {
-        // SAFETY: as promised.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.0.task(task, worker) }
     }
 }
@@ -172,8 +174,9 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let tasks = attention.tasks();
     let attend = Phase::new(tasks, extents.work(), move |tasks, worker| {
         for task in tasks {
-            // SAFETY: tasks are inside of the shapes, which inference checked to fit; tasks write different parts of the
-            // result or of the partial results; workers have their own memory.
+            // SAFETY: tasks are inside the shapes, which inference checked to fit. They write
+            // different parts of the result or of the partial results. Workers have their own
+            // memory.
             unsafe { attention.task(task, worker) };
         }
         Ok(())
@@ -182,8 +185,8 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         let cost = (rows * plan.splits * extents.dv) as f64 * 0.3;
         Phase::new(rows, cost, move |tasks, _| {
             for row in tasks {
-                // SAFETY: there is a task for each row of the result, so `row` exists and is written by one task; the phase
-                // before wrote all its partial results.
+                // SAFETY: each row of the result has a task, so `row` exists and one task writes
+                // it. The phase before wrote all its partial results.
                 unsafe { attention.merge(row) };
             }
             Ok(())
@@ -192,7 +195,7 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     Ok([attend].into_iter().chain(merge).collect())
 }
 
-/// What a task computes: a block of the heads that share one of keys.
+/// Work of a task: a block of the heads that share a KV head.
 struct Part {
     block: usize,
     kv_head: usize,
@@ -232,7 +235,8 @@ impl Attention {
     #[inline]
     fn part(&self, task: usize) -> Part {
         let (plan, extents) = (&self.plan, &self.plan.extents);
-        // Rows of all heads of keys lie side by side in a cache: one after the other, they use all of what processors fetch.
+        // Rows of all KV heads are adjacent in a cache. Processing them in sequence uses everything
+        // that processors prefetch.
         let (rest, block) = divide(task, self.head_blocks());
         let (rest, kv_head) = divide(rest, extents.kv_heads);
         let (rest, split) = divide(rest, plan.splits);
@@ -298,7 +302,7 @@ impl Attention {
             };
         }
         let (rows, queries, weights) = (&mut rows[..count], &queries[..count], &weights[..count]);
-        // Mostly all heads share a row of the mask.
+        // Usually all heads share a row of the mask.
         let is_shared = own.mask.is_none_or(|mask| mask.shape()[2] == 1);
         let biases = &mut biases[..if is_shared { 1 } else { count }];
 
@@ -309,13 +313,13 @@ impl Attention {
         };
         let mut shown_blocks = u64::MAX;
         for (number, key) in (start..end).step_by(BLOCK).enumerate() {
-            // Where there are many sequences, most blocks are those of others.
+            // With many sequences, most blocks belong to other sequences.
             if let Some(mask) = own.mask.filter(|_| is_shared) {
                 if number % 64 == 0 {
                     let row = mask.at([token, 0, divide(batch, mask.shape()[3]).1]);
                     let row = row.wrapping_add(key * size_of::<u16>()).cast::<u16>();
-                    // SAFETY: the mask is F16 without gaps, as inference checked, and at least as long as there are keys; nobody writes to a
-                    // mask that is read.
+                    // SAFETY: the mask is F16 without gaps, as inference checked, and at least as
+                    // long as the number of keys. A mask that is read is not written to.
                     let row =
                         unsafe { std::slice::from_raw_parts(row, (end - key).min(64 * BLOCK)) };
                     shown_blocks = blocks_shown(own.isa, row);
@@ -334,7 +338,8 @@ impl Attention {
             if len == 0 {
                 continue;
             }
-            // SAFETY: the keys and values are inside of their shapes, and the worker's memory has room for them.
+            // SAFETY: the keys and values are inside their shapes, and the worker's memory has room
+            // for them.
             unsafe {
                 let place = [key, kv_head, batch];
                 let (first, stride) =
@@ -368,7 +373,8 @@ impl Attention {
         for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(extents.dv.max(1))) {
             let place = [row.head, token, batch];
             let sum = sum_of(&row.sums, |x| x);
-            // SAFETY: the row is inside of the result, or of the partial results; this task alone writes it.
+            // SAFETY: the row is inside the result or the partial results, and only this task
+            // writes it.
             unsafe {
                 if plan.splits == 1 {
                     let out = own.result.row_mut::<f32>(place);
@@ -386,11 +392,11 @@ impl Attention {
         }
     }
 
-    /// Reads what a query's row of the mask says about `len` keys from `key` on.
+    /// Reads the mask of a query's row for `len` keys, starting with `key`.
     ///
     /// # Safety
-    /// Token, head and batch must be inside of the shapes, `key + len` at most the number of keys, and `len` at most
-    /// [`BLOCK`].
+    /// Token, head and batch must be inside the shapes, `key + len` at most the number of keys, and
+    /// `len` at most [`BLOCK`].
     #[inline]
     unsafe fn read_mask(
         &self,
@@ -411,15 +417,16 @@ impl Attention {
             count: 1,
             len,
         };
-        // SAFETY: the mask is F16 without gaps, as inference checked, and has `len` numbers from `key` on; `bias` has room for
-        // `BLOCK`, which `len` does not exceed. `decode_mask` was chosen for a detected `isa`.
+        // SAFETY: the mask is F16 without gaps, as inference checked, and has `len` numbers from
+        // `key`. `bias` has room for `BLOCK`, which `len` does not exceed. `decode_mask` was chosen
+        // for a detected `isa`.
         unsafe { (self.decode_mask)(&row, bias.as_mut_ptr()) }
     }
 
-    /// The partial result of a row: base and sum of weights, weighted values.
+    /// Returns the partial result of a row: base and sum of weights, weighted values.
     ///
     /// # Safety
-    /// Row and split must exist, and nobody else may use them.
+    /// Row and split must exist, and no other code may use them.
     #[allow(clippy::mut_from_ref)] // scratch memory is an address
     unsafe fn partial(&self, row: usize, split: usize) -> &mut [f32] {
         let len = self.plan.extents.dv + 2;
@@ -429,13 +436,15 @@ impl Attention {
     }
 
     /// # Safety
-    /// Row number `row` must exist, all its partial results be written, and nobody else use them or the result's row.
+    /// Row number `row` must exist and all its partial results must be written. No other code may
+    /// use them or the result's row.
     unsafe fn merge(&self, row: usize) {
         let (plan, extents) = (&self.plan, &self.plan.extents);
         let (head, rest) = (row % extents.heads, row / extents.heads);
         let place = [head, rest % extents.tokens, rest / extents.tokens];
-        // SAFETY: the row exists, is F32 without gaps, and is only this task's; `split` is below `splits`, so each partial
-        // result is in the plan's part of the scratch memory. One of them is borrowed at a time.
+        // SAFETY: the row exists, is F32 without gaps, and belongs only to this task. `split` is
+        // below `splits`, so each partial result is in the plan's part of the scratch memory. One
+        // of them is borrowed at a time.
         unsafe {
             let out = self.operands.result.row_mut::<f32>(place);
             let parts = (0..plan.splits).map(|split| &*self.partial(row, split));
@@ -460,7 +469,7 @@ impl Attention {
     }
 }
 
-/// Quotient and remainder. Division takes long, and mostly there is just one.
+/// Returns quotient and remainder. Avoids the slow division in the usual case of a divisor of 1.
 #[inline(always)]
 fn divide(number: usize, by: usize) -> (usize, usize) {
     if by == 1 {
@@ -471,7 +480,8 @@ fn divide(number: usize, by: usize) -> (usize, usize) {
 }
 
 vectorized! {
-    /// Which of up to 64 blocks of keys have one that a row of a mask shows: a bit for each, the lowest one for the first block.
+    /// Returns a bit for each of up to 64 blocks of keys, set if the mask row shows a key of the
+    /// block. The lowest bit is the first block.
     fn blocks_shown(row: &[u16]) -> u64 {
         let (whole, rest) = row.as_chunks::<BLOCK>();
         let mut bits = 0;
@@ -485,7 +495,7 @@ vectorized! {
     }
 }
 
-/// How many keys there are up to the last one that is not hidden.
+/// Returns the number of keys up to the last visible one.
 #[inline]
 fn shown(isa: Isa, bias: &Bias) -> usize {
     isa.run(|| {
@@ -496,8 +506,9 @@ fn shown(isa: Isa, bias: &Bias) -> usize {
 }
 
 vectorized! {
-    /// Turns the products of rows with a block of keys into weights, and adds them to the rows' sums. Where the base of weights changes,
-    /// what was summed up so far, also of values, is scaled.
+    /// Turns the products of rows with a block of keys into weights, and adds them to the rows'
+    /// sums. If the base of weights changes, the earlier sums are rescaled, including those of
+    /// values.
     fn soften(
         logits: Logits,
         rows: &mut [Row],
@@ -516,7 +527,7 @@ vectorized! {
             let mut exceeds = false;
             for (x, bias) in scores.iter_mut().zip(&biases[c.min(biases.len() - 1)]) {
                 let sum = *x + row.slope * *bias;
-                // Whatever an unused place of a cache holds must not be seen.
+                // An unused cell of a cache may hold anything, which must not be seen.
                 *x = if *bias == f32::NEG_INFINITY { f32::NEG_INFINITY } else { sum };
                 exceeds |= *x > most;
             }
@@ -527,7 +538,7 @@ vectorized! {
                 row.sums.iter_mut().for_each(|x| *x *= factor);
                 values[c * len..][..len].iter_mut().for_each(|x| *x *= factor);
             }
-            // A row that has seen no key yet has none, and no weights.
+            // A row that has seen no key yet has no base and no weights.
             let base = if row.base == f32::NEG_INFINITY { 0.0 } else { row.base };
             let mut sums = row.sums;
             for scores in scores.as_chunks_mut::<LANES>().0 {

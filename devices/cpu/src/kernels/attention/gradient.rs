@@ -1,5 +1,5 @@
-//! The gradients of attention ([Dao et al. 2022](https://arxiv.org/abs/2205.14135), appendix B.4): the shares of keys are computed again, so
-//! nothing but the operands is kept from the forward pass.
+//! Gradients of attention ([Dao et al. 2022](https://arxiv.org/abs/2205.14135), appendix B.4). The
+//! softmax is recomputed, so the forward pass only needs to keep the operands.
 
 use super::query_block::{Block, Blocks, LANES_STRIDE, Lanes, ROWS, Sums, logit_gradients, soften};
 use super::{Extents, Memory, too_large};
@@ -10,21 +10,21 @@ use crate::kernels::softmax::{Slopes, scale_row};
 use crate::operand::Operand;
 use samite_core::{DType, Error, Node, Op, Result};
 
-/// Bytes of scratch memory: for each thread, as a task is a head of keys.
+/// Returns the bytes of scratch memory for all threads. A task is a KV head.
 pub(crate) fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
     let floats = floats(&Extents::of(node, 1)?)?;
     floats.checked_mul(size_of::<f32>())?.checked_mul(threads)
 }
 
-/// Numbers in the memory of a worker: queries and gradients of results, as they are and turned; shares of all keys and their gradients; gradients
-/// of queries.
+/// Returns the numbers in the memory of a worker: queries and gradients of results, each also
+/// transposed; softmax of all keys and their gradients; gradients of queries.
 fn floats(extents: &Extents) -> Option<usize> {
     let Extents { d, dv, keys, .. } = *extents;
     let rows = d.checked_mul(3)?.checked_add(dv.checked_mul(2)?)?;
     rows.checked_add(keys.checked_mul(2)?)?.checked_mul(ROWS)
 }
 
-/// Everything that tasks need.
+/// Data that tasks need.
 #[derive(Clone, Copy)]
 struct Gradient {
     extents: Extents,
@@ -42,7 +42,7 @@ struct Gradient {
     products: OuterFn,
 }
 
-/// The gradients of queries, keys and values.
+/// Returns the gradients of queries, keys and values.
 pub(crate) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let &Op::FlashAttnBack { scale } = context.node.op() else {
         let op = context.node.op();
@@ -76,8 +76,8 @@ pub(crate) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         work,
         move |tasks, worker| {
             for kv_head in tasks {
-                // SAFETY: heads are inside of the shapes, which inference checked to fit; they write different parts of the
-                // result; workers have their own memory.
+                // SAFETY: heads are inside the shapes, which inference checked to fit. They write
+                // different parts of the result. Workers have their own memory.
                 unsafe { gradient.head(kv_head, worker) };
             }
             Ok(())
@@ -86,7 +86,8 @@ pub(crate) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
 }
 
 impl Gradient {
-    /// Where the gradients of queries, keys or values begin, as in [`Op::FlashAttnBack`], at one row of `size` elements.
+    /// Returns the start of the gradients of queries, keys or values, as in [`Op::FlashAttnBack`],
+    /// at one row of `size` elements.
     fn at(
         &self,
         first: usize,
@@ -134,14 +135,14 @@ impl Gradient {
             }
         }
         for number in 0..self.blocks.of_a_head() {
-            // SAFETY: `number` is below the blocks of this head of keys, so the block exists; `to` is where the result has this
-            // head's gradients, which only this task writes.
+            // SAFETY: `number` is below the number of blocks of this KV head, so the block exists.
+            // `to` is where the result has this head's gradients, which only this task writes.
             unsafe { self.block(self.blocks.block(kv_head, number), worker, to) };
         }
     }
 }
 
-/// Where the gradients of a head's keys and values lie; strides are in bytes.
+/// Gradients of a head's keys and values. Strides are in bytes.
 #[derive(Clone, Copy)]
 struct Parts {
     keys: *mut f32,
@@ -151,10 +152,11 @@ struct Parts {
 }
 
 impl Gradient {
-    /// Adds the part of one block of queries.
+    /// Adds the contribution of one block of queries.
     ///
     /// # Safety
-    /// See [`Operand`]; block and worker must exist, and `to` must be the gradients of its keys and values.
+    /// See [`Operand`]; block and worker must exist, and `to` must be the gradients of its keys and
+    /// values.
     unsafe fn block(&self, block: Block, worker: usize, to: Parts) {
         let Extents {
             d,
@@ -165,7 +167,7 @@ impl Gradient {
             ..
         } = self.extents;
         let at = worker * self.floats * size_of::<f32>();
-        // SAFETY: each worker has such a part of the scratch memory.
+        // SAFETY: each worker has this part of the scratch memory.
         let mut memory = unsafe { Memory::new(self.scratch, at, self.floats) };
         let (turned_q, turned_g) = (memory.lanes(d), memory.lanes(dv));
         let (q, g) = (memory.floats(ROWS * d), memory.floats(ROWS * dv));
@@ -178,7 +180,7 @@ impl Gradient {
         let len = seen.unwrap_or(keys);
         let (shares, gradients) = (&mut shares[..len], &mut gradients[..len]);
         for (row, (head, token)) in block.places().enumerate() {
-            // SAFETY: the rows are inside of the shapes.
+            // SAFETY: the rows are inside the shapes.
             unsafe {
                 let q = &mut q[row * d..][..d];
                 self.q.load([token, head, block.batch], 0, q);
@@ -215,7 +217,8 @@ impl Gradient {
             columns: len,
             add: true,
         };
-        // SAFETY: all parts have the extents that are said; keys and values are f32 without gaps in rows, as inference checked.
+        // SAFETY: all parts have the stated extents. Keys and values are f32 without gaps in rows,
+        // as inference checked.
         unsafe {
             let rows = |from: &[f32], size: usize| {
                 let from = from.as_ptr();
@@ -249,7 +252,8 @@ impl Gradient {
         }
         for (from, (head, token)) in out.chunks_exact(d.max(1)).zip(block.places()) {
             let to = self.at(0, d, heads, [head, token, block.batch], tokens);
-            // SAFETY: the result has room for the gradients of all queries; tasks write different ones.
+            // SAFETY: the result has room for the gradients of all queries; tasks write different
+            // ones.
             let to = unsafe { std::slice::from_raw_parts_mut(to, d) };
             to.iter_mut()
                 .zip(from)

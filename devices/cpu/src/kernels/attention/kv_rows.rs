@@ -1,6 +1,7 @@
-//! Attention's products for few queries, of queries with a block of keys and sums of weighted values, and blocks as F32.
+//! Products of attention for few queries: queries with a block of keys, weighted sums of values,
+//! and conversion of blocks to F32.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use super::kv_types::{Blocks, Stored};
@@ -14,7 +15,8 @@ use crate::simd::prefetch_here;
 use samite_core::DType;
 use samite_quant::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 
-/// Most keys of a block. The same rows of the next block are asked for while one is multiplied.
+/// Maximum number of keys of a block. The same rows of the next block are prefetched while a block
+/// is multiplied.
 pub(crate) const BLOCK: usize = 64;
 
 /// A block of keys or values.
@@ -24,7 +26,7 @@ pub(crate) struct Rows {
     pub first: *const u8,
     /// Distance of rows in bytes.
     pub stride: usize,
-    /// How many there are, at most [`BLOCK`].
+    /// Number of rows, at most [`BLOCK`].
     pub count: usize,
     /// Elements of a row.
     pub len: usize,
@@ -37,21 +39,21 @@ impl Rows {
     }
 }
 
-/// Something with each row for each column.
+/// A function of each row and each column.
 ///
 /// # Safety
-/// All addresses must be valid for what they are said to hold, and the instruction set must be there.
+/// All addresses must be valid for the stated data, and the instruction set must be available.
 pub(crate) type RowsFn = unsafe fn(&Rows, &[Column]);
 
-/// For each column: stores its product with each row. Results have room for [`BLOCK`] numbers, of which those behind the
-/// last row become anything.
+/// Stores each column's product with each row. Results have room for [`BLOCK`] numbers. Those after
+/// the last row are undefined.
 #[inline(always)]
 unsafe fn products<V: Vector, E: Stored>(rows: &Rows, columns: &[Column]) {
     let (fours, rest) = columns.as_chunks::<4>();
     let (pairs, rest) = rest.as_chunks::<2>();
     let mut ahead = BLOCK * rows.stride;
-    // SAFETY: rows and columns are as a `RowsFn` asks, and each strip gets as many columns as its constant says. What is `ahead`
-    // is only asked for.
+    // SAFETY: rows and columns satisfy `RowsFn`, and each strip gets as many columns as its
+    // constant says. The addresses `ahead` are only prefetched.
     unsafe {
         for four in fours {
             strip::<V, E, 4, 4, 2>(rows, four, ahead);
@@ -67,7 +69,8 @@ unsafe fn products<V: Vector, E: Stored>(rows: &Rows, columns: &[Column]) {
     }
 }
 
-/// All rows times `C` columns, `R` at a time, which are `8 * G` sums. Memory is asked for at a distance of `ahead` bytes.
+/// Multiplies all rows with `C` columns, `R` rows at a time, in `8 * G` sums. Prefetches at a
+/// distance of `ahead` bytes.
 #[inline(always)]
 unsafe fn strip<V: Vector, E: Stored, const R: usize, const C: usize, const G: usize>(
     rows: &Rows,
@@ -76,8 +79,9 @@ unsafe fn strip<V: Vector, E: Stored, const R: usize, const C: usize, const G: u
 ) {
     const { assert!(R * C == 8 * G && 8 % R == 0) };
     for row in (0..rows.count).step_by(R) {
-        // SAFETY: each row that is read is below `count`, and elements end at `rows.len`, which columns have, too. Results have
-        // room for `BLOCK` numbers, a multiple of `R`, so the `R` from `row` on fit even where fewer rows are left.
+        // SAFETY: each row that is read is below `count`, and elements end at `rows.len`, which
+        // columns also have. Results have room for `BLOCK` numbers, a multiple of `R`, so the `R`
+        // from `row` fit even if fewer rows are left.
         unsafe {
             let mut w = [std::ptr::null(); R];
             for r in 0..R {
@@ -93,7 +97,7 @@ unsafe fn strip<V: Vector, E: Stored, const R: usize, const C: usize, const G: u
             while i + V::LANES <= rows.len {
                 let mut values = [V::splat(0.0); R];
                 for r in 0..R {
-                    // One line for as many loads as it takes to read it.
+                    // Prefetches one line for as many loads as it takes to read it.
                     if (i / V::LANES + r).is_multiple_of(E::LINE / V::LANES) {
                         prefetch_here(w[r].wrapping_add(E::line(i) + ahead));
                     }
@@ -133,28 +137,29 @@ unsafe fn strip<V: Vector, E: Stored, const R: usize, const C: usize, const G: u
     }
 }
 
-/// For each column: adds the sum of all rows, each times the column's factor for it (`x`), to `out`. Rows whose factors
-/// are all 0 do not count, whatever they hold, NaN too.
+/// For each column, adds the sum of all rows, each times the column's factor for it (`x`), to
+/// `out`. Rows whose factors are all 0 are skipped, whatever they contain, even NaN.
 #[inline(always)]
 unsafe fn weighted<V: Vector, E: Stored>(rows: &Rows, columns: &[Column]) {
     let mut used = [0; BLOCK];
     let used = &mut used[..rows.count];
     for column in columns {
-        // SAFETY: a column has an F32 factor for each of `count` rows, which is as large and aligned as a `u32`, and nobody
-        // writes to factors here.
+        // SAFETY: a column has an F32 factor for each of `count` rows, with the size and alignment
+        // of a `u32`, and factors are not written to here.
         let factors = unsafe { std::slice::from_raw_parts(column.x.cast::<u32>(), rows.count) };
-        // All bits but the sign.
+        // All bits except the sign.
         used.iter_mut()
             .zip(factors)
             .for_each(|(any, bits)| *any |= bits << 1);
     }
-    // Without a branch for each, they are compared side by side.
+    // Without branches, so that the comparison is vectorised.
     let unused = used.iter().fold(0, |any, &bits| any | u32::from(bits == 0));
     let used = if unused == 0 { None } else { Some(&*used) };
     let (fours, rest) = columns.as_chunks::<4>();
     let (pairs, rest) = rest.as_chunks::<2>();
     let mut ahead = BLOCK * rows.stride;
-    // SAFETY: rows and columns are as a `RowsFn` asks; `used` has a number for each row. What is `ahead` is only asked for.
+    // SAFETY: rows and columns satisfy `RowsFn`, and `used` has a number for each row. The
+    // addresses `ahead` are only prefetched.
     unsafe {
         for four in fours {
             weighted_columns::<V, E, 4>(rows, four, used, ahead);
@@ -178,8 +183,8 @@ unsafe fn weighted_columns<V: Vector, E: Stored, const C: usize>(
     ahead: usize,
 ) {
     let mut at = 0;
-    // SAFETY: a tile begins only where all its elements are left, and the last one takes what is left; rows and columns are as a
-    // `RowsFn` asks.
+    // SAFETY: a tile starts only where all its elements are left, and the last one takes the rest.
+    // Rows and columns satisfy `RowsFn`.
     unsafe {
         while at + 4 * V::LANES <= rows.len {
             weighted_tile::<V, E, 4, C, true>(rows, at, columns, used, ahead);
@@ -195,7 +200,7 @@ unsafe fn weighted_columns<V: Vector, E: Stored, const C: usize>(
     }
 }
 
-/// `D` registers of the sums of `C` columns at a time, or the last one, which is not `WHOLE`.
+/// Computes `D` registers of the sums of `C` columns, or the last register, which is not `WHOLE`.
 #[inline(always)]
 unsafe fn weighted_tile<V: Vector, E: Stored, const D: usize, const C: usize, const WHOLE: bool>(
     rows: &Rows,
@@ -205,7 +210,8 @@ unsafe fn weighted_tile<V: Vector, E: Stored, const D: usize, const C: usize, co
     ahead: usize,
 ) {
     let rest = rows.len - at;
-    // SAFETY: elements `at..at + D * LANES`, or those left, and the columns exist, by the contract and the loops above.
+    // SAFETY: elements `at..at + D * LANES`, or those left, and the columns exist, by the contract
+    // and the loops above.
     unsafe {
         let mut x = [std::ptr::null::<f32>(); C];
         let mut out = [std::ptr::null_mut::<f32>(); C];
@@ -260,14 +266,14 @@ unsafe fn weighted_tile<V: Vector, E: Stored, const D: usize, const C: usize, co
     }
 }
 
-/// Writes the elements of all rows as F32, one row behind the other.
+/// Writes the elements of all rows as F32, row after row.
 #[inline(always)]
 unsafe fn decode<V: Vector, E: Stored>(rows: &Rows, out: *mut f32) {
     let whole = rows.len - rows.len % V::LANES;
     for row in 0..rows.count {
         let (from, to) = (rows.row(row), out.wrapping_add(row * rows.len));
-        // SAFETY: `i` and the part behind end at `rows.len`, and `row` is below `rows.count`: those elements are readable, and
-        // `out` has room for them.
+        // SAFETY: `i` and the part after it end at `rows.len`, and `row` is below `rows.count`.
+        // Those elements are readable, and `out` has room for them.
         unsafe {
             for i in (0..whole).step_by(V::LANES) {
                 E::load::<V>(from, i).store(to.add(i));
@@ -288,22 +294,25 @@ macro_rules! compile {
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn products<E: Stored>(rows: &Rows, columns: &[Column]) {
-                // SAFETY: rows and columns are as a `RowsFn` asks, and this function is compiled with the instructions of its
-                // vectors, which `compiled` only gives out where they were detected.
+                // SAFETY: rows and columns satisfy `RowsFn`. This function is compiled with the
+                // instructions of its vectors, and `compiled` only returns it if they were
+                // detected.
                 unsafe { super::products::<$vector, E>(rows, columns) }
             }
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn weighted<E: Stored>(rows: &Rows, columns: &[Column]) {
-                // SAFETY: rows and columns are as a `RowsFn` asks, and this function is compiled with the instructions of its
-                // vectors, which `compiled` only gives out where they were detected.
+                // SAFETY: rows and columns satisfy `RowsFn`. This function is compiled with the
+                // instructions of its vectors, and `compiled` only returns it if they were
+                // detected.
                 unsafe { super::weighted::<$vector, E>(rows, columns) }
             }
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn decode<E: Stored>(rows: &Rows, out: *mut f32) {
-                // SAFETY: rows exist and `out` has room for all of them, as a `DecodeFn` asks, and this function is compiled
-                // with the instructions of its vectors, which `compiled` only gives out where they were detected.
+                // SAFETY: rows exist and `out` has room for all of them, as `DecodeFn` requires.
+                // This function is compiled with the instructions of its vectors, and `compiled`
+                // only returns it if they were detected.
                 unsafe { super::decode::<$vector, E>(rows, out) }
             }
         }
@@ -323,12 +332,12 @@ compile!(
 #[cfg(target_arch = "aarch64")]
 compile!(neon, std::arch::aarch64::float32x4_t);
 
-/// Whether products load rows of `dtype` as they are.
+/// Returns whether products load rows of `dtype` without conversion.
 pub(crate) fn is_loaded(dtype: DType) -> bool {
     decode_of(Isa::Generic, dtype).is_some()
 }
 
-/// Types that rows are loaded from, beside those of [`choose`].
+/// Types that rows are loaded from, in addition to those of [`choose`].
 macro_rules! choose_stored {
     ($isa:expr, $dtype:expr, $function:ident) => {
         match $dtype {
@@ -343,25 +352,27 @@ macro_rules! choose_stored {
     };
 }
 
-/// Stores the product of each column with each row of `dtype`, if they are loaded as they are. Columns are F32; their results have room
-/// for [`BLOCK`] numbers, of which those behind the last row become anything.
+/// Returns the function that stores the product of each column with each row of `dtype`, if rows
+/// are loaded without conversion. Columns are F32. Their results have room for [`BLOCK`] numbers.
+/// Those after the last row are undefined.
 pub(crate) fn products_of(isa: Isa, dtype: DType) -> Option<RowsFn> {
     choose_stored!(isa, dtype, products)
 }
 
-/// Adds, for each column, the sum of all rows of `dtype`, each times the column's factor for it (`x`), to
-/// `out`. Rows whose factors are all 0 do not count, whatever they hold, NaN too.
+/// Returns the function that adds, for each column, the sum of all rows of `dtype`, each times the
+/// column's factor for it (`x`), to `out`. Rows whose factors are all 0 are skipped, whatever they
+/// contain, even NaN.
 pub(crate) fn weighted_sums_of(isa: Isa, dtype: DType) -> Option<RowsFn> {
     choose_stored!(isa, dtype, weighted)
 }
 
-/// Writes the elements of rows as F32, one row behind the other.
+/// Writes the elements of rows as F32, row after row.
 ///
 /// # Safety
 /// As [`RowsFn`].
 pub(crate) type DecodeFn = unsafe fn(&Rows, *mut f32);
 
-/// [`DecodeFn`] for rows of `dtype`, if they are loaded as they are.
+/// Returns the [`DecodeFn`] for rows of `dtype`, if they are loaded without conversion.
 pub(crate) fn decode_of(isa: Isa, dtype: DType) -> Option<DecodeFn> {
     choose_stored!(isa, dtype, decode)
 }
@@ -395,7 +406,7 @@ mod tests {
                 };
                 for isa in Isa::all() {
                     let mut out = vec![f32::NAN; count * len];
-                    // SAFETY: everything is as large as said, and `isa` was detected.
+                    // SAFETY: everything has the stated size, and `isa` was detected.
                     unsafe { decode_of(isa, dtype).unwrap()(&rows, out.as_mut_ptr()) };
                     prop_assert_eq!(&out, &decoded);
 
@@ -406,7 +417,7 @@ mod tests {
                             out: out[c * BLOCK..].as_mut_ptr(),
                         })
                         .collect();
-                    // SAFETY: everything is as large as said, and `isa` was detected.
+                    // SAFETY: everything has the stated size, and `isa` was detected.
                     unsafe { products_of(isa, dtype).unwrap()(&rows, &places) };
                     for c in 0..columns {
                         for r in 0..count {
@@ -418,7 +429,7 @@ mod tests {
                     }
                 }
 
-                // A row that no column has a factor for may hold anything.
+                // A row for which no column has a factor may hold anything.
                 if hidden < count {
                     (0..columns).for_each(|c| factors[c * count + hidden] = 0.0);
                     decoded[hidden * len..][..len].fill(0.0);
@@ -432,8 +443,8 @@ mod tests {
                             out: sums[c * len..].as_mut_ptr(),
                         })
                         .collect();
-                    // SAFETY: there are `count` rows of `stride` bytes, and for each column `count` factors and `len` sums;
-                    // `isa` was detected.
+                    // SAFETY: there are `count` rows of `stride` bytes, and for each column `count`
+                    // factors and `len` sums; `isa` was detected.
                     unsafe { weighted_sums_of(isa, dtype).unwrap()(&rows, &places) };
                     for c in 0..columns {
                         for i in 0..len {

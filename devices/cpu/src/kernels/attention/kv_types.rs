@@ -1,4 +1,5 @@
-//! Rows that are loaded as F32, also those in blocks of 32 elements that share a scale: all types that caches have.
+//! Rows that are loaded as F32: all types that caches use, including those in blocks of 32 elements
+//! that share a scale.
 
 use crate::simd::float::{Element, Vector};
 use half::f16;
@@ -8,23 +9,23 @@ use samite_quant::blocks::{
 };
 use std::marker::PhantomData;
 
-/// What rows consist of.
+/// Element type of rows.
 pub(crate) trait Stored {
-    /// Elements for which one line of memory is asked for.
+    /// Number of elements for which one line of memory is prefetched.
     const LINE: usize;
-    /// Whether rows may end within a register.
+    /// True if rows may end within a register.
     const HAS_PARTS: bool;
 
-    /// Where the line is that is asked for with element `i`, in bytes from the row's beginning.
+    /// Returns the line to prefetch with element `i`, in bytes from the start of the row.
     fn line(i: usize) -> usize;
 
-    /// Loads elements from element `i` on, a multiple of how many are loaded.
+    /// Loads elements from element `i`, a multiple of the number loaded.
     ///
     /// # Safety
     /// As [`Vector`].
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V;
 
-    /// Loads `count` elements, fewer than there are lanes, from element `i` on.
+    /// Loads `count` elements, fewer than the number of lanes, from element `i`.
     ///
     /// # Safety
     /// As [`Vector`].
@@ -42,14 +43,14 @@ impl<E: Element> Stored for E {
 
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
-        // SAFETY: `Element::load` asks the same of `from` and `i`.
+        // SAFETY: `Element::load` has the same requirements for `from` and `i`.
         unsafe { E::load(from, i) }
     }
 
     #[inline(always)]
     unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
-        // SAFETY: `Element::load_part` asks the same: `count` elements from element `i` on are readable, and the instructions of
-        // `V` are there.
+        // SAFETY: `Element::load_part` has the same requirements: `count` elements from element `i`
+        // are readable, and the instructions of `V` are available.
         unsafe { E::load_part(from, i, count) }
     }
 }
@@ -64,7 +65,8 @@ impl<B: Loaded> Stored for Blocks<B> {
     const LINE: usize = LEN;
     const HAS_PARTS: bool = false;
 
-    /// The first byte of the row, then the last one of every other block, which may be in the next line.
+    /// Returns the first byte of the row, then the last byte of every other block, which may be in
+    /// the next line.
     #[inline(always)]
     fn line(i: usize) -> usize {
         let block = i / LEN;
@@ -74,9 +76,10 @@ impl<B: Loaded> Stored for Blocks<B> {
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
         const { assert!(B::LEN == LEN && HALF.is_multiple_of(V::LANES)) };
-        // SAFETY: element `i` is in the row, so its whole block is. Rows begin and follow one another at multiples of the
-        // alignment of blocks, as `Operand::resolve` and `Layout` check. `i` is a multiple of `V::LANES`, which divides `HALF`,
-        // so the lanes are of one half of the block.
+        // SAFETY: element `i` is in the row, so its whole block is. Rows start and follow one
+        // another at multiples of the alignment of blocks, as `Operand::resolve` and `Layout`
+        // check. `i` is a multiple of `V::LANES`, which divides `HALF`, so the lanes belong to one
+        // half of the block.
         unsafe { B::load(&*from.cast::<B>().add(i / LEN), i % LEN) }
     }
 
@@ -86,31 +89,31 @@ impl<B: Loaded> Stored for Blocks<B> {
     }
 }
 
-/// Bytes of a block's halved codes.
+/// Bytes of a block's 4-bit codes.
 const HALF: usize = LEN / 2;
 
 /// A block of [`LEN`] elements.
 pub(crate) trait Loaded: Block {
-    /// Loads elements from element `i` on.
+    /// Loads elements from element `i`.
     ///
     /// # Safety
-    /// As [`Vector`]; all of them must be of one half of the block.
+    /// As [`Vector`]. All elements must belong to one half of the block.
     unsafe fn load<V: Vector>(&self, i: usize) -> V;
 }
 
-/// Codes of 4 or 5 bits from element `i` on.
+/// Loads codes of 4 or 5 bits from element `i`.
 ///
 /// # Safety
 /// As [`Loaded::load`].
 #[inline(always)]
 unsafe fn codes<V: Vector>(low: &[u8; HALF], fifth: [u8; 4], i: usize) -> V {
     let fifth = u32::from_le_bytes(fifth) >> i;
-    // SAFETY: the lanes are of one half, so they end at or before element `HALF` of it: those bytes of `low` exist. The caller
-    // has the instructions of `V`.
+    // SAFETY: the lanes belong to one half, so they end at or before element `HALF` of it, and
+    // those bytes of `low` exist. The caller has the instructions of `V`.
     unsafe { V::load_codes(low.as_ptr().add(i % HALF), i / HALF * 4, fifth) }
 }
 
-/// `d (q - zero)`, which is exact.
+/// Returns `d (q - zero)`, which is exact.
 ///
 /// # Safety
 /// As [`Vector`].
@@ -123,7 +126,7 @@ unsafe fn around<V: Vector>(codes: V, d: f16, zero: f32) -> V {
     }
 }
 
-/// `d q + m`
+/// Returns `d q + m`.
 ///
 /// # Safety
 /// As [`Vector`].
@@ -136,8 +139,8 @@ unsafe fn above<V: Vector>(codes: V, d: f16, m: f16) -> V {
 impl Loaded for BlockQ8_0 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
-        // SAFETY: all lanes from `i` on are of this block, so that many of the 32 codes are there; the caller has the
-        // instructions of `V`.
+        // SAFETY: all lanes from `i` belong to this block, so that many of the 32 codes exist. The
+        // caller has the instructions of `V`.
         unsafe { V::load_i8(self.qs.as_ptr().add(i)).mul_add(V::splat_f16(self.d), V::splat(0.0)) }
     }
 }
@@ -145,7 +148,8 @@ impl Loaded for BlockQ8_0 {
 impl Loaded for BlockQ4_0 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
-        // SAFETY: the lanes from `i` on are of one half of the block, as `codes` asks; the caller has the instructions of `V`.
+        // SAFETY: the lanes from `i` belong to one half of the block, as `codes` requires. The
+        // caller has the instructions of `V`.
         unsafe { around(codes::<V>(&self.qs, [0; 4], i), self.d, 8.0) }
     }
 }
@@ -153,7 +157,8 @@ impl Loaded for BlockQ4_0 {
 impl Loaded for BlockQ4_1 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
-        // SAFETY: the lanes from `i` on are of one half of the block, as `codes` asks; the caller has the instructions of `V`.
+        // SAFETY: the lanes from `i` belong to one half of the block, as `codes` requires. The
+        // caller has the instructions of `V`.
         unsafe { above(codes::<V>(&self.qs, [0; 4], i), self.d, self.m) }
     }
 }
@@ -161,7 +166,8 @@ impl Loaded for BlockQ4_1 {
 impl Loaded for BlockQ5_0 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
-        // SAFETY: the lanes from `i` on are of one half of the block, as `codes` asks; the caller has the instructions of `V`.
+        // SAFETY: the lanes from `i` belong to one half of the block, as `codes` requires. The
+        // caller has the instructions of `V`.
         unsafe { around(codes::<V>(&self.qs, self.qh, i), self.d, 16.0) }
     }
 }
@@ -169,7 +175,8 @@ impl Loaded for BlockQ5_0 {
 impl Loaded for BlockQ5_1 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
-        // SAFETY: the lanes from `i` on are of one half of the block, as `codes` asks; the caller has the instructions of `V`.
+        // SAFETY: the lanes from `i` belong to one half of the block, as `codes` requires. The
+        // caller has the instructions of `V`.
         unsafe { above(codes::<V>(&self.qs, self.qh, i), self.d, self.m) }
     }
 }
@@ -177,8 +184,8 @@ impl Loaded for BlockQ5_1 {
 impl Loaded for BlockIq4Nl {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
-        // SAFETY: the lanes from `i` on are of one half of the block, so `qs` has a byte for each from `i % HALF` on; the caller
-        // has the instructions of `V`.
+        // SAFETY: the lanes from `i` belong to one half of the block, so `qs` has a byte for each
+        // from `i % HALF`. The caller has the instructions of `V`.
         unsafe {
             let from = self.qs.as_ptr().add(i % HALF);
             let values = V::load_values(from, i / HALF * 4, &VALUES);

@@ -1,10 +1,11 @@
-//! Attention in one step, with online softmax ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867)), and its gradient.
+//! Fused attention with online softmax ([Milakov and Gimelshein
+//! 2018](https://arxiv.org/abs/1805.02867)), and its gradient.
 //!
-//! - [`decode`]: few tokens, many keys: decoding. Products of rows.
-//! - [`prompt`]: prompts and training. Products of blocks of queries and keys.
+//! - [`decode`]: few tokens, many keys, as in decoding. Products of rows.
+//! - [`prompt`]: prefill and training. Products of blocks of queries and keys.
 //! - [`gradient`]: the gradients of queries, keys and values.
 //!
-//! Which one computes a node depends on shapes only.
+//! The shapes alone determine which one computes a node.
 
 mod decode;
 pub(crate) mod gradient;
@@ -23,8 +24,8 @@ use crate::simd::math;
 use kv_rows::Rows;
 use samite_core::{DType, Error, Node, Op, Result};
 
-/// Tokens from which on they are computed in blocks. Fewer are often of different sequences: alone, a token does not have to
-/// look at the keys of the others.
+/// Minimum number of tokens that are computed in blocks. Fewer tokens often belong to different
+/// sequences. Computed alone, a token skips the keys of other sequences.
 const PROMPT_TOKENS: usize = 32;
 
 /// Extents of queries, keys and values.
@@ -42,7 +43,8 @@ struct Extents {
 }
 
 impl Extents {
-    /// Of the node whose queries, keys and values are sources `first` to `first + 2`; `None` if there are too many rows.
+    /// Returns the extents of the node whose queries, keys and values are sources `first` to
+    /// `first + 2`, or `None` if there are too many rows.
     fn of(node: Node<'_>, first: usize) -> Option<Self> {
         let [d, tokens, heads, batch] = node.source_layout(first)?.shape();
         let [_, keys, kv_heads, _] = node.source_layout(first + 1)?.shape();
@@ -59,23 +61,23 @@ impl Extents {
         })
     }
 
-    /// Heads of queries that share one of keys.
+    /// Returns the number of query heads per KV head.
     fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// Query rows.
+    /// Returns the number of query rows.
     fn rows(&self) -> usize {
         self.tokens * self.heads * self.batch
     }
 
-    /// Nanoseconds that attention takes about.
+    /// Returns the estimated nanoseconds of attention.
     fn work(&self) -> f64 {
         self.rows() as f64 * self.keys as f64 * ((self.d + self.dv) as f64 * 0.03 + 1.0)
     }
 }
 
-/// How products become logits.
+/// Conversion of products to logits.
 #[derive(Clone, Copy)]
 struct Logits {
     scale: f32,
@@ -106,7 +108,7 @@ impl Logits {
     }
 }
 
-/// The type of elements as they are multiplied.
+/// Returns the element type in products.
 fn element(operand: &Operand) -> DType {
     match operand.dtype() {
         dtype if kv_rows::is_loaded(dtype) => dtype,
@@ -146,20 +148,20 @@ fn too_large() -> Error {
     Error::shape("attention: the size of its workspace overflows")
 }
 
-/// One more logit in the sum of each head.
+/// An additional logit in the softmax sum of each head.
 #[derive(Clone, Copy)]
 struct Sinks(Option<Operand>);
 
 impl Sinks {
-    /// What weighted values are multiplied with in the end, where weights are `exp(logit - base)` and `sum` is theirs. A row that saw no
-    /// key becomes 0.
+    /// Returns the final factor of the weighted values, given weights `exp(logit - base)` and their
+    /// `sum`. A row that saw no key becomes 0.
     ///
     /// # Safety
     /// The head must exist.
     unsafe fn factor(&self, head: usize, base: f32, mut sum: f32) -> f32 {
         let mut factor = 1.0;
         if let Some(sinks) = &self.0 {
-            // SAFETY: there is one sink for each head, without gaps.
+            // SAFETY: each head has one sink, without gaps.
             let sink = unsafe { *sinks.base().cast::<f32>().add(head) };
             if sink > base {
                 factor = math::exp(base - sink);
@@ -172,7 +174,7 @@ impl Sinks {
     }
 }
 
-/// What tasks of attention work on.
+/// Operands of attention tasks.
 #[derive(Clone, Copy)]
 struct Operands {
     logits: Logits,
@@ -210,12 +212,12 @@ fn no_kernel() -> Error {
     Error::invalid("flash_attn_ext: no kernel for the types of keys and values")
 }
 
-/// Where `len` rows of keys or values lie, and their distance; decoded to `decoded` where needed, which then has room for
-/// them.
+/// Returns the address and stride of `len` rows of keys or values. Decodes them to `decoded` if
+/// needed.
 ///
 /// # Safety
-/// See [`Operand`]; the rows must exist, and where they are decoded, `decoded` must have room for `len` rows, and the type
-/// be decodable.
+/// See [`Operand`]. The rows must exist. If they are decoded, `decoded` must have room for `len`
+/// rows, and the type must be decodable.
 unsafe fn rows_of(
     isa: Isa,
     operand: &Operand,
@@ -227,7 +229,8 @@ unsafe fn rows_of(
     if !decode {
         return (operand.at([first, i2, i3]), operand.strides()[1]);
     }
-    // SAFETY: `decode_rows` asks the same: these rows exist, and `decoded` has room for `len` of them.
+    // SAFETY: `decode_rows` has the same requirements: these rows exist, and `decoded` has room for
+    // `len` of them.
     unsafe { decode_rows(isa, operand, [first, i2, i3], len, decoded) };
     (
         decoded.as_ptr().cast(),
@@ -235,10 +238,10 @@ unsafe fn rows_of(
     )
 }
 
-/// Decodes `len` rows of keys or values, one behind the other.
+/// Decodes `len` rows of keys or values, row after row.
 ///
 /// # Safety
-/// As [`rows_of`], where rows are decoded.
+/// As [`rows_of`], if rows are decoded.
 unsafe fn decode_rows(
     isa: Isa,
     operand: &Operand,
@@ -256,21 +259,21 @@ unsafe fn decode_rows(
             count: len,
             len: n0,
         };
-        // SAFETY: `len` rows of `n0` elements exist from `first` on, dense as was just checked, and `decoded` has room for `len
-        // * n0` numbers. `decode` was chosen for a detected `isa`.
+        // SAFETY: `len` rows of `n0` elements exist from `first`, dense as was just checked, and
+        // `decoded` has room for `len * n0` numbers. `decode` was chosen for a detected `isa`.
         return unsafe { decode(&rows, decoded.as_mut_ptr()) };
     }
     for (i, row) in decoded.chunks_exact_mut(n0.max(1)).take(len).enumerate() {
         let place = [first + i, i2, i3];
-        // SAFETY: `i` is below `len`, so the row exists, and `row` has exactly its `n0` elements, which are whole blocks.
-        // `kernel` checked that the type is decodable.
+        // SAFETY: `i` is below `len`, so the row exists, and `row` has exactly its `n0` elements,
+        // which are whole blocks. `kernel` checked that the type is decodable.
         unsafe {
             operand.load(place, 0, row);
         }
     }
 }
 
-/// Cuts the memory of one worker into parts.
+/// Splits the memory of one worker into parts.
 struct Memory {
     at: *mut f32,
     left: usize,
@@ -278,7 +281,8 @@ struct Memory {
 
 impl Memory {
     /// # Safety
-    /// `floats` numbers from byte `at` of the scratch memory on must be the worker's alone, for as long as parts are used.
+    /// `floats` numbers from byte `at` of the scratch memory must belong only to the worker while
+    /// parts are used.
     unsafe fn new(scratch: Scratch, at: usize, floats: usize) -> Self {
         Memory {
             at: scratch.at(at).cast(),
@@ -286,13 +290,13 @@ impl Memory {
         }
     }
 
-    /// The next `count` numbers.
+    /// Returns the next `count` numbers.
     fn floats<'a>(&mut self, count: usize) -> &'a mut [f32] {
         assert!(count <= self.left, "the workspace is too small");
         let at = self.at;
         self.left -= count;
         self.at = at.wrapping_add(count);
-        // SAFETY: they belong to the worker, by the contract of `new`, and are given away once.
+        // SAFETY: they belong to the worker, by the contract of `new`, and are handed out once.
         unsafe { std::slice::from_raw_parts_mut(at, count) }
     }
 }

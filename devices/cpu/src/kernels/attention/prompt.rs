@@ -1,5 +1,6 @@
-//! Attention of many tokens: a task is some blocks of query rows, which walk over blocks of keys together. Where few rows of a block see the same
-//! keys, as of many sequences that each have one token, its tokens are computed one by one.
+//! Attention of many tokens. A task is some blocks of query rows, which walk over blocks of keys
+//! together. If few rows of a block see the same keys, as with many sequences of one token each,
+//! the block's tokens are computed one by one.
 
 use super::decode::{Alone, scratch_alone};
 use super::query_block::{Block, Blocks, Class, LANES_STRIDE, Lanes, ROWS, Sums, cap, soften};
@@ -13,50 +14,55 @@ use crate::operand::Operand;
 use samite_core::{DType, Layout, Node, Result};
 use std::array::from_fn;
 
-/// Keys of a block.
+/// Number of keys of a block.
 const KEYS: usize = 64;
 
 const _: () = assert!(KEYS <= u8::MAX as usize);
 
-/// Most blocks of query rows of a task: keys, and mostly values, become operands once for all.
+/// Maximum number of query blocks of a task. Keys, and usually values, are converted once for all
+/// of them.
 const MOST_BLOCKS: usize = 8;
 
-/// Rows that must see a block of keys, on average over those that some row sees, to be computed together.
+/// Minimum average number of rows that must see a block of keys, among blocks that any row sees, to
+/// compute the rows together.
 const TOGETHER: usize = 6;
 
-/// Tasks of a thread before they get more than one block.
+/// Number of tasks per thread from which tasks get more than one block.
 const ENOUGH_TASKS: usize = 8;
 
 const _: () = assert!(ROWS == int16::BESIDE && ROWS.is_multiple_of(int16::STEP));
 
-/// How queries are multiplied with keys, and weights with values.
+/// Arithmetic of the products of queries with keys, and of weights with values.
 #[derive(Clone, Copy)]
 enum Arithmetic {
-    /// As they are.
+    /// F32.
     F32(OuterFn),
-    /// Rounded to [numbers of 16 bits](crate::kernels::outer::int16), where keys and values are of lower precision than F32.
+    /// Rounded to [16-bit numbers](crate::kernels::outer::int16), if keys and values have lower
+    /// precision than F32.
     Int16(int16::Products),
 }
 
-/// How the work is divided.
+/// Division of the work.
 #[derive(Clone, Copy)]
 struct Plan {
     extents: Extents,
     blocks: Blocks,
-    /// Blocks of a task.
+    /// Number of blocks of a task.
     each: usize,
     arithmetic: Arithmetic,
     /// Numbers in the memory of a worker for each of a task's blocks: queries and sums of values.
     own: [usize; 2],
-    /// Numbers that blocks need one after the other: decoded keys and values, lanes, and rounded keys, values and weights.
+    /// Numbers that blocks need one after the other: decoded keys and values, lanes, and rounded
+    /// keys, values and weights.
     shared: [usize; 6],
     floats: usize,
-    /// Where all heads have one mask: how many masks, blocks of tokens and blocks of keys it has classes for.
+    /// If all heads have one mask, the numbers of masks, blocks of tokens and blocks of keys with
+    /// classes.
     classes: [usize; 3],
 }
 
 impl Plan {
-    /// `None` if it takes too much memory.
+    /// Returns `None` if it takes too much memory.
     fn new(node: Node<'_>, isa: Isa, threads: usize) -> Option<Self> {
         let extents = Extents::of(node, 0)?;
         let Extents { d, dv, .. } = extents;
@@ -98,7 +104,7 @@ impl Plan {
         })
     }
 
-    /// Where parts of the scratch memory begin, one behind the other.
+    /// Returns the offsets of the parts of the scratch memory.
     fn parts(&self, node: Node<'_>, threads: usize) -> Option<Parts> {
         let [masks, tokens, keys] = self.classes;
         let blocks = masks.checked_mul(tokens)?;
@@ -120,7 +126,7 @@ impl Plan {
     }
 }
 
-/// Parts of the scratch memory behind that of workers.
+/// Parts of the scratch memory after that of the workers.
 struct Parts {
     classes: usize,
     alone: usize,
@@ -129,7 +135,7 @@ struct Parts {
 }
 
 impl Arithmetic {
-    /// `None` if there is no kernel.
+    /// Returns `None` if there is no kernel.
     fn of(node: Node<'_>, isa: Isa, Extents { d, dv, .. }: Extents) -> Option<Self> {
         let is_coarse = |source| {
             let layout = node.source_layout(source);
@@ -150,21 +156,21 @@ pub(super) fn scratch(node: Node<'_>, isa: Isa, threads: usize) -> Option<usize>
     Some(plan.parts(node, threads)?.end)
 }
 
-/// Everything that tasks need.
+/// Data that tasks need.
 #[derive(Clone, Copy)]
 struct Attention {
     plan: Plan,
     operands: Operands,
     scratch: Scratch,
-    /// Where classes of the mask lie.
+    /// Classes of the mask.
     classes: *mut Class,
-    /// Where it is noted which blocks of tokens are computed one by one.
+    /// Flags of blocks of tokens that are computed one by one.
     alone: *mut bool,
 }
 
 // SAFETY: addresses, as in `Scratch`.
 unsafe impl Send for Attention {}
-// SAFETY: tasks share the addresses; each phase says which part a task may read or write.
+// SAFETY: tasks share the addresses. Each phase defines which part a task may read or write.
 unsafe impl Sync for Attention {}
 
 pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
@@ -185,8 +191,8 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let together = Phase::new(tasks, work, move |tasks, worker| {
         for task in tasks {
             let first = task % of_a_head * plan.each;
-            // SAFETY: blocks are inside of the shapes, which inference checked to fit; they write different rows of the
-            // result; workers have their own memory.
+            // SAFETY: blocks are inside the shapes, which inference checked to fit. They write
+            // different rows of the result. Workers have their own memory.
             unsafe { attention.blocks(task / of_a_head, first, worker) };
         }
         Ok(())
@@ -198,7 +204,7 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let cost = (masks * plan.extents.tokens * plan.extents.keys) as f64 * 0.05;
     let classify = Phase::new(masks * tokens, cost, move |tasks, _| {
         for task in tasks {
-            // SAFETY: there are so many masks and blocks of tokens, and each task has classes of its own.
+            // SAFETY: this mask and block of tokens exist, and each task has its own classes.
             unsafe { attention.classify(mask, task / tokens, task % tokens) };
         }
         Ok(())
@@ -208,8 +214,8 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         for task in tasks {
             let (batch, token) = alone.place(task);
             if attention.is_alone(batch, plan.blocks.block_of(token)) {
-                // SAFETY: tasks are inside of the shapes, and write different rows of the result, which no block writes; workers
-                // have their own memory.
+                // SAFETY: tasks are inside the shapes, and write different rows of the result,
+                // which no block writes. Workers have their own memory.
                 unsafe { alone.task(task, worker) };
             }
         }
@@ -218,55 +224,55 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     Ok(vec![classify, together, one_by_one])
 }
 
-/// A block and what it has seen so far.
+/// A block with its results so far.
 struct State<'a> {
     block: Block,
     sums: Sums,
-    /// Turned queries.
+    /// Transposed queries.
     queries: &'a mut [f32],
     /// Sums of weighted values: a row for each row of the block.
     values: &'a mut [f32],
 }
 
-/// What blocks need one after the other.
+/// Memory that blocks use one after the other.
 struct Shared<'a> {
-    /// Decoded ones of the current block of keys.
+    /// Decoded keys of the current block.
     keys: &'a mut [f32],
     values: &'a mut [f32],
-    /// Queries before they are rounded; logits, which become weights.
+    /// Queries before rounding. Later logits, which become weights.
     lanes: &'a mut [Lanes],
     rounded_keys: &'a mut [f32],
     rounded_values: &'a mut [f32],
     rounded_weights: &'a mut [f32],
 }
 
-/// Rows of keys or values as they are multiplied: the first one, and their distance in bytes.
+/// Rows of keys or values, ready for products: the first row and the stride in bytes.
 type Place = (*const u8, usize);
 
 /// Keys of a block that the mask hides from a block of rows, a bit for each.
 #[derive(Clone, Copy)]
 struct Hidden {
-    /// Some row does not see these.
+    /// Keys that at least one row does not see.
     from_some: u64,
-    /// No row sees these.
+    /// Keys that no row sees.
     from_all: u64,
 }
 
-/// Values of a block of keys, ready to be multiplied.
+/// Values of a block of keys, ready for products.
 #[derive(Clone, Copy)]
 struct Values {
     place: Place,
     count: usize,
     /// Keys whose values are known to be finite, a bit for each.
     finite: u64,
-    /// No zeros replace values.
+    /// True if no values were replaced with zeros.
     are_all_there: bool,
-    /// Keys whose values are not finite, a bit for each: zeros replace them.
+    /// Keys whose values are not finite, a bit for each. Zeros replace them.
     not_finite: u64,
 }
 
 impl Values {
-    /// Returns true if rows that do not see `hidden` can use them.
+    /// Returns whether rows that do not see `hidden` can use them.
     fn fits(&self, hidden: Hidden) -> bool {
         hidden.from_all == 0 && hidden.from_some & !self.finite == 0
     }
@@ -274,7 +280,7 @@ impl Values {
 
 const _: () = assert!(KEYS == u64::BITS as usize);
 
-/// Yields the numbers of the bits that are set, from the lowest on.
+/// Iterates over the indices of the set bits, from the lowest.
 fn bits(mut set: u64) -> impl Iterator<Item = usize> + Clone {
     std::iter::from_fn(move || {
         let lowest = (set != 0).then(|| set.trailing_zeros() as usize);
@@ -287,7 +293,7 @@ impl Attention {
     /// Writes the classes of a block of tokens.
     ///
     /// # Safety
-    /// There must be such a block.
+    /// The block must exist.
     unsafe fn classify(&self, mask: Operand, number: usize, tokens: usize) {
         let Plan {
             blocks, extents, ..
@@ -295,28 +301,28 @@ impl Attention {
         let block = blocks.with_tokens(number, tokens);
         for key in (0..extents.keys).step_by(KEYS) {
             let len = KEYS.min(extents.keys - key);
-            // SAFETY: masks are at least as large as there are tokens and keys, and there is room for all classes.
+            // SAFETY: masks cover all tokens and keys, and there is room for all classes.
             unsafe { self.place(&block, key).write(block.class(mask, key, len)) };
         }
-        // SAFETY: there is a place for each mask and block of tokens, and classes were just written.
+        // SAFETY: each mask and block of tokens has a flag, and classes were just written.
         unsafe {
             let is_alone = self.are_seen_by_few(&block, mask);
             self.noted(number, tokens).write(is_alone);
         }
     }
 
-    /// Whether few rows of a block see the same keys.
+    /// Returns whether few rows of a block see the same keys.
     ///
     /// # Safety
-    /// The block must exist, and its classes be written.
+    /// The block must exist, and its classes must be written.
     unsafe fn are_seen_by_few(&self, block: &Block, mask: Operand) -> bool {
         let keys = self.plan.extents.keys;
-        // SAFETY: as promised.
+        // SAFETY: guaranteed by the caller.
         let visible = |key: usize| unsafe { self.place(block, key).read().visible };
         let seen = (0..keys).step_by(KEYS).filter(|&key| visible(key) > 0);
         let all = seen.count() * TOGETHER;
-        // Of a sequence's tokens, the first and the last one see nearly the same.
-        // SAFETY: the mask has a row for each token of the block, and all keys.
+        // The first and the last token of a sequence see nearly the same keys. SAFETY: the mask has
+        // a row for each token of the block, and all keys.
         let blocks_of = |token| unsafe { block.blocks_seen(token, mask, keys, KEYS) };
         let ends = blocks_of(0) + blocks_of(block.tokens() - 1);
         if ends * block.rows() >= 2 * all {
@@ -329,52 +335,54 @@ impl Attention {
         })
     }
 
-    /// Where it is noted whether tokens of a block are computed one by one.
+    /// Returns the address of the flag that tells if a block's tokens are computed one by one.
     fn noted(&self, number: usize, tokens: usize) -> *mut bool {
         let [_, of_tokens, _] = self.plan.classes;
         self.alone.wrapping_add(number * of_tokens + tokens)
     }
 
-    /// Whether tokens of a block are computed one by one.
+    /// Returns whether tokens of a block are computed one by one.
     fn is_alone(&self, batch: usize, tokens: usize) -> bool {
         let [masks, ..] = self.plan.classes;
-        // SAFETY: where there are classes, the phase before wrote a note for each mask and block of tokens.
+        // SAFETY: if there are classes, the phase before wrote a flag for each mask and block of
+        // tokens.
         masks > 0 && unsafe { self.noted(batch % masks, tokens).read() }
     }
 
-    /// Where the class of a block lies.
+    /// Returns the address of the class of a block.
     fn place(&self, block: &Block, key: usize) -> *mut Class {
         let [masks, tokens, keys] = self.plan.classes;
         let row = block.batch % masks * tokens + self.plan.blocks.tokens_of(block);
         self.classes.wrapping_add(row * keys + key / KEYS)
     }
 
-    /// What the mask does to `len` keys from `key` on for a block.
+    /// Returns how the mask affects `len` keys from `key` for a block.
     ///
     /// # Safety
-    /// The block and the keys must exist, `key` be the first of a block of keys, and classes be written, if there are any.
+    /// The block and the keys must exist, `key` must be the first of a block of keys, and classes
+    /// must be written, if there are any.
     unsafe fn class(&self, block: &Block, key: usize, len: usize) -> Class {
         let class = |visible: usize, changes| Class {
             visible: visible as u8,
             changes,
         };
-        // SAFETY: the mask has rows for all tokens of the block, and `len` numbers from `key` on, as inference checked its
-        // shape. Where there are classes, `classify` wrote one for each mask, block of tokens and block of keys, so also that at
-        // `place`.
+        // SAFETY: the mask has rows for all tokens of the block, and `len` numbers from `key`, as
+        // inference checked its shape. If there are classes, `classify` wrote one for each mask,
+        // block of tokens and block of keys, so also that at `place`.
         unsafe {
             match self.operands.mask {
                 None => class(len, false),
                 Some(_) if self.plan.classes[0] > 0 => self.place(block, key).read(),
-                // Of each head's own mask, all is looked at once.
+                // Separate masks of heads are read completely, once.
                 Some(mask) => class(block.visible(mask, key, len), true),
             }
         }
     }
 
-    /// Blocks of head `kv_head` of keys from number `first` on.
+    /// Computes blocks of KV head `kv_head`, starting with number `first`.
     ///
     /// # Safety
-    /// See [`Operand`](crate::operand::Operand); blocks and worker must exist.
+    /// See [`Operand`](crate::operand::Operand). Blocks and worker must exist.
     unsafe fn blocks(&self, kv_head: usize, first: usize, worker: usize) {
         let Plan { blocks, floats, .. } = self.plan;
         let Extents {
@@ -382,7 +390,7 @@ impl Attention {
         } = self.plan.extents;
         let own = &self.operands;
         let at = worker * floats * size_of::<f32>();
-        // SAFETY: each worker has such a part of the scratch memory.
+        // SAFETY: each worker has this part of the scratch memory.
         let mut memory = unsafe { Memory::new(self.scratch, at, floats) };
         let [
             keys,
@@ -433,10 +441,10 @@ impl Attention {
             if len == 0 {
                 continue;
             }
-            // SAFETY: so many keys and values are inside of their shapes.
+            // SAFETY: this many keys and values are inside their shapes.
             unsafe {
                 let keys = self.keys(place, len, shared);
-                // Those that the block before was multiplied with.
+                // Values that the previous block was multiplied with.
                 let mut ready: Option<Values> = None;
                 let states = states
                     .iter_mut()
@@ -460,7 +468,7 @@ impl Attention {
 
         for state in states.iter().flatten() {
             for (row, (head, token)) in state.block.places().enumerate() {
-                // SAFETY: the row is inside of the result, and this task alone writes it.
+                // SAFETY: the row is inside the result, and only this task writes it.
                 unsafe {
                     let out = own.result.row_mut::<f32>([head, token, batch]);
                     out.copy_from_slice(&state.values[row * dv..][..dv]);
@@ -471,7 +479,7 @@ impl Attention {
         }
     }
 
-    /// Turns the queries of a block.
+    /// Transposes the queries of a block.
     ///
     /// # Safety
     /// The block must exist.
@@ -494,15 +502,16 @@ impl Attention {
         }
     }
 
-    /// Makes `len` keys from `place` on ready to be multiplied.
+    /// Prepares `len` keys from `place` for products.
     ///
     /// # Safety
     /// They must exist, and be at most [`KEYS`].
     unsafe fn keys(&self, place: [usize; 3], len: usize, shared: &mut Shared<'_>) -> Place {
         let (Operands { isa, k, .. }, d) = (&self.operands, self.plan.extents.d);
         let decode = k.dtype() != DType::F32;
-        // SAFETY: `len` rows of keys exist from `place` on. There is room for `KEYS` rows of `d`, decoded and rounded, and `len`
-        // is at most that. Keys are only rounded if they are not F32, so they were decoded before.
+        // SAFETY: `len` rows of keys exist from `place`. There is room for `KEYS` rows of `d`,
+        // decoded and rounded, and `len` is at most that. Keys are rounded only if they are not
+        // F32, so they were decoded before.
         unsafe {
             let keys = rows_of(*isa, k, decode, place, len, shared.keys);
             if let Arithmetic::Int16(products) = self.plan.arithmetic {
@@ -513,9 +522,9 @@ impl Attention {
         }
     }
 
-    /// Makes `len` values from `place` on ready to be multiplied. Zeros replace values that no row
-    /// of the block sees. If the mask hides a key from some row, zeros also replace values that are
-    /// not finite: the hidden key has weight 0, and 0 times NaN is NaN.
+    /// Prepares `len` values from `place` for products. Zeros replace values that no row of the
+    /// block sees. If the mask hides a key from some row, zeros also replace values that are not
+    /// finite: the hidden key has weight 0, and 0 times NaN is NaN.
     ///
     /// # Safety
     /// They must exist, and be at most [`KEYS`].
@@ -527,12 +536,12 @@ impl Attention {
         shared: &mut Shared<'_>,
     ) -> Values {
         let (Operands { isa, v, .. }, dv) = (&self.operands, self.plan.extents.dv);
-        // Int16 would be converted once for every few columns.
+        // Otherwise Int16 would be converted once for every few columns.
         let decode = hidden.from_all != 0 || v.dtype() != DType::F32;
-        // SAFETY: `len` rows of values exist from `place` on. There is room for `KEYS` rows of
-        // `dv`, decoded and rounded, and `len` is at most that. Values that are not decoded are
-        // F32, and no task writes to them. Values are rounded only if they are not F32 and `dv` is
-        // a multiple of `STEP`, and the product's instructions were detected.
+        // SAFETY: `len` rows of values exist from `place`. There is room for `KEYS` rows of `dv`,
+        // decoded and rounded, and `len` is at most that. Values that are not decoded are F32, and
+        // no task writes to them. Values are rounded only if they are not F32 and `dv` is a
+        // multiple of `STEP`, and the product's instructions were detected.
         unsafe {
             let mut values = rows_of(*isa, v, decode, place, len, shared.values);
             let row = |key: usize| {
@@ -563,7 +572,7 @@ impl Attention {
         }
     }
 
-    /// Makes sums NaN if their row sees values that zeros replaced because they are not finite.
+    /// Makes sums NaN if their row sees values that are not finite and were replaced with zeros.
     fn spoil(&self, state: &mut State<'_>, values: &Values, shared: &Shared<'_>) {
         let weights = &shared.lanes[..values.count];
         let keys = bits(values.not_finite);
@@ -575,12 +584,12 @@ impl Attention {
         }
     }
 
-    /// Computes the weights of the visible keys of a block of such a class from number `key` on.
+    /// Computes the weights of the visible keys of a block with this class, from number `key`.
     /// Returns the keys that the mask hides.
     ///
     /// # Safety
-    /// They must be ready at `keys`, as [`keys`](Self::keys) makes them, and the queries of the block in `state`, as
-    /// [`turn`](Self::turn) does.
+    /// The keys must be prepared at `keys` by [`keys`](Self::keys), and the queries of the block in
+    /// `state` by [`turn`](Self::turn).
     unsafe fn weigh(
         &self,
         state: &mut State<'_>,
@@ -592,9 +601,10 @@ impl Attention {
         let (own, d) = (&self.operands, self.plan.extents.d);
         let (block, len) = (state.block, usize::from(class.visible));
         let logits = &mut shared.lanes[..len];
-        // SAFETY: `turn` made `d` terms of `ROWS` queries, `keys` has `len` rows of `d` numbers, and `logits` has `len` rows of
-        // `ROWS`, which are no part of either. `rounded_weights` has room for `KEYS` terms, of which there are at most `len`;
-        // the mask has `len` numbers from `key` on. The products' instructions were detected.
+        // SAFETY: `turn` made `d` terms of `ROWS` queries, `keys` has `len` rows of `d` numbers,
+        // and `logits` has `len` rows of `ROWS`, which overlap neither. `rounded_weights` has room
+        // for `KEYS` terms, and `len` is at most that. The mask has `len` numbers from `key`. The
+        // products' instructions were detected.
         unsafe {
             match self.plan.arithmetic {
                 Arithmetic::F32(products) => products(&Outer {
@@ -643,8 +653,8 @@ impl Attention {
     /// Adds the first `len` values of the current block of keys, weighted.
     ///
     /// # Safety
-    /// They must be ready at `values`, as [`values`](Self::values) makes them, and their weights in `shared`, as
-    /// [`weigh`](Self::weigh) does.
+    /// The values must be prepared at `values` by [`values`](Self::values), and their weights in
+    /// `shared` by [`weigh`](Self::weigh).
     unsafe fn add(
         &self,
         state: &mut State<'_>,
@@ -661,9 +671,9 @@ impl Attention {
                 for (sums, &factor) in sums.filter(|(_, factor)| **factor != 1.0) {
                     scale_row(isa, sums, factor);
                 }
-                // SAFETY: `values` has `len` rows of `dv` F32 numbers, and `lanes` weights of `len` keys for `ROWS` rows.
-                // `state.values` has `ROWS` rows of `dv` sums, of which these are `rows`, and is no part of either. The
-                // product's instructions were detected.
+                // SAFETY: `values` has `len` rows of `dv` F32 numbers, and `lanes` weights of `len`
+                // keys for `ROWS` rows. `state.values` has `ROWS` rows of `dv` sums, at least
+                // `rows`, and overlaps neither. The product's instructions were detected.
                 unsafe {
                     products(&Outer {
                         rows: values.0,
@@ -680,9 +690,10 @@ impl Attention {
                     });
                 }
             }
-            // SAFETY: `values` rounded `len` terms of `dv` lanes, and `weigh` as many of `ROWS` weights: whole groups of both.
-            // `state.values` has `ROWS` rows of `dv` sums, and `factor` has `ROWS` numbers; `rows` is at most that. The
-            // product's instructions were detected.
+            // SAFETY: `values` rounded `len` terms of `dv` lanes, and `weigh` as many of `ROWS`
+            // weights: whole groups of both. `state.values` has `ROWS` rows of `dv` sums, and
+            // `factor` has `ROWS` numbers. `rows` is at most that. The product's instructions were
+            // detected.
             Arithmetic::Int16(products) => unsafe {
                 (products.beside)(&int16::Outer {
                     rows: Rounded::at(shared.rounded_values, KEYS, dv),
@@ -699,7 +710,7 @@ impl Attention {
 }
 
 vectorized! {
-    /// Returns true if all numbers of a row are finite.
+    /// Returns whether all numbers of a row are finite.
     fn is_finite(row: &[f32]) -> bool {
         let magnitudes = row.iter().map(|x| x.to_bits() & 0x7fff_ffff);
         magnitudes.fold(0, u32::max) < f32::INFINITY.to_bits()

@@ -1,6 +1,7 @@
-//! Blocks of query rows: the rows lie side by side, in the lanes of vectors, and keys follow one another. So logits, weights and their
-//! gradients of a key are vectors; largest logits and sums of all rows come out lane by lane, and products are [sums of outer
-//! products](crate::kernels::outer::float), of which all operands lie as they are needed.
+//! Blocks of query rows. The rows are adjacent, in the lanes of vectors, and keys follow one
+//! another. Logits, weights and their gradients of a key are therefore vectors. Maxima and sums of
+//! all rows are computed lane by lane. Products are [sums of outer
+//! products](crate::kernels::outer::float), for which no operand needs rearranging.
 
 use super::{Extents, Memory};
 use crate::detect::vectorized;
@@ -9,7 +10,7 @@ use crate::operand::Operand;
 use crate::simd::{math, prefetch};
 use half::f16;
 
-/// Rows of a block.
+/// Number of rows of a block.
 pub(super) const ROWS: usize = 64;
 
 const NO_KEY: u16 = 0xfc00; // minus infinity as f16
@@ -20,7 +21,8 @@ pub(super) type Lanes = [f32; ROWS];
 /// Bytes from one key's numbers to the next key's.
 pub(super) const LANES_STRIDE: usize = size_of::<Lanes>();
 
-/// How query rows are divided into blocks: some heads, which share one of keys, of some tokens.
+/// Division of query rows into blocks. A block has some heads, which share a KV head, of some
+/// tokens.
 #[derive(Clone, Copy)]
 pub(super) struct Blocks {
     extents: Extents,
@@ -38,39 +40,40 @@ impl Blocks {
         }
     }
 
-    /// Blocks of each head of keys.
+    /// Returns the number of blocks of each KV head.
     pub fn of_a_head(&self) -> usize {
         let Extents { tokens, .. } = self.extents;
         tokens.div_ceil(self.token_block) * self.extents.group().div_ceil(self.head_block)
     }
 
-    /// Blocks of tokens: blocks of different heads have the same ones.
+    /// Returns the number of blocks of tokens. Blocks of different heads have the same ones.
     pub fn of_tokens(&self) -> usize {
         self.extents.tokens.div_ceil(self.token_block)
     }
 
-    /// Which of [`of_tokens`](Blocks::of_tokens) a block has.
+    /// Returns the index of a block's tokens among [`of_tokens`](Blocks::of_tokens).
     pub fn tokens_of(&self, block: &Block) -> usize {
         self.block_of(block.first_token)
     }
 
-    /// Which of [`of_tokens`](Blocks::of_tokens) has this token.
+    /// Returns the index of the block of tokens with this token, among
+    /// [`of_tokens`](Blocks::of_tokens).
     pub fn block_of(&self, token: usize) -> usize {
         token / self.token_block
     }
 
-    /// A block with so many of [`of_tokens`](Blocks::of_tokens) before it.
+    /// Returns a block with block of tokens `number` of [`of_tokens`](Blocks::of_tokens).
     pub fn with_tokens(&self, batch: usize, number: usize) -> Block {
         let head_blocks = self.extents.group().div_ceil(self.head_block);
         self.block(batch * self.extents.kv_heads, number * head_blocks)
     }
 
-    /// Heads of keys, in all batches.
+    /// Returns the number of KV heads in all batches.
     pub fn kv_heads(&self) -> usize {
         self.extents.kv_heads * self.extents.batch
     }
 
-    /// Block `number` of head `kv_head` of keys, which is counted through all batches.
+    /// Returns block `number` of KV head `kv_head`, which is counted through all batches.
     pub fn block(&self, kv_head: usize, number: usize) -> Block {
         let Extents {
             kv_heads, tokens, ..
@@ -90,7 +93,7 @@ impl Blocks {
     }
 }
 
-/// A block: row `heads * t + h` is that of token `first_token + t` and head `first_head + h`.
+/// A block. Row `heads * t + h` belongs to token `first_token + t` and head `first_head + h`.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
     pub kv_head: usize,
@@ -101,35 +104,36 @@ pub(super) struct Block {
     tokens: usize,
 }
 
-/// What a mask does to a block of keys for a block of query rows.
+/// Effect of a mask on a block of keys for a block of query rows.
 #[derive(Clone, Copy)]
 pub(super) struct Class {
-    /// How many keys some row may see: those behind are hidden from all.
+    /// Number of keys up to the last one that any row may see.
     pub visible: u8,
-    /// Whether the mask changes logits of these.
+    /// True if the mask changes logits of these keys.
     pub changes: bool,
 }
 
 impl Block {
-    /// How many rows there are.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.heads * self.tokens
     }
 
-    /// How many heads of each token.
+    /// Returns the number of heads of each token.
     pub fn heads(&self) -> usize {
         self.heads
     }
 
-    /// How many tokens.
+    /// Returns the number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// How many blocks of `size` keys a token sees some key of, by a mask that is the same for all heads.
+    /// Returns the number of blocks of `size` keys in which a token sees a key, by a mask that all
+    /// heads share.
     ///
     /// # Safety
-    /// See [`Operand`]; the mask must have a row for this token of the block, and `keys` keys.
+    /// See [`Operand`]. The mask must have a row for this token of the block, and `keys` keys.
     pub unsafe fn blocks_seen(
         &self,
         token: usize,
@@ -139,29 +143,31 @@ impl Block {
     ) -> usize {
         let [_, _, _, m3] = mask.shape();
         let row = mask.at([self.first_token + token, 0, self.batch % m3]);
-        // SAFETY: this is a row of the mask, which has `keys` numbers; nobody writes to a mask that is read.
+        // SAFETY: this is a row of the mask, which has `keys` numbers. A mask that is read is not
+        // written to.
         let row = unsafe { std::slice::from_raw_parts(row.cast_const().cast::<u16>(), keys) };
         let blocks = row.chunks(size);
         blocks.filter(|block| shows(block)).count()
     }
 
-    /// Head and token of each row.
+    /// Iterates over head and token of each row.
     pub fn places(self) -> impl Iterator<Item = (usize, usize)> {
         let heads = self.first_head..self.first_head + self.heads;
         (self.first_token..self.first_token + self.tokens)
             .flat_map(move |token| heads.clone().map(move |head| (head, token)))
     }
 
-    /// How many numbers of [`Lanes`] are used: whole vectors.
+    /// Returns the number of used [`Lanes`]: whole vectors.
     pub fn lanes(&self) -> usize {
         self.rows().next_multiple_of(16)
     }
 
-    /// Turns rows so that they lie side by side: element `i` of all rows, times `factor`, becomes `to[i]`. Lanes without rows are zeros.
+    /// Transposes rows so that they are adjacent: element `i` of all rows, times `factor`, becomes
+    /// `to[i]`. Lanes without rows are zeros.
     ///
     /// # Safety
-    /// See [`Operand`]; `rows` gives the places of at least [`rows`](Block::rows) rows of dense f32 numbers, each of
-    /// `to.len()` or more.
+    /// See [`Operand`]. `rows` must yield the addresses of at least [`rows`](Block::rows) rows of
+    /// dense f32 numbers, each of `to.len()` or more.
     pub unsafe fn turn(
         &self,
         rows: impl Iterator<Item = *const f32>,
@@ -175,24 +181,25 @@ impl Block {
         places.iter_mut().zip(rows).for_each(|(to, row)| *to = row);
         let places = &places[..self.rows()];
         for (lane, row) in places.iter().enumerate() {
-            // Mostly, rows come from memory, in pieces that are too short for processors to ask for the next one.
+            // Rows usually come from memory, in pieces that are too short for the hardware
+            // prefetcher.
             if let Some(next) = places.get(lane + 8) {
                 for i in (0..to.len()).step_by(16) {
                     prefetch(next.wrapping_add(i));
                 }
             }
             for (i, lanes) in to.iter_mut().enumerate() {
-                // SAFETY: `row` is one of the places that `rows` gave, as there are at least `self.rows()` of them, and `i` is
-                // below the `to.len()` numbers of each.
+                // SAFETY: `row` is one of the addresses that `rows` yielded, as there are at least
+                // `self.rows()` of them, and `i` is below the `to.len()` numbers of each.
                 lanes[lane] = unsafe { *row.add(i) } * factor;
             }
         }
     }
 
-    /// The mask's rows, and which rows of the block each belongs to.
+    /// Iterates over the mask's rows, each with its rows of the block.
     fn masks(self, mask: Operand) -> impl Iterator<Item = (*const u16, std::ops::Range<usize>)> {
         let [_, _, m2, m3] = mask.shape();
-        // Mostly, all heads have the same.
+        // Usually all heads share a mask.
         let each = if m2 == 1 { self.heads } else { 1 };
         (0..self.rows()).step_by(each).map(move |row| {
             let token = self.first_token + row / self.heads;
@@ -202,15 +209,16 @@ impl Block {
         })
     }
 
-    /// What a mask that is the same for all heads does to at most 255 keys from `key` on.
+    /// Returns the effect of a mask that all heads share on at most 255 keys from `key`.
     ///
     /// # Safety
     /// As [`visible`](Block::visible).
     pub unsafe fn class(&self, mask: Operand, key: usize, len: usize) -> Class {
-        // SAFETY: `visible` asks the same.
+        // SAFETY: `visible` has the same requirements.
         let visible = unsafe { self.visible(mask, key, len) };
         let changes = self.masks(mask).any(|(row, _)| {
-            // SAFETY: `row` is a row of the mask with `len` keys from `key` on, and `visible` is at most `len`.
+            // SAFETY: `row` is a row of the mask with `len` keys from `key`, and `visible` is at
+            // most `len`.
             let row = unsafe { std::slice::from_raw_parts(row.add(key), visible) };
             row.iter().fold(0, |any, m| any | m) != 0
         });
@@ -220,16 +228,18 @@ impl Block {
         }
     }
 
-    /// How many of `len` keys from `key` on some row may see: those behind are masked for all.
+    /// Returns the number of keys, among `len` keys from `key`, up to the last one that any row may
+    /// see.
     ///
     /// # Safety
-    /// See [`Operand`]; the mask must have rows for all tokens, and the keys.
+    /// See [`Operand`]. The mask must have rows for all tokens, and the keys.
     pub unsafe fn visible(&self, mask: Operand, key: usize, len: usize) -> usize {
         let mut visible = 0;
         for (row, _) in self.masks(mask) {
-            // SAFETY: `row` is a row of the mask, which has `len` keys from `key` on; nobody writes to a mask that is read.
+            // SAFETY: `row` is a row of the mask, which has `len` keys from `key`. A mask that is
+            // read is not written to.
             let row = unsafe { std::slice::from_raw_parts(row.add(key), len) };
-            // Those before are known to be seen; mostly the last one is, too.
+            // The keys before are known to be visible. Usually the last one is visible as well.
             visible += seen(&row[visible..]);
             if visible == len {
                 break;
@@ -238,12 +248,12 @@ impl Block {
         visible
     }
 
-    /// Adds the mask from `key` on, times the slopes of the heads, to logits; those of masked keys
+    /// Adds the mask from `key`, times the slopes of the heads, to logits. Logits of masked keys
     /// become minus infinity. Returns which of the first 64 keys are masked for some row, a bit for
     /// each.
     ///
     /// # Safety
-    /// See [`Operand`]; the mask must have rows for all tokens, and the keys.
+    /// See [`Operand`]. The mask must have rows for all tokens, and the keys.
     pub unsafe fn mask(
         &self,
         mask: Operand,
@@ -253,9 +263,11 @@ impl Block {
     ) -> u64 {
         let mut hidden = 0;
         for (row, lanes) in self.masks(mask) {
-            // SAFETY: `row` is a row of the mask, which has a number for each key that there are logits of; nobody writes to a mask that is read.
+            // SAFETY: `row` is a row of the mask, which has a number for each key with logits. A
+            // mask that is read is not written to.
             let row = unsafe { std::slice::from_raw_parts(row.add(key), logits.len()) };
-            // Mostly, only those at the end are hidden. Whatever an unused place of a cache holds must not be seen.
+            // Usually only keys at the end are hidden. An unused cell of a cache may hold anything,
+            // which must not be seen.
             let seen = seen(row);
             let (logits, unseen) = logits.split_at_mut(seen);
             if !unseen.is_empty() {
@@ -267,7 +279,7 @@ impl Block {
                     .for_each(|logits| logits[lane] = f32::NEG_INFINITY);
             }
             for (chunk, (row, logits)) in row.chunks(32).zip(logits.chunks_mut(32)).enumerate() {
-                // Mostly all keys are seen.
+                // Usually all keys are visible.
                 if row.iter().fold(0, |any, m| any | m) == 0 {
                     continue;
                 }
@@ -288,17 +300,17 @@ impl Block {
     }
 }
 
-/// Whether a part of a mask's row shows a key, found without branches.
+/// Returns whether a part of a mask's row shows a key. Does not branch.
 #[inline(always)]
 pub(super) fn shows(part: &[u16]) -> bool {
     part.iter().fold(0, |any, m| any | (m ^ NO_KEY)) != 0
 }
 
-/// How many keys there are up to the last one that a row of a mask shows.
+/// Returns the number of keys up to the last one that a row of a mask shows.
 fn seen(row: &[u16]) -> usize {
     let mut end = row.len();
     for chunk in row.rchunks(32) {
-        // Mostly all or nothing.
+        // A chunk is usually all visible or all hidden.
         if shows(chunk) {
             let hidden = chunk.iter().rev().take_while(|m| **m == NO_KEY);
             return end - hidden.count();
@@ -308,12 +320,12 @@ fn seen(row: &[u16]) -> usize {
     0
 }
 
-/// The largest logit of each row so far, and the sum of `exp(logit - largest)`.
+/// The maximum logit of each row so far, and the sum of `exp(logit - max)`.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
     pub max: Lanes,
     pub sum: Lanes,
-    /// What the sums before the last block were multiplied with.
+    /// Factor by which the sums before the last block were multiplied.
     pub factor: Lanes,
 }
 
@@ -335,7 +347,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// Turns logits into weights `exp(logit - largest)`, and adds them to the sums.
+    /// Turns logits into weights `exp(logit - max)`, and adds them to the sums.
     pub(super) fn soften(logits: &mut [Lanes], sums: &mut Sums) {
         let mut max = sums.max;
         for logits in &*logits {
@@ -343,7 +355,7 @@ vectorized! {
                 *m = if *x > *m { *x } else { *m };
             }
         }
-        // A row that has seen no key yet has no largest logit to take away.
+        // A row that has seen no key yet has no maximum to subtract.
         let mut base = max;
         for m in &mut base {
             *m = if *m == f32::NEG_INFINITY { 0.0 } else { *m };
@@ -367,11 +379,12 @@ vectorized! {
 }
 
 vectorized! {
-    /// Turns weights into shares of their sum, and the gradients of shares into gradients of logits: `share (g - sum(share g))`.
+    /// Divides weights by their sum, and turns the gradients of the softmax into gradients of
+    /// logits: `p (g - sum(p g))`.
     pub(super) fn logit_gradients(shares: &mut [Lanes], gradients: &mut [Lanes], sum: &Lanes) {
         let mut factor = [0.0; ROWS];
         for lane in 0..ROWS {
-            // A row that sees no key has no shares.
+            // A row that sees no key has no weights.
             factor[lane] = if sum[lane] == 0.0 { 0.0 } else { 1.0 / sum[lane] };
         }
         let mut mean = [0.0; ROWS];
@@ -390,7 +403,7 @@ vectorized! {
 }
 
 impl Memory {
-    /// The next numbers for `count` keys.
+    /// Returns the next lanes for `count` keys.
     pub(super) fn lanes<'a>(&mut self, count: usize) -> &'a mut [Lanes] {
         self.floats(count * ROWS).as_chunks_mut().0
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Attention row by row in f64.
+/// Computes attention row by row in f64.
 fn attend(
     q: &[f32],
     k: &[f32],
@@ -33,8 +33,8 @@ fn attend(
 
 #[test]
 fn attention_over_few_and_many_keys() {
-    // With 1500 keys and few rows, keys are split among tasks. With 40 tokens, they are computed in blocks, with 200 two of them by one
-    // task of a single thread.
+    // With 1500 keys and few rows, keys are split among tasks. With 40 tokens, they are computed in
+    // blocks. With 200 tokens, one task of a single thread computes two blocks.
     let shapes = [
         (8, 3, 2),
         (40, 130, 3),
@@ -63,8 +63,8 @@ fn attention_over_few_and_many_keys() {
             let queries = coarse(numbers(1, d * tokens * heads));
             let key_rows = coarse(numbers(2, d * keys * kv_heads));
             let values = coarse(numbers(3, d * keys * kv_heads));
-            // A place that no row sees may hold anything.
-            // Blocks of one task see the same of the first keys, or not.
+            // A cell that no row sees may hold anything. Blocks of one task may or may not see the
+            // same of the first keys.
             let causal = tokens == 200;
             let unused = |key: usize| key > 0 && key % 7 == 3 && (!causal || key >= 64);
             let hidden = |token: usize, key: usize| {
@@ -129,7 +129,8 @@ fn attention_over_few_and_many_keys() {
 
 #[test]
 fn tokens_of_many_sequences_see_their_own_keys() {
-    // 42 sequences have a token and 32 keys each; one has 54 tokens, which see those before them, and 40 keys before all.
+    // 42 sequences have a token and 32 keys each. One has 54 tokens, which see the earlier ones,
+    // and 40 keys before all.
     let (d, heads, kv_heads, alone, own, before) = (32, 6, 2, 42, 32, 40);
     let tokens = alone + 54;
     let keys = alone * own + before + 54;
@@ -182,7 +183,8 @@ fn tokens_of_many_sequences_see_their_own_keys() {
                 };
                 let expected = attend(query, &key_rows[kv..], &values[kv..], [d, keys], hidden);
                 let got = &got[(token * heads + head) * d..][..d];
-                // One by one, nothing is rounded to 16 bits; the second block of 21 tokens is the last one of them.
+                // Tokens that are computed one by one are not rounded to 16 bits. The second block
+                // of 21 tokens is the last one of them.
                 let bound = if token < alone { 2e-6 } else { 5e-4 };
                 for (a, b) in got.iter().zip(expected) {
                     assert!((f64::from(*a) - b).abs() < bound, "{a} {b} {dtype} {token}");
@@ -200,7 +202,7 @@ fn attention_to_keys_that_matter_more_and_more_or_less_and_less() {
         let q = input(&mut g, &[d, tokens, heads]);
         let (k, v) = (input(&mut g, &[d, keys, 1]), input(&mut g, &[d, keys, 1]));
         g.flash_attn([q, k, v], None, None, 0.5).unwrap();
-        // From key to key, logits grow by 0.25 and 0.0625, or fall by as much.
+        // From key to key, logits grow by 0.25 and 0.0625, or fall by the same amounts.
         let steps = [0.25, 0.0625, -0.0625, -0.25];
         let queries: Vec<f32> = (0..d * tokens * heads)
             .map(|i| 2.0 * steps[i / (d * tokens)] / d as f32)

@@ -40,7 +40,7 @@ fn arithmetic_on_turned_operands_and_halves() {
 
 #[test]
 fn results_may_overwrite_either_operand() {
-    // The harness gives every node memory of its own, so the places are shared by hand, through views.
+    // The harness gives every node its own memory, so memory is shared explicitly, through views.
     for written in [0, 1] {
         let mut g = Graph::new();
         let (a, b) = (input(&mut g, &[3]), input(&mut g, &[3]));

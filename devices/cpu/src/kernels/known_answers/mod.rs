@@ -1,4 +1,4 @@
-//! Small known answers for every operation, through the whole device.
+//! Small known answers for every operation, run through the whole device.
 
 mod attention;
 mod elementwise;

@@ -38,7 +38,7 @@ fn products_of_every_type() {
 
 #[test]
 fn products_repeat_weights_and_read_turned_columns() {
-    // Two matrices of columns share one matrix of weights; columns are turned.
+    // Two matrices of columns share one matrix of weights. Columns are transposed.
     let mut g = Graph::new();
     let w = input(&mut g, &[2, 3]);
     let x = input(&mut g, &[1, 2, 2]);

@@ -1,4 +1,4 @@
-//! Operations along rows, and those that choose and arrange elements.
+//! Operations along rows, and operations that select and arrange elements.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn rows_reduced() {
         &[-1. / t, 0., 1. / t, -4. / s, 0., 4. / s],
     );
     near(&one(&[2], &[3., 4.], |g, a| g.l2_norm(a, 0.0)), &[0.6, 0.8]);
-    // Sums over a turned source.
+    // Sums over a transposed source.
     let turned = one(&[3, 2], &x, |g, a| {
         let a = g.transpose(a)?;
         g.sum_rows(a)
@@ -165,7 +165,7 @@ fn soft_max_with_mask_and_sinks() {
 #[test]
 fn copies_between_types_and_layouts() {
     let x = numbers(4, 64 * 6);
-    // Through a turned copy and back.
+    // Through a transposed copy and back.
     let back = one(&[64, 6], &x, |g, a| {
         let a = g.transpose(a)?;
         let half = g.cast(a, DType::BF16)?;

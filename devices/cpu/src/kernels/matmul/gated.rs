@@ -1,4 +1,5 @@
-//! A gated unit as the epilogue of two products of the same columns: results stay in the cache.
+//! A gated unit as the epilogue of two products of the same columns, so that results stay in the
+//! cache.
 
 use super::{COLUMNS, ColumnList, Product, cost, place};
 use crate::detect::Isa;
@@ -9,8 +10,9 @@ use crate::packed::{self, PANEL};
 use crate::product::Column;
 use samite_core::{Error, Layout, Node, Op, Result};
 
-/// Whether it pays to compute two products of the same columns together with a gated unit of their results: where these would go past the
-/// caches, and a panel of rows is multiplied at a time.
+/// Returns whether computing two products of the same columns together with a gated unit of their
+/// results is faster. It is if the results would exceed the caches and the products process a panel
+/// of rows at a time.
 pub(crate) fn are_worth_gating(products: [Node<'_>; 2], isa: Isa) -> bool {
     let [Some(first), Some(second)] = products.map(|node| node.source_layout(0)) else {
         return false;
@@ -24,7 +26,8 @@ pub(crate) fn are_worth_gating(products: [Node<'_>; 2], isa: Isa) -> bool {
         })
 }
 
-/// A gated unit of two products, one of which is `product`: of the rows of two matrices with the columns `x`, which are packed.
+/// Returns the phase of a gated unit of two products, one of which is `product`: of the rows of two
+/// matrices with the packed columns `x`.
 pub(crate) fn gated(
     context: &KernelContext<'_>,
     product: Node<'_>,
@@ -63,8 +66,9 @@ pub(crate) fn gated(
                         x: columns.at([first + c, 0, 0]),
                         out: out.wrapping_add(c * step),
                     });
-                    // SAFETY: rows and columns are inside of the shapes, which inference checked to fit, and there is room for
-                    // their products; workers have their own scratch.
+                    // SAFETY: rows and columns are inside the shapes, which inference checked to
+                    // fit, and there is room for their products. Workers have their own scratch
+                    // memory.
                     unsafe { product.run(weights, [0, 0], row..end, list, scratch) };
                 }
                 let [Lines(a), Lines(b)] = &halves;
@@ -84,7 +88,8 @@ pub(crate) fn gated(
                             continue;
                         }
                         let to = result.at([first + c, 0, 0]).cast::<f32>().wrapping_add(row);
-                        // SAFETY: the row is inside of the result, of which tasks write different parts.
+                        // SAFETY: the row is inside the result, and tasks write different parts of
+                        // it.
                         unsafe { packed::store(out.as_ptr(), to, PANEL.min(end - row), true) };
                     }
                 }
@@ -95,10 +100,10 @@ pub(crate) fn gated(
     })])
 }
 
-/// Panels of results of a gated unit that are computed at a time.
+/// Number of panels of a gated unit that are computed at a time.
 const GATED: usize = 8;
 
-/// Most panels of each matrix that are multiplied before results are gated.
+/// Maximum number of panels of each matrix that are multiplied before results are gated.
 const GATED_PANELS: usize = 16;
 
 /// Results of some columns for a panel, aligned to cache lines.

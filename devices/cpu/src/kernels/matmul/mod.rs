@@ -1,9 +1,10 @@
 //! Matrix products.
 //!
-//! Columns of source 1 are brought into the form that the product needs once (packed F32, or rounded to fewer bits), in a
-//! first phase; a second phase multiplies blocks of weight rows with blocks of columns.
+//! The first phase converts columns of source 1 to the form that the product needs (packed F32, or
+//! rounded to fewer bits). The second phase multiplies blocks of weight rows with blocks of
+//! columns.
 //!
-//! - [`product`]: which product a node takes, and how it comes by rows of weights.
+//! - [`product`]: selection of a node's product, and access to rows of weights.
 //! - [`gated`](mod@gated): a gated unit as the epilogue of two products.
 
 mod gated;
@@ -21,7 +22,7 @@ use samite_core::{Error, Node, Result};
 pub(crate) use gated::{are_worth_gating, gated};
 pub(crate) use product::{COLUMNS, ColumnList, Product};
 
-/// What a product needs of the scratch memory.
+/// Scratch memory of a product.
 struct Plan {
     product: Product,
     columns: usize,
@@ -53,12 +54,13 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     ))
 }
 
-/// Estimated nanoseconds of a product.
+/// Returns the estimated nanoseconds of a product.
 pub(crate) fn cost(rows: usize, columns: usize, k: usize) -> f64 {
     (rows * columns) as f64 * (k as f64 * 0.03 + 2.0)
 }
 
-/// What the product `node` needs of the scratch memory, that memory, and the columns `x`, which come from `input`, in there.
+/// Returns the scratch memory plan of the product `node`, that memory, and the columns `x` in it,
+/// which come from `input`.
 fn place(
     context: &KernelContext<'_>,
     node: Node<'_>,
@@ -102,8 +104,8 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                     x: columns.at([first + c, i2, i3]),
                     out: result.at([first + c, i2, i3]).cast(),
                 });
-                // SAFETY: rows and columns are inside of the shapes, which inference checked to fit; tasks write different
-                // parts of the result; workers have their own scratch.
+                // SAFETY: rows and columns are inside the shapes, which inference checked to fit.
+                // Tasks write different parts of the result. Workers have their own scratch memory.
                 unsafe {
                     product.run(
                         &weights,

@@ -1,4 +1,5 @@
-//! Which product a node takes: the function, the form of its columns, and how it comes by rows of weights.
+//! Selection of a node's product: the function, the form of its columns, and the access to rows of
+//! weights.
 
 use crate::activations::ActivationForm;
 use crate::activations::int8_blocks::Int8Blocks;
@@ -15,61 +16,66 @@ use samite_core::{DType, Layout, Node, Op};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Most columns that a task multiplies with a block of rows.
+/// Maximum number of columns that a task multiplies with a block of rows.
 pub(crate) const COLUMNS: usize = 512;
 
-/// Rows that are decoded at a time where a type has no product of its own.
+/// Number of rows that are decoded at a time for types without a product of their own.
 const DECODED_ROWS: usize = 4;
 
-/// Rows from which on it pays to quantize columns: for fewer, decoding the rows costs less and is exact.
+/// Minimum number of rows for which columns are quantized. For fewer, decoding the rows costs less
+/// and is exact.
 const WORTH_QUANTIZING: usize = 8;
 
-/// Longest rows of floats that are packed to be used once.
+/// Maximum length of rows of floats that are packed for a single use.
 const SHORT: usize = 512;
 
-/// Columns from which on it pays to pack rows to be used once.
+/// Minimum number of columns for which rows are packed for a single use.
 const WORTH_PACKING: usize = 32;
 
-/// Columns from which on it pays to gather those that lie here and there.
+/// Minimum number of columns for which scattered columns are gathered.
 const WORTH_GATHERING: usize = 16;
 
-/// Bytes of columns that are gathered at a time, if these are not too few.
+/// Bytes of columns that are gathered at a time, unless these are too few columns.
 const GATHERED_BYTES: usize = 2 << 20;
 
-/// Rows of a task for which columns are gathered, so that gathering takes little of its time.
+/// Number of rows of a task for which columns are gathered, so that gathering takes little of its
+/// time.
 const GATHERED_ROWS: usize = 16 * PANEL;
 
-/// Bytes of weights that a task multiplies: they stay in the second-level cache while columns pass by.
+/// Bytes of weights that a task multiplies. They stay in the L2 cache while columns stream past.
 const TASK_BYTES: usize = 128 << 10;
 
-/// Most columns that are multiplied with weights as they come out of memory.
+/// Maximum number of columns that are multiplied with weights while these are read from memory.
 const GEMV_COLUMNS: usize = 8;
 
-/// Most rows of a task whose panels are multiplied one by one: enough to read them in several streams.
+/// Maximum number of rows of a task whose panels are multiplied one by one: enough to read them in
+/// several streams.
 const PACKED_ROWS: usize = 16 * PANEL;
 
-/// How rows come to the function that multiplies them.
+/// Access to rows for the function that multiplies them.
 #[derive(Clone, Copy)]
 enum Rows {
-    /// As they lie.
+    /// In place.
     Unpacked,
-    /// As they lie, in panels.
+    /// In place, in panels.
     Packed {
         layout: PackedLayout,
-        /// Whether results go past the caches.
+        /// True if results exceed the caches.
         past_caches: bool,
-        /// How weights are read from memory.
+        /// Access pattern for weights in memory.
         readings: Readings,
-        /// Most columns that are gathered at a time, if they lie here and there, as those of an expert do; 0 otherwise.
+        /// Maximum number of columns that are gathered at a time if they are scattered, as those of
+        /// an expert are. Otherwise 0.
         most_gathered: usize,
     },
     /// Decoded to F32, a few at a time.
     Decoded,
-    /// Decoded and packed, a panel at a time: short rows would have to be summed across registers all the time.
+    /// Decoded and packed, a panel at a time. Short rows would otherwise need too many sums across
+    /// registers.
     PackedOnce(PackedLayout),
 }
 
-/// How rows of one type are multiplied with columns.
+/// Product of rows of one type with columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Product {
     function: PanelFn,
@@ -78,8 +84,9 @@ pub(crate) struct Product {
 }
 
 impl Product {
-    /// Rows and columns of a task for matrices of `rows` rows of so many bytes. What a task uses again stays in the
-    /// second-level cache. Rows are a multiple of those of every tile, columns at most [`COLUMNS`].
+    /// Returns the rows and columns of a task for matrices of `rows` rows of `row_bytes` bytes.
+    /// Data that a task reuses stays in the L2 cache. Rows are a multiple of those of every tile,
+    /// columns at most [`COLUMNS`].
     pub fn task(&self, rows: usize, row_bytes: usize, threads: usize) -> [usize; 2] {
         let in_cache = TASK_BYTES / row_bytes.max(1);
         let (most, columns) = match self.form {
@@ -92,22 +99,22 @@ impl Product {
             ActivationForm::Int8Slabs(_) => (PACKED_ROWS, COLUMNS),
             #[cfg(target_arch = "x86_64")]
             ActivationForm::Int16Slabs(_) => (PACKED_ROWS, COLUMNS),
-            // Products take as many columns at a time as pays.
+            // Products process the best number of columns at a time.
             _ => (in_cache.clamp(PANEL, 256), COLUMNS),
         };
-        // Several tasks for each thread, so that all end at about the same time.
+        // Several tasks for each thread, so that all threads end at about the same time.
         let parts = if threads == 1 { 1 } else { 4 * threads };
         let share = rows.div_ceil(parts).next_multiple_of(PANEL);
         [share.clamp(PANEL, most / PANEL * PANEL), columns]
     }
 
-    /// The best product for source 0 of a node.
+    /// Returns the best product for source 0 of a node.
     pub fn of(node: Node<'_>, isa: Isa) -> Option<Self> {
         let weights = node.source_layout(0)?;
         let [k, rows, ..] = weights.shape();
         let x = node.source_layout(1)?;
         let (columns, each, choices) = match node.op() {
-            // The third source has the chosen experts.
+            // The third source has the selected experts.
             Op::MulMatId { .. } => {
                 let choices = node.source_layout(2)?.elements();
                 let each = choices / weights.shape()[2].max(1);
@@ -120,7 +127,7 @@ impl Product {
                 packed::product(isa, weights.dtype(), k, columns, each)?;
             let bytes = weights.row_bytes().saturating_mul(rows);
             let past_caches = packed::past_caches(bytes, rows, each);
-            // What stays in caches is not worth measuring, nor is what many columns share.
+            // Measuring is not worthwhile for data that stays in caches or that many columns share.
             let readings = match form {
                 ActivationForm::Int8Slabs(_) if past_caches && each <= GEMV_COLUMNS => {
                     tune::choose(isa)
@@ -145,7 +152,8 @@ impl Product {
         Self::new(isa, weights.dtype(), [k, rows, each])
     }
 
-    /// The best product for `rows` rows of `k` elements of `dtype` with about `each` columns.
+    /// Returns the best product for `rows` rows of `k` elements of `dtype` with about `each`
+    /// columns.
     fn new(isa: Isa, dtype: DType, [k, rows, each]: [usize; 3]) -> Option<Self> {
         let floats = float::product(isa, dtype);
         if floats.is_some() && k <= SHORT && rows >= PANEL / 2 && each >= WORTH_PACKING {
@@ -179,7 +187,7 @@ impl Product {
         })
     }
 
-    /// Whether results go past the caches and rows are multiplied panel by panel.
+    /// Returns whether results bypass the caches and rows are multiplied panel by panel.
     pub fn goes_by_panels(&self) -> bool {
         let by_panels = match self.form {
             ActivationForm::Int8Slabs(_) => true,
@@ -190,7 +198,7 @@ impl Product {
         by_panels && matches!(self.rows, Rows::Packed { past_caches, .. } if past_caches)
     }
 
-    /// The same for results that do not go past the caches.
+    /// Returns the same product with results that stay in the caches.
     pub fn within_caches(mut self) -> Self {
         if let Rows::Packed { past_caches, .. } = &mut self.rows {
             *past_caches = false;
@@ -198,12 +206,13 @@ impl Product {
         self
     }
 
-    /// Whether so many columns of an expert are gathered first.
+    /// Returns whether this many columns of an expert are gathered first.
     fn gathers(&self, columns: usize) -> bool {
         matches!(self.rows, Rows::Packed { most_gathered, .. } if columns.min(most_gathered) >= WORTH_GATHERING)
     }
 
-    /// Rows and columns of a task, as [`task`](Product::task), for experts with about `each` columns.
+    /// Returns the rows and columns of a task, like [`task`](Product::task), for experts with about
+    /// `each` columns.
     pub fn expert_task(&self, weights: &Layout, each: usize, threads: usize) -> [usize; 2] {
         let rows = weights.shape()[1];
         let [task, columns] = self.task(rows, weights.row_bytes(), threads);
@@ -214,7 +223,7 @@ impl Product {
         }
     }
 
-    /// Bytes of scratch memory for each worker.
+    /// Returns the bytes of scratch memory for each worker.
     pub fn worker_bytes(&self, k: usize) -> Option<usize> {
         match self.rows {
             Rows::Unpacked => Some(packed::worker_bytes(self.form)),
@@ -230,15 +239,16 @@ impl Product {
             Rows::Decoded => k
                 .checked_mul(4 * DECODED_ROWS)?
                 .checked_next_multiple_of(64),
-            // A panel, and its rows before they are packed.
+            // A panel, and its rows before packing.
             Rows::PackedOnce(layout) => layout.panel_bytes.checked_mul(2),
         }
     }
 
-    /// Multiplies rows of a matrix of `weights` with columns. Packed rows begin at a panel.
+    /// Multiplies rows of a matrix of `weights` with columns. Packed rows start at a panel.
     ///
     /// # Safety
-    /// See [`Operand`] and [`PanelFn`]; `scratch` has [`worker_bytes`](Product::worker_bytes) for the caller alone.
+    /// See [`Operand`] and [`PanelFn`]. `scratch` must have [`worker_bytes`](Product::worker_bytes)
+    /// that only the caller uses.
     pub unsafe fn run(
         &self,
         weights: &Operand,
@@ -282,9 +292,10 @@ impl Product {
             reading,
             scratch,
         };
-        // SAFETY: the rows exist in this matrix, and columns are in the product's form. `scratch` is the caller's alone, and
-        // `worker_bytes` counts what is used of it: gathered columns behind the product's own memory, `DECODED_ROWS` decoded
-        // rows, or as much as a panel for decoded rows and, behind it, a panel. The function was chosen for a detected `isa`.
+        // SAFETY: the rows exist in this matrix, and columns are in the product's form. Only the
+        // caller uses `scratch`, and `worker_bytes` counts its parts: gathered columns after the
+        // product's own memory, `DECODED_ROWS` decoded rows, or a panel for decoded rows, followed
+        // by a panel. The function was chosen for a detected `isa`.
         unsafe {
             let (at_a_time, layout) = match self.rows {
                 Rows::Unpacked => return (self.function)(&panel, columns),
@@ -338,7 +349,7 @@ impl Product {
     }
 }
 
-/// Room for the columns of a task. Tasks are many, so only what is used is written.
+/// Room for the columns of a task. There are many tasks, so only the used part is written.
 pub(crate) struct ColumnList([MaybeUninit<Column>; COLUMNS]);
 
 impl ColumnList {
@@ -346,7 +357,7 @@ impl ColumnList {
         ColumnList([const { MaybeUninit::uninit() }; COLUMNS])
     }
 
-    /// `count` columns, at most [`COLUMNS`].
+    /// Writes `count` columns, at most [`COLUMNS`], and returns them.
     #[inline]
     pub fn fill(&mut self, count: usize, column: impl Fn(usize) -> Column) -> &[Column] {
         let places = &mut self.0[..count];

@@ -1,6 +1,6 @@
-//! Sums of outer products: the form of matrix product in which neither operand has to be summed across a register.
+//! Sums of outer products: a matrix product in which neither operand is summed across a register.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use crate::detect::Isa;
@@ -10,14 +10,14 @@ use crate::simd::float::{Bf16, Element, F16, F32, Vector};
 use crate::simd::generic::Lanes;
 use samite_core::DType;
 
-/// Terms that are added up in registers before the sums go back to memory: so much of the rows stays in the cache while
-/// columns change.
+/// Number of terms that are added in registers before the sums go back to memory. This part of the
+/// rows stays in the cache while columns change.
 const TERMS: usize = 256;
 
-/// Most columns of a tile.
+/// Maximum number of columns of a tile.
 const MOST_COLUMNS: usize = 12;
 
-/// `out[j][i] = sum of rows[k][i] * factor[j][k]` over `terms` rows, or with that added to it.
+/// `out[j][i] = sum of rows[k][i] * factor[j][k]` over `terms` rows, optionally added to `out`.
 #[derive(Clone, Copy)]
 pub(crate) struct Outer {
     /// First byte of the first row.
@@ -26,31 +26,31 @@ pub(crate) struct Outer {
     pub row_stride: usize,
     /// Elements of a row.
     pub len: usize,
-    /// How many rows.
+    /// Number of rows.
     pub terms: usize,
     /// The factor of the first row for the first column.
     pub factors: *const f32,
-    /// Distance of factors of the same row for neighbouring columns, in bytes.
+    /// Distance in bytes of factors of the same row for adjacent columns.
     pub column_stride: usize,
-    /// Distance of factors of the same column for neighbouring rows, in bytes.
+    /// Distance in bytes of factors of the same column for adjacent rows.
     pub term_stride: usize,
-    /// The first column's sums: as long as a row.
+    /// Sums of the first column, as long as a row.
     pub out: *mut f32,
-    /// Distance of sums in bytes.
+    /// Distance of columns of sums in bytes.
     pub out_stride: usize,
-    /// How many columns.
+    /// Number of columns.
     pub columns: usize,
-    /// Whether sums are added to what `out` holds.
+    /// True if sums are added to the contents of `out`.
     pub add: bool,
 }
 
 /// Computes all sums.
 ///
 /// # Safety
-/// All addresses must be valid for what they are said to hold, and the instruction set must be there.
+/// All addresses must be valid for the stated data, and the instruction set must be available.
 pub(crate) type OuterFn = unsafe fn(&Outer);
 
-/// Which sums and terms a tile adds up.
+/// Sums and terms of a tile.
 #[derive(Clone, Copy)]
 struct Tile {
     /// First element.
@@ -75,14 +75,14 @@ impl Outer {
     }
 }
 
-/// Columns whose factors are found from one address.
+/// Number of columns whose factors are addressed from one pointer.
 const TRIPLE: usize = 3;
 
-/// `R` registers of `C` columns.
+/// Computes `R` registers of `C` columns.
 #[inline(always)]
 unsafe fn tile<V: Vector, E: Element, const R: usize, const C: usize>(outer: &Outer, tile: Tile) {
-    // SAFETY: elements `at..at + R * LANES`, `C` columns and the terms exist, by the contract of `OuterFn` and the loops
-    // below.
+    // SAFETY: elements `at..at + R * LANES`, `C` columns and the terms exist, by the contract of
+    // `OuterFn` and the loops below.
     unsafe {
         let mut sums = [[V::splat(0.0); R]; C];
         if outer.add || tile.first > 0 {
@@ -92,7 +92,7 @@ unsafe fn tile<V: Vector, E: Element, const R: usize, const C: usize>(outer: &Ou
                 }
             }
         }
-        // Three columns to an address: there are not registers enough for the addresses of all.
+        // Three columns per address: there are too few registers for the addresses of all.
         let mut factors = [outer.factor(tile, 0); MOST_COLUMNS / TRIPLE];
         for group in 0..C.div_ceil(TRIPLE) {
             factors[group] = outer.factor(tile, group * TRIPLE);
@@ -123,11 +123,12 @@ unsafe fn tile<V: Vector, E: Element, const R: usize, const C: usize>(outer: &Ou
     }
 }
 
-/// The last elements of a row, fewer than a register holds, of one column.
+/// Computes the last elements of a row, fewer than a register holds, of one column.
 #[inline(always)]
 unsafe fn rest<V: Vector, E: Element>(outer: &Outer, tile: Tile) {
     let count = outer.len - tile.at;
-    // SAFETY: `count` elements from `at` on, the column and the terms exist, by the contract of `OuterFn` and the loops below.
+    // SAFETY: `count` elements from `at`, the column and the terms exist, by the contract of
+    // `OuterFn` and the loops below.
     unsafe {
         let to = outer.sums(tile, 0);
         let mut sum = V::splat(0.0);
@@ -145,13 +146,14 @@ unsafe fn rest<V: Vector, E: Element>(outer: &Outer, tile: Tile) {
     }
 }
 
-/// `R` registers of all columns.
+/// Computes `R` registers of all columns.
 #[inline(always)]
 unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize>(
     outer: &Outer,
     mut place: Tile,
 ) {
-    // SAFETY: a tile gets at most as many columns as are left; its elements exist, as `place` came from the loops below.
+    // SAFETY: a tile gets at most as many columns as are left. Its elements exist, as `place` came
+    // from the loops below.
     unsafe {
         place.column = 0;
         while place.column + C <= outer.columns {
@@ -168,8 +170,9 @@ unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize>(
     }
 }
 
-/// Tiles have `R` registers of `C` columns. What is left of the rows is narrower, so it has `NARROW` columns: there must be as many
-/// sums at work as multiply-adds take cycles, for each unit that makes them.
+/// Computes all sums in tiles of `R` registers of `C` columns. The rest of the rows is narrower, so
+/// it uses `NARROW` columns: to hide their latency, enough independent multiply-adds must be in
+/// flight for each unit.
 #[inline(always)]
 unsafe fn outer<V: Vector, E: Element, const R: usize, const C: usize, const NARROW: usize>(
     outer: &Outer,
@@ -184,8 +187,8 @@ unsafe fn outer<V: Vector, E: Element, const R: usize, const C: usize, const NAR
             first,
             end,
         };
-        // SAFETY: a strip begins only where all its elements are left, and the last one takes what is left; columns and terms
-        // exist, by the contract of `OuterFn`.
+        // SAFETY: a strip starts only where all its elements are left, and the last one takes the
+        // rest. Columns and terms exist, by the contract of `OuterFn`.
         unsafe {
             while place.at + R * V::LANES <= outer.len {
                 strip::<V, E, R, C>(outer, place);
@@ -202,7 +205,7 @@ unsafe fn outer<V: Vector, E: Element, const R: usize, const C: usize, const NAR
             }
         }
         first = end;
-        // Without any terms, the sums are zeros.
+        // Without terms, the sums are zeros.
         if first == outer.terms {
             return;
         }
@@ -217,8 +220,8 @@ macro_rules! compile {
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn sums<E: Element>(work: &Outer) {
-                // SAFETY: `outer` asks the same of the work; the features above are those of the vector type, and only a detected
-                // instruction set leads here.
+                // SAFETY: `outer` has the same requirements. The features above are those of the
+                // vector type, and only a detected instruction set leads here.
                 unsafe { outer::<$vector, E, $registers, $columns, $narrow>(work) }
             }
         }
@@ -234,7 +237,7 @@ compile!(avx512, std::arch::x86_64::__m512, 4 x 6, 12, "avx512f,avx512bw,avx512d
 #[cfg(target_arch = "aarch64")]
 compile!(neon, std::arch::aarch64::float32x4_t, 4 x 6, 12);
 
-/// The function for rows of `dtype`: F32, F16 or BF16.
+/// Returns the function for rows of `dtype`: F32, F16 or BF16.
 pub(crate) fn sums(isa: Isa, dtype: DType) -> Option<OuterFn> {
     choose!(isa, dtype, sums)
 }
@@ -274,7 +277,7 @@ mod tests {
                         columns,
                         add,
                     };
-                    // SAFETY: everything is as large as said, and `isa` was detected.
+                    // SAFETY: everything has the stated size, and `isa` was detected.
                     unsafe { sums(isa, dtype).unwrap()(&work) };
                     for j in 0..columns {
                         for i in 0..len {

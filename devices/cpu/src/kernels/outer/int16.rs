@@ -1,6 +1,7 @@
-//! [Sums of outer products](crate::kernels::outer::float) of [numbers of 16 bits](crate::simd::int16), for attention.
+//! [Sums of outer products](crate::kernels::outer::float) of [16-bit numbers](crate::simd::int16),
+//! for attention.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use crate::detect::{Isa, vectorized};
@@ -11,29 +12,30 @@ use crate::simd::{avx2::Ymm, avx512::Zmm};
 
 pub(crate) use crate::simd::int16::GROUP;
 
-/// Lanes of rows are a multiple of this.
+/// The number of lanes of rows is a multiple of this.
 pub(crate) const STEP: usize = 32;
 
-/// How many columns lie side by side.
+/// Number of adjacent columns.
 pub(crate) const BESIDE: usize = 64;
 
 /// `out[j][i] = sum of rows[k][i] * factor[j][k]`.
 pub(crate) struct Outer<'a> {
-    /// A number of terms for each lane.
+    /// Terms of each lane.
     pub rows: Rounded,
     pub lanes: usize,
-    /// Groups of terms.
+    /// Number of groups of terms.
     pub groups: usize,
-    /// As many for each column.
+    /// Terms of each column.
     pub factors: Rounded,
     pub columns: usize,
     /// Sums: a row of lanes for each column.
     pub out: *mut f32,
-    /// What each column's sums are multiplied with before more is added; `None` if they start here.
+    /// Factor of each column's earlier sums before more is added, or `None` if the sums start here.
     pub before: Option<&'a [f32; BESIDE]>,
 }
 
-/// Columns in whole groups of numbers, in pairs, scales, and what sums of [crossed](crate::simd::int16) products start with.
+/// Columns of whole groups of numbers, in pairs, with scales and the initial values of the sums of
+/// [crossed](crate::simd::int16) products.
 #[derive(Clone, Copy)]
 pub(crate) struct Rounded {
     pairs: *mut i32,
@@ -42,13 +44,14 @@ pub(crate) struct Rounded {
 }
 
 impl Rounded {
-    /// What `columns` columns of `len` elements take, in words of 32 bits; `None` if it is too much.
+    /// Returns the size of `columns` columns of `len` elements, in 32-bit words, or `None` if it
+    /// overflows.
     pub fn words(len: usize, columns: usize) -> Option<usize> {
         let groups = len.div_ceil(GROUP).checked_mul(columns)?;
         groups.checked_mul(GROUP / 2 + 2)
     }
 
-    /// Those that `words` has room for.
+    /// Returns the columns for which `words` has room.
     pub fn at(words: &mut [f32], len: usize, columns: usize) -> Self {
         let groups = len.div_ceil(GROUP) * columns;
         let (pairs, scales) = words.split_at_mut(groups * (GROUP / 2));
@@ -61,7 +64,7 @@ impl Rounded {
         }
     }
 
-    /// Those of the first column or lane.
+    /// Returns the terms of the first column or lane.
     #[inline(always)]
     fn terms(self, step: usize) -> Terms {
         Terms {
@@ -73,33 +76,35 @@ impl Rounded {
     }
 }
 
-/// What attention computes with numbers of 16 bits.
+/// 16-bit functions of attention.
 ///
 /// # Safety
-/// The instruction set must be there, and all addresses valid for what they are said to hold.
+/// The instruction set must be available, and all addresses must be valid for the stated data.
 #[derive(Clone, Copy)]
 pub(crate) struct Products {
-    /// Rounds some terms, one row of them after the other, of each of some lanes, a multiple of [`STEP`]: `(rows, terms, lanes, to)`.
+    /// Rounds some terms of each of some lanes, row after row. The number of lanes is a multiple of
+    /// [`STEP`]: `(rows, terms, lanes, to)`.
     pub round: unsafe fn(*const f32, usize, usize, Rounded),
-    /// Sums of products with columns that follow one another, as [`round_columns`] makes them.
+    /// Sums of products with columns that follow one another, in the form of [`round_columns`].
     pub along: unsafe fn(&Outer<'_>),
-    /// Sums of products with up to [`BESIDE`] columns that lie side by side, as `round` makes so many lanes.
+    /// Sums of products with up to [`BESIDE`] adjacent columns, in the form that `round` creates
+    /// for that many lanes.
     pub beside: unsafe fn(&Outer<'_>),
-    /// Whether products are crossed.
+    /// True if products are crossed.
     pub crossed: bool,
 }
 
 vectorized! {
-    /// Rounds columns of whole groups; `crossed` if [products](Products) are.
+    /// Rounds columns of whole groups. `crossed` says if [products](Products) are crossed.
     ///
     /// # Safety
-    /// `to` must have room for as many groups as `x` has whole ones, for nobody else to use.
+    /// `to` must have room for all whole groups of `x`, and no other code may use it.
     pub(crate) unsafe fn round_columns(x: &[f32], to: Rounded, crossed: bool) {
         for (i, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
             // Compilers would gather elements of many groups, which is slow.
             let x = std::hint::black_box(x);
-            // SAFETY: `i` is below the whole groups of columns, and `to` has room for that many; `x` is borrowed, so it is
-            // elsewhere.
+            // SAFETY: `i` is below the number of whole groups, and `to` has room for all of them.
+            // `x` is borrowed, so it is elsewhere.
             unsafe { int16::round_group(x, to.terms(1), i, crossed) }
         }
     }
@@ -111,8 +116,9 @@ vectorized! {
 unsafe fn round<V: Int16Simd>(rows: *const f32, terms: usize, lanes: usize, to: Rounded) {
     for (group, first) in (0..terms).step_by(GROUP).enumerate() {
         for lane in (0..lanes).step_by(V::LANES) {
-            // SAFETY: terms `first..first + GROUP`, or those that are left, have `V::LANES` lanes from `lane` on, as `lanes` is
-            // a multiple of `STEP`; `to` has room for all groups of all lanes. The caller has the instructions of `V`.
+            // SAFETY: terms `first..first + GROUP`, or those that are left, have `V::LANES` lanes
+            // from `lane`, as `lanes` is a multiple of `STEP`. `to` has room for all groups of all
+            // lanes. The caller has the instructions of `V`.
             unsafe {
                 int16::round::<V, F32>(
                     rows.add(first * lanes + lane).cast(),
@@ -126,20 +132,22 @@ unsafe fn round<V: Int16Simd>(rows: *const f32, terms: usize, lanes: usize, to: 
     }
 }
 
-/// How columns of factors lie.
+/// Layout of columns of factors.
 trait Columns {
     /// Words from a pair of a column to the next one, and from a scale to the next one.
     const NEXT: usize;
-    /// Words from a column's first pair to that of the next column, for so many groups.
+    /// Returns the words from a column's first pair to that of the next column, for this number of
+    /// groups.
     fn pairs(groups: usize) -> usize;
-    /// Words from a column's first scale to that of the next column, for so many groups.
+    /// Returns the words from a column's first scale to that of the next column, for this number of
+    /// groups.
     fn scales(groups: usize) -> usize;
 }
 
-/// One behind the other.
+/// Columns one after the other.
 struct Along;
 
-/// Side by side.
+/// Adjacent columns.
 struct Beside;
 
 impl Columns for Along {
@@ -166,7 +174,7 @@ impl Columns for Beside {
     }
 }
 
-/// `R` registers of `C` columns at a time.
+/// Computes `R` registers of `C` columns at a time.
 ///
 /// # Safety
 /// As [`Products`], and `outer.lanes` must be a multiple of [`STEP`].
@@ -175,8 +183,9 @@ unsafe fn sums<V: Int16Simd, X: Columns, const R: usize, const C: usize>(outer: 
     const { assert!(STEP.is_multiple_of(R * V::LANES) && C <= 6) };
     for lane in (0..outer.lanes).step_by(R * V::LANES) {
         for column in (0..outer.columns).step_by(C) {
-            // SAFETY: `R * V::LANES` divides `STEP`, and that the lanes, so as many are left from `lane` on; the tile has at
-            // most as many columns as are left from `column` on. The caller has the instructions of `V`.
+            // SAFETY: `R * V::LANES` divides `STEP`, which divides the lanes, so that many are left
+            // from `lane`. The tile has at most as many columns as are left from `column`. The
+            // caller has the instructions of `V`.
             unsafe {
                 match outer.columns - column {
                     1 => tile::<V, X, R, 1>(outer, lane, column),
@@ -199,8 +208,9 @@ unsafe fn tile<V: Int16Simd, X: Columns, const R: usize, const C: usize>(
     lane: usize,
     column: usize,
 ) {
-    // SAFETY: `sums` passes only lanes and columns that exist, and each has `groups` groups. `out` has a row of lanes for each
-    // column and is no part of the operands, and `before` is indexed with a check.
+    // SAFETY: `sums` passes only lanes and columns that exist, and each has `groups` groups. `out`
+    // has a row of lanes for each column and does not overlap the operands. `before` is indexed
+    // with a check.
     unsafe {
         let rows = outer.rows.terms(outer.lanes).behind(lane, lane);
         let apart = [X::pairs(outer.groups), X::scales(outer.groups)];
@@ -240,7 +250,8 @@ unsafe fn tile<V: Int16Simd, X: Columns, const R: usize, const C: usize>(
     }
 }
 
-/// Compiles everything for one instruction set: so many registers of rows with so many columns at a time.
+/// Compiles all functions for one instruction set, with the given numbers of row registers and
+/// columns per tile.
 #[cfg(target_arch = "x86_64")]
 macro_rules! compile {
     ($name:ident, $simd:ty, $rows:literal x $columns:literal, $features:literal) => {
@@ -249,15 +260,17 @@ macro_rules! compile {
 
             #[target_feature(enable = $features)]
             unsafe fn round(rows: *const f32, terms: usize, lanes: usize, to: Rounded) {
-                // SAFETY: rows and room are as `Products::round` says, and this function is compiled with the instructions of
-                // its registers, which `products` only gives out where they were detected.
+                // SAFETY: rows and room satisfy `Products::round`. This function is compiled with
+                // the instructions of its registers, and `products` only returns it if they were
+                // detected.
                 unsafe { super::round::<$simd>(rows, terms, lanes, to) }
             }
 
             #[target_feature(enable = $features)]
             unsafe fn sums<X: Columns>(outer: &Outer<'_>) {
-                // SAFETY: `outer` is as `Products` asks, and this function is compiled with the instructions of its registers,
-                // which `products` only gives out where they were detected.
+                // SAFETY: `outer` satisfies `Products`. This function is compiled with the
+                // instructions of its registers, and `products` only returns it if they were
+                // detected.
                 unsafe { super::sums::<$simd, X, $rows, $columns>(outer) }
             }
 
@@ -280,7 +293,7 @@ compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
 #[cfg(target_arch = "x86_64")]
 compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
 
-/// What attention computes with numbers of 16 bits; `None` if it is not faster than with F32.
+/// Returns the 16-bit functions of attention, or `None` if they are not faster than F32.
 pub(crate) fn products(isa: Isa) -> Option<Products> {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -301,7 +314,7 @@ mod tests {
     use crate::harness::numbers;
     use proptest::prelude::*;
 
-    /// Products for all instruction sets that have them.
+    /// Returns the products of all instruction sets that have them.
     fn all_products() -> Vec<Products> {
         Isa::all().into_iter().filter_map(products).collect()
     }
@@ -343,8 +356,8 @@ mod tests {
                         out: out.as_mut_ptr(),
                         before: add.then_some(&before),
                     };
-                    // SAFETY: both operands have `len / GROUP` groups, `out` has `lanes` sums for each column, and the
-                    // instructions were detected.
+                    // SAFETY: both operands have `len / GROUP` groups, `out` has `lanes` sums for
+                    // each column, and the instructions were detected.
                     unsafe { function(&work) };
                     let (mut error, mut power) = (0.0, 0.0);
                     for (i, got) in out.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Sums of outer products: the form of matrix product in which neither operand is summed across a register.
+//! Sums of outer products: a matrix product in which neither operand is summed across a register.
 //!
 //! - [`float`]: of F32, F16 and BF16 rows with F32 factors.
 //! - [`int16`]: of numbers rounded to 16 bits, for attention.

@@ -1,7 +1,7 @@
-//! IQ4_NL, IQ4_XS and MXFP4: codes of 4 bits are entries of a table of 16 numbers.
+//! IQ4_NL, IQ4_XS and MXFP4: codes of 4 bits index a table of 16 numbers.
 
-// Loops over arrays of registers are written with indices, and there are no closures with registers: they must become part
-// of functions that may use the instructions.
+// Loops over arrays of registers use indices, and no closures take registers: all code must be
+// inlined into functions that may use the instructions.
 #![allow(clippy::needless_range_loop)]
 
 use super::{four_bits, high, low, number, six_bit_scale};
@@ -15,7 +15,7 @@ use crate::simd::int8::Simd;
 use samite_core::DType;
 use samite_quant::{IQ4_NL_VALUES, MXFP4_VALUES};
 
-/// A table of signed numbers as codes that need [all bits](Format::FULL).
+/// Returns a table of signed numbers as codes that need [all bits](Format::FULL).
 #[inline(always)]
 fn full<V: Simd>(values: &[i8; 16]) -> [i8; 16] {
     let offset = if V::SIGNED { 0 } else { -128 };
@@ -33,8 +33,8 @@ impl Format for Iq4Nl {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: block `i` is below `blocks`, so it has a scale, and four words of codes behind the scales of all blocks, as
-        // `four_bits` asks. Group `i` of the slab of `to` is its own.
+        // SAFETY: block `i` is below `blocks`, so it has a scale, and four words of codes after the
+        // scales of all blocks, as `four_bits` requires. Group `i` of the slab of `to` is its own.
         unsafe {
             let (codes, values) = (rows.behind(blocks * 2), full::<V>(&IQ4_NL_VALUES));
             four_bits::<Self, V>(rows, codes, i, Some(&values), to);
@@ -54,12 +54,14 @@ impl Format for Mxfp4 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: block `i` is below `blocks`, so it has an exponent of one byte for each row, and four words of codes behind
-        // those of all blocks, as `four_bits` asks. Group `i` of the slab of `to` is its own.
+        // SAFETY: block `i` is below `blocks`, so it has an exponent of one byte for each row, and
+        // four words of codes after those of all blocks, as `four_bits` requires. Group `i` of the
+        // slab of `to` is its own.
         unsafe {
             let values = MXFP4_VALUES.map(|value| value + 12);
             four_bits::<Self, V>(rows, rows.behind(blocks), i, Some(&values), to);
-            // As `e8m0_half`: 2^(e - 128), which is not normal for the smallest two; so as a product of two powers.
+            // Like `e8m0_half`: 2^(e - 128), which is subnormal for the smallest two exponents, so
+            // it is computed as a product of two powers.
             let e = V::load_u8(rows.unit(i, 1));
             let half = V::shr(e, 1);
             let rest = V::add(half, V::and(e, V::splat(1)));
@@ -82,8 +84,9 @@ impl Format for Iq4Xs {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale, two bytes and one word of bits
-        // of scales, and 32 words of codes: `group * 4 + j` is below 32. They fill 64 words and 8 groups of the slab of `to`.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale, two
+        // bytes and one word of bits of scales, and 32 words of codes: `group * 4 + j` is below 32.
+        // They fill 64 words and 8 groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);

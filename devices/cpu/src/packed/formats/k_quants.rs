@@ -1,7 +1,7 @@
-//! Q2_K, Q3_K, Q4_K, Q5_K and Q6_K: blocks of 256, whose groups have scales of their own.
+//! Q2_K, Q3_K, Q4_K, Q5_K and Q6_K: blocks of 256 with a scale for each group.
 
-// Loops over arrays of registers are written with indices, and there are no closures with registers: they must become part
-// of functions that may use the instructions.
+// Loops over arrays of registers use indices, and no closures take registers: all code must be
+// inlined into functions that may use the instructions.
 #![allow(clippy::needless_range_loop)]
 
 use super::{high, low, moved, number, or_masked, scaled, six_bit_scale, two_bits};
@@ -12,8 +12,9 @@ use crate::packed::layout::Field;
 use crate::simd::int8::Simd;
 use samite_core::DType;
 
-/// Scales and minimums of 6 bits, eight of each for a block of 256: bytes 0..4 have the lower four scales, bytes 4..8
-/// the lower four minimums, bytes 8..12 nibbles of the others, whose high bits are above those of the first eight.
+/// Scales and minimums of 6 bits, eight of each for a block of 256. Bytes 0..4 have the lower four
+/// scales, bytes 4..8 the lower four minimums, bytes 8..12 the nibbles of the others, whose high
+/// bits are above those of the first eight.
 struct SixBits<V: Simd> {
     scales: [V::Words; 2],
     minimums: [V::Words; 2],
@@ -22,10 +23,12 @@ struct SixBits<V: Simd> {
 }
 
 impl<V: Simd> SixBits<V> {
-    /// Those of a block with the factors of all scales and of all minimums.
+    /// Loads the scales and minimums of a block, with the factors of all scales and of all
+    /// minimums.
     #[inline(always)]
     unsafe fn new(fields: Rows, d: V::Floats, d_min: V::Floats) -> Self {
-        // SAFETY: the field has 12 bytes of each row, which are words 0 to 2; the rest touches registers only.
+        // SAFETY: the field has 12 bytes of each row, which are words 0 to 2; the rest touches
+        // registers only.
         unsafe {
             let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
             let c = fields.words::<V>(2);
@@ -45,11 +48,11 @@ impl<V: Simd> SixBits<V> {
         }
     }
 
-    /// Gives away those of a group.
+    /// Passes the scale and minimum of a group to `to`.
     #[inline(always)]
     unsafe fn give<F: Format>(&self, group: usize, to: &mut impl Sink<F, V>) {
-        // SAFETY: `group` is below 8, so that `word` is below 2 and the slab of `to` has the group; only registers are touched
-        // here.
+        // SAFETY: `group` is below 8, so that `word` is below 2 and the slab of `to` has the group;
+        // only registers are touched here.
         unsafe {
             let (word, byte) = (group / 4, group % 4);
             let scale = V::byte(self.scales[word], byte);
@@ -73,8 +76,9 @@ impl Format for Q2K {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are two scales of two bytes, 16 bytes and 16
-        // words of codes: `part * 8 + i` is below 16. They fill 64 words and 16 groups of the slab of `to`.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are two scales
+        // of two bytes, 16 bytes and 16 words of codes: `part * 8 + i` is below 16. They fill 64
+        // words and 16 groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
@@ -115,9 +119,9 @@ impl Format for Q3K {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale, three words of scales, eight
-        // words of third bits and 16 words of codes: `i` is below 8 and `part * 8 + i` below 16. They fill 64 words and 16
-        // groups of the slab of `to`.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale,
+        // three words of scales, eight words of third bits and 16 words of codes: `i` is below 8
+        // and `part * 8 + i` below 16. They fill 64 words and 16 groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
@@ -125,8 +129,8 @@ impl Format for Q3K {
             let fields = rows.behind(blocks * 2);
             let bits = fields.behind(blocks * 12);
             let codes = bits.behind(blocks * 32);
-            // Scales of six bits: bytes 0..8 have the lower four of the first int8, then of the others; bytes 8..12 have
-            // the upper two of all.
+            // Scales of six bits: bytes 0..8 have the lower four bits of the first eight scales,
+            // then of the others. Bytes 8..12 have the upper two bits of all.
             let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
             let upper = fields.words::<V>(2);
             for part in 0..2 {
@@ -166,8 +170,9 @@ impl Format for Q4K {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are two scales of two bytes, three words of
-        // scales and 32 words of codes: `i * 8 + j` is below 32. They fill 64 words and 8 groups of the slab of `to`.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are two scales
+        // of two bytes, three words of scales and 32 words of codes: `i * 8 + j` is below 32. They
+        // fill 64 words and 8 groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
@@ -203,9 +208,9 @@ impl Format for Q5K {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are two scales of two bytes, three words of
-        // scales, eight words of fifth bits and 32 words of codes: `j` is below 8 and `i * 8 + j` below 32. They fill 64 words
-        // and 8 groups of the slab of `to`.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are two scales
+        // of two bytes, three words of scales, eight words of fifth bits and 32 words of codes: `j`
+        // is below 8 and `i * 8 + j` below 32. They fill 64 words and 8 groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
@@ -217,7 +222,7 @@ impl Format for Q5K {
             eight_times!(i => {
                 eight_times!(j => {
                     ahead.ask_eighth::<V>(11 * i, 10, j);
-                    // Bit `i` is that of element `32 * i` and following ones.
+                    // Bit `i` belongs to element `32 * i` and the following ones.
                     let bits = bits.words::<V>(j);
                     let both = nibbles.words::<V>(i * 8 + j);
                     let codes = [low::<V>(both), high::<V>(both)];
@@ -247,8 +252,9 @@ impl Format for Q6K {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale, 16 bytes of scales and 48 words
-        // of codes: 24 for each part, of which `3 * j + 2` is the last. They fill 64 words and 16 groups of the slab of `to`.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale, 16
+        // bytes of scales and 48 words of codes: 24 for each part, of which `3 * j + 2` is the
+        // last. They fill 64 words and 16 groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
@@ -279,14 +285,15 @@ impl Format for Q6K {
     }
 }
 
-/// Codes of six bits come from three words each, which lie next to each other: words that are needed together, but lie apart, are more than
-/// some processors' own prefetching can follow.
+/// Fields of Q6_K. Codes of six bits come from three words each, which are adjacent: some hardware
+/// prefetchers cannot follow words that are used together but lie apart.
 const Q6_K_FIELDS: [Field; 50] = {
     let mut fields = [(208, 2, 2); 50];
     fields[1] = (192, 16, 1);
     let mut i = 0;
     while i < 16 {
-        // The lower bits of elements 4 * i and of those 32 behind, and the upper bits of both and of those 64 and 96 behind.
+        // The lower bits of elements 4 * i and of those 32 later, and the upper bits of both and of
+        // those 64 and 96 later.
         let (half, at) = (i / 8, i % 8 * 4);
         fields[2 + 3 * i] = (64 * half + at, 4, 4);
         fields[3 + 3 * i] = (64 * half + at + 32, 4, 4);

@@ -1,7 +1,7 @@
 //! Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0: blocks of 32 with one scale each.
 
-// Loops over arrays of registers are written with indices, and there are no closures with registers: they must become part
-// of functions that may use the instructions.
+// Loops over arrays of registers use indices, and no closures take registers: all code must be
+// inlined into functions that may use the instructions.
 #![allow(clippy::needless_range_loop)]
 
 use super::{four_bits, nibbles};
@@ -11,7 +11,7 @@ use crate::packed::layout::Field;
 use crate::simd::int8::Simd;
 use samite_core::DType;
 
-/// The same with their fifth bits, four bytes for each block.
+/// Does what [`four_bits`] does, with a fifth bit of each code from four more bytes of each block.
 #[inline(always)]
 unsafe fn five_bits<F: Format, V: Simd>(
     rows: Rows,
@@ -19,8 +19,9 @@ unsafe fn five_bits<F: Format, V: Simd>(
     i: usize,
     to: &mut impl Sink<F, V>,
 ) {
-    // SAFETY: block `i` has one word of fifth bits and four of codes, of which `j` is below 4, and `to` a slab with its eight
-    // words from `i * 8` on. Asking for lines is allowed at any address, and the instructions of `V` are there.
+    // SAFETY: block `i` has one word of fifth bits and four of codes, of which `j` is below 4, and
+    // `to` a slab with its eight words from `i * 8` on. Prefetching is allowed at any address, and
+    // the instructions of `V` are available.
     unsafe {
         let ahead = rows.ahead::<F>(i);
         let bits = bits.words::<V>(i);
@@ -37,10 +38,11 @@ unsafe fn five_bits<F: Format, V: Simd>(
     }
 }
 
-/// Gives away minimum `i` of halves that are added, not subtracted.
+/// Passes minimum `i` to `to`, negated because these formats add minimums.
 #[inline(always)]
 unsafe fn negative_minimum<F: Format, V: Simd>(minimums: Rows, i: usize, to: &mut impl Sink<F, V>) {
-    // SAFETY: block `i` has a minimum of two bytes for each row, and it is that of group `i` of the slab of `to`.
+    // SAFETY: block `i` has a minimum of two bytes for each row, and it is that of group `i` of the
+    // slab of `to`.
     unsafe {
         let minimums = minimums.halves::<V>(i);
         to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
@@ -58,8 +60,9 @@ impl Format for Q8_0 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: block `i` is below `blocks`, so it has a scale, and eight words of codes behind the scales of all blocks. It
-        // fills words `i * 8..i * 8 + 8` and group `i` of the slab of `to`.
+        // SAFETY: block `i` is below `blocks`, so it has a scale, and eight words of codes after
+        // the scales of all blocks. It fills words `i * 8..i * 8 + 8` and group `i` of the slab of
+        // `to`.
         unsafe {
             let ahead = rows.ahead::<Self>(i);
             let (scales, codes) = (rows, rows.behind(blocks * 2));
@@ -86,8 +89,8 @@ impl Format for Q4_0 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: block `i` is below `blocks`, so it has a scale, and four words of codes behind the scales of all blocks, as
-        // `four_bits` asks. Group `i` of the slab of `to` is its own.
+        // SAFETY: block `i` is below `blocks`, so it has a scale, and four words of codes after the
+        // scales of all blocks, as `four_bits` requires. Group `i` of the slab of `to` is its own.
         unsafe {
             four_bits::<Self, V>(rows, rows.behind(blocks * 2), i, None, to);
             to.scale(i, rows.halves::<V>(i));
@@ -106,8 +109,9 @@ impl Format for Q4_1 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: block `i` is below `blocks`, so it has a scale, a minimum behind those of all blocks, and four words of codes
-        // behind these, as `four_bits` asks. Group `i` of the slab of `to` is its own.
+        // SAFETY: block `i` is below `blocks`, so it has a scale, a minimum after those of all
+        // blocks, and four words of codes after these, as `four_bits` requires. Group `i` of the
+        // slab of `to` is its own.
         unsafe {
             let minimums = rows.behind(blocks * 2);
             four_bits::<Self, V>(rows, minimums.behind(blocks * 2), i, None, to);
@@ -128,8 +132,9 @@ impl Format for Q5_0 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: block `i` is below `blocks`, so it has a scale, a word of fifth bits behind those of all blocks, and four
-        // words of codes behind these, as `five_bits` asks. Group `i` of the slab of `to` is its own.
+        // SAFETY: block `i` is below `blocks`, so it has a scale, a word of fifth bits after those
+        // of all blocks, and four words of codes after these, as `five_bits` requires. Group `i` of
+        // the slab of `to` is its own.
         unsafe {
             let bits = rows.behind(blocks * 2);
             five_bits::<Self, V>(rows, [bits, bits.behind(blocks * 4)], i, to);
@@ -149,8 +154,9 @@ impl Format for Q5_1 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: block `i` is below `blocks`, so it has a scale, then, each behind those of all blocks, a minimum, a word of
-        // fifth bits and four words of codes. Group `i` of the slab of `to` is its own.
+        // SAFETY: block `i` is below `blocks`, so it has a scale, then, each after those of all
+        // blocks, a minimum, a word of fifth bits and four words of codes. Group `i` of the slab of
+        // `to` is its own.
         unsafe {
             let minimums = rows.behind(blocks * 2);
             let bits = minimums.behind(blocks * 2);

@@ -1,7 +1,7 @@
-//! How packed blocks of each type become bytes, one file for each family of types, and what these have in common.
+//! Decoding of packed blocks to bytes, one file for each family of types, and common functions.
 
-// Loops over arrays of registers are written with indices, and there are no closures with registers: they must become part
-// of functions that may use the instructions.
+// Loops over arrays of registers use indices, and no closures take registers: all code must be
+// inlined into functions that may use the instructions.
 #![allow(clippy::needless_range_loop)]
 
 use super::decode::{Format, Rows, Sink};
@@ -17,7 +17,7 @@ pub(crate) use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub(crate) use ternary::{Tq1_0, Tq2_0};
 
-/// What an expression is for the format of a type, if it can be packed.
+/// Evaluates an expression with the format of a type, if it can be packed.
 macro_rules! for_format {
     ($dtype:expr, $format:ident => $result:expr) => {
         for_format!($dtype, $format => $result; Q8_0 Q8_0, Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, IQ4_NL Iq4Nl,
@@ -36,36 +36,37 @@ macro_rules! for_format {
 }
 pub(crate) use for_format;
 
-/// The lower halves of bytes.
+/// Returns the lower halves of bytes.
 #[inline(always)]
 unsafe fn low<V: Simd>(x: V::Words) -> V::Words {
-    // SAFETY: the instructions of `V` are there, since only functions that were compiled for them call this; no memory is
-    // touched. The same holds for the functions up to `scaled`.
+    // SAFETY: the instructions of `V` are available, since only functions that are compiled for
+    // them call this. No memory is touched. The same holds for the functions up to `scaled`.
     unsafe { V::and(x, V::splat(0x0f0f_0f0f)) }
 }
 
-/// The upper halves of bytes.
+/// Returns the upper halves of bytes.
 #[inline(always)]
 unsafe fn high<V: Simd>(x: V::Words) -> V::Words {
     // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe { low::<V>(V::shr(x, 4)) }
 }
 
-/// `a | b & mask`, with the same mask for all bytes.
+/// Returns `a | b & mask`, with the same mask for all bytes.
 #[inline(always)]
 unsafe fn or_masked<V: Simd>(a: V::Words, b: V::Words, mask: u8) -> V::Words {
     // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe { V::or(a, V::and(b, V::splat(i32::from_ne_bytes([mask; 4])))) }
 }
 
-/// `bits` of whole numbers, the lowest of which is bit `at`.
+/// Returns `bits` bits of integers, the lowest of which is bit `at`.
 #[inline(always)]
 unsafe fn number<V: Simd>(x: V::Words, at: usize, bits: usize) -> V::Words {
     // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe { V::and(V::shr(x, at), V::splat((1 << bits) - 1)) }
 }
 
-/// Each bit moved from place `from` to place `to` of its byte; what the others of the byte are then is not said.
+/// Moves each bit from place `from` to place `to` of its byte. The other bits of the byte are
+/// undefined.
 #[inline(always)]
 unsafe fn moved<V: Simd>(x: V::Words, from: usize, to: usize) -> V::Words {
     // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
@@ -77,7 +78,8 @@ unsafe fn moved<V: Simd>(x: V::Words, from: usize, to: usize) -> V::Words {
     }
 }
 
-/// Scales of six bits with an offset of 32, from the lower four and the upper two bits, times `d`.
+/// Returns scales of six bits with an offset of 32, from the lower four and the upper two bits,
+/// times `d`.
 #[inline(always)]
 unsafe fn six_bit_scale<V: Simd>(low: V::Words, high: V::Words, d: V::Floats) -> V::Floats {
     // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
@@ -87,24 +89,27 @@ unsafe fn six_bit_scale<V: Simd>(low: V::Words, high: V::Words, d: V::Floats) ->
     }
 }
 
-/// Whole numbers times others.
+/// Returns integers times floats.
 #[inline(always)]
 unsafe fn scaled<V: Simd>(numbers: V::Words, d: V::Floats) -> V::Floats {
     // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe { V::mul(V::floats(numbers), d) }
 }
 
-/// The lower and the upper halves of word `i` of each row: in blocks of 32 elements `4 * i..4 * i + 4` and those 16 behind.
+/// Returns the lower and the upper halves of word `i` of each row. In blocks of 32 these are
+/// elements `4 * i..4 * i + 4` and those 16 later.
 #[inline(always)]
 unsafe fn nibbles<V: Simd>(rows: Rows, i: usize) -> [V::Words; 2] {
-    // SAFETY: the block has word `i`, as the format's `unpack` counts them; the rest touches registers only.
+    // SAFETY: the block has word `i`, as the format's `unpack` counts them; the rest touches
+    // registers only.
     unsafe {
         let both = rows.words::<V>(i);
         [low::<V>(both), high::<V>(both)]
     }
 }
 
-/// Gives away the codes of block `i` of 32 elements: halves of bytes, or entries of a table by these.
+/// Passes the codes of block `i` of 32 elements to `to`: halves of bytes, or entries of a table
+/// that they index.
 #[inline(always)]
 unsafe fn four_bits<F: Format, V: Simd>(
     rows: Rows,
@@ -113,8 +118,9 @@ unsafe fn four_bits<F: Format, V: Simd>(
     table: Option<&[i8; 16]>,
     to: &mut impl Sink<F, V>,
 ) {
-    // SAFETY: block `i` has four words of codes, of which `j` is below 4, and `to` a slab with its eight words from `i * 8` on.
-    // Asking for lines is allowed at any address, and the instructions of `V` are there.
+    // SAFETY: block `i` has four words of codes, of which `j` is below 4, and `to` a slab with its
+    // eight words from `i * 8` on. Prefetching is allowed at any address, and the instructions of
+    // `V` are available.
     unsafe {
         let ahead = rows.ahead::<F>(i);
         for j in 0..4 {
@@ -133,10 +139,12 @@ unsafe fn four_bits<F: Format, V: Simd>(
     }
 }
 
-/// Codes of two bits in word `i`: four times four elements, each 32 behind those before.
+/// Returns the codes of two bits in word `i`: four times four elements, each 32 after the previous
+/// ones.
 #[inline(always)]
 unsafe fn two_bits<V: Simd>(rows: Rows, i: usize) -> [V::Words; 4] {
-    // SAFETY: the block has word `i`, as the format's `unpack` counts them; the rest touches registers only.
+    // SAFETY: the block has word `i`, as the format's `unpack` counts them; the rest touches
+    // registers only.
     unsafe {
         let all = rows.words::<V>(i);
         let mut codes = [all; 4];

@@ -1,13 +1,15 @@
-//! Products of packed rows with many columns by AMX, whose instructions multiply tiles: 16 columns with 16 rows, 32
-//! elements of each, at once.
+//! Products of packed rows with many columns on AMX, whose instructions multiply tiles: 16 columns
+//! with 16 rows, 32 elements of each, at once.
 //!
-//! The multipliers are so fast that the rest has to keep up: products are scaled and summed up by AVX-512 while the next
-//! tiles are being multiplied. Codes are signed here, so sums of columns are needed for minimums only.
+//! The multipliers are so fast that the rest has to keep up: AVX-512 scales and sums products while
+//! the next tiles are multiplied. Codes are signed here, so sums of columns are needed only for
+//! minimums.
 //!
-//! The instructions are written out, as the compiler does not have them as functions yet. See chapter 18 of Intel's
-//! [Software Developer's Manual](https://www.intel.com/sdm), volume 1.
+//! The instructions are inline assembly, because the compiler does not have intrinsics for them
+//! yet. See chapter 18 of Intel's [Software Developer's Manual](https://www.intel.com/sdm),
+//! volume 1.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use super::avx512_vnni;
@@ -24,26 +26,26 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-/// Columns from which on tiles are faster, though not all of their places are used.
+/// Minimum number of columns for which tiles are faster, even if partly unused.
 const WORTH_TILES: usize = 12;
 
-/// Columns that are multiplied with one slab.
+/// Number of columns that are multiplied with one slab.
 const COLUMNS: usize = 128;
 
-/// Groups that a tile of columns is multiplied with before their products are summed up.
+/// Number of groups that a tile of columns is multiplied with before their products are summed.
 const PART: usize = 4;
 
 /// Products of the codes of a tile of columns with a part of a panel.
 #[repr(C, align(64))]
 struct Products([[[[i32; LANES]; 2]; PART]; TILE]);
 
-/// What is needed besides weights and columns.
+/// Working memory besides weights and columns.
 #[repr(C, align(64))]
 struct Memory {
     slab: Slab,
-    /// Those of a tile are made while those of the one before are summed up.
+    /// Products of two tiles: one is computed while the other is summed.
     products: [Products; 2],
-    /// Codes of columns that do not lie next to each other.
+    /// Codes of columns that are not contiguous.
     gathered: [[u8; PART * 32]; TILE],
     /// Sums of the parts of a slab, if they are multiplied with the column's scale in the end.
     parts: [Sum; COLUMNS],
@@ -53,20 +55,22 @@ struct Memory {
 /// Multiplies whole panels.
 ///
 /// # Safety
-/// As [`PanelFn`](crate::product::PanelFn), with panels as [`PackedProduct`](crate::packed::PackedProduct) says; AMX must be
-/// there and permitted.
+/// As [`PanelFn`](crate::product::PanelFn), with panels as in
+/// [`PackedProduct`](crate::packed::PackedProduct). AMX must be available and permitted.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
-    // SAFETY: AMX is there and permitted, so that tiles may be configured; panels and columns are as a `PanelFn` asks, and `memory` has room for each part of `COLUMNS` columns.
+    // SAFETY: AMX is available and permitted, so tiles may be configured. Panels and columns
+    // satisfy `PanelFn`, and `memory` has room for each part of `COLUMNS` columns.
     unsafe {
         if columns.len() < WORTH_TILES {
             return super::multiply::<F, avx512_vnni::Instructions>(panel, columns);
         }
         let mut memory = MaybeUninit::<Memory>::uninit();
         let memory = memory.as_mut_ptr();
-        // Rows of a tile behind the last column must hold something.
+        // Rows of a tile after the last column must be initialised.
         (&raw mut (*memory).gathered).write_bytes(0, 1);
-        // Other code in this thread may rely on a configuration of its own: ggml sets one once for each thread.
+        // Other code in this thread may rely on its own configuration: ggml sets one once per
+        // thread.
         let before = Configuration::current();
         Configuration::new(F::GROUP).set();
         for columns in columns.chunks(COLUMNS) {
@@ -78,15 +82,15 @@ pub(crate) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
     }
 }
 
-/// Multiplies the panel that begins at row `row` with at most [`COLUMNS`] columns.
+/// Multiplies the panel that starts at row `row` with at most [`COLUMNS`] columns.
 ///
 /// # Safety
 /// As [`multiply`], with tiles configured.
 #[inline(always)]
 unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memory: *mut Memory) {
-    // SAFETY: `columns` are at most `COLUMNS`, for which `memory` has results and parts. Parts of the panel at `row` have at
-    // most `SLAB` elements, for which its slab has room. Columns have slab `number` at `number * panel.slabs`, and tiles are
-    // configured.
+    // SAFETY: `columns` are at most `COLUMNS`, for which `memory` has results and parts. Parts of
+    // the panel at `row` have at most `SLAB` elements, for which its slab has room. Columns have
+    // slab `number` at `number * panel.slabs`, and tiles are configured.
     unsafe {
         let results = (&raw mut (*memory).results).cast::<Sum>();
         results.write_bytes(0, columns.len());
@@ -99,7 +103,7 @@ unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memor
     }
 }
 
-/// What the products of a format are compiled for.
+/// The scheme that the products of a format are compiled for.
 type SchemeOf<F> = <<F as Format>::Scheme as Scheme>::Wide;
 
 /// Decodes a slab to signed codes.
@@ -110,17 +114,18 @@ type SchemeOf<F> = <<F as Format>::Scheme as Scheme>::Wide;
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn decode<F: Format>(part: &PanelSlab, slab: *mut Slab) {
     for first in (0..PANEL).step_by(LANES) {
-        // SAFETY: `first` is 0 or `LANES`, from which on a register of rows is inside of the panel and of the slab, which is
-        // writable. The features above are those of the registers.
+        // SAFETY: `first` is 0 or `LANES`, from which a register of rows is inside the panel and
+        // the slab, which is writable. The features above are those of the registers.
         unsafe { part.unpack::<F, Zmm<true>, _>(first, &mut Signed(SlabWriter::new(slab, first))) }
     }
 }
 
-/// Multiplies all groups of a decoded slab with all columns, whose slabs begin at byte `at`.
+/// Multiplies all groups of a decoded slab with all columns, whose slabs start at byte `at`.
 ///
 /// # Safety
-/// `groups` groups of the slab in `memory` must be decoded, `columns`, at most [`COLUMNS`], have a slab at byte `at`, tiles be
-/// configured for the scheme, and the instructions be there.
+/// `groups` groups of the slab in `memory` must be decoded. `columns`, at most [`COLUMNS`], must
+/// have a slab at byte `at`. Tiles must be configured for the scheme, and the instructions must be
+/// available.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn all_groups<S: Scheme>(memory: *mut Memory, at: usize, groups: usize, columns: &[Column]) {
@@ -132,8 +137,9 @@ unsafe fn all_groups<S: Scheme>(memory: *mut Memory, at: usize, groups: usize, c
             groups,
             scheme: PhantomData,
         };
-        // SAFETY: `first` is below `groups`, and each arm takes as many groups as are left from there, at most `PART`. The slab
-        // is decoded, columns have a slab at byte `at`, and the instructions are there.
+        // SAFETY: `first` is below `groups`, and each arm takes as many groups as are left from
+        // there, at most `PART`. The slab is decoded, columns have a slab at byte `at`, and the
+        // instructions are available.
         unsafe {
             match groups - first {
                 1 => part.all::<1>(columns),
@@ -145,18 +151,19 @@ unsafe fn all_groups<S: Scheme>(memory: *mut Memory, at: usize, groups: usize, c
     }
 }
 
-/// Where the parts of a column's slab are.
+/// Returns the layout of a column's slab.
 const fn layout<S: Scheme>() -> ColumnSpec {
     column_layout::<S>()
 }
 
-/// Makes codes signed.
+/// Sink wrapper that makes codes signed.
 struct Signed(SlabWriter);
 
 impl<F: Format> Sink<F, Zmm<true>> for Signed {
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: __m512i) {
-        // SAFETY: the subtraction touches registers only, and the slab of the writer has word `i`, as the caller says.
+        // SAFETY: the subtraction touches registers only, and the slab of the writer has word `i`,
+        // as the caller guarantees.
         unsafe {
             let codes = match F::SUMS {
                 Sums::Offset(offset) => _mm512_sub_epi8(codes, _mm512_set1_epi8(offset as i8)),
@@ -168,13 +175,15 @@ impl<F: Format> Sink<F, Zmm<true>> for Signed {
 
     #[inline(always)]
     unsafe fn scale(&mut self, group: usize, scales: __m512) {
-        // SAFETY: the slab of the writer has group `group`, as the caller says; nothing is done here.
+        // SAFETY: the slab of the writer has group `group`, as the caller guarantees. Nothing else
+        // is done here.
         unsafe { Sink::<F, Zmm<true>>::scale(&mut self.0, group, scales) }
     }
 
     #[inline(always)]
     unsafe fn minimum(&mut self, group: usize, minimums: __m512) {
-        // SAFETY: the slab of the writer has group `group`, as the caller says; nothing is done here.
+        // SAFETY: the slab of the writer has group `group`, as the caller guarantees. Nothing else
+        // is done here.
         unsafe { Sink::<F, Zmm<true>>::minimum(&mut self.0, group, minimums) }
     }
 }
@@ -182,11 +191,11 @@ impl<F: Format> Sink<F, Zmm<true>> for Signed {
 /// Up to [`PART`] groups of a slab.
 struct GroupBlock<S> {
     memory: *mut Memory,
-    /// Where the slab begins in a column, in bytes.
+    /// Offset of the slab in a column, in bytes.
     at: usize,
     /// The first group in the slab.
     first: usize,
-    /// Groups of the slab.
+    /// Number of groups of the slab.
     groups: usize,
     scheme: PhantomData<S>,
 }
@@ -198,13 +207,15 @@ impl<S: Scheme> GroupBlock<S> {
     /// As [`all_groups`], with `N` groups from `first` on.
     #[inline(always)]
     unsafe fn all<const N: usize>(&self, columns: &[Column]) {
-        // SAFETY: `N` groups from `first` on are in the decoded slab. `columns` are at most `COLUMNS`, for which there are
-        // results and parts; a tile's products are stored one step after they are made, and summed up before the second tile
-        // behind takes their place. Tiles are configured, and the instructions are there.
+        // SAFETY: `N` groups from `first` are in the decoded slab. `columns` are at most `COLUMNS`,
+        // for which there are results and parts. A tile's products are stored one step after they
+        // are computed, and summed before the second tile after them overwrites them. Tiles are
+        // configured, and the instructions are available.
         unsafe {
             let weights = Weights::<N>::load::<S>(&raw const (*self.memory).slab, self.first);
-            // Three things go on at a time: a tile of columns is multiplied with one group in each step; the products of
-            // the step before are stored; and some columns of the tile before that are summed up.
+            // Three things overlap: a tile of columns is multiplied with one group in each step,
+            // the products of the previous step are stored, and some columns of the previous tile
+            // are summed.
             let steps = columns.len().div_ceil(TILE) * N;
             let (mut codes, mut stride) = (std::ptr::null(), 0);
             for step in 0..steps + N + 1 {
@@ -241,7 +252,7 @@ impl<S: Scheme> GroupBlock<S> {
         }
     }
 
-    /// Asks for what is needed of a column.
+    /// Prefetches the parts of a column that are needed.
     #[inline(always)]
     fn ask_for(&self, column: &Column) {
         let codes = column.x.wrapping_add(self.at + self.first * S::GROUP);
@@ -249,7 +260,7 @@ impl<S: Scheme> GroupBlock<S> {
         prefetch(codes.wrapping_add(64));
     }
 
-    /// Where the codes of a tile of columns begin, and the distance of columns.
+    /// Returns the address of the codes of a tile of columns, and the distance of columns.
     #[inline(always)]
     unsafe fn codes_of(&self, tile: &[Column]) -> (*const u8, usize) {
         let stride = layout::<S>().slab_bytes();
@@ -257,9 +268,10 @@ impl<S: Scheme> GroupBlock<S> {
         if are_regular(tile, stride) {
             return (tile[0].x.wrapping_add(at), stride);
         }
-        // SAFETY: columns have a slab at byte `self.at`, of which `PART * GROUP` bytes are read from `first * GROUP` on:
-        // `first` is a multiple of `PART`, so that they end inside of its `SLAB` codes. `gathered` has `TILE` rows of `PART *
-        // 32` bytes, and groups have at most 32 elements; it is other memory.
+        // SAFETY: columns have a slab at byte `self.at`. `PART * GROUP` bytes are read from
+        // `first * GROUP`. `first` is a multiple of `PART`, so they end inside the slab's `SLAB`
+        // codes. `gathered` has `TILE` rows of `PART * 32` bytes, and groups have at most 32
+        // elements. It is other memory.
         unsafe {
             let gathered = &raw mut (*self.memory).gathered;
             for (to, column) in (*gathered).iter_mut().zip(tile) {
@@ -274,14 +286,15 @@ impl<S: Scheme> GroupBlock<S> {
     /// Multiplies the codes of a tile of columns with those of a group.
     #[inline(always)]
     unsafe fn multiply(&self, x: *const u8, stride: usize, step: usize, group: usize) {
-        // SAFETY: tiles are configured for 16 columns of `S::GROUP` bytes, `stride` apart at `x`, and for `S::GROUP / 4` rows
-        // of weights, 128 bytes apart: those of group `first + group`, which the slab has.
+        // SAFETY: tiles are configured for 16 columns of `S::GROUP` bytes, `stride` apart at `x`,
+        // and for `S::GROUP / 4` rows of weights, 128 bytes apart: those of group `first + group`,
+        // which the slab has.
         unsafe {
             let weights = (&raw const (*self.memory).slab.codes)
                 .cast::<u8>()
                 .add((self.first + group) * S::GROUP * PANEL);
             let x = x.add(group * S::GROUP);
-            // Two sets of tiles in turn: one is stored while the other is being made.
+            // Alternates between two sets of tiles: one is stored while the other is computed.
             if step.is_multiple_of(2) {
                 multiply_tile!("tmm0", "tmm1", "tmm4", x, stride, weights);
             } else {
@@ -293,8 +306,9 @@ impl<S: Scheme> GroupBlock<S> {
     /// Stores the products of a tile of columns with a group.
     #[inline(always)]
     unsafe fn store(&self, step: usize, group: usize, number: usize) {
-        // SAFETY: `group` is below `PART`, so that products of 16 columns with 32 rows fit, each column `PART * PANEL * 4`
-        // bytes behind the one before, as `Products` has them. `number % 2` is one of two.
+        // SAFETY: `group` is below `PART`, so that products of 16 columns with 32 rows fit, each
+        // column `PART * PANEL * 4` bytes after the one before, as `Products` has them. `number %
+        // 2` is one of two.
         unsafe {
             let products = (&raw mut (*self.memory).products[number % 2])
                 .cast::<u8>()
@@ -310,9 +324,9 @@ impl<S: Scheme> GroupBlock<S> {
     /// Adds the products of column number `c` to its sums.
     #[inline(always)]
     unsafe fn sum_up<const N: usize>(&self, weights: &Weights<N>, column: &Column, c: usize) {
-        // SAFETY: `c` is below the number of columns, at most `COLUMNS`; the products of its tile are stored. The column has a
-        // slab at byte `at`, whose scales and sums are aligned to 4. Sums and products of half a panel are 64 bytes in memory
-        // that is aligned to 64.
+        // SAFETY: `c` is below the number of columns, at most `COLUMNS`; the products of its tile
+        // are stored. The column has a slab at byte `at`, whose scales and sums are aligned to 4.
+        // Sums and products of half a panel are 64 bytes in memory that is aligned to 64.
         unsafe {
             let x = column.x.add(self.at);
             let products = &raw const (*self.memory).products[c / TILE % 2].0[c % TILE];
@@ -377,7 +391,8 @@ struct Weights<const N: usize> {
 impl<const N: usize> Weights<N> {
     #[inline(always)]
     unsafe fn load<S: Scheme>(slab: *const Slab, first: usize) -> Self {
-        // SAFETY: the slab has `N` groups from `first` on, each with two halves of 16 scales and minimums, aligned to 64.
+        // SAFETY: the slab has `N` groups from `first` on, each with two halves of 16 scales and
+        // minimums, aligned to 64.
         unsafe {
             let zero = _mm512_setzero_ps();
             let all = |from: *const [[f32; LANES]; 2]| {
@@ -469,7 +484,7 @@ mod tests {
             reading: crate::product::Reading::DEFAULT,
             scratch: std::ptr::null_mut(),
         };
-        // SAFETY: AMX was detected; everything is as large as it has to be.
+        // SAFETY: AMX was detected, and everything has the required size.
         let [during, after] = unsafe {
             Configuration::new(16).set();
             multiply::<Q8_0>(&panel, &columns);

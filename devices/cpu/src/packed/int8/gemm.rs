@@ -1,7 +1,8 @@
-//! Products with many columns: a slab of a panel is decoded to bytes in the first-level cache, then multiplied with all columns by a
-//! micro-kernel, a few registers of rows and columns at a time. Micro-kernels exist once for each [`Scheme`], not for each type.
+//! Products with many columns. A slab of a panel is decoded to bytes in the L1 cache, then
+//! multiplied with all columns by a micro-kernel, a few registers of rows and columns at a time.
+//! Micro-kernels exist once for each [`Scheme`], not for each type.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use super::{Level, first_sums, is_offset, scaled, store_sums};
@@ -13,8 +14,9 @@ use crate::product::{Column, Panel};
 use crate::simd::int8::{Simd, steps_between_carries};
 use std::mem::MaybeUninit;
 
-/// Most columns that are multiplied with one slab, so many that unpacking it takes little of the time: a multiple of how many
-/// are multiplied at a time, which equal parts are rounded up to.
+/// Maximum number of columns that are multiplied with one slab, large enough that unpacking it
+/// takes little of the time. It is a multiple of the number multiplied at a time, to which equal
+/// parts are rounded up.
 pub(crate) const COLUMNS: usize = 528;
 
 /// Room for slabs of columns.
@@ -32,9 +34,10 @@ pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Col
     let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
     let beside = are_side_by_side(columns, F::COLUMNS.slab_bytes());
     for row in (0..panel.rows).step_by(PANEL) {
-        // SAFETY: whole panels lie in packed memory, whose parts have at most `SLAB` elements, for which `slab` has room.
-        // `results` has room for `COLUMNS` sums: all columns, and one more where their number is odd. `slab` and `results` are
-        // memory of this function alone, and the instructions of `L` are there.
+        // SAFETY: packed memory has whole panels, whose parts have at most `SLAB` elements, for
+        // which `slab` has room. `results` has room for `COLUMNS` sums: all columns, and one more
+        // if their number is odd. Only this function uses `slab` and `results`, and the
+        // instructions of `L` are available.
         unsafe {
             results.write_bytes(0, COLUMNS.min(columns.len() + 1));
             for part in PanelSlab::all::<F>(panel, row) {
@@ -63,25 +66,27 @@ pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Col
 #[derive(Clone, Copy)]
 pub(crate) struct Strip {
     slab: *const Slab,
-    /// Whether columns' slabs lie [side by side](are_side_by_side).
+    /// True if columns' slabs are [adjacent](are_side_by_side).
     beside: bool,
     /// The first row.
     first: usize,
-    /// Where the next slab of weights lies.
+    /// Address of the next slab of weights.
     weights: *const u8,
-    /// How many of its lines are asked for with each group, if all are asked for with the first tile of columns.
+    /// Number of its lines to prefetch with each group, if all are prefetched with the first tile
+    /// of columns.
     lines: usize,
-    /// Whether they are asked for with the first [`ASKING`] tiles of columns.
+    /// True if they are prefetched with the first [`ASKING`] tiles of columns.
     spread: bool,
-    /// Where the slab begins in a column, in bytes.
+    /// Offset of the slab in a column, in bytes.
     at: usize,
-    /// Where the next one begins, seen from there.
+    /// Distance to the next slab.
     next: usize,
     groups: usize,
 }
 
 impl Strip {
-    /// The first line of weights that a tile of columns asks for, and how many it asks for with each group.
+    /// Returns the first line of weights that a tile of columns prefetches, and the number that it
+    /// prefetches with each group.
     #[inline(always)]
     fn weights_to_ask_for(&self, tile: usize) -> (*const u8, usize) {
         let (skipped, lines) = match (self.first, self.spread) {
@@ -105,15 +110,16 @@ impl Strip {
         let (full, rest) = columns.as_chunks::<C>();
         let mut copy = MaybeUninit::<Tile<C>>::uninit();
         let copy = copy.as_mut_ptr().cast::<u8>();
-        // What comes behind so many columns is not in the first-level cache.
+        // The data after this many columns is not in the L1 cache.
         let next = |count: usize| match columns.get(count) {
             Some(next) => next.x.wrapping_add(self.at),
             None => columns[0].x.wrapping_add(self.at + self.next),
         };
         let bytes = column_layout::<S>().slab_bytes();
-        // SAFETY: columns have a slab of `bytes` bytes at byte `at`, and `copy` room for `C` of them: enough for `rest`, which
-        // is shorter, and its last one again. `results` has room for the sums of one column more where their number is odd. The
-        // slab is decoded, and the instructions are there.
+        // SAFETY: columns have a slab of `bytes` bytes at byte `at`, and `copy` has room for `C` of
+        // them. That suffices for `rest`, which is shorter, and its last one again. `results` has
+        // room for the sums of one more column if their number is odd. The slab is decoded, and the
+        // instructions are available.
         unsafe {
             for (i, tile) in full.iter().enumerate() {
                 let x = side_by_side(tile, self.beside, self.at, bytes, copy);
@@ -123,7 +129,8 @@ impl Strip {
             if rest.is_empty() {
                 return;
             }
-            // An odd last column is multiplied twice: for each number of columns there would be as much code again.
+            // An odd last column is multiplied twice. Otherwise each number of columns would need
+            // its own code.
             let last = rest.len() - 1;
             let is_odd = last.is_multiple_of(2);
             let x = side_by_side(rest, self.beside && !is_odd, self.at, bytes, copy);
@@ -142,13 +149,14 @@ impl Strip {
         }
     }
 
-    /// Multiplies rows with the columns whose slabs are at `x`, one behind the other, and adds the products to `results`.
-    /// Meanwhile asks for as many slabs from `next` on and, if this is one of the first tiles of columns, for the weights that
-    /// come next.
+    /// Multiplies rows with the columns whose slabs are at `x`, one after the other, and adds the
+    /// products to `results`. Meanwhile prefetches as many slabs from `next` and, in the first
+    /// tiles of columns, the weights that come next.
     ///
     /// # Safety
-    /// `groups` groups of the slab must be unpacked for `R` registers of rows from `first` on, `C` slabs of columns be readable at `x`,
-    /// one behind the other and aligned to 4, and their sums be writable at `results`, elsewhere. The instructions of `V` must be there.
+    /// `groups` groups of the slab must be unpacked for `R` registers of rows from `first`. `C`
+    /// slabs of columns must be readable at `x`, one after the other and aligned to 4, and their
+    /// sums must be writable at `results`, elsewhere. The instructions of `V` must be available.
     #[inline(always)]
     unsafe fn run<S: Scheme, V: Simd, const R: usize, const C: usize>(
         &self,
@@ -158,9 +166,10 @@ impl Strip {
         tile: usize,
     ) {
         let (mut ask, lines) = self.weights_to_ask_for(tile);
-        // SAFETY: `C` slabs lie one behind the other at `x`, with codes, scales, sums and starts where the layout says, aligned
-        // to 4. `R` registers of rows from `self.first` on are inside of the panel, groups below `groups` inside of the decoded
-        // slab, and `results` has sums of `C` columns, which are other memory. Asking for lines is allowed at any address.
+        // SAFETY: `C` slabs are at `x`, one after the other, with codes, scales, sums and starts as
+        // in the layout, aligned to 4. `R` registers of rows from `self.first` are inside the
+        // panel, groups below `groups` are inside the decoded slab, and `results` has sums of `C`
+        // columns, in other memory. Prefetching is allowed at any address.
         unsafe {
             let zero = V::splat_float(0.0);
             let row = |r: usize| self.first + r * V::LANES;
@@ -239,7 +248,7 @@ impl Strip {
         }
     }
 
-    /// Adds the products of a group to sums; `x` are the columns' slabs.
+    /// Adds the products of a group to sums. `x` are the columns' slabs.
     ///
     /// # Safety
     /// As [`run`](Strip::run).
@@ -269,7 +278,7 @@ impl Strip {
                         let x = x[c].add(4 * (at + i)).cast::<i32>();
                         let x = V::splat(x.read_unaligned());
                         for r in 0..R {
-                            // Nothing is added to what is zero.
+                            // The first product initialises the sum.
                             if (first + i).is_multiple_of(between) {
                                 V::dot(&mut sums[c][r], w[r], x, S::FULL);
                             } else {
@@ -285,7 +294,8 @@ impl Strip {
         }
     }
 
-    /// [`products`](Strip::products), of two columns at a time as long as there are two.
+    /// Does what [`products`](Strip::products) does, for two columns at a time as long as there are
+    /// two.
     ///
     /// # Safety
     /// As [`run`](Strip::run).
@@ -296,8 +306,9 @@ impl Strip {
         x: [*const u8; C],
         sums: &mut [[V::Sum; R]; C],
     ) {
-        // SAFETY: words `at` and `at + 1` are of `group`, which is below `groups`: `i + 1` is below `GROUP / 4`. Slabs of
-        // columns have the eight codes from byte `4 * at` on. The instructions of `V` are there.
+        // SAFETY: words `at` and `at + 1` are of `group`, which is below `groups`: `i + 1` is below
+        // `GROUP / 4`. Slabs of columns have the eight codes from byte `4 * at` on. The
+        // instructions of `V` are available.
         unsafe {
             for c in (1..C).step_by(2) {
                 for r in 0..R {
@@ -331,14 +342,15 @@ impl Strip {
         }
     }
 
-    /// Four codes of each row of register `r`.
+    /// Loads four codes of each row of register `r`.
     ///
     /// # Safety
     /// As [`run`](Strip::run).
     #[inline(always)]
     unsafe fn codes<V: Simd>(&self, at: usize, r: usize) -> V::Words {
         let row = self.first + r * V::LANES;
-        // SAFETY: `at` is a word of a group that the slab has, and `V::LANES` rows from `row` on are inside of the panel.
+        // SAFETY: `at` is a word of a group that the slab has, and `V::LANES` rows from `row` on
+        // are inside the panel.
         unsafe { V::load((&raw const (*self.slab).codes[at][row]).cast()) }
     }
 }

@@ -1,8 +1,9 @@
-//! Products with one column, up to four with AVX2, up to eight with AVX-512: codes are multiplied as they come out of memory.
+//! Products with one column, up to four with AVX2, up to eight with AVX-512: codes are multiplied
+//! directly after loading.
 //!
-//! Each type has its own code here, as decoding and multiplying are one loop.
+//! Each type has its own code here, because decoding and multiplying form one loop.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use super::{first_sums, gemv_columns, is_offset, scaled, store_sums};
@@ -14,21 +15,22 @@ use crate::product::{Column, Panel, Reading};
 use crate::simd::int8::{Simd, steps_between_carries};
 use samite_core::DType;
 
-/// Whether a group has two sums of products at a time. More columns keep the multipliers busy without.
+/// Returns whether a group has two independent sums of products. More columns keep the multipliers
+/// busy without them.
 #[inline(always)]
 const fn is_split<F: Format>(columns: usize) -> bool {
     F::MIXED == 1 && columns < 4
 }
 
-/// Whether multiplying codes as they come takes longer than reading them.
+/// Returns whether multiplying the codes takes longer than reading them.
 #[inline(always)]
 const fn is_busy<F: Format>(columns: usize) -> bool {
     columns == 8 && !matches!(F::DTYPE, DType::Q8_0)
 }
 
-/// Returns the number of words after which sums must be [carried](Simd::carry). A multiple of it
-/// tells when: words of a sum come in order, except where codes are halves of bytes and both halves
-/// of a group share a sum. Then sums are carried after each word.
+/// Returns the number of words after which sums must be [carried](Simd::carry). Sums are carried
+/// after multiples of it: words of a sum come in order, unless codes are halves of bytes and both
+/// halves of a group share a sum. Then sums are carried after each word.
 const fn gemv_steps_between_carries<F: Format>(columns: usize) -> usize {
     let steps = steps_between_carries(F::LARGEST, F::GROUP / 4);
     if steps == F::GROUP / 4 || is_split::<F>(columns) || F::MIXED > 1 {
@@ -38,7 +40,7 @@ const fn gemv_steps_between_carries<F: Format>(columns: usize) -> usize {
     }
 }
 
-/// Multiplies panels with `C` columns, in some streams one among the other.
+/// Multiplies panels with `C` columns, interleaving several streams.
 ///
 /// # Safety
 /// As [`multiply`](super::multiply).
@@ -49,7 +51,7 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
 ) {
     let Reading { ahead, streams } = panel.reading;
     let panels = panel.rows.div_ceil(PANEL);
-    // Each stream has panels that lie one after the other.
+    // Each stream has consecutive panels.
     let run = panels.div_ceil(streams.clamp(1, STREAMS));
     for first in 0..run {
         let mut results = [const { Results([[[0.0; LANES]; 2]; C]) }; STREAMS];
@@ -91,28 +93,30 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
     }
 }
 
-/// Most panels that few columns are multiplied with one among the other.
+/// Maximum number of interleaved panels with few columns.
 const STREAMS: usize = 4;
 
-/// Most groups whose codes come one among the other.
+/// Maximum number of groups whose codes are interleaved.
 const MOST_MIXED: usize = 8;
 
 /// Multiplies rows of a register with columns while they are unpacked.
 struct GemvSums<V: Simd, const C: usize> {
     /// The columns' slabs.
     x: [*const u8; C],
-    /// Products of codes, for each group whose codes come now; two sums where that is one, so that none is waited for.
+    /// Sums of products of codes, for each of the current groups. Groups with a single sum use two,
+    /// so that they are independent.
     whole: [[[V::Sum; 2]; C]; MOST_MIXED],
-    /// Without the column's scale if there is one for the slab.
+    /// Sums before multiplication with the column's scale, if there is one for the slab.
     sums: [V::Floats; C],
-    /// How many bytes before they come weights are asked for.
+    /// Prefetch distance of weights in bytes.
     ahead: usize,
 }
 
 impl<V: Simd, const C: usize> GemvSums<V, C> {
     #[inline(always)]
     unsafe fn new(x: [*const u8; C], ahead: usize) -> Self {
-        // SAFETY: only registers are touched; `multiply`, which calls this, is compiled for the instructions of `V`.
+        // SAFETY: only registers are touched; `multiply`, which calls this, is compiled for the
+        // instructions of `V`.
         unsafe {
             GemvSums {
                 x,
@@ -123,7 +127,7 @@ impl<V: Simd, const C: usize> GemvSums<V, C> {
         }
     }
 
-    /// Which sums a group has.
+    /// Returns the index of a group's sums.
     #[inline(always)]
     fn place<F: Format>(group: usize) -> usize {
         const { assert!(F::MIXED <= MOST_MIXED) };
@@ -132,7 +136,7 @@ impl<V: Simd, const C: usize> GemvSums<V, C> {
 }
 
 impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
-    // Measured: what the compiler makes of plain halves of bytes and one column is better.
+    // Measured: for plain halves of bytes and one column, the compiler's order is better.
     const EVENLY: bool = if C == 1 {
         F::LARGEST != 15
     } else {
@@ -143,8 +147,8 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
         self.ahead
     }
 
-    // Where multipliers are the limit, addresses with an index take another instruction each time; where adders have room left, loops are
-    // faster.
+    // Where multipliers are the limit, indexed addresses would cost another instruction each time.
+    // Where adders have room left, loops are faster.
     const UNROLLED: bool = is_busy::<F>(C);
 
     #[inline(always)]
@@ -152,12 +156,13 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
         let place = Self::place::<F>(i / (F::GROUP / 4));
         let chain = if is_split::<F>(C) { i / 4 % 2 } else { 0 };
         for c in 0..C {
-            // SAFETY: `i` is below `SLAB / 4`, and columns' slabs, aligned to 4, have as many words of codes, and a sum for
-            // each group. `place` is below `MIXED`, and `chain` is 0 or 1. The instructions of `V` are there.
+            // SAFETY: `i` is below `SLAB / 4`, and columns' slabs, aligned to 4, have as many words
+            // of codes, and a sum for each group. `place` is below `MIXED`, and `chain` is 0 or 1.
+            // The instructions of `V` are available.
             unsafe {
                 let x = self.x[c].add(4 * i).cast::<i32>().read_unaligned();
                 let whole = &mut self.whole[place][c][chain];
-                // With a group's first codes, the sum starts.
+                // The sum starts with a group's first codes.
                 if C > 1 && is_offset::<F::Scheme, V>() && i.is_multiple_of(F::GROUP / 4) {
                     let start = self.x[c].add(F::COLUMNS.sums_at() + i / (F::GROUP / 4) * 4);
                     *whole = V::start(V::splat(start.cast::<i32>().read()));
@@ -175,8 +180,8 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
     unsafe fn scale(&mut self, group: usize, scales: V::Floats) {
         let place = Self::place::<F>(group);
         for c in 0..C {
-            // SAFETY: columns' slabs, aligned to 4, have a sum for this group, and a scale if each group has one. The
-            // instructions of `V` are there.
+            // SAFETY: columns' slabs, aligned to 4, have a sum for this group, and a scale if each
+            // group has one. The instructions of `V` are available.
             unsafe {
                 let chains = &mut self.whole[place][c];
                 if const { gemv_steps_between_carries::<F>(C) } == F::GROUP / 4 {
@@ -190,7 +195,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
                 }
                 *chains = [V::start(V::splat(0)); 2];
                 if C == 1 && is_offset::<F::Scheme, V>() {
-                    // An addition, since the compiler then leaves requests for memory where they are.
+                    // An addition, because the compiler then does not move the prefetches.
                     let start = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
                     whole = V::add(whole, V::splat(start.cast::<i32>().read()));
                 }
@@ -209,7 +214,8 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
     #[inline(always)]
     unsafe fn minimum(&mut self, group: usize, minimums: V::Floats) {
         for c in 0..C {
-            // SAFETY: columns' slabs, aligned to 4, have a sum for this group. The instructions of `V` are there.
+            // SAFETY: columns' slabs, aligned to 4, have a sum for this group. The instructions of
+            // `V` are available.
             unsafe {
                 let sum = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
                 let sum = V::splat_float(sum.cast::<f32>().read());

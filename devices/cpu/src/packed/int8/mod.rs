@@ -1,16 +1,17 @@
 //! Products of packed rows with columns of 8 bits.
 //!
-//! - [`gemv`]: few columns. Codes are multiplied as they come out of memory.
-//! - [`gemm`]: more columns. A slab of a panel, 32 rows of up to 256 elements, is decoded to bytes in the first-level cache. The
-//!   micro-kernel multiplies it with all columns, a few registers of rows and columns at a time.
+//! - [`gemv`]: few columns. Codes are multiplied directly after loading.
+//! - [`gemm`]: more columns. A slab of a panel, 32 rows of up to 256 elements, is decoded to bytes
+//!   in the L1 cache. The micro-kernel multiplies it with all columns, a few registers of rows and
+//!   columns at a time.
 //! - `amx`: more columns with AMX, tile by tile.
 //!
 //! Products of a slab are added to sums in memory.
 //!
-//! Each element of a result is summed in one order whatever the number of rows and columns is, whichever of these ways it
-//! takes, and whatever the instruction set is.
+//! Each element of a result is summed in the same order, whatever the number of rows and columns,
+//! the method and the instruction set.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 #[cfg(target_arch = "x86_64")]
@@ -34,18 +35,18 @@ use std::array::from_fn;
 
 use gemm::Strip;
 
-/// The product for a type and what it needs columns to be.
+/// Returns the product for a type and its requirements for columns.
 pub(crate) fn product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
     for_format!(dtype, F => compiled::<F>(isa))
 }
 
-/// The product of portable code.
+/// Returns the product of portable code.
 #[cfg(test)]
 pub(crate) fn portable_product(dtype: DType) -> Option<PanelFn> {
     for_format!(dtype, F => product_of::<F, portable::Instructions>().0)
 }
 
-/// The product for an instruction set, whose token proves that the function may be called.
+/// Returns the product for an instruction set, whose token proves that the function may be called.
 fn compiled<F: Format>(isa: Isa) -> (PanelFn, ColumnSpec) {
     match isa {
         // With shorter groups, tiles are not faster.
@@ -69,20 +70,23 @@ fn compiled<F: Format>(isa: Isa) -> (PanelFn, ColumnSpec) {
     }
 }
 
-/// The product for an instruction set.
+/// Returns the product for an instruction set.
 fn product_of<F: Format, L: Level>() -> (PanelFn, ColumnSpec) {
     (multiply::<F, L>, F::COLUMNS)
 }
 
-/// An instruction set that products are compiled for. Its functions stay functions of their own, so that each is compiled once.
+/// Instruction set that products are compiled for. Its functions are not inlined, so that each is
+/// compiled once.
 ///
 /// # Safety
-/// The instruction set must be there. The rest is as said where the functions of the same name are.
+/// The instruction set must be available. The functions of the same name document the other
+/// requirements.
 pub(crate) trait Level {
     type Simd: Simd;
-    /// What micro-kernels are compiled for: the scheme of a format, or its [wide](Scheme::Wide) one.
+    /// Scheme that micro-kernels are compiled for: that of a format, or its [wide](Scheme::Wide)
+    /// one.
     type Scheme<S: Scheme>: Scheme;
-    /// Rows and columns that the micro-kernel multiplies at a time.
+    /// Number of row registers and of columns that the micro-kernel multiplies at a time.
     const ROWS: usize;
     const COLUMNS: usize;
 
@@ -92,7 +96,8 @@ pub(crate) trait Level {
     unsafe fn strip<S: Scheme>(strip: &Strip, columns: &[Column], results: *mut Sum);
 }
 
-/// Compiles products for one instruction set: so many registers of rows with so many columns at a time.
+/// Compiles products for one instruction set, with the given numbers of row registers and columns
+/// per tile.
 macro_rules! compile {
     ($name:ident, $simd:ty, $scheme:ident, $rows:literal x $columns:literal $(, $features:literal)?) => {
         pub(crate) mod $name {
@@ -109,34 +114,35 @@ macro_rules! compile {
                 #[inline(never)]
                 $(#[target_feature(enable = $features)])?
                 unsafe fn gemv<F: Format, const C: usize>(panel: &Panel, columns: &[Column; C]) {
-                    // SAFETY: the features above are those of the registers, and only a detected instruction set leads here; the
-                    // rest is asked of the caller of `gemv` in the same words.
+                    // SAFETY: the features above are those of the registers, and only a detected
+                    // instruction set leads here; the rest is asked of the caller of `gemv` in the
+                    // same words.
                     unsafe { super::gemv::multiply::<F, $simd, C>(panel, columns) }
                 }
 
                 #[inline(never)]
                 $(#[target_feature(enable = $features)])?
                 unsafe fn gemm<F: Format>(panel: &Panel, columns: &[Column]) {
-                    // SAFETY: the features above are those of the registers, and only a detected instruction set leads here;
-                    // panels and columns are as `gemm` asks.
+                    // SAFETY: the features above are those of the registers, and only a detected
+                    // instruction set leads here; panels and columns are as `gemm` requires.
                     unsafe { super::gemm::multiply::<F, Self>(panel, columns) }
                 }
 
                 #[inline(never)]
                 $(#[target_feature(enable = $features)])?
                 unsafe fn decode<F: Format>(part: &PanelSlab, slab: *mut Slab) {
-                    // SAFETY: the features above are those of the registers. The part of the panel is there, and `slab`
-                    // writable, as the caller says.
+                    // SAFETY: the features above are those of the registers. The part of the panel
+                    // is there, and `slab` writable, as the caller guarantees.
                     unsafe { part.decode::<F, $simd>(slab) }
                 }
 
                 #[inline(never)]
                 $(#[target_feature(enable = $features)])?
                 unsafe fn strip<S: Scheme>(strip: &Strip, columns: &[Column], results: *mut Sum) {
-                    // A copy, whose fields stay in registers.
+                    // A copy, so that its fields stay in registers.
                     let strip = *strip;
-                    // SAFETY: the features above are those of the registers. The slab is decoded, and columns and their sums
-                    // are there, as the caller says.
+                    // SAFETY: the features above are those of the registers. The slab is decoded,
+                    // and columns and their sums are there, as the caller guarantees.
                     unsafe { strip.all::<S, $simd, $rows, $columns>(columns, results) }
                 }
             }
@@ -144,7 +150,7 @@ macro_rules! compile {
     };
 }
 
-/// The scheme that micro-kernels are compiled for.
+/// Selects the scheme that micro-kernels are compiled for.
 macro_rules! scheme {
     ($scheme:ident, narrow) => {
         $scheme
@@ -175,8 +181,8 @@ pub(crate) use portable as base;
 #[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 compile!(portable, simd::generic_int8::Portable, wide, 1 x 2);
 
-/// Most columns that are multiplied with codes as they come out of memory: all sums must stay in registers, of which codes of five
-/// bits need some, too.
+/// Returns the maximum number of columns whose codes are multiplied directly after loading. All
+/// sums must stay in registers, and codes of five bits also need some.
 #[inline(always)]
 const fn gemv_columns<F: Format, V: Simd>() -> usize {
     match F::LARGEST {
@@ -186,22 +192,24 @@ const fn gemv_columns<F: Format, V: Simd>() -> usize {
     }
 }
 
-/// Whether sums of products start with what the offset of codes adds.
+/// Returns whether sums of products start with the contribution of the codes' offset.
 #[inline(always)]
 const fn is_offset<S: Scheme, V: Simd>() -> bool {
     !(S::MINIMUMS || S::FULL && V::SIGNED)
 }
 
-/// A group's products of codes, times the scales of rows, rounded once: for columns with a scale for each group.
+/// Returns a group's products of codes, times the scales of rows, rounded once. For columns with a
+/// scale for each group.
 ///
 /// # Safety
-/// The instructions must be there.
+/// The instructions must be available.
 #[inline(always)]
 unsafe fn scaled<S: Scheme, V: Simd>(products: V::Words, scales: V::Floats) -> V::Floats {
     // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe {
         if S::Scales::BITS && is_offset::<S, V>() {
-            // They are the bits of numbers that `ROUND` was added to. Scales are of half precision, so that what is subtracted is exact.
+            // They are the bits of floats to which `ROUND` was added. Scales have half precision,
+            // so the subtrahend is exact.
             let offset = V::mul(scales, V::splat_float(-ROUND));
             V::mul_add(V::from_bits(products), scales, offset)
         } else {
@@ -215,15 +223,16 @@ unsafe fn scaled<S: Scheme, V: Simd>(products: V::Words, scales: V::Floats) -> V
 /// # Safety
 /// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says.
 pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Column]) {
-    // SAFETY: panels and columns are as a `PanelFn` asks, and the instructions of `L` are there. `gemv` gets as many columns as
-    // it is compiled for, the last one again where there are fewer, and `gemm` at most `COLUMNS`.
+    // SAFETY: panels and columns satisfy `PanelFn`, and the instructions of `L` are available.
+    // `gemv` gets as many columns as it is compiled for, with the last one repeated if there are
+    // fewer, and `gemm` at most `COLUMNS`.
     unsafe {
         match *columns {
             [] => return,
             [a] => return L::gemv::<F, 1>(panel, &[a]),
             _ => {}
         }
-        // What is computed twice is stored twice in the same place.
+        // Values that are computed twice are stored twice in the same place.
         let last = columns.len() - 1;
         if const { F::BLOCK == SLAB || gemv_columns::<F, L::Simd>() >= 2 } && last == 1 {
             return L::gemv::<F, 2>(panel, &[columns[0], columns[1]]);
@@ -241,10 +250,12 @@ pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Col
     }
 }
 
-/// What sums of a slab begin with: those of the slabs before, which are at `from`, if they are not added in the end.
+/// Returns the initial sums of a slab: those of the previous slabs at `from`, unless they are added
+/// in the end.
 ///
 /// # Safety
-/// The sums of as many rows as `V` has lanes must be readable at `from`, and the instructions of `V` be there.
+/// The sums of as many rows as `V` has lanes must be readable at `from`, and the instructions of
+/// `V` must be available.
 #[inline(always)]
 unsafe fn first_sums<S: Scheme, V: Simd>(from: *const f32) -> V::Floats {
     // SAFETY: the sums of as many rows as `V` has lanes are at `from`.
@@ -257,15 +268,16 @@ unsafe fn first_sums<S: Scheme, V: Simd>(from: *const f32) -> V::Floats {
     }
 }
 
-/// Stores sums of a slab, which began with [`first_sums`], where those were; `x` is the column's slab.
+/// Stores sums of a slab that started with [`first_sums`], in the same place. `x` is the column's
+/// slab.
 ///
 /// # Safety
-/// A slab of a column, aligned to 4, must be readable at `x`, the sums of as many rows as `V` has lanes be writable at `to`, and the
-/// instructions of `V` be there.
+/// A slab of a column, aligned to 4, must be readable at `x`. The sums of as many rows as `V` has
+/// lanes must be writable at `to`, and the instructions of `V` must be available.
 #[inline(always)]
 unsafe fn store_sums<S: Scheme, V: Simd>(mut sums: V::Floats, x: *const u8, to: *mut f32) {
-    // SAFETY: a column's slab has its scale behind `SLAB` codes, aligned to 4, and the sums of as many rows as `V` has lanes are
-    // at `to`.
+    // SAFETY: a column's slab has its scale after `SLAB` codes, aligned to 4, and the sums of as
+    // many rows as `V` has lanes are at `to`.
     unsafe {
         if S::SLAB_SCALE {
             let scale = V::splat_float(x.add(SLAB).cast::<f32>().read());

@@ -1,4 +1,4 @@
-//! IQ4_NL, IQ4_XS, MXFP4 and NVFP4, decoded by AVX2.
+//! Decoding of IQ4_NL, IQ4_XS, MXFP4 and NVFP4 with AVX2.
 
 use super::decode::{
     Block32, Codes, GroupedBlock, block32, grouped_signed, halves, look_up, number, two_scales,

@@ -1,22 +1,23 @@
-//! What decoding of all families of types has in common: the traits, and macros that implement them.
+//! Common parts of decoding all families of types: the traits, and macros that implement them.
 
 use half::f16;
 use samite_quant::blocks::Block;
 use std::arch::x86_64::*;
 
-/// The number that an f16 stands for, in one instruction: `half` would look for the instruction at every call.
+/// Returns the value of an f16, in one instruction. `half` would detect the instruction in every
+/// call.
 #[inline(always)]
 pub(crate) unsafe fn number(x: f16) -> f32 {
-    // SAFETY: only called where F16C is there.
+    // SAFETY: called only if F16C is available.
     unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(x.to_bits())))) }
 }
 
 /// 32 codes of one block, as bytes.
 pub(crate) struct Codes {
-    /// Unsigned below 128, or signed where [`Block32::SIGNED`].
+    /// Unsigned below 128, or signed if [`Block32::SIGNED`].
     pub codes: __m256i,
     pub scale: f32,
-    /// What every element has besides `scale * code`.
+    /// Offset of every element, which is `scale * code + offset`.
     pub offset: f32,
 }
 
@@ -26,10 +27,10 @@ pub(crate) trait Block32: Block {
     unsafe fn codes(&self) -> Codes;
 }
 
-/// The low halves of 16 bytes, then the high halves.
+/// Returns the low halves of 16 bytes, then the high halves.
 #[inline(always)]
 pub(crate) unsafe fn halves(bytes: &[u8]) -> __m256i {
-    // SAFETY: all callers pass 16 bytes; AVX2.
+    // SAFETY: all callers pass 16 bytes and have AVX2.
     unsafe {
         debug_assert_eq!(bytes.len(), 16);
         let low = _mm_loadu_si128(bytes.as_ptr().cast());
@@ -38,10 +39,10 @@ pub(crate) unsafe fn halves(bytes: &[u8]) -> __m256i {
     }
 }
 
-/// Byte `i` is 16 if bit `i` is set.
+/// Returns bytes of which byte `i` is 16 if bit `i` is set.
 #[inline(always)]
 pub(crate) unsafe fn fifth_bits(bits: [u8; 4]) -> __m256i {
-    // SAFETY: AVX2.
+    // SAFETY: callers have AVX2.
     unsafe {
         let set = spread_bits(u32::from_le_bytes(bits));
         _mm256_and_si256(set, _mm256_set1_epi8(16))
@@ -51,7 +52,7 @@ pub(crate) unsafe fn fifth_bits(bits: [u8; 4]) -> __m256i {
 /// Looks codes up in a table of 16 bytes.
 #[inline(always)]
 pub(crate) unsafe fn look_up(table: &[i8; 16], codes: __m256i) -> __m256i {
-    // SAFETY: 16 bytes are there; AVX2.
+    // SAFETY: the table has 16 bytes, and callers have AVX2.
     unsafe {
         let table = _mm_loadu_si128(table.as_ptr().cast());
         _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes)
@@ -65,7 +66,7 @@ macro_rules! block32 {
             #[inline(always)]
             unsafe fn codes(&self) -> Codes {
                 let $self = self;
-                // SAFETY: only called where AVX2 and F16C are there.
+                // SAFETY: called only if AVX2 and F16C are available.
                 unsafe {
                     let scale = $scale;
                     Codes { codes: $codes, scale, offset: $offset(scale) }
@@ -76,35 +77,36 @@ macro_rules! block32 {
 }
 pub(crate) use block32;
 
-/// Formats in blocks of several groups of 32 codes with their scales, and what sums of codes are multiplied with.
+/// Formats in blocks of several groups of 32 codes with their scales and the factors of their sums
+/// of codes.
 pub(crate) trait GroupedBlock: Block {
-    /// Even, and of formats that are not [`SIGNED`](GroupedBlock::SIGNED) 8.
+    /// Number of groups. Even, and 8 for formats that are not [`SIGNED`](GroupedBlock::SIGNED).
     const GROUPS: usize = Self::LEN / 32;
-    /// What [`unpack`](GroupedBlock::unpack) needs to do only once for a block.
+    /// Values that [`unpack`](GroupedBlock::unpack) computes once per block.
     type Unpacked;
     const SIGNED: bool = false;
-    /// Whether both halves of a group have scales of their own.
+    /// True if each half of a group has its own scale.
     const HALVES: bool = false;
     unsafe fn unpack(&self) -> Self::Unpacked;
-    /// 32 codes.
+    /// Returns 32 codes.
     unsafe fn codes(&self, unpacked: &Self::Unpacked, group: usize) -> __m256i;
-    /// The scales of each four codes.
+    /// Returns the scales of each four codes.
     unsafe fn scales(unpacked: &Self::Unpacked, group: usize) -> __m256;
-    /// Scale and offset of each half of a group.
+    /// Returns scale and offset of each half of a group.
     unsafe fn halves(unpacked: &Self::Unpacked, group: usize) -> [(f32, f32); 2];
-    /// What the offsets of all groups add: lanes may be anything that adds up to it.
+    /// Returns the contribution of the offsets of all groups, as lanes with that sum.
     unsafe fn offsets(unpacked: &Self::Unpacked, sums: *const f32, half_sums: *const f32)
     -> __m256;
 }
 
-/// Eight scales, and eight minima with the sign that they are added with.
+/// Eight scales, and eight minima with the sign with which they are added.
 pub(crate) struct Affine {
     pub scales: [f32; 8],
     pub minima: [f32; 8],
 }
 
 impl Affine {
-    /// Codes less one, times a scale.
+    /// Returns scales for codes minus one, times `d`.
     #[inline(always)]
     pub(crate) fn ternary(d: f32) -> Self {
         Affine {
@@ -116,7 +118,7 @@ impl Affine {
 
 #[inline(always)]
 pub(crate) unsafe fn affine(d: f32, dmin: f32, (scales, minima): ([u8; 8], [u8; 8])) -> Affine {
-    // SAFETY: AVX2.
+    // SAFETY: callers have AVX2.
     unsafe {
         let widen = |bytes: [u8; 8]| {
             let bytes = _mm_set_epi64x(0, i64::from_le_bytes(bytes));
@@ -135,10 +137,11 @@ pub(crate) unsafe fn affine(d: f32, dmin: f32, (scales, minima): ([u8; 8], [u8; 
     }
 }
 
-/// Run `group / 2` of 32 bytes: low halves for even groups, high halves for odd ones.
+/// Returns half bytes of run `group / 2` of 32 bytes: low halves for even groups, high halves for
+/// odd ones.
 #[inline(always)]
 pub(crate) unsafe fn run_of_halves(bytes: &[u8; 128], group: usize) -> __m256i {
-    // SAFETY: `group` is below 8; AVX2.
+    // SAFETY: `group` is below 8, and callers have AVX2.
     unsafe {
         let both = _mm256_loadu_si256(bytes.as_ptr().add(32 * (group / 2)).cast());
         let half = if group.is_multiple_of(2) {
@@ -158,14 +161,15 @@ macro_rules! grouped_affine {
             #[inline(always)]
             unsafe fn unpack(&self) -> Affine {
                 let $self = self;
-                // SAFETY: only called where AVX2 and F16C are there, here and below.
+                // SAFETY: called only if AVX2 and F16C are available, here and below.
                 unsafe { $affine }
             }
 
             #[inline(always)]
             unsafe fn codes(&self, _: &Affine, $group: usize) -> __m256i {
                 let $self = self;
-                // SAFETY: callers are compiled for AVX2 and F16C; `group` is below 8, so its codes are in the block.
+                // SAFETY: callers are compiled for AVX2 and F16C; `group` is below 8, so its codes
+                // are in the block.
                 unsafe { $codes }
             }
 
@@ -182,8 +186,8 @@ macro_rules! grouped_affine {
 
             #[inline(always)]
             unsafe fn offsets(unpacked: &Affine, sums: *const f32, _: *const f32) -> __m256 {
-                // SAFETY: callers are compiled for AVX2; `sums` has a sum for each of the block's eight groups, and there are
-                // eight minima.
+                // SAFETY: callers are compiled for AVX2; `sums` has a sum for each of the block's
+                // eight groups, and there are eight minima.
                 unsafe {
                     _mm256_mul_ps(
                         _mm256_loadu_ps(unpacked.minima.as_ptr()),
@@ -196,27 +200,27 @@ macro_rules! grouped_affine {
 }
 pub(crate) use grouped_affine;
 
-/// ScalesOf16 scales, for groups of 16.
+/// Scales for groups of 16.
 pub(crate) struct ScalesOf16 {
     pub scales: [f32; 16],
-    /// What the sums of each 16 codes are multiplied with.
+    /// Factors of the sums of each 16 codes.
     pub offsets: [f32; 16],
 }
 
-/// The scales of both halves of a group, of those of a block.
+/// Returns the scales of both halves of a group, from those of a block.
 #[inline(always)]
 pub(crate) unsafe fn two_scales(scales: &[f32], group: usize) -> __m256 {
-    // SAFETY: callers have two scales for each group, and `group` is one of them; AVX2.
+    // SAFETY: callers have AVX2, and two scales for each group, including `group`.
     unsafe {
         let pair = scales.as_ptr().add(2 * group);
         _mm256_set_m128(_mm_set1_ps(*pair.add(1)), _mm_set1_ps(*pair))
     }
 }
 
-/// All bits of byte `i` are set if bit `i` of `bits` is.
+/// Returns bytes of which byte `i` has all bits set if bit `i` of `bits` is set.
 #[inline(always)]
 pub(crate) unsafe fn spread_bits(bits: u32) -> __m256i {
-    // SAFETY: AVX2.
+    // SAFETY: callers have AVX2.
     unsafe {
         let all = _mm256_set1_epi32(bits as i32);
         let places = _mm256_set_epi64x(
@@ -233,7 +237,7 @@ pub(crate) unsafe fn spread_bits(bits: u32) -> __m256i {
 
 #[inline(always)]
 pub(crate) unsafe fn offsets_of_16(unpacked: &ScalesOf16, half_sums: *const f32) -> __m256 {
-    // SAFETY: there are sixteen sums; AVX2 and FMA.
+    // SAFETY: there are sixteen sums, and callers have AVX2 and FMA.
     unsafe {
         let offsets = unpacked.offsets.as_ptr();
         let high = _mm256_mul_ps(
@@ -244,10 +248,11 @@ pub(crate) unsafe fn offsets_of_16(unpacked: &ScalesOf16, half_sums: *const f32)
     }
 }
 
-/// 32 two-bit codes of a format in the order of [`BlockQ2K::qs`](samite_quant::blocks::BlockQ2K).
+/// Returns 32 two-bit codes of a format in the order of
+/// [`BlockQ2K::qs`](samite_quant::blocks::BlockQ2K).
 #[inline(always)]
 pub(crate) unsafe fn two_bits(bytes: &[u8; 64], group: usize) -> __m256i {
-    // SAFETY: `group` is below 8; AVX2.
+    // SAFETY: `group` is below 8, and callers have AVX2.
     unsafe {
         let bytes = _mm256_loadu_si256(bytes.as_ptr().add(32 * (group / 4)).cast());
         let shift = _mm_cvtsi32_si128(2 * (group as i32 % 4));
@@ -264,7 +269,7 @@ macro_rules! grouped_of_16 {
             #[inline(always)]
             unsafe fn unpack(&self) -> ScalesOf16 {
                 let $self = self;
-                // SAFETY: only called where F16C is there.
+                // SAFETY: called only if F16C is available.
                 unsafe {
                     ScalesOf16 {
                         scales: $scales,
@@ -276,13 +281,14 @@ macro_rules! grouped_of_16 {
             #[inline(always)]
             unsafe fn codes(&self, _: &ScalesOf16, $group: usize) -> __m256i {
                 let $self = self;
-                // SAFETY: only called where AVX2 is there, here and below.
+                // SAFETY: called only if AVX2 is available, here and below.
                 unsafe { $codes }
             }
 
             #[inline(always)]
             unsafe fn scales(unpacked: &ScalesOf16, group: usize) -> __m256 {
-                // SAFETY: callers are compiled for AVX2, and `group` is below 8, as `two_scales` asks.
+                // SAFETY: callers are compiled for AVX2, and `group` is below 8, as `two_scales`
+                // requires.
                 unsafe { two_scales(&unpacked.scales, group) }
             }
 
@@ -298,8 +304,8 @@ macro_rules! grouped_of_16 {
                 _: *const f32,
                 half_sums: *const f32,
             ) -> __m256 {
-                // SAFETY: callers are compiled for AVX2 and FMA; `half_sums` has a sum for each of the block's sixteen half
-                // groups, as `offsets_of_16` asks.
+                // SAFETY: callers are compiled for AVX2 and FMA; `half_sums` has a sum for each of
+                // the block's sixteen half groups, as `offsets_of_16` requires.
                 unsafe { offsets_of_16(unpacked, half_sums) }
             }
         }
@@ -307,7 +313,8 @@ macro_rules! grouped_of_16 {
 }
 pub(crate) use grouped_of_16;
 
-/// Formats whose codes have signs: a scale for each group, or for each half of one, and no offsets.
+/// Implements formats whose codes have signs: a scale for each group, or for each half of one, and
+/// no offsets.
 macro_rules! grouped_signed {
     ($($block:ty, $scales:literal scales: |$self:ident| $unpack:expr; |$group:ident| $codes:expr;)*) => {$(
         impl GroupedBlock for $block {
@@ -319,20 +326,21 @@ macro_rules! grouped_signed {
             #[allow(unused_unsafe)] // scales that are bytes need no instruction
             unsafe fn unpack(&self) -> [f32; $scales] {
                 let $self = self;
-                // SAFETY: only called where F16C is there.
+                // SAFETY: called only if F16C is available.
                 unsafe { $unpack }
             }
 
             #[inline(always)]
             unsafe fn codes(&self, _: &[f32; $scales], $group: usize) -> __m256i {
                 let $self = self;
-                // SAFETY: only called where AVX2 is there, for groups of the block.
+                // SAFETY: called only if AVX2 is available, for groups of the block.
                 unsafe { $codes }
             }
 
             #[inline(always)]
             unsafe fn scales(unpacked: &[f32; $scales], group: usize) -> __m256 {
-                // SAFETY: callers are compiled for AVX2; `group` is one of the block's, each of which has one or two scales.
+                // SAFETY: callers are compiled for AVX2; `group` is one of the block's, each of
+                // which has one or two scales.
                 unsafe {
                     match Self::HALVES {
                         true => two_scales(unpacked, group),

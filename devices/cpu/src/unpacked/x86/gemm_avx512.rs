@@ -1,10 +1,11 @@
 //! Products of quantized rows with many columns: rows are unpacked once for all columns.
 //!
-//! [`ROWS`] rows are unpacked to unsigned bytes, 256 elements at a time, and turned so that a register holds four
-//! elements of each of 16 rows. Four codes of a column are then broadcast and multiplied with all rows at once; no sums
-//! across a register are needed. What makes codes unsigned is an offset like a format's own.
+//! [`ROWS`] rows are unpacked to unsigned bytes, 256 elements at a time, and transposed so that a
+//! register holds four elements of each of 16 rows. Four codes of a column are then broadcast and
+//! multiplied with all rows at once, so no sum crosses a register. Codes are made unsigned by an
+//! offset, like a format's own.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use super::decode::{Block32, GroupedBlock};
@@ -13,38 +14,39 @@ use crate::activations::int8_blocks::Int8Blocks;
 use crate::product::{Column, Panel};
 use std::arch::x86_64::*;
 
-/// Rows that are unpacked together: two registers of one number each.
+/// Number of rows that are unpacked together: two registers with a number per row.
 const ROWS: usize = 32;
 
-/// Groups of 32 elements that are unpacked together.
+/// Number of groups of 32 elements that are unpacked together.
 const GROUPS: usize = 8;
 
 /// Unpacked rows.
 #[repr(C, align(64))]
 pub(crate) struct Unpacked {
-    /// By group and row: 32 codes.
+    /// 32 codes, by group and row.
     codes: [[[u8; 32]; ROWS]; GROUPS],
-    /// By group, four elements, and row: four codes.
+    /// Four codes, by group, four elements, and row.
     turned: [[[[u8; 4]; ROWS]; 8]; GROUPS],
-    /// By half group and row.
+    /// Scales by half group and row.
     scales: [[f32; ROWS]; 2 * GROUPS],
-    /// By half group and row.
+    /// Offsets by half group and row.
     offsets: [[f32; ROWS]; 2 * GROUPS],
 }
 
 /// Formats that can be unpacked.
 pub(crate) trait DecodeGroups {
-    /// Whether halves of groups have scales of their own.
+    /// True if each half of a group has its own scale.
     const HALVES: bool;
 
-    /// Unpacks `groups` groups from group `first` on of the row at `row`, as row number `to`.
+    /// Unpacks `groups` groups, starting with group `first`, of the row at `row`, as row number
+    /// `to`.
     ///
     /// # Safety
-    /// The groups must exist, whole blocks, and AVX2 and F16C be there.
+    /// The groups must exist as whole blocks, and AVX2 and F16C must be available.
     unsafe fn unpack(row: *const u8, first: usize, groups: usize, to: usize, out: &mut Unpacked);
 }
 
-/// Stores a group; signed codes become unsigned ones with an offset.
+/// Stores a group. Signed codes become unsigned ones with an offset.
 #[inline(always)]
 unsafe fn put<const SIGNED: bool>(
     out: &mut Unpacked,
@@ -53,7 +55,7 @@ unsafe fn put<const SIGNED: bool>(
     codes: __m256i,
     halves: [(f32, f32); 2],
 ) {
-    // SAFETY: AVX2; 32 bytes are there.
+    // SAFETY: callers have AVX2, and 32 bytes.
     unsafe {
         let codes = if SIGNED {
             _mm256_xor_si256(codes, _mm256_set1_epi8(-128))
@@ -78,7 +80,8 @@ impl<T: Block32> DecodeGroups for Blocks32<T> {
     #[inline(always)]
     unsafe fn unpack(row: *const u8, first: usize, groups: usize, to: usize, out: &mut Unpacked) {
         for group in 0..groups {
-            // SAFETY: the row has `groups` groups from group `first` on, and each is one block, aligned as `Operand::resolve` checked. `to` is below the rows of `out`.
+            // SAFETY: the row has `groups` groups from group `first` on, and each is one block,
+            // aligned as `Operand::resolve` checked. `to` is below the rows of `out`.
             unsafe {
                 let block = (*row.cast::<T>().add(first + group)).codes();
                 let half = (block.scale, block.offset);
@@ -98,8 +101,9 @@ impl<T: GroupedBlock> DecodeGroups for GroupedBlocks<T> {
     #[inline(always)]
     unsafe fn unpack(row: *const u8, first: usize, groups: usize, to: usize, out: &mut Unpacked) {
         for at in (0..groups).step_by(T::GROUPS) {
-            // SAFETY: the row has whole blocks from group `first` on, with `groups` groups, at most those of `out`; `group` is
-            // below the groups of a block. `to` is below the rows of `out`.
+            // SAFETY: the row has whole blocks from group `first` on, with `groups` groups, at most
+            // those of `out`; `group` is below the groups of a block. `to` is below the rows of
+            // `out`.
             unsafe {
                 let block = &*row.cast::<T>().add((first + at) / T::GROUPS);
                 let unpacked = block.unpack();
@@ -117,12 +121,12 @@ impl<T: GroupedBlock> DecodeGroups for GroupedBlocks<T> {
     }
 }
 
-/// Turns one group of 16 rows: eight registers of four elements each.
+/// Transposes one group of 16 rows: eight registers of four elements each.
 #[inline(always)]
 unsafe fn turn(codes: &[[u8; 32]; ROWS], first: usize, out: &mut [[[u8; 4]; ROWS]; 8]) {
-    // SAFETY: AVX-512 F; rows `first..first + 16` exist.
+    // SAFETY: callers have AVX-512 F, and rows `first..first + 16` exist.
     unsafe {
-        // Rows i and i + 8 side by side, so that both halves are turned at once.
+        // Rows i and i + 8 are adjacent, so that both halves are transposed at once.
         let mut r = [_mm512_setzero_si512(); 8];
         for i in 0..8 {
             let low = _mm256_load_si256(codes[first + i].as_ptr().cast());
@@ -134,7 +138,8 @@ unsafe fn turn(codes: &[[u8; 32]; ROWS], first: usize, out: &mut [[[u8; 4]; ROWS
             pairs[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
             pairs[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
         }
-        // Fours of rows 0 to 3, then of rows 4 to 7: elements 0, 1, 2, 3 with 4, 5, 6, 7 in the lanes above.
+        // Four elements of rows 0 to 3, then of rows 4 to 7: elements 0, 1, 2, 3, with 4, 5, 6, 7
+        // in the lanes above.
         let mut fours = [[_mm512_setzero_si512(); 4]; 2];
         for i in 0..2 {
             let (a, b) = (pairs[4 * i], pairs[4 * i + 1]);
@@ -157,7 +162,7 @@ unsafe fn turn(codes: &[[u8; 32]; ROWS], first: usize, out: &mut [[[u8; 4]; ROWS
     }
 }
 
-/// The part of the rows that is unpacked, times `C` columns.
+/// Multiplies the unpacked part of the rows with `C` columns.
 #[inline(always)]
 unsafe fn tile<const HALVES: bool, const C: usize>(
     unpacked: &Unpacked,
@@ -167,9 +172,10 @@ unsafe fn tile<const HALVES: bool, const C: usize>(
     at: usize,
     masks: [__mmask16; 2],
 ) {
-    // SAFETY: `columns` has at least `C` columns, with codes, scales and sums of groups `first..first + groups`; `groups` is at
-    // most `GROUPS`, so `unpacked` has them. Results are only read and written in lanes that `masks` shows, whose rows exist.
-    // Callers are compiled for AVX-512 with VNNI.
+    // SAFETY: `columns` has at least `C` columns, with codes, scales and sums of groups
+    // `first..first + groups`; `groups` is at most `GROUPS`, so `unpacked` has them. Results are
+    // only read and written in lanes that `masks` shows, whose rows exist. Callers are compiled for
+    // AVX-512 with VNNI.
     unsafe {
         let x: [ColumnParts; C] = std::array::from_fn(|c| parts(columns.get_unchecked(c), int8));
         let out: [*mut f32; C] = std::array::from_fn(|c| columns.get_unchecked(c).out.add(at));
@@ -225,10 +231,11 @@ unsafe fn tile<const HALVES: bool, const C: usize>(
     }
 }
 
-/// Multiplies the groups that are decoded with all columns. The same code serves all types.
+/// Multiplies the decoded groups with all columns. All types share this code.
 ///
 /// # Safety
-/// The columns and the groups must exist, rows that are not masked, too, and AVX-512 with VNNI.
+/// The columns, the groups and all rows that are not masked must exist, and AVX-512 with VNNI must
+/// be available.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn multiply<const HALVES: bool>(
@@ -239,8 +246,8 @@ unsafe fn multiply<const HALVES: bool>(
     at: usize,
     masks: [__mmask16; 2],
 ) {
-    // SAFETY: `part` groups were decoded, so they may be turned and multiplied; columns are divided without a rest; results of
-    // rows that are masked are not touched.
+    // SAFETY: `part` groups were decoded, so they may be transposed and multiplied. All columns are
+    // covered. Results of masked rows are not touched.
     unsafe {
         for group in 0..part[1] {
             let Unpacked { codes, turned, .. } = unpacked;
@@ -264,14 +271,14 @@ unsafe fn multiply<const HALVES: bool>(
 /// Multiplies rows with columns.
 ///
 /// # Safety
-/// As [`PanelFn`](crate::product::PanelFn), and AVX-512 with VNNI must be there.
+/// As [`PanelFn`](crate::product::PanelFn), and AVX-512 with VNNI must be available.
 #[inline(always)]
 pub(crate) unsafe fn gemm<T: DecodeGroups>(panel: &Panel, columns: &[Column]) {
     if const { T::HALVES } {
-        // SAFETY: `strips` asks for the same panel, columns and instructions.
+        // SAFETY: `strips` requires the same panel, columns and instructions.
         unsafe { strips::<T, true>(panel, columns) }
     } else {
-        // SAFETY: `strips` asks for the same panel, columns and instructions.
+        // SAFETY: `strips` requires the same panel, columns and instructions.
         unsafe { strips::<T, false>(panel, columns) }
     }
 }
@@ -294,7 +301,8 @@ unsafe fn strips<T: DecodeGroups, const HALVES: bool>(panel: &Panel, columns: &[
         let masks = [mask(rows), mask(rows.saturating_sub(16))];
         for first in (0..all_groups).step_by(GROUPS) {
             let groups = GROUPS.min(all_groups - first);
-            // SAFETY: rows, groups and columns exist; what is left in rows beyond the last is multiplied, but not stored.
+            // SAFETY: rows, groups and columns exist. Old contents of rows after the last are
+            // multiplied, but not stored.
             unsafe {
                 for to in 0..rows {
                     let from = panel.weights.wrapping_add((row + to) * panel.stride);

@@ -1,7 +1,7 @@
-//! Products of quantized rows with one column where there is AVX-512 VNNI: 64 elements at a time.
+//! Products of quantized rows with one column on AVX-512 VNNI: 64 elements at a time.
 //!
-//! Rows are read one after the other, as they lie, which is what processors' own prefetching follows best: several rows side by side
-//! are streams that end after some thousand bytes, before it has found them.
+//! Rows are read in sequence, which hardware prefetchers follow best. Several interleaved rows are
+//! streams that end after some thousand bytes, before the prefetcher has found them.
 
 use super::decode::{Block32, GroupedBlock};
 use super::{Blocks32, ColumnParts, GroupedBlocks, parts};
@@ -9,23 +9,23 @@ use crate::activations::int8_blocks::Int8Blocks;
 use crate::product::{Column, Panel};
 use std::arch::x86_64::*;
 
-/// Formats of which 64 elements can be multiplied at a time.
+/// Formats for which 64 elements can be multiplied at a time.
 pub(crate) trait RowDot {
-    /// The product of the row of `groups` groups of 32 elements at `row` with a column.
+    /// Returns the product of the row of `groups` groups of 32 elements at `row` with a column.
     ///
     /// # Safety
-    /// The row and the column must be there, and AVX-512 with VNNI.
+    /// The row and the column must exist, and AVX-512 with VNNI must be available.
     unsafe fn product(row: *const u8, x: &ColumnParts, groups: usize) -> f32;
 }
 
 /// Multiplies rows with a column.
 ///
 /// # Safety
-/// As [`PanelFn`](crate::product::PanelFn), and AVX-512 with VNNI must be there.
+/// As [`PanelFn`](crate::product::PanelFn), and AVX-512 with VNNI must be available.
 #[inline(always)]
 pub(crate) unsafe fn gemv<T: RowDot>(panel: &Panel, column: &Column, int8: &Int8Blocks) {
-    // SAFETY: the panel has so many rows, each of `k` elements, and the column's results have room for a product for each from
-    // `first` on.
+    // SAFETY: the panel has this many rows, each of `k` elements, and the column's results have
+    // room for a product of each from `first`.
     unsafe {
         let x = parts(column, int8);
         let out = column.out.add(panel.first);
@@ -36,14 +36,14 @@ pub(crate) unsafe fn gemv<T: RowDot>(panel: &Panel, column: &Column, int8: &Int8
     }
 }
 
-/// Two registers as one.
+/// Combines two registers.
 #[inline(always)]
 unsafe fn both([a, b]: [__m256i; 2]) -> __m512i {
     // SAFETY: callers are compiled for AVX-512, here and below.
     unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), b) }
 }
 
-/// Sums of four products of codes with those of a column.
+/// Returns the sums of four products of codes with those of a column.
 #[inline(always)]
 unsafe fn dot<const SIGNED: bool>(codes: __m512i, x: *const u8) -> __m512 {
     // SAFETY: the caller has 64 codes at `x`.
@@ -51,7 +51,7 @@ unsafe fn dot<const SIGNED: bool>(codes: __m512i, x: *const u8) -> __m512 {
         let x = _mm512_loadu_si512(x.cast());
         let zero = _mm512_setzero_si512();
         let sums = if SIGNED {
-            // Codes of weights are above -128, so that no sign is lost.
+            // Codes of weights are above -128, so no sign is lost.
             let negative = _mm512_movepi8_mask(codes);
             let x = _mm512_mask_sub_epi8(x, negative, zero, x);
             _mm512_dpbusd_epi32(zero, _mm512_abs_epi8(codes), x)
@@ -62,7 +62,7 @@ unsafe fn dot<const SIGNED: bool>(codes: __m512i, x: *const u8) -> __m512 {
     }
 }
 
-/// Each of the two lowest numbers for one half of a register.
+/// Broadcasts each of the two lowest numbers to one half of a register.
 #[inline(always)]
 unsafe fn spread(two: __m128) -> __m512 {
     // SAFETY: callers are compiled for AVX-512; only registers are used.
@@ -72,7 +72,7 @@ unsafe fn spread(two: __m128) -> __m512 {
     }
 }
 
-/// Two numbers from memory.
+/// Loads two numbers.
 #[inline(always)]
 unsafe fn two(at: *const f32) -> __m128 {
     // SAFETY: the caller has two numbers there.
@@ -83,13 +83,14 @@ impl<T: Block32> RowDot for Blocks32<T> {
     #[inline(always)]
     unsafe fn product(row: *const u8, x: &ColumnParts, groups: usize) -> f32 {
         let row = row.cast::<T>();
-        // SAFETY: the row has `groups` blocks, and the column 32 codes, a scale and a sum for each. Pairs end at or before
-        // `groups`; of an odd last group only 32 codes are read. Callers are compiled for AVX-512 with VNNI.
+        // SAFETY: the row has `groups` blocks, and the column 32 codes, a scale and a sum for each.
+        // Pairs end at or before `groups`; of an odd last group only 32 codes are read. Callers are
+        // compiled for AVX-512 with VNNI.
         unsafe {
             let mut sums = [_mm512_setzero_ps(); 2];
             let mut offsets = _mm_setzero_ps();
             for pair in 0..groups / 2 {
-                // Without a closure, which would be compiled without these instructions.
+                // Not in a closure, which would be compiled without these instructions.
                 let a = (*row.add(2 * pair)).codes();
                 let b = (*row.add(2 * pair + 1)).codes();
                 let scales = _mm_unpacklo_ps(_mm_set_ss(a.scale), _mm_set_ss(b.scale));
@@ -111,7 +112,7 @@ impl<T: Block32> RowDot for Blocks32<T> {
                 let block = (*row.add(last)).codes();
                 let codes = _mm512_castsi256_si512(block.codes);
                 let codes = _mm512_maskz_mov_epi64(0x0f, codes);
-                // As many codes of the column again are read, but count for nothing.
+                // The second half repeats codes of the column, but does not contribute.
                 let behind = _mm256_loadu_si256(x.codes.add(32 * last).cast());
                 let mut column = [0u8; 64];
                 _mm256_storeu_si256(column.as_mut_ptr().cast(), behind);
@@ -133,8 +134,8 @@ impl<T: Block32> RowDot for Blocks32<T> {
 impl<T: GroupedBlock> RowDot for GroupedBlocks<T> {
     #[inline(always)]
     unsafe fn product(row: *const u8, x: &ColumnParts, groups: usize) -> f32 {
-        // SAFETY: the row has blocks of `groups` groups, and the column 32 codes, a scale, a sum and two half sums for each group of
-        // these. Callers are compiled for AVX-512 with VNNI.
+        // SAFETY: the row has blocks of `groups` groups, and the column 32 codes, a scale, a sum
+        // and two half sums for each group of these. Callers are compiled for AVX-512 with VNNI.
         unsafe {
             let mut sums = [_mm512_setzero_ps(); 2];
             let mut offsets = _mm256_setzero_ps();
@@ -143,7 +144,7 @@ impl<T: GroupedBlock> RowDot for GroupedBlocks<T> {
                 let unpacked = weights.unpack();
                 for pair in 0..T::GROUPS / 2 {
                     let at = block * T::GROUPS + 2 * pair;
-                    // Without closures, as above.
+                    // Not in closures, as above.
                     let codes = [
                         weights.codes(&unpacked, 2 * pair),
                         weights.codes(&unpacked, 2 * pair + 1),

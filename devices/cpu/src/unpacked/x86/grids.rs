@@ -1,4 +1,5 @@
-//! The IQ1, IQ2 and IQ3 types, decoded by AVX2: four numbers of eight codes each come from a table, signs from bits.
+//! Decoding of the IQ1, IQ2 and IQ3 types with AVX2: a table maps four numbers to eight codes each,
+//! and bits hold the signs.
 
 use super::decode::{GroupedBlock, grouped_signed, number, spread_bits, two_scales};
 use samite_quant::Codebook;
@@ -7,7 +8,7 @@ use samite_quant::blocks::{
 };
 use std::arch::x86_64::*;
 
-/// The codes of a group.
+/// Returns the codes of a group.
 #[inline(always)]
 unsafe fn codes<B: Codebook>(block: &B, group: usize) -> __m256i {
     // SAFETY: callers are compiled for AVX2; only registers are used.

@@ -1,4 +1,4 @@
-//! Q2_K, Q3_K, Q4_K, Q5_K and Q6_K, decoded by AVX2.
+//! Decoding of Q2_K, Q3_K, Q4_K, Q5_K and Q6_K with AVX2.
 
 use super::decode::{
     Affine, GroupedBlock, ScalesOf16, affine, grouped_affine, grouped_of_16, number, offsets_of_16,

@@ -1,4 +1,4 @@
-//! Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0, decoded by AVX2.
+//! Decoding of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 with AVX2.
 
 use super::decode::{Block32, Codes, block32, fifth_bits, halves, number};
 use samite_quant::blocks::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};

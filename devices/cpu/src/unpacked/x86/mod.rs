@@ -1,10 +1,12 @@
-//! Products of quantized rows as they lie in the file, for AVX2 and AVX-512.
+//! Products of quantized rows in the file's layout, for AVX2 and AVX-512.
 //!
-//! - This file chooses the function, and has the micro-kernels of AVX2, which others use with two to five columns.
-//! - [`gemv_avx512`], [`gemm_avx512`]: one column, and six or more, where there is VNNI.
-//! - [`legacy`], [`k_quants`], [`codebook`], [`ternary`], [`bits`], [`grids`]: decoding of each family of types. [`decode`]: what these share.
+//! - This file selects the function, and contains the AVX2 micro-kernels, which are also used at
+//!   other levels for two to five columns.
+//! - [`gemv_avx512`], [`gemm_avx512`]: one column, and six or more, with VNNI.
+//! - [`legacy`], [`k_quants`], [`codebook`], [`ternary`], [`bits`], [`grids`]: decoding of each
+//!   family of types. [`decode`]: their common parts.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
+// Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 mod bits;
@@ -29,12 +31,12 @@ use samite_quant::blocks::*;
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-/// Columns from which on rows are unpacked for all of them together.
+/// Minimum number of columns for which rows are unpacked once for all of them.
 const GEMM_COLUMNS: usize = 6;
 
-/// How bytes are multiplied.
+/// Multiplication of bytes.
 pub(crate) trait ByteDot {
-    /// Sums of four products of unsigned bytes, at most 127, with signed ones.
+    /// Returns the sums of four products of unsigned bytes, at most 127, with signed ones.
     unsafe fn dot(unsigned: __m256i, signed: __m256i) -> __m256i;
 }
 
@@ -44,7 +46,7 @@ pub(crate) struct Vnni;
 impl ByteDot for Avx2 {
     #[inline(always)]
     unsafe fn dot(unsigned: __m256i, signed: __m256i) -> __m256i {
-        // SAFETY: only called where AVX2 is there. 2 * 127 * 128 fits into 16 bits.
+        // SAFETY: called only if AVX2 is available. 2 * 127 * 128 fits into 16 bits.
         unsafe { _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned, signed), _mm256_set1_epi16(1)) }
     }
 }
@@ -52,20 +54,20 @@ impl ByteDot for Avx2 {
 impl ByteDot for Vnni {
     #[inline(always)]
     unsafe fn dot(unsigned: __m256i, signed: __m256i) -> __m256i {
-        // SAFETY: only called where AVX-512 VNNI is there.
+        // SAFETY: called only if AVX-512 VNNI is available.
         unsafe { _mm256_dpbusd_epi32(_mm256_setzero_si256(), unsigned, signed) }
     }
 }
 
-/// Sums of four products of signed bytes.
+/// Returns the sums of four products of signed bytes.
 #[inline(always)]
 unsafe fn dot_signed<B: ByteDot>(a: __m256i, b: __m256i) -> __m256i {
-    // SAFETY: callers are compiled for AVX2 and what `B` needs; only registers are used. Codes are above -128 on one side, so
-    // no sign is lost.
+    // SAFETY: callers are compiled for AVX2 and what `B` needs; only registers are used. Codes are
+    // above -128 on one side, so no sign is lost.
     unsafe { B::dot(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a)) }
 }
 
-/// The place of one column's parts.
+/// Addresses of one column's parts.
 #[derive(Clone, Copy)]
 pub(crate) struct ColumnParts {
     pub codes: *const u8,
@@ -85,7 +87,7 @@ pub(crate) unsafe fn parts(column: &Column, int8: &Int8Blocks) -> ColumnParts {
     }
 }
 
-/// `R` rows times `C` columns.
+/// Product of `R` rows with `C` columns.
 pub(crate) trait MicroKernel {
     unsafe fn tile<B: ByteDot, const R: usize, const C: usize>(
         panel: &Panel,
@@ -106,7 +108,8 @@ impl<T: Block32> MicroKernel for Blocks32<T> {
         columns: &[Column],
         int8: &Int8Blocks,
     ) {
-        // SAFETY: the rows and columns exist, by the contract of `PanelFn` and the loops in `panel`.
+        // SAFETY: the rows and columns exist, by the contract of `PanelFn` and the loops in
+        // `panel`.
         unsafe {
             let mut weights = [std::ptr::null::<T>(); R];
             for r in 0..R {
@@ -156,8 +159,8 @@ impl<T: GroupedBlock> MicroKernel for GroupedBlocks<T> {
         columns: &[Column],
         int8: &Int8Blocks,
     ) {
-        // SAFETY: the rows and columns exist, by the contract of `PanelFn` and the loops in `panel`; each row has so many blocks,
-        // and columns have all their groups.
+        // SAFETY: the rows and columns exist, by the contract of `PanelFn` and the loops in
+        // `panel`. Each row has this many blocks, and columns have all their groups.
         unsafe {
             let mut weights = [std::ptr::null::<T>(); R];
             for r in 0..R {
@@ -219,7 +222,8 @@ unsafe fn strip<T: MicroKernel, B: ByteDot, const R: usize, const C: usize>(
     int8: &Int8Blocks,
 ) {
     let mut row = 0;
-    // SAFETY: a tile begins only where `R` rows, or one, are left in the panel; all columns are there.
+    // SAFETY: a tile starts only where `R` rows, or one, are left in the panel, and all columns
+    // exist.
     unsafe {
         while row + R <= panel.rows {
             T::tile::<B, R, C>(panel, row, columns, int8);
@@ -240,8 +244,8 @@ unsafe fn panel<T: MicroKernel, B: ByteDot>(panel: &Panel, columns: &[Column]) {
         return; // such columns could not be allocated
     };
     let (groups, rest) = columns.as_chunks::<4>();
-    // SAFETY: `strip` asks for the panel and for columns of its length, which the callers of a `PanelFn` provide; `int8`
-    // describes them, as it depends on `k` only.
+    // SAFETY: `strip` asks for the panel and for columns of its length, which the callers of a
+    // `PanelFn` provide; `int8` describes them, as it depends on `k` only.
     unsafe {
         for group in groups {
             strip::<T, B, 1, 4>(panel, group, &int8);
@@ -254,13 +258,15 @@ unsafe fn panel<T: MicroKernel, B: ByteDot>(panel: &Panel, columns: &[Column]) {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn avx2<T: MicroKernel>(rows: &Panel, columns: &[Column]) {
-    // SAFETY: `compiled` gives this function out only with a token for AVX2 or more; rows and columns are as a `PanelFn` asks.
+    // SAFETY: `compiled` gives this function out only with a token for AVX2 or more; rows and
+    // columns are as `PanelFn` requires.
     unsafe { panel::<T, Avx2>(rows, columns) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn vnni<T: MicroKernel + DecodeGroups + RowDot>(rows: &Panel, columns: &[Column]) {
-    // SAFETY: `compiled` gives this function out only with a token for AVX-512 VNNI; rows and columns are as a `PanelFn` asks.
+    // SAFETY: `compiled` gives this function out only with a token for AVX-512 VNNI; rows and
+    // columns are as `PanelFn` requires.
     unsafe {
         if columns.len() >= GEMM_COLUMNS {
             return gemm::<T>(rows, columns);
@@ -286,7 +292,7 @@ fn compiled<T: MicroKernel + DecodeGroups + RowDot>(isa: Isa) -> Option<PanelFn>
     }
 }
 
-/// The product for weights of `dtype` with columns quantized to 8 bits, if there is one.
+/// Returns the product for weights of `dtype` with columns quantized to 8 bits, if there is one.
 pub(crate) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {
     match dtype {
         DType::Q4_0 => compiled::<Blocks32<BlockQ4_0>>(isa),

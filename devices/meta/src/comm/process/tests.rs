@@ -6,7 +6,7 @@ use crate::comm::played::Played;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A clock that only sleeping moves.
+/// A clock that advances only by sleeping.
 #[derive(Debug)]
 struct Slept {
     start: Instant,
@@ -24,33 +24,34 @@ impl Clock for Slept {
     }
 }
 
-/// What the other processes of a [`Scripted`] transport do in a round.
+/// Behaviour of the other processes of a [`Scripted`] transport in a round.
 #[derive(Clone, Copy, PartialEq)]
 enum Others {
-    /// They send what this process does.
+    /// They send the same as this process.
     Same,
-    /// The same, when the clock says so.
+    /// They send the same, at this time.
     At(Duration),
-    /// Nothing comes.
+    /// Nothing arrives.
     Lost,
-    /// The same, and it is known of the last one that it waits, too.
+    /// One sends the same, and the last one is known to wait as well.
     LostOne,
-    /// The connection says that they are gone.
+    /// The connection reports that they are gone.
     Killed,
-    /// They are at another call.
+    /// They make another call.
     Elsewhere,
-    /// They cannot go on.
+    /// They cannot continue.
     Failing,
 }
 
-/// This process's end of a connection to two others, which do what a script says, round by round.
+/// This process's end of a connection to two others, whose behaviour a script defines round by
+/// round.
 struct Scripted {
     script: Vec<Others>,
     clock: Arc<Slept>,
     round: usize,
     gathered: Vec<u8>,
     began: Arc<AtomicU64>,
-    /// The times of calls, added up.
+    /// Sum of the times of calls.
     called: Arc<AtomicU64>,
 }
 
@@ -127,7 +128,7 @@ impl Transport for Scripted {
 
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// A group with two scripted members, its clock, and the number of rounds that began.
+/// Returns a group with two scripted members, its clock, and the number of rounds started.
 fn scripted(script: &[Others]) -> (ProcessGroup, Arc<Slept>, Arc<AtomicU64>) {
     let clock = Arc::new(Slept {
         start: Instant::now(),
@@ -154,7 +155,8 @@ fn scripted(script: &[Others]) -> (ProcessGroup, Arc<Slept>, Arc<AtomicU64>) {
     )
 }
 
-/// Every call of a poisoned group fails at once with the same reason, and nothing is sent any more.
+/// Checks that every call of a poisoned group fails at once with the same reason, and sends
+/// nothing.
 fn is_dead(group: &ProcessGroup, began: &AtomicU64, reason: &str) {
     let before = began.load(Ordering::Relaxed);
     let mut comm = group.communicator();
@@ -239,7 +241,7 @@ fn who_does_not_come_is_named_as_far_as_the_others_told() {
         });
         let error = group.communicator().all_reduce(&mut [1.0]).unwrap_err();
         assert!(error.to_string().starts_with(who), "{error}");
-        // Once, early enough for others to hear it.
+        // Once, early enough for the others to receive it.
         let called = Duration::from_micros(called.load(Ordering::Relaxed));
         let early = DEADLINE / CALLING;
         assert!((early..early + 2 * PAUSE).contains(&called), "{called:?}");

@@ -143,7 +143,8 @@ const DSML: TaggedCalls = TaggedCalls {
     ..INVOKE
 };
 
-/// All formats. Where several fit a template, the first one counts: those with the rarest marks come first.
+/// All formats. If several match a template, the first one wins: formats with the rarest marks come
+/// first.
 pub const FORMATS: &[(&Format, &[&str])] = &[
     (&HARMONY, &["<|channel|>", "<|message|>"]),
     (
@@ -195,11 +196,12 @@ pub const FORMATS: &[(&Format, &[&str])] = &[
     (&LLAMA3, &["<|python_tag|>"]),
 ];
 
-/// Qwen 2.5 and 3, Hermes, Granite 4, SmolLM3 and many more; also of models whose template knows no tools.
+/// Qwen 2.5 and 3, Hermes, Granite 4, SmolLM3 and many more; also models whose template does not
+/// support tools.
 pub const HERMES: Format = json("hermes", &["<tool_call>"], &["</tool_call>"]);
 /// MiniMax M1.
 pub const TOOL_CALLS: Format = json("tool_calls", &["<tool_calls>"], &["</tool_calls>"]);
-/// Apriel: with the ids behind the arguments.
+/// Apriel: IDs follow the arguments.
 pub const APRIEL: Format = thinking(
     keyed(
         json("apriel", &["<tool_calls>"], &["</tool_calls>"]),
@@ -224,7 +226,7 @@ pub const GRANITE33: Format = thinking(
 );
 /// Firefunction v2.
 pub const FIREFUNCTION: Format = json("firefunction", &["functools"], &[]);
-/// Mistral Nemo: a list with the ids behind the arguments.
+/// Mistral Nemo: a list of calls whose IDs follow the arguments.
 pub const MISTRAL: Format = Format {
     ids: Ids::Nine,
     ..keyed(
@@ -343,7 +345,7 @@ pub const KIMI_K2: Format = Format {
 };
 const DEEPSEEK_SECTION: Option<(&str, &str)> =
     Some(("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"));
-/// DeepSeek R1 and V3: the kind stands where others have the name.
+/// DeepSeek R1 and V3: the type stands where others have the name.
 pub const DEEPSEEK_R1: Format = named(
     "deepseek-r1",
     NamedCalls {
@@ -436,7 +438,7 @@ pub const HUNYUAN3_PLAIN: Format = tagged(
 );
 /// MiniMax M2.
 pub const MINIMAX_M2: Format = tagged("minimax-m2", INVOKE);
-/// MiniMax M3, without arguments that nest: those are told of as the text that they are.
+/// MiniMax M3, without nested arguments: those are reported as text.
 pub const MINIMAX_M3: Format = thinking(
     tagged(
         "minimax-m3",
@@ -446,7 +448,7 @@ pub const MINIMAX_M3: Format = thinking(
             key_open: "]<]minimax[>[<",
             key_end: ">",
             key_head_end: "",
-            // With the name of the argument in it.
+            // Contains the name of the argument.
             value_close: "]<]minimax[>[</{}>",
             close: "]<]minimax[>[</invoke>",
             ..INVOKE
@@ -559,7 +561,7 @@ pub const HARMONY: Format = Format {
     }),
     ids: Ids::Made,
 };
-/// Muse: channels, with tags within those of tools.
+/// Muse: channels, with tagged calls within those of tools.
 pub const MUSE: Format = Format {
     name: "muse",
     thoughts: &[],
@@ -590,7 +592,7 @@ const MUSE_TAGS: Format = Format {
         },
     )
 };
-/// Thoughts, and no calls.
+/// Reasoning, but no calls.
 pub const PLAIN: Format = Format {
     name: "plain",
     thoughts: THINK,

@@ -1,4 +1,4 @@
-//! Arguments that come one by one, each between marks.
+//! Parses arguments that come one by one, each between marks.
 
 use super::{MOST_HELD, Machine, State, Step, TagValue};
 use crate::answer::format::Calls;
@@ -22,7 +22,7 @@ impl Machine {
         };
         let trimmed = self.buffer.trim_start();
         let space = self.buffer.len() - trimmed.len();
-        // What comes next: another argument, the end of the call, or of all of them.
+        // Next comes another argument, the end of the call, or the end of all calls.
         let section_close = calls.section.map_or("", |(_, close)| close);
         let ends = [calls.close, section_close, calls.value_close];
         let mut waits = trimmed.is_empty() && !is_end;
@@ -34,13 +34,13 @@ impl Machine {
                 Begins::Perhaps => waits = true,
                 Begins::No => {}
                 Begins::Yes if i == 2 => {
-                    // One too many.
+                    // An extra closing mark.
                     let length = space + end.len();
                     self.buffer.drain(..length);
                     return self.go(State::Between { name, is_first });
                 }
                 Begins::Yes => {
-                    // The marks are taken behind the call.
+                    // `State::Behind` reads the marks.
                     sink.arguments(if is_first { "{}" } else { "}" });
                     sink.end();
                     return self.go(State::Behind { in_list: false });
@@ -112,7 +112,7 @@ impl Machine {
                 })
             }
             Found::None { until } if streams => {
-                // A newline at both ends belongs to the marks.
+                // A newline at either end belongs to the marks.
                 let mut text = &self.buffer[..until];
                 if !is_end {
                     text = text.strip_suffix('\n').unwrap_or(text);
@@ -157,7 +157,7 @@ impl Machine {
     }
 }
 
-/// The rest of a text that was told of in part.
+/// Reports the rest of a text after a part of it.
 fn end_text(text: &str, value: &mut TagValue, sink: &mut Sink) {
     let mut json = String::new();
     if !value.is_begun {
@@ -168,7 +168,7 @@ fn end_text(text: &str, value: &mut TagValue, sink: &mut Sink) {
     sink.arguments(&json);
 }
 
-/// A value as JSON: as it is, if it is JSON and may be; otherwise as a text.
+/// Returns a value as JSON: unchanged if it is JSON and may be, otherwise as a string.
 fn whole_value(text: &str, kind: ArgumentKind, has_cdata: bool) -> String {
     let inner = text
         .trim()

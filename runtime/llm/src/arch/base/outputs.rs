@@ -1,4 +1,4 @@
-//! What files say about embeddings: which tokens they are made of, and what they go through.
+//! Metadata about embeddings: their pooling, and the matrices that they go through.
 
 use super::Base;
 use crate::arch::keys::Keys;
@@ -9,14 +9,15 @@ use crate::error::Result;
 use samite_core::Unary;
 use samite_gguf::StringArray;
 
-/// Norms of classifiers have it where the file does not say another one.
+/// Epsilon of classifier norms if the file does not specify one.
 const CLASSIFIER_EPSILON: f32 = 1e-5;
 
 impl Base<'_> {
-    /// A model whose tokens look at both sides, and which gives embeddings and no logits.
+    /// Creates an encoder: a model with bidirectional attention that returns embeddings and no
+    /// logits.
     ///
     /// # Errors
-    /// What `layer` says.
+    /// Returns the errors of `layer`.
     pub fn encoder(&self, layer: impl FnMut(usize) -> Result<Layer>) -> Result<Spec> {
         let mut spec = self.decoder(layer)?;
         spec.set_sees_later();
@@ -24,10 +25,12 @@ impl Base<'_> {
         Ok(spec)
     }
 
-    /// The classifier, if the file has one: a matrix and `function`, a norm, a matrix with a row for each label.
+    /// Creates the classifier, if the file has one: a matrix with `function`, a norm, and a matrix
+    /// with a row for each label.
     ///
     /// # Errors
-    /// For a list of labels that is none, or a kind of pooling that a classifier cannot have.
+    /// Returns an error if the list of labels is invalid, or if a classifier does not support the
+    /// kind of pooling.
     pub fn classifier(&self, function: Unary) -> Result<Option<Classifier>> {
         let has = |name: &str| self.keys.has_tensor(&format!("{name}.weight"));
         if !has("cls") && !has("cls.output") {
@@ -35,7 +38,7 @@ impl Base<'_> {
         }
         let labels = self.keys.get::<&StringArray>("classifier.output_labels")?;
         let labels = labels.map_or(0, StringArray::len).max(1);
-        // Without a matrix of labels, the first one gives the scores.
+        // Without a matrix of labels, the first matrix returns the scores.
         let width = match has("cls.output") {
             true => self.n_embd,
             false => labels,
@@ -60,10 +63,10 @@ impl Base<'_> {
         }))
     }
 
-    /// The matrices that embeddings go through, as far as the file has them.
+    /// Returns the matrices that embeddings go through and that the file has.
     ///
     /// # Errors
-    /// If it does not say how long the rows are that they give.
+    /// Returns an error if the file does not specify the length of their rows.
     pub fn dense(&self) -> Result<Vec<Linear>> {
         let has = |name: &str| self.keys.has_tensor(&format!("{name}.weight"));
         let mut dense = Vec::new();
@@ -84,9 +87,9 @@ impl Base<'_> {
     }
 }
 
-/// The kind of pooling that the key `name` says.
+/// Returns the kind of pooling in the key `name`.
 fn pooling(keys: &Keys<'_>, name: &str) -> Result<Option<Pooling>> {
-    // Some files say "unknown" so.
+    // Some files use these numbers for unspecified pooling.
     const UNKNOWN: [i64; 2] = [-1, u32::MAX as i64];
     let number = keys.get::<i64>(name)?;
     let Some(number) = number.filter(|number| !UNKNOWN.contains(number)) else {
@@ -99,7 +102,7 @@ fn pooling(keys: &Keys<'_>, name: &str) -> Result<Option<Pooling>> {
     }
 }
 
-/// Whether a branch cannot look at both sides.
+/// Returns whether a branch cannot be bidirectional.
 fn needs_past(branch: &Branch) -> bool {
     match &branch.mixer {
         Mixer::DeltaNet(_) | Mixer::StateSpace(_) => true,
@@ -116,7 +119,7 @@ fn needs_past(branch: &Branch) -> bool {
     }
 }
 
-/// Reads what files of any architecture may say about embeddings.
+/// Reads the metadata about embeddings that files of any architecture may have.
 pub(in crate::arch) fn read(mut spec: Spec, keys: &Keys<'_>) -> Result<Spec> {
     const CAUSAL: &str = "attention.causal";
     spec.pooling = pooling(keys, "pooling_type")?;

@@ -1,4 +1,4 @@
-//! Models most of whose layers carry a state in the place of keys and values: Qwen3-Next, Qwen3.5, LFM2.
+//! Models with recurrent state in most layers: Qwen3-Next, Qwen3.5 and LFM2.
 
 use crate::arch::spec::{
     Attention, DeltaInput, DeltaNet, DeltaRates, Gate, Layer, Linear, Mixer, Part, Presence,
@@ -8,7 +8,7 @@ use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
 use samite_core::RopeMode;
 
-/// The attention of layer `il`, with norms of heads and a gate for every element.
+/// Creates the attention of layer `il` with QK-norm and a gate for every element.
 fn gated_attention(base: &Base<'_>, il: usize) -> Result<Attention> {
     let mut attention = base.normed_attention(il)?;
     let width = attention.n_head * attention.head_k;
@@ -20,8 +20,9 @@ fn gated_attention(base: &Base<'_>, il: usize) -> Result<Attention> {
     Ok(attention)
 }
 
-/// The gated delta rule of layer `il`, with one matrix for everything that goes in if the file has it. Heads of values that share
-/// one of keys are `neighbours`, or as many heads apart as there are of keys.
+/// Creates the gated delta net of layer `il`, with one input matrix if the file has it. Value heads
+/// that share a key head are adjacent if `neighbours` is set. Otherwise they are as many heads
+/// apart as there are key heads.
 fn delta_net(base: &Base<'_>, il: usize, neighbours: bool) -> Result<DeltaNet> {
     let keys = base.keys;
     let size = keys.require_extent("ssm.state_size")?;
@@ -71,7 +72,7 @@ fn delta_net(base: &Base<'_>, il: usize, neighbours: bool) -> Result<DeltaNet> {
     })
 }
 
-/// A model of layers with the gated delta rule, and some with attention.
+/// Creates a model with gated delta nets in most layers and attention in the others.
 fn hybrid(
     keys: &Keys<'_>,
     neighbours: bool,
@@ -100,7 +101,7 @@ fn hybrid(
     })
 }
 
-/// Experts, and one that every token uses, with a share.
+/// Creates experts and a shared expert, which has a router weight.
 fn experts(base: &Base<'_>, il: usize) -> Result<Mixer> {
     let counts = base.require_expert_counts()?;
     let width = base.expert_width_or_share(il, counts[1])?;
@@ -120,25 +121,25 @@ pub(super) const QWEN3NEXT: Architecture = Architecture {
     name: "qwen3next",
     spec: |keys| {
         let mut spec = hybrid(keys, true, experts)?;
-        // Files may have both forms of what goes in.
+        // Files may have both forms of the input matrix.
         spec.spare.names = vec!["ssm_in."];
         Ok(spec)
     },
 };
 
-/// Qwen3.5 and 3.6, for texts: all axes of a position are equal.
+/// Qwen3.5 and 3.6, text only: all axes of a position are equal.
 pub(super) const QWEN35: Architecture = Architecture {
     name: "qwen35",
     spec: |keys| hybrid(keys, false, |base, il| Ok(base.swiglu(il)?.into())),
 };
 
-/// The same with experts.
+/// Qwen3.5 and 3.6 with experts.
 pub(super) const QWEN35MOE: Architecture = Architecture {
     name: "qwen35moe",
     spec: |keys| hybrid(keys, false, experts),
 };
 
-/// LFM2: short convolutions, and some layers with attention.
+/// Creates LFM2: short convolutions, and some layers with attention.
 fn lfm2(keys: &Keys<'_>, feed_forward: impl Fn(&Base<'_>, usize) -> Result<Mixer>) -> Result<Spec> {
     let base = Base::read(keys, RopeMode::Neox)?;
     let width = keys.require_extent("shortconv.l_cache")?;

@@ -1,4 +1,4 @@
-//! Models that fill in the tokens of a text in any order: tokens look at both sides.
+//! Diffusion models, which fill in the tokens of a text in any order, with bidirectional attention.
 
 use super::llama;
 use crate::arch::spec::{Presence, Spec};
@@ -11,7 +11,7 @@ fn filled(mut spec: Spec) -> Spec {
     spec
 }
 
-/// Dream: Qwen2.
+/// Dream: Qwen2 with bidirectional attention.
 pub(super) const DREAM: Architecture = Architecture {
     name: "dream",
     spec: |keys| {
@@ -26,7 +26,7 @@ pub(super) const DREAM: Architecture = Architecture {
     },
 };
 
-/// LLaDA: Llama without biases, but perhaps those of queries, keys and values.
+/// LLaDA: Llama without biases, except possibly those of queries, keys and values.
 pub(super) const LLADA: Architecture = Architecture {
     name: "llada",
     spec: |keys| {
@@ -42,7 +42,7 @@ pub(super) const LLADA: Architecture = Architecture {
     },
 };
 
-/// Heads of queries and keys are normalised; experts.
+/// Creates a model with QK-norm and experts.
 fn mixture(keys: &Keys<'_>, normalize: bool) -> Result<Spec> {
     let base = Base::read(keys, RopeMode::Neox)?;
     let counts = base.require_expert_counts()?;
@@ -55,7 +55,7 @@ fn mixture(keys: &Keys<'_>, normalize: bool) -> Result<Spec> {
     Ok(filled(spec))
 }
 
-/// LLaDA with experts, whose shares are what the router gives.
+/// LLaDA with experts, whose weights are not normalized.
 pub(super) const LLADA_MOE: Architecture = Architecture {
     name: "llada-moe",
     spec: |keys| mixture(keys, false),

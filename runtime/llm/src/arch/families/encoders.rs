@@ -1,4 +1,4 @@
-//! Models whose tokens look at both sides, and which give embeddings of texts.
+//! Encoders: models with bidirectional attention that return embeddings of texts.
 
 use super::gemma;
 use super::llama::both_norms;
@@ -10,7 +10,8 @@ use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
 use samite_core::{Glu, Rope, RopeMode, Unary};
 
-/// What BERT and its kin have in common: norms behind the sums, one of the embeddings, which may have the first of some kinds added.
+/// Creates the common structure of BERT and similar models: norms after the residual additions, a
+/// norm of the embeddings, and optionally the first token type.
 fn bert(
     base: &Base<'_>,
     mut layer: impl FnMut(usize) -> Result<(Attention, Mixer)>,
@@ -38,11 +39,11 @@ fn bert(
     Ok(spec)
 }
 
-/// How many kinds of tokens there are.
+/// Returns the number of token types.
 fn token_types(keys: &Keys<'_>) -> Result<usize> {
     const KEY: &str = "tokenizer.ggml.token_type_count";
     match keys.metadata().require::<u64>(KEY)? {
-        // The largest is far beyond what makes sense; extents are checked against the tensor.
+        // The maximum is far beyond real models; extents are checked against the tensor.
         count @ 1..=65_536 => Ok(count as usize),
         count => Err(crate::error::Error::model(format!(
             "key \"{KEY}\": is {count}, must be 1 to 65536"
@@ -50,7 +51,7 @@ fn token_types(keys: &Keys<'_>) -> Result<usize> {
     }
 }
 
-/// A part with GELU as it is defined, not with the approximation.
+/// Creates a feed-forward network with exact GELU, not with the approximation.
 fn gelu(base: &Base<'_>, il: usize) -> Result<Mixer> {
     Ok(base.plain(il, Activation::Plain(Unary::GeluErf))?.into())
 }
@@ -73,7 +74,7 @@ pub(super) const BERT: Architecture = Architecture {
     },
 };
 
-/// nomic-embed-text 1: rotations, gates.
+/// nomic-embed-text 1: RoPE and gated feed-forward networks.
 pub(super) const NOMIC_BERT: Architecture = Architecture {
     name: "nomic-bert",
     spec: |keys| {
@@ -84,7 +85,7 @@ pub(super) const NOMIC_BERT: Architecture = Architecture {
     },
 };
 
-/// nomic-embed-text 2: rotations, and in some layers experts, whose shares are what the router gives.
+/// nomic-embed-text 2: RoPE, and experts in some layers. The weights of experts are not normalized.
 pub(super) const NOMIC_BERT_MOE: Architecture = Architecture {
     name: "nomic-bert-moe",
     spec: |keys| {
@@ -100,7 +101,7 @@ pub(super) const NOMIC_BERT_MOE: Architecture = Architecture {
     },
 };
 
-/// Experts without gates.
+/// Creates experts without gates.
 fn experts(base: &Base<'_>, il: usize) -> Result<Experts> {
     let counts = base.require_expert_counts()?;
     let mut experts = base
@@ -111,7 +112,7 @@ fn experts(base: &Base<'_>, il: usize) -> Result<Experts> {
     Ok(experts)
 }
 
-/// Jina embeddings 3: rotations.
+/// Jina embeddings 3: RoPE.
 pub(super) const JINA_BERT_V3: Architecture = Architecture {
     name: "jina-bert-v3",
     spec: |keys| {
@@ -120,7 +121,8 @@ pub(super) const JINA_BERT_V3: Architecture = Architecture {
     },
 };
 
-/// Jina embeddings 2: distances in the place of rotations, gates. Those of code have norms of queries and keys, and add the layer's input twice.
+/// Jina embeddings 2: ALiBi and gated feed-forward networks. The models for code have QK-norm and
+/// add the layer's input twice.
 pub(super) const JINA_BERT_V2: Architecture = Architecture {
     name: "jina-bert-v2",
     spec: |keys| {
@@ -149,7 +151,7 @@ pub(super) const JINA_BERT_V2: Architecture = Architecture {
     },
 };
 
-/// Adds the layer's input, and normalises.
+/// Creates a sub-layer that adds the layer's input and normalizes the sum.
 fn again(norm: Norm) -> Part {
     Part {
         branches: vec![Branch {
@@ -161,7 +163,7 @@ fn again(norm: Norm) -> Part {
     }
 }
 
-/// A gated part; some files have gate and value in one matrix.
+/// Creates a gated feed-forward network; some files have one matrix for gate and value.
 fn jina_mlp(base: &Base<'_>, il: usize) -> Result<Mlp> {
     let names = ["ffn_gate", "ffn_up", "ffn_down"];
     let width = base.width(il)?;
@@ -175,7 +177,7 @@ fn jina_mlp(base: &Base<'_>, il: usize) -> Result<Mlp> {
     Ok(mlp)
 }
 
-/// A layer without its norm before attention if the file has none.
+/// Removes the norm before attention if the file does not have it.
 fn maybe_normed(base: &Base<'_>, mut layer: Layer) -> Layer {
     let name = format!("blk.{}.attn_norm.weight", layer.block);
     if let Some(part) = layer.parts.first_mut()
@@ -187,7 +189,7 @@ fn maybe_normed(base: &Base<'_>, mut layer: Layer) -> Layer {
     layer
 }
 
-/// ModernBERT: norms before the parts, and all but every third layer look at what is near.
+/// ModernBERT: norms before the sub-layers, and local attention in all but every third layer.
 pub(super) const MODERN_BERT: Architecture = Architecture {
     name: "modern-bert",
     spec: |keys| {
@@ -223,14 +225,14 @@ pub(super) const MODERN_BERT: Architecture = Architecture {
         spec.embedding.norm = Some(base.stream_norm("token_embd_norm"));
         spec.head.classifier = base.classifier(Unary::GeluErf)?;
         if let Some(classifier) = &mut spec.head.classifier {
-            // Where the file does not say.
+            // Default for files without the key.
             classifier.of_mean |= keys.count("classifier.pooling_type")?.is_none();
         }
         Ok(spec)
     },
 };
 
-/// The rotation of layers that look at what is near only.
+/// Returns the rotation of layers with local attention.
 fn local_rope(base: &Base<'_>) -> Result<Rope> {
     let freq_base = base.keys.positive("rope.freq_base_swa", 10_000.0)?;
     Ok(Rope {
@@ -268,7 +270,7 @@ pub(super) const EUROBERT: Architecture = Architecture {
     },
 };
 
-/// Llama that looks at both sides.
+/// Llama with bidirectional attention.
 pub(super) const LLAMA_EMBED: Architecture = Architecture {
     name: "llama-embed",
     spec: |keys| {
@@ -280,7 +282,7 @@ pub(super) const LLAMA_EMBED: Architecture = Architecture {
     },
 };
 
-/// EmbeddingGemma: Gemma 3 that looks at both sides, five of six layers at what is near.
+/// EmbeddingGemma: Gemma 3 with bidirectional attention, which is local in five of six layers.
 pub(super) const GEMMA_EMBEDDING: Architecture = Architecture {
     name: "gemma-embedding",
     spec: |keys| {

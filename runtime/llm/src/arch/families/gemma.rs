@@ -10,10 +10,10 @@ use crate::error::Result;
 use samite_core::{Glu, RopeMode};
 use std::f32::consts::FRAC_1_SQRT_2;
 
-/// How many of the last layers look at keys and values of earlier ones.
+/// Key of the number of last layers that use the keys and values of earlier layers.
 const SHARED: &str = "attention.shared_kv_layers";
 
-/// Files may have matrices of such layers.
+/// Matrices that files may have in these layers although no graph reads them.
 const SPARE: [&str; 3] = ["attn_k.", "attn_v.", "attn_k_norm."];
 
 pub(super) fn mlp(base: &Base<'_>, il: usize) -> Result<Mlp> {
@@ -24,15 +24,17 @@ pub(super) fn mlp(base: &Base<'_>, il: usize) -> Result<Mlp> {
     ))
 }
 
-/// What all have in common, with the soft cap of logits where the file says none: embeddings are scaled by the root of the width; they are the output, too.
+/// Sets what all Gemma models have in common: embeddings are scaled by the root of the width, and
+/// the embedding table is the output matrix. `softcap` is the default soft cap of logits.
 fn finish(base: &Base<'_>, keys: &Keys<'_>, mut spec: Spec, softcap: f32) -> Result<Spec> {
     spec.embedding.scale = Some((base.n_embd as f32).sqrt());
-    // 0 is how files say that there is none.
+    // Files use 0 for no soft cap.
     spec.head.softcap = keys.finite("final_logit_softcapping")?.unwrap_or(softcap);
     Ok(spec)
 }
 
-/// The factor of attention's logits: the largest model of a generation, of so many layers, has that of the width shared by its heads.
+/// Returns the scale of the attention logits. The largest model of a generation, with `largest`
+/// layers, uses the width divided by the number of heads.
 fn scale(base: &Base<'_>, attention: &Attention, largest: usize) -> f32 {
     let size = match base.n_layer == largest {
         true => base.n_embd / attention.n_head,
@@ -53,7 +55,7 @@ pub(super) const GEMMA: Architecture = Architecture {
     },
 };
 
-/// Gemma 2: every other layer has a window; logits are soft-capped.
+/// Gemma 2: every other layer has a window, and logits are soft-capped.
 pub(super) const GEMMA2: Architecture = Architecture {
     name: "gemma2",
     spec: |keys| {
@@ -75,8 +77,9 @@ pub(super) const GEMMA2: Architecture = Architecture {
     },
 };
 
-/// The attention of Gemma 3n and 4: heads of its own size in layers with a window; values are normalised, and are the keys where there is no matrix
-/// of values; the last `shared` layers look at keys and values of earlier ones.
+/// Creates the attention of Gemma 3n and 4. Layers with a window have their own head size. Values
+/// are normalized, and equal the keys if the file has no matrix of values. The last `shared` layers
+/// use the keys and values of earlier layers.
 fn sharing_attention(
     base: &Base<'_>,
     il: usize,
@@ -145,7 +148,7 @@ fn sharing_attention(
     Ok(attention)
 }
 
-/// Rows of `size` elements for each layer.
+/// Creates per-layer embeddings with rows of `size` elements.
 fn per_layer(base: &Base<'_>, size: usize) -> PerLayer {
     PerLayer {
         size,
@@ -154,8 +157,9 @@ fn per_layer(base: &Base<'_>, size: usize) -> PerLayer {
     }
 }
 
-/// The feed-forward part of Gemma 3n: `deviations` has how far the gate's elements of each layer must exceed their mean, in standard deviations; 0 for
-/// a usual gate.
+/// Creates the feed-forward network of Gemma 3n. For each layer, `deviations` holds the number of
+/// standard deviations by which the gate's elements must exceed their mean, or 0 for an ordinary
+/// gate.
 fn sparse_mlp(base: &Base<'_>, il: usize, deviations: &[f32]) -> Result<Mlp> {
     let mut mlp = mlp(base, il)?;
     if let Some(&deviations) = deviations.get(il).filter(|&&deviations| deviations != 0.0) {
@@ -164,16 +168,16 @@ fn sparse_mlp(base: &Base<'_>, il: usize, deviations: &[f32]) -> Result<Mlp> {
     Ok(mlp)
 }
 
-/// Gemma 3n, for texts: four residual streams, a matrix of low rank beside attention, gates of which few elements are not 0, embeddings for each layer,
-/// and keys and values of earlier layers.
+/// Gemma 3n, text only: four residual streams (AltUp), a low-rank matrix parallel to attention,
+/// sparse gates, per-layer embeddings, and shared keys and values.
 pub(super) const GEMMA3N: Architecture = Architecture {
     name: "gemma3n",
     spec: |keys| {
-        // What files do not say, or need not.
+        // Defaults for keys that files may omit.
         const RANK: usize = 64;
         const OWN: usize = 20;
         const SPARSE: usize = 10;
-        // Of a normal distribution, one of twenty exceeds it.
+        // One of twenty samples of a normal distribution exceeds this.
         const DEVIATIONS: f32 = 1.644_853_6;
         const ACTIVE: &str = "altup.active_idx";
         let base = Base::read(keys, RopeMode::Neox)?;
@@ -237,7 +241,8 @@ pub(super) const GEMMA3N: Architecture = Architecture {
     },
 };
 
-/// Gemma 4, for texts: experts beside a plain part, embeddings for each layer, keys and values of earlier layers, where files have them.
+/// Gemma 4, text only: experts parallel to a dense feed-forward network, per-layer embeddings, and
+/// shared keys and values, if the file has them.
 pub(super) const GEMMA4: Architecture = Architecture {
     name: "gemma4",
     spec: |keys| {
@@ -294,7 +299,7 @@ pub(super) const GEMMA4: Architecture = Architecture {
     },
 };
 
-/// Gemma 3: five of six layers have a window, with a rotation of its own.
+/// Gemma 3: five of six layers have a window, with their own rotation.
 pub(super) const GEMMA3: Architecture = Architecture {
     name: "gemma3",
     spec: |keys| {

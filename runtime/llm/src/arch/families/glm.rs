@@ -17,11 +17,11 @@ pub(super) const CHATGLM: Architecture = Architecture {
     },
 };
 
-/// GLM-4 of 2025: norms on both sides.
+/// GLM-4 of 2025: norms before and after the sub-layers.
 pub(super) const GLM4: Architecture = Architecture {
     name: "glm4",
     spec: |keys| {
-        // With sections for the axes of a position, heads are rotated by halves.
+        // If positions have several axes, heads are rotated by halves.
         let sections = keys.counts("rope.dimension_sections", 4)?;
         let mode = match sections.is_some_and(|sections| sections.iter().any(|&n| n != 0)) {
             true => RopeMode::Neox,
@@ -35,7 +35,7 @@ pub(super) const GLM4: Architecture = Architecture {
     },
 };
 
-/// GLM-4.5 and later, with experts: norms of heads where the file has them.
+/// GLM-4.5 and later, with experts: QK-norm if the file has it.
 pub(super) const GLM4MOE: Architecture = Architecture {
     name: "glm4moe",
     spec: |keys| {

@@ -1,4 +1,4 @@
-//! GPT-2 and what came after it: norms that shift the mean, feed-forward parts without gates, parts side by side.
+//! GPT-2 and its successors: LayerNorm, feed-forward networks without gates, parallel sub-layers.
 
 use super::llama::side_by_side;
 use crate::arch::spec::{
@@ -8,12 +8,12 @@ use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
 use samite_core::RopeMode;
 
-/// Biases everywhere.
+/// Reads a base with biases everywhere.
 fn biased<'a>(keys: &'a Keys<'a>) -> Result<Base<'a>> {
     Base::read_layer_norm(keys, RopeMode::Neox)
 }
 
-/// Norms without biases.
+/// Reads a base with norms without biases.
 fn unbiased<'a>(keys: &'a Keys<'a>, mode: RopeMode) -> Result<Base<'a>> {
     Ok(Base {
         norm_bias: Presence::Absent,
@@ -21,7 +21,7 @@ fn unbiased<'a>(keys: &'a Keys<'a>, mode: RopeMode) -> Result<Base<'a>> {
     })
 }
 
-/// The attention of layer `il` without a rotation.
+/// Creates the attention of layer `il` without a rotation.
 fn unrotated(base: &Base<'_>, il: usize) -> Result<Attention> {
     Ok(Attention {
         rotation: None,
@@ -29,7 +29,7 @@ fn unrotated(base: &Base<'_>, il: usize) -> Result<Attention> {
     })
 }
 
-/// Learned positions, GELU.
+/// Creates a model with learned positions and GELU.
 fn gpt2(keys: &Keys<'_>) -> Result<Spec> {
     let base = biased(keys)?;
     let mut spec =
@@ -50,7 +50,7 @@ pub(super) const STARCODER: Architecture = Architecture {
     spec: gpt2,
 };
 
-/// Rotations, GELU.
+/// Creates a model with RoPE and GELU.
 fn rotated(keys: &Keys<'_>) -> Result<Spec> {
     let base = biased(keys)?;
     base.decoder(|il| Ok(base.pre_norm(il, base.attention(il)?, base.gelu(il)?)))
@@ -68,7 +68,7 @@ pub(super) const CODESHELL: Architecture = Architecture {
     spec: rotated,
 };
 
-/// Rotations, squared ReLU.
+/// Creates a model with RoPE and squared ReLU.
 fn squared(keys: &Keys<'_>) -> Result<Spec> {
     let base = biased(keys)?;
     base.decoder(|il| {
@@ -89,7 +89,7 @@ pub(super) const JAIS2: Architecture = Architecture {
     spec: squared,
 };
 
-/// Jais: distances in the place of rotations, gates, logits divided by the size of heads.
+/// Jais: ALiBi, gates, and attention logits divided by the head size.
 pub(super) const JAIS: Architecture = Architecture {
     name: "jais",
     spec: |keys| {
@@ -104,7 +104,7 @@ pub(super) const JAIS: Architecture = Architecture {
     },
 };
 
-/// BLOOM: distances in the place of rotations; embeddings are normalised.
+/// BLOOM: ALiBi, and a norm of the embeddings.
 pub(super) const BLOOM: Architecture = Architecture {
     name: "bloom",
     spec: |keys| {
@@ -119,7 +119,7 @@ pub(super) const BLOOM: Architecture = Architecture {
     },
 };
 
-/// MPT: distances in the place of rotations, or learned positions.
+/// MPT: ALiBi or learned positions.
 pub(super) const MPT: Architecture = Architecture {
     name: "mpt",
     spec: |keys| {
@@ -151,7 +151,7 @@ pub(super) const MPT: Architecture = Architecture {
     },
 };
 
-/// GPT-NeoX and Pythia: both parts see the same residual stream, or one after the other.
+/// GPT-NeoX and Pythia: sub-layers in parallel or in sequence.
 pub(super) const GPTNEOX: Architecture = Architecture {
     name: "gptneox",
     spec: |keys| {
@@ -172,7 +172,7 @@ pub(super) const GPTNEOX: Architecture = Architecture {
     },
 };
 
-/// Falcon: both parts see the same; in the large one, attention has a norm of its own.
+/// Falcon: parallel sub-layers; in the large model, attention has its own norm.
 pub(super) const FALCON: Architecture = Architecture {
     name: "falcon",
     spec: |keys| {
@@ -193,7 +193,7 @@ pub(super) const FALCON: Architecture = Architecture {
     },
 };
 
-/// Heads of queries and of keys with norms whose scales differ by head.
+/// Adds norms of query and key heads whose scales differ by head.
 fn norms_by_head(base: &Base<'_>, attention: &mut Attention) {
     let norm = |name, count| Norm {
         extents: [base.head_k, count],
@@ -205,7 +205,7 @@ fn norms_by_head(base: &Base<'_>, attention: &mut Attention) {
     attention.norms[1] = Some(norm("attn_k_norm", attention.n_head_kv));
 }
 
-/// StableLM: parts one after the other, or side by side where there is no second norm.
+/// StableLM: sub-layers in sequence, or in parallel if there is no second norm.
 pub(super) const STABLELM: Architecture = Architecture {
     name: "stablelm",
     spec: |keys| {
@@ -235,7 +235,7 @@ pub(super) const ORION: Architecture = Architecture {
     },
 };
 
-/// Command R: parts side by side; the large one has norms of heads.
+/// Command R: parallel sub-layers; the large model has QK-norm.
 pub(super) const COMMAND_R: Architecture = Architecture {
     name: "command-r",
     spec: |keys| {
@@ -252,7 +252,7 @@ pub(super) const COMMAND_R: Architecture = Architecture {
     },
 };
 
-/// Command R7B: three of four layers have a window, and rotations only there.
+/// Command R7B: three of four layers have a window, and only these have RoPE.
 pub(super) const COHERE2: Architecture = Architecture {
     name: "cohere2",
     spec: |keys| {
@@ -272,7 +272,7 @@ pub(super) const COHERE2: Architecture = Architecture {
     },
 };
 
-/// Cohere 2 with experts: half of what the experts and the shared one say.
+/// Cohere 2 with experts: the sum of the experts and the shared expert is halved.
 pub(super) const COHERE2MOE: Architecture = Architecture {
     name: "cohere2moe",
     spec: |keys| {

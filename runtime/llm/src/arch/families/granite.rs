@@ -1,4 +1,4 @@
-//! Granite and MiniCPM: factors of embeddings, residual streams, attention and logits.
+//! Granite and MiniCPM: scale factors of embeddings, residual additions, attention and logits.
 
 use super::llama::attention;
 use crate::arch::spec::{Activation, Linear, Mixer, Mlp, Spec};
@@ -6,7 +6,7 @@ use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
 use samite_core::{Glu, RopeMode};
 
-/// The expert that every token uses, with one matrix for gate and value if the file has it so.
+/// Creates the shared expert, with one matrix for gate and value if the file has it.
 fn shared(base: &Base<'_>, il: usize, width: usize) -> Mlp {
     if base
         .keys
@@ -24,7 +24,7 @@ fn shared(base: &Base<'_>, il: usize, width: usize) -> Mlp {
     }
 }
 
-/// The feed-forward part of layer `il`, or experts and what every token uses beside them.
+/// Creates the feed-forward network of layer `il`, or experts with a shared expert.
 pub(super) fn feed_forward(base: &Base<'_>, il: usize) -> Result<Mixer> {
     let Some(counts) = base.expert_counts()? else {
         return Ok(base.swiglu(il)?.into());
@@ -37,7 +37,7 @@ pub(super) fn feed_forward(base: &Base<'_>, il: usize) -> Result<Mixer> {
     })
 }
 
-/// A model whose residual stream grows by `residual` times each part.
+/// Creates a model whose sub-layers are scaled by `residual` before they are added.
 fn scaled(
     base: &Base<'_>,
     residual: Option<f32>,
@@ -69,7 +69,7 @@ fn granite(keys: &Keys<'_>) -> Result<Spec> {
     Ok(spec)
 }
 
-/// Granite's factors of embeddings and logits.
+/// Sets Granite's factors of embeddings and logits.
 pub(super) fn finish(keys: &Keys<'_>, spec: &mut Spec) -> Result<()> {
     spec.embedding.scale = keys.factor("embedding_scale")?;
     spec.head.scale = keys.factor("logit_scale")?.map(f32::recip);
@@ -94,7 +94,7 @@ pub(super) const GRANITE_MOE: Architecture = Architecture {
     },
 };
 
-/// Granite with windows and one more logit for each head.
+/// Granite with windows and attention sinks.
 pub(super) const GRANITE_SWA: Architecture = Architecture {
     name: "granite_swa",
     spec: |keys| {
@@ -114,7 +114,7 @@ pub(super) const GRANITE_SWA: Architecture = Architecture {
     },
 };
 
-/// MiniCPM: its factors follow from its numbers, unless the file says others.
+/// MiniCPM: the scale factors derive from its dimensions, unless the file specifies them.
 pub(super) const MINICPM: Architecture = Architecture {
     name: "minicpm",
     spec: |keys| {

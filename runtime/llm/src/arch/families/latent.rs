@@ -1,4 +1,4 @@
-//! Latent attention: DeepSeek V2 to R1, Mistral 4, MiniCPM3, PLM.
+//! Latent attention (MLA): DeepSeek V2 to R1, Mistral 4, MiniCPM3, PLM.
 
 use crate::arch::spec::{
     Activation, Attention, Latent, LatentUp, Linear, Mixer, Mlp, Part, Presence, Projection,
@@ -8,10 +8,10 @@ use crate::arch::{Architecture, Base, Keys, Spec};
 use crate::error::Result;
 use samite_core::RopeMode;
 
-/// The elements of a head of queries and keys, and of values.
+/// Elements of a query or key head, and of a value head.
 type Sizes = [usize; 2];
 
-/// Latent attention with heads of these sizes, in the absorbed form or not.
+/// Creates latent attention with heads of these sizes, in the absorbed form or not.
 fn attention(base: &Base<'_>, il: usize, sizes: Sizes, absorbed: bool) -> Result<Attention> {
     let keys = base.keys;
     let [head, head_v] = sizes;
@@ -68,7 +68,8 @@ fn attention(base: &Base<'_>, il: usize, sizes: Sizes, absorbed: bool) -> Result
     Ok(attention)
 }
 
-/// DeepSeek V2 and what came of it. With YaRN, the magnitude of what is rotated is that of a multiplier of 1 if `is_plain`.
+/// Creates DeepSeek V2 or one of its successors. With YaRN, the magnitude of rotated elements is
+/// that of multiplier 1 if `is_plain` is set.
 fn deepseek2(keys: &Keys<'_>, is_plain: bool) -> Result<Spec> {
     let mut base = Base::read(keys, RopeMode::Normal)?;
     let size = |name| Ok::<_, crate::Error>(keys.count(name)?.filter(|&size| size != 0));
@@ -81,7 +82,7 @@ fn deepseek2(keys: &Keys<'_>, is_plain: bool) -> Result<Spec> {
         _ => ([base.head_k, base.head_v], false),
     };
     let stretch = (1.0 / base.rope.freq_scale).ln();
-    // Files have a tenth of the multiplier.
+    // Files store a tenth of the multiplier.
     let multiplier = keys.factor("rope.scaling.yarn_log_multiplier")?;
     let multiplier = multiplier.map_or(0.0, |tenth| tenth / 0.1);
     let magnitude = |multiplier: f32| 1.0 + 0.1 * multiplier * stretch;
@@ -141,7 +142,7 @@ pub(super) const MISTRAL4: Architecture = Architecture {
     spec: |keys| deepseek2(keys, false),
 };
 
-/// MiniCPM3: factors of embeddings, residual streams and logits.
+/// MiniCPM3: scale factors of embeddings, residual additions and logits.
 pub(super) const MINICPM3: Architecture = Architecture {
     name: "minicpm3",
     spec: |keys| {

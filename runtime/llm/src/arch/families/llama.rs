@@ -1,4 +1,4 @@
-//! Llama, and models that differ from it in little.
+//! Llama, and models with small differences from it.
 
 use crate::arch::spec::{
     Activation, Attention, Branch, Divisors, Gate, Layer, Linear, Mlp, NormKind, NormOver, Part,
@@ -8,7 +8,8 @@ use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
 use samite_core::{Glu, RopeMode, Unary};
 
-/// The feed-forward part of layer `il`, or the mixture that the file speaks of.
+/// Creates the feed-forward network of layer `il`, or the mixture of experts that the file
+/// specifies.
 pub(super) fn feed_forward(base: &Base<'_>, il: usize) -> Result<crate::arch::spec::Mixer> {
     Ok(match base.expert_counts()? {
         Some(counts) => base.experts(il, counts, base.width(il)?)?.into(),
@@ -16,7 +17,8 @@ pub(super) fn feed_forward(base: &Base<'_>, il: usize) -> Result<crate::arch::sp
     })
 }
 
-/// The attention of Llama: frequencies may be divided, logits have a factor of their own.
+/// Creates the attention of Llama: frequencies may have divisors, and logits may have their own
+/// scale.
 pub(super) fn attention(base: &Base<'_>, il: usize) -> Result<Attention> {
     let mut attention = base.attention(il)?;
     // Llama 3.1 and later stretch their frequencies unevenly.
@@ -27,7 +29,7 @@ pub(super) fn attention(base: &Base<'_>, il: usize) -> Result<Attention> {
     Ok(attention)
 }
 
-/// A model of which only the attention differs from Llama's.
+/// Creates a model that differs from Llama only in its attention.
 fn with_attention(
     keys: &Keys<'_>,
     mode: RopeMode,
@@ -86,7 +88,7 @@ pub(super) const ERNIE4_5: Architecture = Architecture {
     },
 };
 
-/// PaddleOCR-VL's language model, for texts: all axes of a position are equal.
+/// PaddleOCR-VL's language model, text only: all axes of a position are equal.
 pub(super) const PADDLEOCR: Architecture = Architecture {
     name: "paddleocr",
     spec: |keys| {
@@ -95,7 +97,7 @@ pub(super) const PADDLEOCR: Architecture = Architecture {
     },
 };
 
-/// Baichuan: the one of 32 layers has rotations, the one of 40 distances.
+/// Baichuan: the model with 32 layers uses RoPE, the one with 40 layers ALiBi.
 pub(super) const BAICHUAN: Architecture = Architecture {
     name: "baichuan",
     spec: |keys| {
@@ -110,7 +112,8 @@ pub(super) const BAICHUAN: Architecture = Architecture {
     },
 };
 
-/// What files of [`REFACT`] and its like may have, and no graph reads: divisors and all biases but those of queries, keys and values.
+/// Tensors that files of [`REFACT`] and similar models may have but no graph reads: divisors, and
+/// all biases except those of queries, keys and values.
 pub(super) const UNREAD: [&str; 5] = [
     "rope_f",
     "attn_output.bias",
@@ -119,7 +122,7 @@ pub(super) const UNREAD: [&str; 5] = [
     "ffn_down.bias",
 ];
 
-/// Refact: distances in the place of rotations.
+/// Refact: ALiBi.
 pub(super) const REFACT: Architecture = Architecture {
     name: "refact",
     spec: |keys| {
@@ -137,7 +140,7 @@ pub(super) const REFACT: Architecture = Architecture {
     },
 };
 
-/// Mistral 3: queries of late positions are scaled.
+/// Mistral 3: queries at late positions are scaled.
 pub(super) const MISTRAL3: Architecture = Architecture {
     name: "mistral3",
     spec: |keys| {
@@ -183,7 +186,7 @@ pub(super) const ARCEE: Architecture = Architecture {
     },
 };
 
-/// Apertus: xIELU, with numbers for each layer.
+/// Apertus: xIELU, with parameters for each layer.
 pub(super) const APERTUS: Architecture = Architecture {
     name: "apertus",
     spec: |keys| {
@@ -198,7 +201,7 @@ pub(super) const APERTUS: Architecture = Architecture {
             let mut attention = base.normed_attention(il)?;
             attention.scale = base.attention_scale()?.unwrap_or(attention.scale);
             attention.set_divisors(base.divisors()?);
-            // As the operation wants them: see `Unary::Xielu`.
+            // The operation expects these transformed values: see `Unary::Xielu`.
             let soft_plus = |x: f32| if x > 20.0 { x } else { x.exp().ln_1p() };
             let function = Unary::Xielu {
                 alpha_n: beta[il] + soft_plus(alpha_n[il]),
@@ -231,7 +234,8 @@ pub(super) const SEED_OSS: Architecture = Architecture {
     },
 };
 
-/// DeciLM, Nemotron of the "Puzzle" kind: layers without attention, with a matrix in its place, or without a feed-forward part.
+/// DeciLM and Nemotron models of the "Puzzle" kind: layers without attention, with a matrix instead
+/// of attention, or without a feed-forward network.
 pub(super) const DECI: Architecture = Architecture {
     name: "deci",
     spec: |keys| {
@@ -258,7 +262,7 @@ pub(super) const DECI: Architecture = Architecture {
     },
 };
 
-/// Nanbeige: all layers are gone through several times.
+/// Nanbeige: all layers are repeated several times.
 pub(super) const NANBEIGE: Architecture = Architecture {
     name: "nanbeige",
     spec: |keys| {
@@ -278,20 +282,20 @@ pub(super) const NANBEIGE: Architecture = Architecture {
     },
 };
 
-/// The attention of models that normalise heads after their rotation.
+/// Creates attention whose QK-norm follows the rotation.
 pub(super) fn late_norms(base: &Base<'_>, il: usize) -> Result<Attention> {
     let mut attention = base.normed_attention(il)?;
     attention.norm_over = NormOver::RotatedHeads;
     Ok(attention)
 }
 
-/// Maincoder: heads are normalised after their rotation.
+/// Maincoder: QK-norm after the rotation.
 pub(super) const MAINCODER: Architecture = Architecture {
     name: "maincoder",
     spec: |keys| with_attention(keys, RopeMode::Normal, late_norms),
 };
 
-/// Hunyuan's rotation: a factor changes its base.
+/// Creates Hunyuan, whose rotation has a base that a factor changes.
 fn hunyuan(keys: &Keys<'_>) -> Result<Spec> {
     let mut base = Base::read(keys, RopeMode::Neox)?;
     if let Some(alpha) = keys
@@ -314,13 +318,14 @@ pub(super) const HUNYUAN_DENSE: Architecture = Architecture {
     spec: hunyuan,
 };
 
-/// Hunyuan-VL's language model, for texts: all axes of a position are equal.
+/// Hunyuan-VL's language model, text only: all axes of a position are equal.
 pub(super) const HUNYUAN_VL: Architecture = Architecture {
     name: "hunyuan_vl",
     spec: hunyuan,
 };
 
-/// BitNet: norms before the last matrices; the table of embeddings is the output.
+/// BitNet: norms before the last matrix of each sub-layer; the embedding table is the output
+/// matrix.
 pub(super) const BITNET: Architecture = Architecture {
     name: "bitnet",
     spec: |keys| {
@@ -336,7 +341,7 @@ pub(super) const BITNET: Architecture = Architecture {
     },
 };
 
-/// CogVLM's language model, for texts: what belongs to images is not used.
+/// CogVLM's language model, text only: tensors for images are not used.
 pub(super) const COGVLM: Architecture = Architecture {
     name: "cogvlm",
     spec: |keys| {
@@ -348,7 +353,7 @@ pub(super) const COGVLM: Architecture = Architecture {
     },
 };
 
-/// PLaMo: attention and feed-forward part side by side.
+/// PLaMo: attention and feed-forward network in parallel.
 pub(super) const PLAMO: Architecture = Architecture {
     name: "plamo",
     spec: |keys| {
@@ -364,7 +369,7 @@ pub(super) const PLAMO: Architecture = Architecture {
     },
 };
 
-/// A layer whose attention and feed-forward part see the same.
+/// Creates a layer whose attention and feed-forward network have the same input.
 pub(super) fn side_by_side(
     base: &Base<'_>,
     il: usize,
@@ -376,7 +381,7 @@ pub(super) fn side_by_side(
     base.layer(il, [part])
 }
 
-/// A layer with norms on both sides of both parts.
+/// Creates a layer with norms before and after both sub-layers.
 pub(super) fn both_norms(
     base: &Base<'_>,
     il: usize,
@@ -391,7 +396,7 @@ pub(super) fn both_norms(
     layer
 }
 
-/// A layer with norms behind both parts only.
+/// Creates a layer with norms only after both sub-layers.
 pub(super) fn post_norms(
     base: &Base<'_>,
     il: usize,
@@ -405,7 +410,7 @@ pub(super) fn post_norms(
     layer
 }
 
-/// PLaMo 3: windows, norms on both sides.
+/// PLaMo 3: windows, and norms before and after the sub-layers.
 pub(super) const PLAMO3: Architecture = Architecture {
     name: "plamo3",
     spec: |keys| {
@@ -421,7 +426,7 @@ pub(super) const PLAMO3: Architecture = Architecture {
             let mlp = base.fused_gated(base.width(il)?, Glu::Swiglu);
             let mut layer = both_norms(&base, il, attention, mlp);
             for norm in layer.parts.iter_mut().filter_map(|part| part.post.as_mut()) {
-                // So llama.cpp reads and writes them.
+                // llama.cpp reads and writes these names without a suffix.
                 if keys.has_tensor(&format!("blk.{il}.{}", norm.name)) {
                     norm.suffix = "";
                 }
@@ -431,7 +436,7 @@ pub(super) const PLAMO3: Architecture = Architecture {
     },
 };
 
-/// OpenELM: heads and widths differ by layer; the table of embeddings is the output.
+/// OpenELM: heads and widths differ by layer; the embedding table is the output matrix.
 pub(super) const OPENELM: Architecture = Architecture {
     name: "openelm",
     spec: |keys| {
@@ -442,7 +447,7 @@ pub(super) const OPENELM: Architecture = Architecture {
     },
 };
 
-/// EXAONE 4: norms behind the parts only; the large one has windows, and rotations only there.
+/// EXAONE 4: norms only after the sub-layers; the large model has windows, and RoPE only there.
 pub(super) const EXAONE4: Architecture = Architecture {
     name: "exaone4",
     spec: |keys| {
@@ -486,7 +491,8 @@ pub(super) const SPARK2_5: Architecture = Architecture {
     },
 };
 
-/// Muse Glimmer: windows with rotations, full attention without; gates; norms on both sides.
+/// Muse Glimmer: windows with RoPE, full attention without; gates; norms before and after the
+/// sub-layers.
 pub(super) const MUSE_GLIMMER: Architecture = Architecture {
     name: "muse-glimmer",
     spec: |keys| {

@@ -1,4 +1,4 @@
-//! Selective state spaces, alone and beside attention.
+//! Selective state spaces (Mamba), alone and combined with attention.
 
 use super::granite;
 use super::llama;
@@ -10,7 +10,8 @@ use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
 use samite_core::RopeMode;
 
-/// Numbers that all state spaces have: tokens of the convolution, elements of all heads, columns, and heads, or elements of a row that becomes steps.
+/// Reads the dimensions of a state space: kernel size, elements of all heads, columns, and the
+/// number of heads (Mamba 2) or the rank of the time steps (Mamba 1).
 fn numbers(keys: &Keys<'_>) -> Result<[usize; 4]> {
     const KEYS: [&str; 4] = [
         "ssm.conv_kernel",
@@ -25,7 +26,7 @@ fn numbers(keys: &Keys<'_>) -> Result<[usize; 4]> {
     Ok(numbers)
 }
 
-/// The state space of Mamba 2.
+/// Creates the state space of Mamba 2.
 fn mamba2(base: &Base<'_>, norm: Presence) -> Result<StateSpace> {
     let keys = base.keys;
     let [width, inner, columns, n_head] = numbers(keys)?;
@@ -63,7 +64,8 @@ fn mamba2(base: &Base<'_>, norm: Presence) -> Result<StateSpace> {
     })
 }
 
-/// The state space of Mamba 1, whose steps, B and C may have norms: with scales, or without.
+/// Creates the state space of Mamba 1. Its time steps, B and C may have norms, with or without
+/// scales.
 fn mamba1(base: &Base<'_>, il: usize) -> Result<StateSpace> {
     let keys = base.keys;
     let [width, inner, columns, rank] = numbers(keys)?;
@@ -99,7 +101,7 @@ fn mamba1(base: &Base<'_>, il: usize) -> Result<StateSpace> {
     })
 }
 
-/// A model of nothing but state spaces.
+/// Creates a model that consists of state spaces only.
 fn pure(keys: &Keys<'_>, space: impl Fn(&Base<'_>, usize) -> Result<StateSpace>) -> Result<Spec> {
     let base = Base::read(keys, RopeMode::Normal)?;
     base.decoder(|il| {
@@ -108,7 +110,7 @@ fn pure(keys: &Keys<'_>, space: impl Fn(&Base<'_>, usize) -> Result<StateSpace>)
     })
 }
 
-/// Mamba, and Falcon Mamba.
+/// Mamba and Falcon Mamba.
 pub(super) const MAMBA: Architecture = Architecture {
     name: "mamba",
     spec: |keys| pure(keys, mamba1),
@@ -120,7 +122,8 @@ pub(super) const MAMBA2: Architecture = Architecture {
     spec: |keys| pure(keys, |base, _| mamba2(base, Presence::Required)),
 };
 
-/// Jamba: Mamba 1 where a layer has no heads of keys, attention without positions elsewhere; experts where the file has them.
+/// Jamba: Mamba 1 in layers without key heads, attention without positions in the others, and
+/// experts if the file has them.
 pub(super) const JAMBA: Architecture = Architecture {
     name: "jamba",
     spec: |keys| {
@@ -153,7 +156,7 @@ pub(super) const JAMBA: Architecture = Architecture {
     },
 };
 
-/// Falcon-H1: attention and Mamba 2 side by side.
+/// Falcon-H1: attention and Mamba 2 in parallel.
 pub(super) const FALCON_H1: Architecture = Architecture {
     name: "falcon-h1",
     spec: |keys| {
@@ -168,7 +171,7 @@ pub(super) const FALCON_H1: Architecture = Architecture {
             };
             let mut first = Part::new(base.stream_norm("attn_norm"), attention);
             first.branches.push(Branch::new(mamba2(&base, norm)?));
-            // llama.cpp wants its name without an end.
+            // llama.cpp expects this name without a suffix.
             let is_short = keys.has_tensor(&format!("blk.{il}.ffn_norm"));
             let norm = Norm {
                 suffix: if is_short { "" } else { ".weight" },
@@ -182,7 +185,7 @@ pub(super) const FALCON_H1: Architecture = Architecture {
     },
 };
 
-/// Granite 4: Mamba 2 where a layer has no heads of keys, attention elsewhere.
+/// Granite 4: Mamba 2 in layers without key heads, attention in the others.
 pub(super) const GRANITE_HYBRID: Architecture = Architecture {
     name: "granitehybrid",
     spec: |keys| {
@@ -214,7 +217,8 @@ pub(super) const GRANITE_HYBRID: Architecture = Architecture {
     },
 };
 
-/// The one part of a layer of Nemotron-H: Mamba 2, attention without positions, or a feed-forward part.
+/// Creates Nemotron-H, whose layers have a single sub-layer: Mamba 2, attention without positions,
+/// or a feed-forward network.
 fn nemotron_h(keys: &Keys<'_>) -> Result<Spec> {
     let base = Base::read(keys, RopeMode::Normal)?;
     let n_layers = base.n_layer + base.n_spare;

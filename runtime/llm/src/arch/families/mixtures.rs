@@ -9,23 +9,24 @@ use crate::arch::{Architecture, Base};
 use crate::error::Result;
 use samite_core::{Glu, Rope, RopeMode, Unary};
 
-/// The numbers that choose experts only.
+/// Name of the biases that affect only the choice of experts.
 const CHOICE_BIAS: &str = "exp_probs_b.bias";
 
-/// What many files say of their experts.
+/// Common parameters of mixtures of experts.
 struct Mixture<'a> {
     base: &'a Base<'a>,
     counts: [usize; 2],
-    /// Layers before the first mixture.
+    /// Number of layers before the first mixture.
     lead: usize,
     routing: Routing,
     normalize: bool,
-    /// The width of the expert that every token uses, if there is one.
+    /// Width of the shared expert, if there is one.
     shared: Option<usize>,
 }
 
 impl<'a> Mixture<'a> {
-    /// Shares come from `routing` unless the file says otherwise, and add up to 1 if it says so.
+    /// Reads the parameters. The file's routing takes precedence over `routing`. Weights are
+    /// normalized if the file says so.
     fn read(base: &'a Base<'a>, routing: Routing) -> Result<Self> {
         let keys = base.keys;
         let shared = keys.count("expert_shared_count")?.unwrap_or(0);
@@ -45,7 +46,7 @@ impl<'a> Mixture<'a> {
         })
     }
 
-    /// The experts of layer `il`, of a width that the file says.
+    /// Creates the experts of layer `il`, with the width that the file specifies.
     fn experts(&self, il: usize) -> Result<Experts> {
         let width = self.base.require_expert_width()?;
         self.experts_of(il, width)
@@ -62,7 +63,7 @@ impl<'a> Mixture<'a> {
         })
     }
 
-    /// The feed-forward part of layer `il`: a plain one in the first layers.
+    /// Creates the feed-forward network of layer `il`, which is dense in the first layers.
     fn mixer(&self, il: usize) -> Result<Mixer> {
         Ok(match il < self.lead {
             true => self.base.swiglu(il)?.into(),
@@ -71,14 +72,14 @@ impl<'a> Mixture<'a> {
     }
 }
 
-/// The attention of Llama, whose frequencies may be divided.
+/// Creates the attention of Llama, whose frequencies may have divisors.
 fn divided(base: &Base<'_>, il: usize) -> Result<Attention> {
     let mut attention = base.attention(il)?;
     attention.set_divisors(base.divisors()?);
     Ok(attention)
 }
 
-/// DBRX: norms that shift the mean, queries, keys and values that are limited.
+/// DBRX: LayerNorm, and limited queries, keys and values.
 pub(super) const DBRX: Architecture = Architecture {
     name: "dbrx",
     spec: |keys| {
@@ -103,7 +104,7 @@ pub(super) const DBRX: Architecture = Architecture {
     },
 };
 
-/// DeepSeek, the first with experts.
+/// DeepSeek 1 with experts.
 pub(super) const DEEPSEEK: Architecture = Architecture {
     name: "deepseek",
     spec: |keys| {
@@ -202,7 +203,7 @@ pub(super) const HY_V3: Architecture = Architecture {
             let feed_forward: Mixer = mixer;
             Ok(base.pre_norm(il, base.normed_attention(il)?, feed_forward))
         })?;
-        // Files may have plain parts that the experts take the place of.
+        // Files may have dense feed-forward networks that the experts replace.
         spec.spare.names = vec!["ffn_gate.", "ffn_up.", "ffn_down."];
         Ok(spec)
     },
@@ -251,7 +252,7 @@ pub(super) const MINIMAX_M2: Architecture = Architecture {
     },
 };
 
-/// EXAONE 4.5 with experts: rotations in layers with a window only.
+/// EXAONE 4.5 with experts: RoPE only in layers with a window.
 pub(super) const EXAONE_MOE: Architecture = Architecture {
     name: "exaone-moe",
     spec: |keys| {
@@ -274,7 +275,8 @@ pub(super) const EXAONE_MOE: Architecture = Architecture {
     },
 };
 
-/// Llama 4: chunks with rotations, full attention with scaled queries; shares are applied to what goes into an expert.
+/// Llama 4: chunks with RoPE, full attention with scaled queries; the weights of experts apply to
+/// their input.
 pub(super) const LLAMA4: Architecture = Architecture {
     name: "llama4",
     spec: |keys| {
@@ -285,7 +287,7 @@ pub(super) const LLAMA4: Architecture = Architecture {
         let rope = base.window_rope(false)?;
         let counts = base.require_expert_counts()?;
         let step = keys.require_extent("interleave_moe_layer_step")?;
-        // The one with 128 experts does not normalise heads.
+        // The model with 128 experts has no QK-norm.
         let normed = counts[0] != 128;
         base.decoder(|il| {
             let mut attention = base.attention(il)?;
@@ -323,7 +325,7 @@ pub(super) const LLAMA4: Architecture = Architecture {
     },
 };
 
-/// Heads normalised after their rotation, without scales.
+/// Adds QK-norm after the rotation, without scales.
 fn bare_late_norms(base: &Base<'_>, mut attention: Attention) -> Attention {
     attention.norm_over = crate::arch::spec::NormOver::RotatedHeads;
     attention.norms[0] = Some(base.bare_norm("Qcur_normed"));
@@ -331,12 +333,12 @@ fn bare_late_norms(base: &Base<'_>, mut attention: Attention) -> Attention {
     attention
 }
 
-/// SmallThinker: the router sees the residual stream before the layer.
+/// SmallThinker: the input of the router is the residual stream before the layer.
 pub(super) const SMALLTHINKER: Architecture = Architecture {
     name: "smallthinker",
     spec: |keys| {
         let base = Base::read(keys, RopeMode::Neox)?;
-        // What files say of the size is not what the model was made with.
+        // The size in files is not the size that the model was trained with.
         let window = base.window()?.map(|_| 4096);
         let windowed = base.windowed(4, true)?;
         let rope = base.window_rope(false)?;
@@ -359,7 +361,8 @@ pub(super) const SMALLTHINKER: Architecture = Architecture {
     },
 };
 
-/// Arctic: experts see the residual stream before the layer, a plain part the one after attention.
+/// Arctic: the input of the experts is the residual stream before the layer; a dense feed-forward
+/// network follows attention.
 pub(super) const ARCTIC: Architecture = Architecture {
     name: "arctic",
     spec: |keys| {
@@ -380,7 +383,8 @@ pub(super) const ARCTIC: Architecture = Architecture {
     },
 };
 
-/// Grok: logits of attention and of the output are soft-capped; experts, perhaps with a plain part beside them.
+/// Grok: attention logits and output logits are soft-capped; experts, optionally in parallel with a
+/// dense feed-forward network.
 pub(super) const GROK: Architecture = Architecture {
     name: "grok",
     spec: |keys| {
@@ -389,7 +393,7 @@ pub(super) const GROK: Architecture = Architecture {
         let factor =
             |name, otherwise| Ok::<_, crate::Error>(keys.factor(name)?.unwrap_or(otherwise));
         let softcap = factor("attn_logit_softcapping", 30.0)?;
-        // Logits are scaled by this before they are capped.
+        // Scale of the logits before they are capped.
         let scale = factor("attention.output_scale", 0.088_388_35)?;
         let mut spec = base.decoder(|il| {
             let mut attention = base.attention(il)?;
@@ -429,7 +433,7 @@ pub(super) const GROK: Architecture = Architecture {
     },
 };
 
-/// MiMo V2: windows with heads of their own, one more logit for each head where the file has it.
+/// MiMo V2: layers with a window have their own heads; attention sinks if the file has them.
 pub(super) const MIMO2: Architecture = Architecture {
     name: "mimo2",
     spec: |keys| {
@@ -463,13 +467,13 @@ pub(super) const MIMO2: Architecture = Architecture {
             }
             Ok(layer)
         })?;
-        // Files may have plain parts that the experts take the place of.
+        // Files may have dense feed-forward networks that the experts replace.
         spec.spare.names = vec!["ffn_gate.", "ffn_up.", "ffn_down."];
         Ok(spec)
     },
 };
 
-/// gpt-oss: windows in every other layer, one more logit for each head, biases, gated units of its own.
+/// gpt-oss: windows in every other layer, attention sinks, biases, and its own gated activation.
 pub(super) const GPT_OSS: Architecture = Architecture {
     name: "gpt-oss",
     spec: |keys| {
@@ -485,7 +489,7 @@ pub(super) const GPT_OSS: Architecture = Architecture {
             if windowed[il] {
                 attention.set_window(window, rope);
             }
-            // The model's own code does not round; llama.cpp does.
+            // The reference implementation does not round; llama.cpp does.
             attention.set_exact_yarn();
             let glu = Glu::SwigluOai {
                 alpha: 1.702,
@@ -512,7 +516,7 @@ pub(super) const GPT_OSS: Architecture = Architecture {
     },
 };
 
-/// AFMoE: windows with rotations, full attention without; gates; norms on both sides.
+/// AFMoE: windows with RoPE, full attention without; gates; norms before and after the sub-layers.
 pub(super) const AFMOE: Architecture = Architecture {
     name: "afmoe",
     spec: |keys| {
@@ -545,7 +549,7 @@ pub(super) const AFMOE: Architecture = Architecture {
     },
 };
 
-/// Mellum: windows with a rotation of their own.
+/// Mellum: layers with a window have their own rotation.
 pub(super) const MELLUM: Architecture = Architecture {
     name: "mellum",
     spec: |keys| {
@@ -569,7 +573,7 @@ pub(super) const MELLUM: Architecture = Architecture {
     },
 };
 
-/// Maple: rotations in layers with a window only; gated units with a limit.
+/// Maple: RoPE only in layers with a window; gated activation with a limit.
 pub(super) const MAPLE: Architecture = Architecture {
     name: "maple",
     spec: |keys| {
@@ -594,13 +598,13 @@ pub(super) const MAPLE: Architecture = Architecture {
     },
 };
 
-/// Gives each head a gate.
+/// Adds a gate for each head.
 fn gate_heads(attention: &mut Attention, function: Unary) {
     let gate = Linear::new("attn_gate", [attention.output.to, attention.n_head]);
     attention.gate = Some(Gate::Linear(gate, function));
 }
 
-/// Laguna: a gate for each head; layers with a window have plain rotations.
+/// Laguna: a gate for each head; layers with a window have plain RoPE.
 pub(super) const LAGUNA: Architecture = Architecture {
     name: "laguna",
     spec: |keys| {
@@ -626,7 +630,7 @@ pub(super) const LAGUNA: Architecture = Architecture {
     },
 };
 
-/// Step 3.5: full layers rotate half of each head.
+/// Step 3.5: layers with full attention rotate half of each head.
 pub(super) const STEP35: Architecture = Architecture {
     name: "step35",
     spec: |keys| {

@@ -28,7 +28,8 @@ pub(super) const OLMO: Architecture = Architecture {
     },
 };
 
-/// OLMo 2 and 3: norms behind the parts only; queries and keys are normalised whole; OLMo 3 has windows.
+/// OLMo 2 and 3: norms only after the sub-layers; queries and keys are normalized over all heads;
+/// OLMo 3 has windows.
 pub(super) const OLMO2: Architecture = Architecture {
     name: "olmo2",
     spec: |keys| {
@@ -46,7 +47,7 @@ pub(super) const OLMO2: Architecture = Architecture {
     },
 };
 
-/// OLMoE: shares of experts are what the router gives.
+/// OLMoE: the weights of experts are not normalized.
 pub(super) const OLMOE: Architecture = Architecture {
     name: "olmoe",
     spec: |keys| {

@@ -5,7 +5,7 @@ use crate::arch::spec::Presence;
 use crate::arch::{Architecture, Base};
 use samite_core::{Glu, RopeMode};
 
-/// Phi 1 to 2: parts side by side, GELU, biases.
+/// Phi 1 to 2: parallel sub-layers, GELU, biases.
 pub(super) const PHI2: Architecture = Architecture {
     name: "phi2",
     spec: |keys| {
@@ -14,7 +14,8 @@ pub(super) const PHI2: Architecture = Architecture {
     },
 };
 
-/// Phi 3 and 4: one matrix for gate and value; other frequencies in long contexts; some files with a window.
+/// Phi 3 and 4: one matrix for gate and value; other frequencies in long contexts; a window in some
+/// files.
 pub(super) const PHI3: Architecture = Architecture {
     name: "phi3",
     spec: |keys| {

@@ -5,7 +5,7 @@ use crate::arch::{Architecture, Base, Keys, Spec};
 use crate::error::Result;
 use samite_core::{Glu, RopeMode, Unary};
 
-/// Qwen, the first: its file says twice the width of the feed-forward part.
+/// Qwen 1, whose files store twice the width of the feed-forward network.
 pub(super) const QWEN: Architecture = Architecture {
     name: "qwen",
     spec: |keys| {
@@ -18,7 +18,7 @@ pub(super) const QWEN: Architecture = Architecture {
     },
 };
 
-/// Biases on queries, keys and values; rotation by halves.
+/// Creates a model with biases of queries, keys and values, and rotation by halves.
 fn qwen2(keys: &Keys<'_>, bias: Presence) -> Result<Spec> {
     let base = Base::read(keys, RopeMode::Neox)?;
     base.refuse_experts()?;
@@ -34,7 +34,7 @@ pub(super) const QWEN2: Architecture = Architecture {
     spec: |keys| qwen2(keys, Presence::Required),
 };
 
-/// The language model of Qwen2-VL, for texts: all axes of a position are equal.
+/// Language model of Qwen2-VL, text only: all axes of a position are equal.
 pub(super) const QWEN2VL: Architecture = Architecture {
     name: "qwen2vl",
     spec: |keys| {
@@ -47,7 +47,7 @@ pub(super) const QWEN2VL: Architecture = Architecture {
     },
 };
 
-/// Qwen2 with experts and one that every token uses, with a share.
+/// Qwen2 with experts and a shared expert, which has a router weight.
 pub(super) const QWEN2MOE: Architecture = Architecture {
     name: "qwen2moe",
     spec: |keys| {
@@ -69,13 +69,13 @@ pub(super) const QWEN2MOE: Architecture = Architecture {
     },
 };
 
-/// Every head of queries and keys is normalised before its rotation.
+/// Creates a model with QK-norm before the rotation.
 fn qwen3(keys: &Keys<'_>) -> Result<Spec> {
     let base = Base::read(keys, RopeMode::Neox)?;
     base.refuse_experts()?;
     let mut spec =
         base.decoder(|il| Ok(base.pre_norm(il, base.normed_attention(il)?, base.swiglu(il)?)))?;
-    // Of rerankers.
+    // Rerankers have a classifier.
     spec.head.classifier = base.classifier(Unary::Tanh)?;
     if let Some(classifier) = &mut spec.head.classifier {
         classifier.shares = true;
@@ -83,7 +83,7 @@ fn qwen3(keys: &Keys<'_>) -> Result<Spec> {
     Ok(spec)
 }
 
-/// The same with experts.
+/// Creates a model with experts and QK-norm before the rotation.
 fn qwen3moe(keys: &Keys<'_>) -> Result<Spec> {
     let base = Base::read(keys, RopeMode::Neox)?;
     let counts = base.require_expert_counts()?;
@@ -106,13 +106,13 @@ pub(super) const QWEN3MOE: Architecture = Architecture {
     spec: qwen3moe,
 };
 
-/// The language model of Qwen3-VL, for texts: all axes of a position are equal.
+/// Language model of Qwen3-VL, text only: all axes of a position are equal.
 pub(super) const QWEN3VL: Architecture = Architecture {
     name: "qwen3vl",
     spec: qwen3,
 };
 
-/// The same with experts.
+/// Language model of Qwen3-VL with experts.
 pub(super) const QWEN3VLMOE: Architecture = Architecture {
     name: "qwen3vlmoe",
     spec: qwen3moe,

@@ -1,31 +1,33 @@
-//! What adapters add to results of weights and of layers.
+//! Changes that adapters add to the results of weights and of layers.
 //!
-//! Where all tokens of a micro-batch have the same adapters, shares are constants of the graph. Where sequences have adapters of their own, the graph
-//! computes the changes of every adapter that one of them has, and an input says in which share it counts for each token: 0 for those that do not have
-//! it. So shares change without another graph, pairs of all ranks and types mix, and none is copied. Both forms round alike: a token's result does not
-//! depend on what the others have.
+//! If all tokens of a micro-batch use the same adapters, their scales are constants of the graph.
+//! If sequences have their own adapters, the graph computes the changes of every adapter that one
+//! of them uses. An input holds the scale of each adapter for each token, which is 0 for tokens
+//! that do not use it. Scales can then change without building another graph, adapters of all ranks
+//! and types mix, and none is copied. Both forms round alike: the result of a token does not depend
+//! on the adapters of other tokens.
 
 use super::{Builder, GraphShape, Input, Parts};
 use crate::adapter::{Adapter, Pair};
 use samite_core::{DType, Result, TensorId};
 
-/// In which share an adapter counts.
+/// Scale of an adapter.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Share {
-    /// The same for all tokens.
+    /// A common scale for all tokens.
     OfAll(f32),
-    /// For each token its own; the place of the adapter among those that sequences have.
+    /// A scale for each token, with the index of the adapter among those of sequences.
     OfEach(usize),
 }
 
-/// An adapter of a graph.
+/// Adapter of a graph.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change<'a> {
     adapter: &'a Adapter,
     share: Share,
 }
 
-/// The adapters of a graph, in the order in which they are applied.
+/// Returns the adapters of a graph, in the order in which they are applied.
 pub(super) fn changes<'a>(parts: &Parts<'a>, shape: GraphShape) -> Vec<Change<'a>> {
     let mut changes: Vec<Change<'a>> = match shape.mixed {
         None => {
@@ -51,9 +53,10 @@ pub(super) fn changes<'a>(parts: &Parts<'a>, shape: GraphShape) -> Vec<Change<'a
 }
 
 impl Builder<'_> {
-    /// `y`, the result of an operation with the weight called `name`, and what adapters add to it. `change` appends the product
-    /// with the two matrices of a pair. `tokens` is the shape that a number for each token has to have; by default, the tokens are
-    /// the columns of `y`.
+    /// Adds the changes of adapters to `y`, the result of an operation with the weight called
+    /// `name`. `change` appends the product with the two matrices of a pair. `tokens` is the shape
+    /// in which the scales of the tokens are multiplied; by default, the tokens are the columns of
+    /// `y`.
     pub(super) fn adapted(
         &mut self,
         mut y: TensorId,
@@ -93,7 +96,7 @@ impl Builder<'_> {
         Ok(y)
     }
 
-    /// What a layer gave, and the directions that control vectors add to it.
+    /// Adds the directions of control vectors to the result of a layer.
     pub(super) fn directed(&mut self, mut x: TensorId) -> Result<TensorId> {
         for at in 0..self.changes.len() {
             let Change { adapter, share } = self.changes[at];
@@ -116,7 +119,8 @@ impl Builder<'_> {
         Ok(x)
     }
 
-    /// The share of an adapter for each token, or for each whose logits are wanted, in a shape with as many elements.
+    /// Returns the scale of an adapter for each token, or for each requested one, reshaped to
+    /// `shape`.
     fn shares(&mut self, adapter: usize, factor: f32, shape: [usize; 4]) -> Result<TensorId> {
         let GraphShape {
             n_tokens,

@@ -9,26 +9,28 @@ use crate::arch::tensors::names;
 use samite_core::{DType, Error, Op, Precision, Result, StoredTensor, TensorId, Unary};
 use std::sync::Arc;
 
-/// Keys, and values if the keys do not hold them.
+/// Keys, and values if the keys do not contain them.
 type KeysValues = (TensorId, Option<TensorId>);
 
-/// The products of attention, `[head size, heads, tokens]` each.
+/// Projections of attention, `[head size, heads, tokens]` each.
 struct Projected {
-    /// Absent if nothing is to be looked at.
+    /// Queries. Absent if no results are requested.
     q: Option<TensorId>,
     /// Keys and values, if the layer has its own.
     kv: Option<KeysValues>,
-    /// What the result is multiplied with, `[head size or 1, heads, tokens]`.
+    /// Gate of the result, `[head size or 1, heads, tokens]`.
     gate: Option<TensorId>,
 }
 
 impl Builder<'_> {
-    /// What tokens find when they look at others, after the last matrix; `None` if no logits are wanted.
+    /// Returns the result of attention after the output matrix. Returns `None` if no logits are
+    /// requested.
     pub(super) fn attention(&mut self, a: &Attention, x: TensorId) -> Result<Option<TensorId>> {
         let Projected { q, kv, gate } = self.projected(a, x)?;
         let mut own = None;
         if let Some((k, v)) = kv {
-            // A norm of values comes first, so that devices see rotations and writes one after the other.
+            // The norm of values comes first, so that devices see rotations and cache writes in
+            // sequence.
             let v = match v {
                 Some(v) => Some(self.normed_heads(a, v, 2, "Vcur")?),
                 None => None,
@@ -63,7 +65,8 @@ impl Builder<'_> {
         self.linear(attended, &a.output, "attn_out").map(Some)
     }
 
-    /// Queries, keys and values of `x`. They come one after the other, so that devices can share what they do to `x`.
+    /// Returns the queries, keys and values of `x`. Their products are adjacent, so that devices
+    /// can share the preparation of `x`.
     fn projected(&mut self, a: &Attention, x: TensorId) -> Result<Projected> {
         let is_finished = self.is_last_mixing && self.shape.n_outputs == 0;
         let gate = match &a.gate {
@@ -148,7 +151,7 @@ impl Builder<'_> {
         Ok(Projected { q, kv, gate })
     }
 
-    /// Queries, and keys and values, of latent attention.
+    /// Returns the queries, and the keys and values, of latent attention.
     fn latent(
         &mut self,
         l: &Latent,
@@ -217,7 +220,7 @@ impl Builder<'_> {
         Ok(self.named(q, "Qcur"))
     }
 
-    /// The values that short rows stand for, `[head size · heads, tokens]`.
+    /// Returns the values that result from short rows, `[head size · heads, tokens]`.
     fn latent_values(&mut self, l: &Latent, a: &Attention, x: TensorId) -> Result<TensorId> {
         let LatentUp::Absorbed([_, v_b]) = l.up else {
             return Ok(x);
@@ -234,7 +237,7 @@ impl Builder<'_> {
         self.graph.reshape(values, shape)
     }
 
-    /// Some of the elements of each row, without gaps.
+    /// Returns some of the elements of each row, without gaps.
     pub(super) fn columns(&mut self, x: TensorId, first: usize, count: usize) -> Result<TensorId> {
         let layout = self.graph.tensor(x).layout;
         let ([_, n1, n2, n3], [s0, s1, s2, s3]) = (layout.shape(), layout.strides());
@@ -244,7 +247,7 @@ impl Builder<'_> {
         self.graph.cont(view)
     }
 
-    /// Queries (0) or keys (1) by heads, after a norm of all heads together if they have one.
+    /// Splits queries (0) or keys (1) into heads, after a norm over all heads if they have one.
     fn whole_or_heads(
         &mut self,
         a: &Attention,
@@ -266,7 +269,7 @@ impl Builder<'_> {
         Ok(self.named(heads, name))
     }
 
-    /// Heads that are some elements of longer rows.
+    /// Returns heads that are slices of longer rows.
     fn slice(
         &mut self,
         x: TensorId,
@@ -285,7 +288,7 @@ impl Builder<'_> {
         Ok(self.named(view, name))
     }
 
-    /// The first (0) or second (1) `size` elements of each head.
+    /// Returns the first (0) or second (1) `size` elements of each head.
     fn half(&mut self, x: TensorId, size: usize, which: usize) -> Result<TensorId> {
         let layout = self.graph.tensor(x).layout;
         let ([_, n1, n2, _], [s0, s1, s2, s3]) = (layout.shape(), layout.strides());
@@ -293,7 +296,8 @@ impl Builder<'_> {
             .view(x, [size, n1, n2, 1], [s1, s2, s3], which * size * s0)
     }
 
-    /// Heads of queries (0), keys (1) or values (2) after their norm, if it is one of heads.
+    /// Returns heads of queries (0), keys (1) or values (2) after their norm, if it applies to
+    /// heads.
     fn normed_heads(
         &mut self,
         a: &Attention,
@@ -310,7 +314,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Heads of queries (0) or keys (1) after norm and rotation.
+    /// Returns heads of queries (0) or keys (1) after norm and rotation.
     fn prepared(
         &mut self,
         a: &Attention,
@@ -348,7 +352,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Queries scaled by their positions.
+    /// Scales queries by their positions.
     fn cooled(&mut self, q: TensorId, temperature: Temperature) -> Result<TensorId> {
         let shape = [1, 1, self.shape.n_tokens, 1];
         let scale = self.input(Input::Temperature(temperature), DType::F32, shape)?;
@@ -379,7 +383,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// The keys of a layer, and what else it keeps.
+    /// Returns the keys of a layer, and its cache.
     fn keys(&self, il: usize) -> Result<(Arc<StoredTensor>, LayerCache)> {
         let cache = self.parts.cache.get(il).cloned().unwrap_or_default();
         match &cache.k {
@@ -388,7 +392,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The first `n_kv` of the cached rows, by head: `[head size, cells, kv heads]`.
+    /// Returns the first `n_kv` of the cached rows, by head: `[head size, cells, kv heads]`.
     fn cached(
         &mut self,
         cache: &Arc<StoredTensor>,
@@ -405,7 +409,7 @@ impl Builder<'_> {
         Ok(self.named(view, name))
     }
 
-    /// The cached keys and values that attention looks at: `[head size, cells, kv heads]`.
+    /// Returns the cached keys and values that attention reads: `[head size, cells, kv heads]`.
     fn of_cache(&mut self, a: &Attention) -> Result<(TensorId, TensorId)> {
         let (keys, cache) = self.keys(a.keys_of.unwrap_or(self.il))?;
         let GraphShape { n_kv, n_window, .. } = self.shape;
@@ -418,7 +422,7 @@ impl Builder<'_> {
         Ok((k, v))
     }
 
-    /// The keys and values of the micro-batch: `[head size, tokens, kv heads]`.
+    /// Returns the keys and values of the micro-batch: `[head size, tokens, kv heads]`.
     fn of_batch(&mut self, a: &Attention, (k, v): KeysValues) -> Result<(TensorId, TensorId)> {
         let v = match v {
             Some(v) => v,
@@ -429,7 +433,7 @@ impl Builder<'_> {
         Ok((self.named(k, "k"), self.named(v, "v")))
     }
 
-    /// What the queries find: `[head size · heads, tokens]`.
+    /// Returns the result of attention before the output matrix: `[head size · heads, tokens]`.
     fn attended(
         &mut self,
         a: &Attention,
@@ -488,7 +492,8 @@ impl Builder<'_> {
         Ok(self.named(flat, "kqv_out"))
     }
 
-    /// The result of attention times its gate, of as many elements or of one for each head.
+    /// Multiplies the result of attention by its gate, which has as many elements or one for each
+    /// head.
     fn gated(&mut self, a: &Attention, attended: TensorId, gate: TensorId) -> Result<TensorId> {
         let n_tokens = self.shape.n_tokens;
         let [width, count, ..] = self.extents(gate);
@@ -509,7 +514,8 @@ impl Builder<'_> {
     }
 }
 
-/// The name of the tensor that frequencies are divided by, in a context of `n_cells`, if it is one of the file.
+/// Returns the name of the tensor with the frequency divisors in a context of `n_cells`, if they
+/// come from the file.
 pub(crate) fn divisors_name(divisors: Divisors, n_cells: usize) -> Option<&'static str> {
     let [long, short] = names::LONG_SHORT;
     match divisors {

@@ -1,4 +1,4 @@
-//! The nodes behind the last norm where embeddings are wanted.
+//! The nodes after the last norm if embeddings are requested.
 
 use super::Builder;
 use crate::arch::graph::Input;
@@ -6,7 +6,7 @@ use crate::arch::spec::{Classifier, Head, Pooling};
 use samite_core::{DType, Result, TensorId};
 
 impl Builder<'_> {
-    /// Embeddings of what the last norm gave: of tokens, or of texts.
+    /// Returns the embeddings of tokens or texts from the result of the last norm.
     pub(super) fn embeddings(
         &mut self,
         head: &Head,
@@ -31,7 +31,7 @@ impl Builder<'_> {
         Ok(x)
     }
 
-    /// The mean over the tokens of each sequence.
+    /// Returns the mean over the tokens of each sequence.
     fn means(&mut self, x: TensorId) -> Result<TensorId> {
         let shape = [self.shape.n_tokens, self.shape.n_means, 1, 1];
         let shares = self.input(Input::Means, DType::F32, shape)?;
@@ -40,7 +40,7 @@ impl Builder<'_> {
         self.graph.mul_mat(turned, shares)
     }
 
-    /// One score for each label.
+    /// Returns one score for each label.
     fn scores(&mut self, classifier: &Classifier, mut x: TensorId) -> Result<TensorId> {
         if let Some((linear, function)) = &classifier.dense {
             x = self.linear(x, linear, "cls")?;

@@ -1,14 +1,15 @@
-//! The nodes of feed-forward parts and of mixtures of experts.
+//! The nodes of feed-forward networks and of mixtures of experts.
 
 use super::Builder;
 use crate::arch::spec::{Activation, Experts, Linear, Mlp, RouterInput, Routing};
 use samite_core::{Error, Glu, Result, SortOrder, TensorId, Unary};
 
-/// The least sum of shares that shares are divided by: the smallest normal number of half precision, as llama.cpp has it.
+/// Minimum divisor when weights are normalized: the smallest normal number of half precision, as in
+/// llama.cpp.
 const LEAST_SUM: f32 = 6.103_515_6e-5;
 
 impl Builder<'_> {
-    /// A feed-forward part; the result is called `name`.
+    /// Appends a feed-forward network, whose result is called `name`.
     pub(super) fn mlp(&mut self, x: TensorId, mlp: &Mlp, name: &str) -> Result<TensorId> {
         let product = |builder: &mut Self, linear: &Linear, x: TensorId| {
             builder.linear(x, linear, linear.name)
@@ -70,7 +71,8 @@ impl Builder<'_> {
         }
     }
 
-    /// By how much elements exceed the mean of their row and so many standard deviations; 0 for others.
+    /// Returns the amount by which elements exceed the mean of their row plus `deviations` standard
+    /// deviations, or 0 for elements below.
     fn exceeding(&mut self, x: TensorId, deviations: f32) -> Result<TensorId> {
         let [width, ..] = self.extents(x);
         let mean = self.graph.mean(x)?;
@@ -85,7 +87,7 @@ impl Builder<'_> {
         self.graph.unary(above, Unary::Relu)
     }
 
-    /// The products of each token with the experts that `chosen` names.
+    /// Returns the products of each token with the experts in `chosen`.
     fn expert_linear(
         &mut self,
         x: TensorId,
@@ -117,7 +119,8 @@ impl Builder<'_> {
         }
     }
 
-    /// What the chosen experts gave, times the number that each has in the vector called `name`, if there is one.
+    /// Multiplies the results of the chosen experts by their elements of the vector called `name`,
+    /// if the model has it.
     fn scaled_by_expert(&mut self, y: TensorId, name: &str, chosen: TensorId) -> Result<TensorId> {
         let Some(scales) = self.optional_weight(name)? else {
             return Ok(y);
@@ -129,7 +132,8 @@ impl Builder<'_> {
         self.graph.mul(y, scales)
     }
 
-    /// A mixture of experts for `x`; the residual streams are those before the part and before the layer.
+    /// Appends a mixture of experts for `x`; the residual streams are those before the sub-layer
+    /// and before the layer.
     pub(super) fn experts(
         &mut self,
         e: &Experts,
@@ -182,7 +186,8 @@ impl Builder<'_> {
         Ok(sum)
     }
 
-    /// The experts of each token, i32 `[used, tokens]`, and their shares, `[1, used, tokens]`.
+    /// Returns the experts of each token, i32 `[used, tokens]`, and their weights, `[1, used,
+    /// tokens]`.
     fn route(&mut self, e: &Experts, x: TensorId) -> Result<(TensorId, TensorId)> {
         let (count, used) = (e.router.to, e.used);
         let n_tokens = self.extents(x)[1];
@@ -233,7 +238,7 @@ impl Builder<'_> {
         Ok((chosen, weights))
     }
 
-    /// The numbers of the `count` largest elements of each row.
+    /// Returns the indices of the `count` largest elements of each row.
     fn largest(&mut self, x: TensorId, count: usize, name: &str) -> Result<TensorId> {
         let sorted = self.graph.argsort(x, SortOrder::Descending)?;
         self.named(sorted, &format!("{name}_argsort"));
@@ -245,7 +250,8 @@ impl Builder<'_> {
         Ok(self.named(chosen, &format!("{name}_topk")))
     }
 
-    /// Scores with minus infinity for experts outside the `used` best of `groups` groups. A group is as good as its two best experts.
+    /// Replaces the scores of experts outside the `used` best of `groups` groups by minus infinity.
+    /// The score of a group is the sum of its two best experts.
     fn best_groups(&mut self, scores: TensorId, groups: usize, used: usize) -> Result<TensorId> {
         let [count, n_tokens, ..] = self.extents(scores);
         let each = count / groups;
@@ -264,7 +270,7 @@ impl Builder<'_> {
         self.graph.reshape(masked, [count, n_tokens, 1, 1])
     }
 
-    /// The sum of what the experts of each token said.
+    /// Returns the sum over the experts of each token.
     fn sum_of_experts(&mut self, said: TensorId) -> Result<TensorId> {
         let layout = self.graph.tensor(said).layout;
         let [width, used, n_tokens, _] = layout.shape();

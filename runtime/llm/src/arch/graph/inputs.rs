@@ -3,55 +3,57 @@
 use crate::arch::spec::{Span, Temperature, Yarn};
 use samite_core::TensorId;
 
-/// What an input holds.
+/// Contents of an input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Input {
     /// Token ids: i32 `[tokens]`.
     Tokens,
-    /// Embeddings in the place of tokens: f32 `[width, tokens]`.
+    /// Embeddings instead of tokens: f32 `[width, tokens]`.
     Embeddings,
     /// Positions: i32 `[tokens]`.
     Positions,
-    /// The cell that each token's keys and values are written to: i64 `[tokens]`.
+    /// Cell that each token's keys and values are written to: i64 `[tokens]`.
     Cells {
-        /// Of the cells for layers that look through a window.
+        /// True for the cells of layers with a window.
         windowed: bool,
     },
-    /// Minus infinity where a token does not see a cell: f16 `[kv, tokens]`. Elsewhere 0, or with `distances`, how far the cell's position is
-    /// from the token's, negative. Where tokens look at later ones, too, there are tokens in the place of cells: f16 `[tokens, tokens]`.
+    /// Attention mask: minus infinity if a token does not see a cell, f16 `[kv, tokens]`. Otherwise
+    /// 0, or the negative distance from the token's position to the cell's if `distances` is set.
+    /// With bidirectional attention, tokens replace the cells: f16 `[tokens, tokens]`.
     Mask {
-        /// Whom tokens look at.
+        /// Tokens that a token attends to.
         span: Span,
-        /// They look at later ones, too.
+        /// True if attention is bidirectional.
         sees_later: bool,
-        /// Whether there are distances.
+        /// True if the mask contains distances.
         distances: bool,
-        /// Whether the cells are those for layers that look through a window.
+        /// True if the cells are those of layers with a window.
         windowed: bool,
     },
-    /// What rotary frequencies are divided by: f32 `[pairs]`.
+    /// Divisors of rotary frequencies: f32 `[pairs]`.
     Divisors(Yarn),
-    /// What queries are scaled with: f32 `[1, 1, tokens]`.
+    /// Temperature of queries: f32 `[1, 1, tokens]`.
     Temperature(Temperature),
-    /// The row of the state that each sequence begins with: i32 `[sequences]`.
+    /// Row of each sequence's initial state: i32 `[sequences]`.
     StateRead,
-    /// The row that its state is written to: i64 `[sequences]`.
+    /// Row that each sequence's state is written to: i64 `[sequences]`.
     StateWrite,
-    /// Which tokens' logits or embeddings are wanted: i32 `[outputs]`. Absent if all are, or none.
+    /// Tokens whose logits or embeddings are requested: i32 `[outputs]`. Absent if all tokens are,
+    /// or none.
     Outputs,
-    /// The share in which an adapter counts for each token, times a factor: f32 `[1, tokens]`.
+    /// Scale of an adapter for each token, times `factor`: f32 `[1, tokens]`.
     Shares {
-        /// The adapter's place among those that sequences have for themselves.
+        /// Index of the adapter among those that belong to sequences.
         adapter: usize,
-        /// What shares are multiplied with.
+        /// Factor of the scales.
         factor: f32,
     },
-    /// The share of each token in the mean over each sequence: f32 `[tokens, sequences]`.
+    /// Weight of each token in the mean of each sequence: f32 `[tokens, sequences]`.
     Means,
 }
 
 impl Input {
-    /// The name in graphs.
+    /// Returns the name in graphs.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Input::Tokens => "inp_tokens",
@@ -74,21 +76,22 @@ impl Input {
     }
 }
 
-/// The inputs of a graph, and its results.
+/// Inputs and results of a graph.
 #[derive(Clone, Debug, Default)]
 pub struct GraphInputs {
-    /// The inputs, each once.
+    /// Inputs, each once.
     pub list: Vec<(Input, TensorId)>,
     /// Result: logits, f32 `[vocabulary, outputs]`, or embeddings, f32 `[width, outputs or means]`.
     pub result: Option<TensorId>,
-    /// The embeddings of the same tokens, beside logits: f32 `[width, outputs]`.
+    /// Embeddings of the same tokens, in addition to logits: f32 `[width, outputs]`.
     pub embeddings: Option<TensorId>,
-    /// The likeliest tokens of each row of logits, i32 `[number, rows]`, and their logits, f32 `[1, number, rows]`; i32 `[rows]` if there is one of each.
+    /// Top-k tokens of each row of logits, i32 `[number, rows]`, and their logits, f32 `[1, number,
+    /// rows]`. If k is 1, only the tokens: i32 `[rows]`.
     pub likeliest: Option<(TensorId, Option<TensorId>)>,
 }
 
 impl GraphInputs {
-    /// The tensor of an input, if the graph has it.
+    /// Returns the tensor of an input, if the graph has it.
     pub fn get(&self, input: &Input) -> Option<TensorId> {
         let mut inputs = self.list.iter();
         inputs.find_map(|(known, id)| (known == input).then_some(*id))

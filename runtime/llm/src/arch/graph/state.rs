@@ -1,4 +1,4 @@
-//! The nodes of what carries a state from token to token.
+//! The nodes of layers with a recurrent state.
 
 use super::Builder;
 use crate::arch::graph::Input;
@@ -9,7 +9,7 @@ use samite_core::{DType, Error, Glu, Result, StoredTensor, TensorId, Unary};
 use std::sync::Arc;
 
 impl Builder<'_> {
-    /// Tokens of each sequence.
+    /// Returns the number of tokens of each sequence.
     fn n_each(&self) -> usize {
         self.shape.n_tokens / self.shape.n_seqs.max(1)
     }
@@ -23,7 +23,7 @@ impl Builder<'_> {
         tensor.cloned().ok_or_else(missing)
     }
 
-    /// What each sequence kept: `[elements, sequences]`.
+    /// Reads the state of each sequence: `[elements, sequences]`.
     fn remembered(&mut self, kept: &Arc<StoredTensor>) -> Result<TensorId> {
         let shape = [self.shape.n_seqs, 1, 1, 1];
         let rows = self.input(Input::StateRead, DType::I32, shape)?;
@@ -31,7 +31,7 @@ impl Builder<'_> {
         self.graph.get_rows(kept, rows)
     }
 
-    /// Keeps a row of each sequence.
+    /// Writes the state of each sequence.
     fn remember(&mut self, rows: TensorId, kept: &Arc<StoredTensor>, name: &str) -> Result<()> {
         let shape = [self.shape.n_seqs, 1, 1, 1];
         let numbers = self.input(Input::StateWrite, DType::I64, shape)?;
@@ -41,7 +41,8 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// `x` `[channels, tokens, sequences]` convolved over time, with what each sequence kept before it; keeps the end.
+    /// Convolves `x` `[channels, tokens, sequences]` over time, after each sequence's convolution
+    /// state, and updates that state.
     fn convolved(&mut self, x: TensorId, weights: &str) -> Result<TensorId> {
         let cache = self.parts.cache.get(self.il).and_then(|c| c.conv.as_ref());
         let kept = self.kept(cache)?;
@@ -62,7 +63,7 @@ impl Builder<'_> {
         Ok(self.named(sums, "conv_output"))
     }
 
-    /// The same with zeros on both sides of each sequence; keeps nothing.
+    /// Convolves `x` with zero padding on both sides of each sequence; uses no state.
     fn convolved_on_both_sides(&mut self, x: TensorId, weights: &str) -> Result<TensorId> {
         let weights = self.weight(weights)?;
         let around = self.extents(weights)[0] - 1;
@@ -77,7 +78,7 @@ impl Builder<'_> {
         Ok(self.named(sums, "conv_output"))
     }
 
-    /// A short convolution between two gates; `None` if no logits are wanted.
+    /// Appends a short convolution between two gates. Returns `None` if no logits are requested.
     pub(super) fn short_conv(&mut self, c: &ShortConv, x: TensorId) -> Result<Option<TensorId>> {
         let all = self.linear(x, &c.input, "bcx")?;
         let (n_each, n_seqs) = (self.n_each(), self.shape.n_seqs);
@@ -102,7 +103,7 @@ impl Builder<'_> {
         self.linear(gated, &c.output, "conv_out").map(Some)
     }
 
-    /// Some elements of each row.
+    /// Returns some elements of each row.
     fn part_of(&mut self, x: TensorId, first: usize, count: usize) -> Result<TensorId> {
         let layout = self.graph.tensor(x).layout;
         let ([_, n1, n2, n3], [s0, s1, s2, s3]) = (layout.shape(), layout.strides());
@@ -110,7 +111,7 @@ impl Builder<'_> {
             .view(x, [count, n1, n2, n3], [s1, s2, s3], first * s0)
     }
 
-    /// The gated delta rule; `None` if no logits are wanted.
+    /// Appends a gated delta net. Returns `None` if no logits are requested.
     pub(super) fn delta_net(&mut self, d: &DeltaNet, x: TensorId) -> Result<Option<TensorId>> {
         let cache = self.parts.cache.get(self.il).and_then(|c| c.state.as_ref());
         let kept = self.kept(cache)?;
@@ -180,7 +181,7 @@ impl Builder<'_> {
         self.linear(gated, &d.output, "linear_attn_out").map(Some)
     }
 
-    /// A selective state space; `None` if no logits are wanted.
+    /// Appends a selective state space. Returns `None` if no logits are requested.
     pub(super) fn state_space(&mut self, s: &StateSpace, x: TensorId) -> Result<Option<TensorId>> {
         let cache = self.parts.cache.get(self.il).and_then(|c| c.state.as_ref());
         let kept = self.kept(cache)?;
@@ -262,7 +263,7 @@ impl Builder<'_> {
         let (token, all) = (head * s.n_head, head * s.n_head * n_tokens);
         let found = [s.size, s.n_head, n_tokens, 1];
         let found = self.graph.view(both, found, [head, token, all], 0)?;
-        // What goes in counts directly, too.
+        // Skip connection.
         let factors = self.weight("ssm_d")?;
         let factors = self.graph.reshape(factors, [1, s.n_head, 1, 1])?;
         let x = self.graph.cont(x)?;
@@ -284,7 +285,7 @@ impl Builder<'_> {
         self.linear(gated, &s.output, "ssm_out").map(Some)
     }
 
-    /// Queries, keys and values `[channels, tokens]`, and gates `[size · heads, tokens]`.
+    /// Returns queries, keys and values `[channels, tokens]`, and gates `[size · heads, tokens]`.
     fn delta_input(&mut self, d: &DeltaNet, x: TensorId) -> Result<(TensorId, TensorId)> {
         let linear = match &d.input {
             DeltaInput::Split(qkv, gate) => {
@@ -313,7 +314,7 @@ impl Builder<'_> {
         Ok((self.graph.concat(qk, v, 0)?, gate))
     }
 
-    /// What becomes decays, and what becomes betas: `[heads, tokens]` each.
+    /// Returns the inputs of decays and of betas: `[heads, tokens]` each.
     fn delta_rates(&mut self, d: &DeltaNet, x: TensorId) -> Result<(TensorId, TensorId)> {
         let linear = match &d.rates {
             DeltaRates::Split(decays, betas) => {
@@ -335,7 +336,8 @@ impl Builder<'_> {
         Ok((alpha?, beta?))
     }
 
-    /// Heads that lie in each row from element `first` on: `[size, heads, tokens, sequences]`.
+    /// Returns the heads that start at element `first` of each row: `[size, heads, tokens,
+    /// sequences]`.
     fn delta_heads(
         &mut self,
         x: TensorId,
@@ -349,7 +351,8 @@ impl Builder<'_> {
             .view(x, [size, count, n1, n2], [size * s0, s1, s2], first * s0)
     }
 
-    /// Heads of length 1, and for each head of values one where the groups of heads are neighbours.
+    /// Normalizes heads to length 1, and repeats them for each value head if value heads that share
+    /// a key head are adjacent.
     fn unit(&mut self, x: TensorId, d: &DeltaNet) -> Result<TensorId> {
         let size = d.size as f32;
         let normed = self.graph.rms_norm(x, d.eps / size)?;
@@ -357,7 +360,8 @@ impl Builder<'_> {
         if d.n_head == d.n_head_k || !d.neighbours {
             return Ok(unit);
         }
-        // The operation gives heads of values in turn to those of keys; here, neighbours share one.
+        // The operation assigns key heads to value heads in turn; here, adjacent value heads share
+        // a key head.
         let (n_each, n_seqs) = (self.n_each(), self.shape.n_seqs);
         let times = d.n_head / d.n_head_k;
         let rows = [d.size, 1, d.n_head_k * n_each * n_seqs, 1];

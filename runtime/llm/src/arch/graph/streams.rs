@@ -1,4 +1,4 @@
-//! The nodes of several residual streams: `[width, streams, tokens]`.
+//! The nodes of AltUp, with several residual streams: `[width, streams, tokens]`.
 
 use super::Builder;
 use crate::arch::graph::Input;
@@ -6,7 +6,7 @@ use crate::arch::spec::{Layer, Streams};
 use samite_core::{DType, Result, TensorId, Unary};
 
 impl Builder<'_> {
-    /// The streams that an embedding begins.
+    /// Creates all streams from the embedding.
     pub(super) fn spread(&mut self, s: &Streams, x: TensorId) -> Result<TensorId> {
         let [width, n_tokens, ..] = self.extents(x);
         let repeated = self.graph.repeat(x, [width, n_tokens, s.count - 1, 1])?;
@@ -20,7 +20,7 @@ impl Builder<'_> {
         Ok(all)
     }
 
-    /// What all streams become: one.
+    /// Merges all streams into one.
     pub(super) fn merged(&mut self, s: &Streams, all: TensorId) -> Result<TensorId> {
         let first = self.first_stream(all)?;
         let others = self.other_streams(all)?;
@@ -42,7 +42,7 @@ impl Builder<'_> {
         Ok(mean)
     }
 
-    /// All streams after a layer; `None` as for a [layer](Self::layer).
+    /// Returns all streams after a layer, or `None` like [`layer`](Self::layer).
     pub(super) fn layer_of_streams(
         &mut self,
         s: &Streams,
@@ -83,7 +83,7 @@ impl Builder<'_> {
         Ok(Some(self.named(all, "l_out")))
     }
 
-    /// What a router says about the stream `x`: `[streams, tokens]`.
+    /// Returns the router's result for the stream `x`: `[streams, tokens]`.
     fn modalities(&mut self, s: &Streams, x: TensorId) -> Result<TensorId> {
         let [width, ..] = self.extents(x);
         let normed = self.norm(x, &s.router_norm)?;
@@ -93,7 +93,7 @@ impl Builder<'_> {
         Ok(self.named(said, "modalities"))
     }
 
-    /// The streams, each with a mixture of all.
+    /// Adds a mixture of all streams to each stream.
     fn predicted(&mut self, s: &Streams, all: TensorId) -> Result<TensorId> {
         let [_, count, n_tokens, _] = self.extents(all);
         let first = self.first_stream(all)?;
@@ -107,7 +107,7 @@ impl Builder<'_> {
         Ok(self.named(sum, "predictions"))
     }
 
-    /// The streams, corrected by what a layer found in the place of the first.
+    /// Corrects all streams by the difference between the layer's result and the first stream.
     fn corrected(&mut self, s: &Streams, all: TensorId, found: TensorId) -> Result<TensorId> {
         let [width, count, n_tokens, _] = self.extents(all);
         let said = self.modalities(s, found)?;
@@ -124,7 +124,7 @@ impl Builder<'_> {
         Ok(self.named(sum, "corrected"))
     }
 
-    /// `[width, tokens]`.
+    /// Returns the first stream: `[width, tokens]`.
     fn first_stream(&mut self, all: TensorId) -> Result<TensorId> {
         let layout = self.graph.tensor(all).layout;
         let ([width, _, n_tokens, _], [_, _, token, _]) = (layout.shape(), layout.strides());
@@ -135,7 +135,7 @@ impl Builder<'_> {
         self.graph.cont(first)
     }
 
-    /// All streams but the first.
+    /// Returns all streams but the first.
     fn other_streams(&mut self, all: TensorId) -> Result<TensorId> {
         let layout = self.graph.tensor(all).layout;
         let ([width, count, n_tokens, _], [_, stream, token, end]) =
@@ -144,7 +144,7 @@ impl Builder<'_> {
         self.graph.view(all, shape, [stream, token, end], stream)
     }
 
-    /// Columns `x`, each as long as that of `like`.
+    /// Rescales the columns of `x` to the lengths of those of `like`.
     fn as_long_as(&mut self, like: TensorId, x: TensorId) -> Result<TensorId> {
         let [wanted, own] = [self.lengths(like)?, self.lengths(x)?];
         let scaled = self.graph.mul(x, wanted)?;

@@ -1,4 +1,4 @@
-//! The models whose logits llama.cpp was asked for. `tests/fixtures/llama_cpp` has the answers.
+//! The models for which llama.cpp computed logits, which are in `tests/fixtures/llama_cpp`.
 
 use samite_core::DType;
 use samite_gguf::{StringArray, Value};
@@ -6,28 +6,30 @@ use samite_llm::arch::spec::Pooling;
 use samite_llm::{SyntheticAdapter, SyntheticModel};
 use std::path::{Path, PathBuf};
 
-/// How many tokens are decoded: enough for slow rotations to matter.
+/// Number of decoded tokens: enough for slow rotations to have an effect.
 pub const N_TOKENS: usize = 96;
 
-/// A model, and what was done with it.
+/// A model and the operations on it.
 pub struct Known {
     /// Name of the fixture.
     pub name: &'static str,
     pub model: SyntheticModel,
-    /// So many positions from 8 on are removed before a second batch; 0 for a single batch.
+    /// Number of positions, starting at 8, that are removed before a second batch; 0 for a single
+    /// batch.
     pub cut: usize,
-    /// The shares of adapters that change all of its matrices; of adapter 0, then 1, and so on.
+    /// Scales of the adapters that change all of its matrices, by number of the adapter.
     pub adapters: Vec<f32>,
 }
 
 impl Known {
-    /// Whether the adapters change a tensor: llama.cpp cannot change an embedding that is the output, too.
+    /// Returns whether the adapters change a tensor: llama.cpp cannot change an embedding that is
+    /// also the output matrix.
     pub fn is_changed(&self, tensor: &str) -> bool {
         !(self.model.tied && tensor == "token_embd.weight")
     }
 }
 
-/// Heads as wide as the model's width shared by them, which all architectures allow.
+/// Creates a model whose heads share the width evenly, which all architectures support.
 fn narrow(architecture: &'static str) -> SyntheticModel {
     SyntheticModel {
         head_dim: 16,
@@ -44,7 +46,7 @@ fn wide(architecture: &'static str) -> SyntheticModel {
     }
 }
 
-/// Wide enough for blocks of 256 weights.
+/// Creates a model wide enough for blocks of 256 weights.
 fn quantized(architecture: &'static str, dtype: DType) -> SyntheticModel {
     SyntheticModel {
         n_embd: 256,
@@ -55,7 +57,8 @@ fn quantized(architecture: &'static str, dtype: DType) -> SyntheticModel {
     }
 }
 
-/// Of the rotations, some are so fast that they extrapolate, some so slow that they interpolate, and some in between.
+/// Adds YaRN: some rotations are so fast that they extrapolate, some so slow that they interpolate,
+/// and some are in between.
 fn yarn(model: SyntheticModel) -> SyntheticModel {
     SyntheticModel {
         n_ctx_train: 8192,
@@ -68,7 +71,7 @@ fn yarn(model: SyntheticModel) -> SyntheticModel {
     }
 }
 
-/// All of them.
+/// Returns all models.
 pub fn known() -> Vec<Known> {
     let tied = |model| SyntheticModel {
         tied: true,
@@ -83,7 +86,7 @@ pub fn known() -> Vec<Known> {
         experts: Some([count, used]),
         ..model
     };
-    // Without a width of their own, the experts that are used share that of the feed-forward part.
+    // Without their own width, the used experts share the width of the feed-forward network.
     let mut shared_width = experts(narrow("qwen3moe"), [6, 3]);
     shared_width.extra = vec![
         ("expert_feed_forward_length", 0u32.into()),
@@ -197,18 +200,19 @@ pub fn known() -> Vec<Known> {
         ("qwen3moe-q4_0", "qwen3moe", DType::Q4_0),
         ("qwen3moe-q4_K", "qwen3moe", DType::Q4_K),
     ] {
-        // With the first seed, one token of one of these models has two experts that are about as probable as each other.
+        // With the first seed, one token of one of these models has two almost equally probable
+        // experts.
         let seed = 2;
         let model = quantized(architecture, dtype);
         all.push((name, SyntheticModel { seed, ..model }, 0));
     }
-    // State spaces, alone and beside attention.
+    // State spaces, alone and combined with attention.
     for name in ["mamba", "mamba2", "jamba", "falcon-h1"] {
         let mut model = narrow(name);
         model.n_layer = 3;
         all.push((name, model, 0));
     }
-    // llama.cpp takes no other numbers.
+    // llama.cpp supports no other numbers.
     let streams = vec![
         ("embedding_length_per_layer_input", Value::from(256u32)),
         ("attention.shared_kv_layers", 0u32.into()),
@@ -238,13 +242,13 @@ pub fn known() -> Vec<Known> {
     plain.chain(adapted).collect()
 }
 
-/// Where the adapters of a model's file go.
+/// Returns the path of an adapter for a model's file.
 pub fn adapter_path(model: &Path, number: usize) -> PathBuf {
     model.with_extension(format!("lora{number}.gguf"))
 }
 
-/// Writes adapter `number` of the model in a file: random pairs for all matrices that `changes` names. The first one has a
-/// factor, the second one has none.
+/// Writes adapter `number` of the model in a file: random pairs for all matrices for whose names
+/// `changes` returns true. The first adapter has a factor, and the second one has none.
 pub fn write_adapter(
     model: &Path,
     number: usize,
@@ -259,14 +263,14 @@ pub fn write_adapter(
     Ok(adapter.write(model, adapter_path(model, number), changes, next)?)
 }
 
-/// The tokens that are decoded.
+/// Returns the tokens to decode.
 pub fn known_tokens() -> Vec<u32> {
     (0..N_TOKENS as u32)
         .map(|i| 3 + (i * 37 + i * i * 11) % 250)
         .collect()
 }
 
-/// A model whose embeddings of some texts were asked for.
+/// A model with known embeddings of some texts.
 pub struct KnownEmbedding {
     /// Name of the fixture.
     pub name: &'static str,
@@ -274,17 +278,18 @@ pub struct KnownEmbedding {
     pub pooling: Pooling,
 }
 
-/// The texts that embeddings are of, in one batch: more tokens than a window of tiny models, and fewer.
+/// Returns the texts with known embeddings, for one batch, with more and fewer tokens than the
+/// window of tiny models.
 pub fn known_texts() -> [Vec<u32>; 3] {
     let tokens = known_tokens();
     [&tokens[..23], &tokens[23..28], &tokens[28..45]].map(<[u32]>::to_vec)
 }
 
-/// All of them.
+/// Returns all models with known embeddings.
 pub fn known_embeddings() -> Vec<KnownEmbedding> {
     let model = |name, optional: &[&'static str], extra: &[(&'static str, Value)]| {
         let mut model = SyntheticModel::tiny(name);
-        // Heads share the width.
+        // Heads share the width evenly.
         model.head_dim = 16;
         model.n_vocab = 259;
         model.optional.extend(optional);
@@ -440,10 +445,11 @@ pub fn known_embeddings() -> Vec<KnownEmbedding> {
         .collect()
 }
 
-/// Of so many tokens, the logits of the last ones are known.
+/// Number of tokens to decode; the logits of the last ones are known.
 pub const N_DECODED: usize = 45;
 
-/// The language models whose logits `transformers` was asked for: those that most people use. The name of each is that of its architecture.
+/// Returns the language models for which `transformers` computed logits: the most widely used ones.
+/// Each has the name of its architecture.
 pub fn known_decoders() -> Vec<(&'static str, SyntheticModel)> {
     let biases: &[_] = &["attn_q.bias", "attn_k.bias", "attn_v.bias"];
     let all_biases = &[biases, &["attn_output.bias"]].concat();
@@ -462,7 +468,7 @@ pub fn known_decoders() -> Vec<(&'static str, SyntheticModel)> {
         ("rope.scaling.factor", 4.0f32.into()),
         ("rope.scaling.original_context_length", 64u32.into()),
     ];
-    // Fewer numbers are rotated than a head has.
+    // Fewer elements are rotated than a head has.
     let half = [("rope.dimension_count", Value::from(8u32))];
     let of = |architecture, optional: &[&'static str], extra: &[&[(&'static str, Value)]]| {
         let mut model = SyntheticModel::tiny(architecture);
@@ -483,7 +489,7 @@ pub fn known_decoders() -> Vec<(&'static str, SyntheticModel)> {
         of("qwen3moe", &[], &[]),
         of("qwen35", &[], &[]),
         of("qwen35moe", &[], &[]),
-        // Every sixth layer sees everything; of Gemma 4, the last one must.
+        // Every sixth layer has full attention; in Gemma 4, the last one must.
         deeper(7, of("gemma3", &[], &[])),
         deeper(
             6,

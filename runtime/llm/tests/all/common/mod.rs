@@ -1,4 +1,4 @@
-//! What the tests share: devices, tiny models, and comparisons.
+//! Shared helpers of the tests: devices, tiny models, and comparisons.
 #![allow(dead_code)] // the test of the steady state uses some of it
 
 pub mod known;
@@ -28,7 +28,7 @@ pub fn cpu() -> Arc<dyn Device> {
     CpuDevice::new(CpuOptions::default().with_threads(1))
 }
 
-/// A model file that lives as long as this value.
+/// A model file that exists as long as this value.
 pub struct TestModel {
     _dir: TempDir,
     pub path: PathBuf,
@@ -55,7 +55,7 @@ impl TestModel {
     }
 }
 
-/// A cache of full precision, so that results can be compared closely.
+/// Options with a full-precision cache, so that results can be compared closely.
 pub fn precise() -> ContextOptions {
     ContextOptions {
         n_ctx: Some(64),
@@ -68,14 +68,14 @@ pub fn context(model: &Arc<Model>, options: ContextOptions) -> Context {
     Context::new(Arc::clone(model), options).unwrap()
 }
 
-/// Some tokens, the same every time.
+/// Returns `count` deterministic tokens.
 pub fn tokens(count: usize) -> Vec<u32> {
     (0..count as u32)
         .map(|i| 3 + (i * 37 + i * i * 11) % 250)
         .collect()
 }
 
-/// What a model gives: embeddings, if it has no logits.
+/// Returns the output of a model: embeddings if it does not return logits.
 pub fn output_of(model: &Model) -> Output {
     match model.spec().head.output {
         Some(_) => Output::Logits,
@@ -83,7 +83,8 @@ pub fn output_of(model: &Model) -> Output {
     }
 }
 
-/// Decodes tokens at consecutive positions of a sequence and returns the logits after each, or its embedding.
+/// Decodes tokens at consecutive positions of a sequence and returns the logits after each, or its
+/// embedding.
 pub fn decode(
     context: &mut Context,
     tokens: &[u32],

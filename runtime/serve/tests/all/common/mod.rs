@@ -1,6 +1,7 @@
-//! A server with a small model on the CPU, and a client of it, for tests.
+//! A server with a small model on the CPU, and its client.
 
-#![allow(clippy::unwrap_used, dead_code, unreachable_pub, missing_docs)] // Helpers of tests are tests, and none uses all of them.
+// Shared test helpers; each test uses only some.
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub, missing_docs)]
 
 pub mod parrot;
 
@@ -31,10 +32,10 @@ fn cpu() -> Arc<dyn Device> {
     CpuDevice::new(CpuOptions::default().with_threads(1))
 }
 
-/// A context that takes much longer to fill than a stopped request may go on.
+/// A context that takes much longer to fill than a stopped request may run.
 pub const ENDLESS: usize = 1 << 16;
 
-/// An engine of a model, with a context of [`CONTEXT`] unless the options have another one.
+/// Creates a model's engine, with a context of [`CONTEXT`] unless the options set another one.
 pub fn engine(model: &Arc<Model>, options: EngineOptions, environment: Environment) -> Engine {
     let length = options.context.unwrap_or(CONTEXT);
     let options = EngineOptions {
@@ -51,7 +52,7 @@ pub fn engine(model: &Arc<Model>, options: EngineOptions, environment: Environme
     Engine::new(context, options).unwrap()
 }
 
-/// A model that is served, and the thread of its engine.
+/// Creates a served model with its engine thread.
 pub fn app(options: ServeOptions, engine_options: EngineOptions) -> (App, JoinHandle<()>) {
     served_by(
         options,
@@ -67,7 +68,7 @@ fn served_by(options: ServeOptions, engine: Engine) -> (App, JoinHandle<()>) {
     (app, driver)
 }
 
-/// Options of all servers here.
+/// Completes the options for test servers.
 pub fn served(options: ServeOptions) -> ServeOptions {
     ServeOptions {
         port: 0,
@@ -78,7 +79,7 @@ pub fn served(options: ServeOptions) -> ServeOptions {
     }
 }
 
-/// A server that ends with this value.
+/// A server that stops when this value is dropped.
 pub struct Server {
     pub address: String,
     pub stop: CancelToken,
@@ -91,7 +92,7 @@ impl Server {
         Server::with(options, engine(model(), engine_options, environment))
     }
 
-    /// One with this engine.
+    /// Starts a server with this engine.
     pub fn with(options: ServeOptions, engine: Engine) -> Self {
         let (app, driver) = served_by(options, engine);
         let mut server = Server::of(Hub::single(app));
@@ -99,7 +100,7 @@ impl Server {
         server
     }
 
-    /// One of these models.
+    /// Starts a server with these models.
     pub fn of(hub: Hub) -> Self {
         let stop = CancelToken::new();
         let (sender, receiver) = mpsc::channel();
@@ -127,7 +128,7 @@ impl Server {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(HANG_GUARD)).unwrap();
         let length = body.len();
-        // At once: a server that ends may answer before it has read all.
+        // In a single write: a stopping server may respond before it has read everything.
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
         );
@@ -135,7 +136,7 @@ impl Server {
         stream
     }
 
-    /// The status, the headers and the body.
+    /// Sends a request. Returns the status, the headers and the body.
     pub fn ask(
         &self,
         method: &str,
@@ -172,7 +173,7 @@ impl Server {
         )
     }
 
-    /// Waits until some slot is at work, or none.
+    /// Waits until some slot is busy, or none.
     pub fn wait_until(&self, is_busy: bool) {
         samite_testing::wait_until(format_args!("some slot is at work: {is_busy}"), || {
             let (_, slots) = self.get("/slots");

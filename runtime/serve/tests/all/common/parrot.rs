@@ -1,4 +1,4 @@
-//! A model that says one chosen text.
+//! A model that generates a chosen text.
 
 use super::cpu;
 use samite_core::DType;
@@ -6,13 +6,13 @@ use samite_gguf::{GgufFile, KEY_ARCHITECTURE, Metadata, StringArray, TensorSpec,
 use samite_llm::{Model, ModelOptions};
 use std::sync::Arc;
 
-/// Special tokens, the tokens of bytes, and where the pieces of the text begin.
+/// Special tokens; byte tokens follow, then the pieces of the text.
 const SPECIAL: [&str; 3] = ["<unk>", "<s>", "</s>"];
 const END: usize = 2;
 const PIECES: usize = SPECIAL.len() + 256;
 
-/// Cuts a text into distinct pieces of at least three characters. The tokenizer could merge shorter
-/// ones from the characters of a prompt.
+/// Splits a text into distinct pieces of at least three characters. The tokenizer could merge
+/// shorter ones from the characters of a prompt.
 fn pieces(text: &str) -> Vec<String> {
     let mut pieces: Vec<String> = Vec::new();
     let mut piece = String::new();
@@ -29,13 +29,13 @@ fn pieces(text: &str) -> Vec<String> {
     pieces
 }
 
-/// A model that begins with `text` behind any prompt, and ends behind it. The next token follows
-/// from the last one alone: a layer without effect stands between the embedding of each piece, a
-/// unit vector, and the output, whose rows are the unit vectors of the pieces before.
+/// Creates a model that generates `text` after any prompt, and then ends. The next token depends on
+/// the last one only. A layer without effect connects the embedding of each piece, a unit vector,
+/// with the output, whose rows are the unit vectors of the preceding pieces.
 pub fn parrot(text: &str) -> (Arc<Model>, usize) {
     let pieces = pieces(text);
     let n_vocab = PIECES + pieces.len();
-    // Dimension 0 stands for whatever is no piece.
+    // Dimension 0 represents every token that is not a piece.
     let n_embd = (pieces.len() + 1).next_multiple_of(32);
     let mut metadata = Metadata::new();
     let mut set = |key: &str, value: Value| metadata.set(key, value).unwrap();
