@@ -198,9 +198,10 @@ impl DeviceArgs {
         if self.list.trim().eq_ignore_ascii_case("auto") && devices.len() > 1 {
             devices.retain(|device| device.kind() != DeviceKind::Cpu);
         }
-        let fallbacks = match self.only {
-            true => Vec::new(),
-            false => registry.fallbacks()?,
+        let fallbacks = if self.only {
+            Vec::new()
+        } else {
+            registry.fallbacks()?
         };
         Ok(Lent { devices, fallbacks })
     }
@@ -332,12 +333,12 @@ pub fn thread_count(text: &str) -> Result<usize, String> {
 
 /// Parses a capacity in tokens.
 fn size(text: &str) -> Result<usize, String> {
-    number(text, 1, MOST_TOKENS)
+    number(text, 1, MAX_TOKENS)
 }
 
 /// Parses a number of tokens, which may be 0.
 pub fn token_count(text: &str) -> Result<usize, String> {
-    number(text, 0, MOST_TOKENS)
+    number(text, 0, MAX_TOKENS)
 }
 
 /// Parses a number of sequences.
@@ -359,7 +360,7 @@ pub fn number_or_all(text: &str) -> Result<usize, String> {
 pub const EMBEDDED: &str = "the stories model";
 
 /// Positions are 32-bit numbers.
-const MOST_TOKENS: usize = i32::MAX as usize;
+const MAX_TOKENS: usize = i32::MAX as usize;
 
 const MAX_LAYERS: i64 = 1024;
 
@@ -1203,7 +1204,7 @@ impl ModelArgs {
         model: &Arc<Model>,
         mut options: ContextOptions,
     ) -> Outcome<ContextOptions> {
-        options.output = options.output.of(model.spec());
+        options.output = options.output.resolve(model.spec());
         for (path, share) in self.adapters.files() {
             let adapter = Adapter::load(path, model)?;
             options.adapters.push(ScaledAdapter { adapter, share });

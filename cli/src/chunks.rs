@@ -9,7 +9,7 @@ use samite::text::Tokenizer;
 pub const DEFAULT_CHUNK: usize = 512;
 
 /// Maximum number of tokens to read without an explicit limit: as many take weeks.
-const MOST_TOKENS: usize = 1 << 26;
+const MAX_TOKENS: usize = 1 << 26;
 
 /// The part of a text to evaluate.
 pub struct Part {
@@ -32,7 +32,7 @@ impl Part {
         let wanted = self
             .chunks
             .map(|chunks| chunk.saturating_mul(chunks as usize));
-        let most = wanted.map_or(MOST_TOKENS, |wanted| left_out.saturating_add(wanted));
+        let most = wanted.map_or(MAX_TOKENS, |wanted| left_out.saturating_add(wanted));
         let mut tokens = source.tokens(tokenizer, self.parse_special, most, |_| {})?;
         if wanted.is_none() && tokens.len() > most {
             return Err(Failure::error(format_args!(

@@ -159,8 +159,8 @@ fn no_memory(name: &str, bytes: usize) -> Failure {
 /// Reads the text of a file that a flag names. It may be a pipe, which can be read only once.
 pub fn read_flag(path: &Path, flag: &str) -> Outcome<String> {
     // Longer than any template or list of keys.
-    const MOST_BYTES: u64 = 1 << 20;
-    let text = Source::file(path).and_then(|source| source.read_all(MOST_BYTES));
+    const MAX_BYTES: u64 = 1 << 20;
+    let text = Source::file(path).and_then(|source| source.read_all(MAX_BYTES));
     text.map_err(|failure| match failure {
         Failure::Error(message) => Failure::usage(format_args!("{flag}: {message}")),
         other => other,

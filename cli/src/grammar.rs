@@ -91,8 +91,8 @@ fn checked(grammar: Grammar) -> Result<Grammar, GrammarError> {
 /// Returns the name of a file, and its text.
 fn read_file(path: &Path) -> Outcome<(String, String)> {
     // Larger than any supported grammar or schema.
-    const MOST_BYTES: u64 = 2 << 20;
+    const MAX_BYTES: u64 = 2 << 20;
     let source = Source::file(path)?;
     let name = source.name().to_owned();
-    Ok((name, source.read_all(MOST_BYTES)?))
+    Ok((name, source.read_all(MAX_BYTES)?))
 }

@@ -4,7 +4,7 @@ use crate::Cli;
 use clap::{Command, CommandFactory};
 
 /// Flags that `-h` shows, by command, the most used first. They are listed under "Options".
-const MOST_USED: &[(&str, &[&str])] = &[
+const MAX_USED: &[(&str, &[&str])] = &[
     (
         "run",
         &[
@@ -63,7 +63,7 @@ const MOST_USED: &[(&str, &[&str])] = &[
 
 /// Returns the program's commands and flags.
 pub fn command() -> Command {
-    MOST_USED
+    MAX_USED
         .iter()
         .fold(Cli::command(), |program, (name, flags)| {
             // Some commands depend on features.
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_most_used_flags_exist() {
-        for (name, flags) in MOST_USED {
+        for (name, flags) in MAX_USED {
             let program = command();
             let Some(command) = program.find_subcommand(name) else {
                 continue;

@@ -92,9 +92,10 @@ impl RankArgs {
                  --communicator threads, so that each works alone",
             )));
         }
-        let transport = match is_shared {
-            true => self.share(launch)?,
-            false => mpi::start(launch).map_err(Failure::error)?,
+        let transport = if is_shared {
+            self.share(launch)?
+        } else {
+            mpi::start(launch).map_err(Failure::error)?
         };
         if transport.size() == 1 {
             return Err(Failure::usage(

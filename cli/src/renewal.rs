@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Maximum number of attempts to load the model from servers that are reachable.
-const MOST_LOADS: usize = 3;
+const MAX_LOADS: usize = 3;
 
 /// Returns the time to wait for lost servers of these flags, or `None` if none are in use.
 fn patience(model: &ModelArgs) -> Option<Duration> {
@@ -86,7 +86,7 @@ fn patiently<T>(
     loop {
         loads += 1;
         let lost = match attempt() {
-            Err(Failure::Lost(lost)) if loads < MOST_LOADS => one_line(&lost),
+            Err(Failure::Lost(lost)) if loads < MAX_LOADS => one_line(&lost),
             made => return made,
         };
         say(format_args!(
@@ -169,7 +169,7 @@ impl Renewal {
                     }
                     Err(Failure::Interrupted) => return Err(samite::Error::Cancelled.into()),
                     // A server may have been lost again meanwhile.
-                    Err(failure) if loads >= MOST_LOADS => {
+                    Err(failure) if loads >= MAX_LOADS => {
                         let why = failure.text();
                         return failed(format!("the model cannot be loaded again: {why}"));
                     }

@@ -198,9 +198,10 @@ fn show(seen: &Seen<'_>, bytes: &[u8]) -> Outcome {
     let values: String = values
         .map(|&value| format!(" {:>11}", number(layout.dtype(), value)))
         .collect();
-    let more = match layout.elements() > summary.first.len() {
-        true => " …",
-        false => "",
+    let more = if layout.elements() > summary.first.len() {
+        " …"
+    } else {
+        ""
     };
     say(format_args!("{}\n   {values}{more}", wrapped(&line, 80)));
     Ok(())

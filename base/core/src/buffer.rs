@@ -98,7 +98,7 @@ impl<'a> TensorInfo<'a> {
     }
 
     /// Describes a tensor of a graph.
-    pub fn of(tensor: Node<'a>, usage: Usage) -> Self {
+    pub fn from_node(tensor: Node<'a>, usage: Usage) -> Self {
         TensorInfo {
             node: tensor.tensor().is_computed().then_some(tensor),
             ..TensorInfo::new(&tensor.tensor().name, *tensor.layout(), usage)
@@ -111,10 +111,10 @@ pub trait BufferType: Send + Sync + fmt::Debug {
     /// Returns the name to show to users, such as `host` or `cuda0`.
     fn name(&self) -> &str;
 
-    /// Alignment of every tensor's first byte. A power of two.
+    /// Returns the alignment of every tensor's first byte. A power of two.
     fn alignment(&self) -> usize;
 
-    /// Largest possible buffer in bytes.
+    /// Returns the maximum buffer size in bytes.
     fn max_size(&self) -> usize {
         isize::MAX as usize
     }
@@ -194,18 +194,18 @@ pub struct Slot {
 /// but they are *not* ordered with the work of streams. A caller that needs an order synchronizes
 /// first, or uses the stream's methods.
 pub trait Buffer: Send + Sync + fmt::Debug {
-    /// Buffer type of this buffer.
+    /// Returns the buffer type.
     fn buffer_type(&self) -> &Arc<dyn BufferType>;
 
     /// Returns the size in bytes.
     fn size(&self) -> usize;
 
-    /// Purpose of the buffer.
+    /// Returns the purpose of the buffer.
     fn usage(&self) -> Usage;
 
-    /// Identity of the bytes in the buffer, always the same for one buffer. For a buffer over host
-    /// memory it is the [host memory's location](HostMemory::location), for a buffer that views
-    /// another one it is within that one. Otherwise it is a [memory of its
+    /// Returns the identity of the bytes in the buffer, always the same for one buffer. For a
+    /// buffer over host memory it is the [host memory's location](HostMemory::location), for a
+    /// buffer that views another one it is within that one. Otherwise it is a [memory of its
     /// own](crate::MemoryId::unique).
     fn location(&self) -> Location;
 

@@ -27,7 +27,7 @@ macro_rules! delegate {
             /// Returns the device to which calls are forwarded.
             fn inner(&self) -> &Arc<dyn Device>;
 
-            /// See [`Device`].
+            /// Forwards; see [`Device`].
             fn name(&self) -> &str {
                 self.inner().name()
             }
@@ -41,7 +41,7 @@ macro_rules! delegate {
             }
 
             $(
-                /// See [`Device`].
+                /// Forwards; see [`Device`].
                 #[allow(clippy::missing_errors_doc)]
                 fn $name(&self $(, $argument: $type)*) -> $result {
                     self.inner().$name($($argument),*)

@@ -125,7 +125,7 @@ pub struct Rejected {
 
 /// An implementation of devices. Lists those of this machine.
 pub trait Backend: Send + Sync {
-    /// Name, such as `cpu` or `blas`.
+    /// Returns the name, such as `cpu` or `blas`.
     fn name(&self) -> &str;
 
     /// Returns the devices found, in order of preference.
@@ -172,22 +172,22 @@ pub trait Backend: Send + Sync {
 
 /// A piece of hardware or a library that computes.
 pub trait Device: Send + Sync + fmt::Debug {
-    /// Unique name, such as `cpu` or `cuda0`.
+    /// Returns the unique name, such as `cpu` or `cuda0`.
     fn name(&self) -> &str;
 
     /// Returns the name that the hardware reports.
     fn description(&self) -> String;
 
-    /// Kind of the device.
+    /// Returns the kind of the device.
     fn kind(&self) -> DeviceKind;
 
-    /// Stable identity of the hardware, such as a PCI address: equal for two views of the same
-    /// device.
+    /// Returns the stable identity of the hardware, such as a PCI address: equal for two views of
+    /// the same device.
     fn physical_id(&self) -> Option<String> {
         None
     }
 
-    /// Current memory.
+    /// Returns the current memory.
     fn memory(&self) -> MemoryInfo {
         MemoryInfo::default()
     }
@@ -209,26 +209,27 @@ pub trait Device: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Optional features of the device.
+    /// Returns the optional features of the device.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }
 
-    /// Memory that the device works on.
+    /// Returns the memory type that the device works on.
     fn buffer_type(&self) -> Arc<dyn BufferType>;
 
-    /// Host memory that it copies to and from quickly, such as pinned memory. Devices that work on
-    /// host memory use it for their results when they cooperate with this device.
+    /// Returns host memory that it copies to and from quickly, such as pinned memory. Devices that
+    /// work on host memory use it for their results when they cooperate with this device.
     fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
         None
     }
 
-    /// Memory types that store weights in a special form, such as packed, in order of preference.
+    /// Returns memory types that store weights in a special form, such as packed, in order of
+    /// preference.
     fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>> {
         Vec::new()
     }
 
-    /// Required alignment of imported memory and of the tensors in it. A power of two.
+    /// Returns the required alignment of imported memory and of the tensors in it. A power of two.
     fn import_alignment(&self) -> usize {
         1
     }
@@ -320,10 +321,11 @@ pub trait Device: Send + Sync + fmt::Debug {
             .collect()
     }
 
-    /// Memory types besides its own in which it needs scratch memory. For a composite device these
-    /// are the memory types of its members. A composite device plans intermediate results itself.
-    /// It gets places only for tensors that are [needed outside](Graph::needed_outside) its nodes,
-    /// and puts the rest in its [`member_workspaces`](Device::member_workspaces).
+    /// Returns memory types besides its own in which it needs scratch memory. For a composite
+    /// device these are the memory types of its members. A composite device plans intermediate
+    /// results itself. It gets places only for tensors that are [needed
+    /// outside](Graph::needed_outside) its nodes, and puts the rest in its
+    /// [`member_workspaces`](Device::member_workspaces).
     fn member_memories(&self) -> Vec<Arc<dyn BufferType>> {
         Vec::new()
     }
@@ -357,9 +359,9 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// May [reorder](crate::reorder) the nodes of one split to run faster. Returns tensors whose
-    /// memory must live longer than the graph requires, because the device runs several nodes at
-    /// once. The scheduler calls it before it plans memory, so only stored tensors have a place.
+    /// Optionally [reorders](crate::reorder) the nodes of one split to run faster. Returns tensors
+    /// whose memory must live longer than the graph requires, because the device runs several nodes
+    /// at once. The scheduler calls it before it plans memory, so only stored tensors have a place.
     fn optimize(&self, _graph: &Graph, _nodes: &mut [TensorId]) -> Vec<Keep> {
         Vec::new()
     }

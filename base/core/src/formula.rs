@@ -13,7 +13,7 @@ use crate::layout::{DIMS, Layout, Shape};
 use crate::op::{Op, OpKind, Triangle};
 
 /// Maximum number of sources of such an operation.
-pub const MOST_SOURCES: usize = 7;
+pub const MAX_SOURCES: usize = 7;
 
 /// Shapes of a node's result and sources. An absent source is empty.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub struct Shapes {
     /// Shape of the result.
     pub result: Shape,
     /// Shapes of the sources.
-    pub sources: [Shape; MOST_SOURCES],
+    pub sources: [Shape; MAX_SOURCES],
     /// Byte strides of the result.
     pub strides: [usize; DIMS],
 }
@@ -29,7 +29,7 @@ pub struct Shapes {
 impl Shapes {
     /// Returns the shapes of a node with these layouts.
     pub fn new<'l>(result: &Layout, sources: impl IntoIterator<Item = Option<&'l Layout>>) -> Self {
-        let mut shapes = [[0; DIMS]; MOST_SOURCES];
+        let mut shapes = [[0; DIMS]; MAX_SOURCES];
         for (shape, layout) in shapes.iter_mut().zip(sources) {
             *shape = layout.map_or([0; DIMS], Layout::shape);
         }

@@ -25,7 +25,7 @@ pub enum Access {
 /// for entering and leaving, so a set of locks can be held without storing guards.
 ///
 /// The lock has no queue. Later threads may enter first, and overlapping readers can starve a
-/// writer. A queue would deadlock: a reader could wait behind a writer that waits for that reader's
+/// writer. A queue would deadlock: a reader could wait after a writer that waits for that reader's
 /// own thread, which may read the same bytes twice at once.
 #[derive(Default)]
 pub(crate) struct Gate {

@@ -91,8 +91,8 @@ impl Graph {
                     "only a leaf is stored, or an input, and not both".into(),
                 ));
             }
-            let memory = match is_stored {
-                true => Some(
+            let memory = if is_stored {
+                Some(
                     stored(&entry.name, &layout)
                         .filter(|stored| *stored.layout() == layout)
                         .ok_or_else(|| {
@@ -101,14 +101,16 @@ impl Graph {
                                 entry.name
                             ))
                         })?,
-                ),
-                false => None,
+                )
+            } else {
+                None
             };
-            let id = match is_leaf {
-                true => graph.append_leaf(&entry.name, layout, flags, memory)?,
-                false => graph
+            let id = if is_leaf {
+                graph.append_leaf(&entry.name, layout, flags, memory)?
+            } else {
+                graph
                     .push(entry.op, &entry.sources)
-                    .map_err(|error| wrong(error.to_string()))?,
+                    .map_err(|error| wrong(error.to_string()))?
             };
             let tensor = graph.tensor(id);
             if tensor.layout != layout || *tensor.sources != *entry.sources {

@@ -189,8 +189,8 @@ impl HostMemory {
         })
     }
 
-    /// Key that orders the locking of several pieces, to prevent deadlocks. Two read-only or empty
-    /// pieces may start at one address, but they are different values.
+    /// Returns a key that orders the locking of several pieces, to prevent deadlocks. Two read-only
+    /// or empty pieces may start at one address, but they are different values.
     fn rank(&self) -> (NonNull<u8>, *const Self) {
         (self.base, self)
     }
@@ -375,15 +375,12 @@ impl HeldCopy {
         }
         let read = || from.0.hold(from.1, len, Access::Read);
         let write = || to.0.hold(to.1, len, Access::Write);
-        let (from, to) = match from.0.rank() < to.0.rank() {
-            true => {
-                let from = read()?;
-                (from, write()?)
-            }
-            false => {
-                let to = write()?;
-                (read()?, to)
-            }
+        let (from, to) = if from.0.rank() < to.0.rank() {
+            let from = read()?;
+            (from, write()?)
+        } else {
+            let to = write()?;
+            (read()?, to)
         };
         Ok(HeldCopy { from, to })
     }
@@ -701,8 +698,8 @@ mod tests {
 mod loom_tests {
     use super::*;
 
-    /// Two pieces of eight bytes of one allocation, so that their lock order does not depend on the
-    /// interleaving. The first contains ones, the second twos.
+    /// Returns two pieces of eight bytes of one allocation, so that their lock order does not
+    /// depend on the interleaving. The first contains ones, the second twos.
     fn pieces() -> [Arc<HostMemory>; 2] {
         let owner = HostMemory::allocate(16, "test", "both").unwrap();
         [0, 8].map(|offset| {

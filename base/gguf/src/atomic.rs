@@ -16,7 +16,7 @@ fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
 
 /// Deletes the temporary files of all [`AtomicFile`]s that are not committed, for a program that
 /// exits without dropping them, for example in a signal handler. While the result is held, other
-/// threads block when they create or commit a file, so that they leave no files behind until the
+/// threads block when they create or commit a file, so that they leave no files after until the
 /// program exits. Committing a deleted file fails afterwards.
 #[must_use = "other threads go on to make files when this is dropped"]
 pub fn remove_unfinished_files() -> UnfinishedFiles {

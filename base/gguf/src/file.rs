@@ -141,7 +141,7 @@ impl GgufFile {
 
     fn open_with(files: &dyn Files, path: &Path, mode: LoadMode, data: Data) -> Result<Self> {
         let (part, header) = open_part(files, path, mode, data)?;
-        let split = Split::of(&header.metadata).map_err(|error| error.in_file(path))?;
+        let split = Split::from_metadata(&header.metadata).map_err(|error| error.in_file(path))?;
         let file = match split {
             None => GgufFile {
                 parts: vec![part],
@@ -174,7 +174,7 @@ impl GgufFile {
     fn in_memory(path: &Path, bytes: &[u8], file: Arc<dyn File>) -> Result<Self> {
         let read = || {
             let mut header = Header::from_bytes(bytes)?;
-            if Split::of(&header.metadata)?.is_some() {
+            if Split::from_metadata(&header.metadata)?.is_some() {
                 return Err(Error::new(
                     ErrorKind::Split,
                     "",
@@ -200,12 +200,12 @@ impl GgufFile {
         read().map_err(|error| error.in_file(path))
     }
 
-    /// Returns the keys and values; of a split model, those of the first part.
+    /// Returns the metadata. For a split model, returns that of the first part.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// Returns the keys and values, to have others than the file says.
+    /// Returns the metadata for changes in memory.
     pub fn metadata_mut(&mut self) -> &mut Metadata {
         &mut self.metadata
     }
@@ -215,7 +215,7 @@ impl GgufFile {
         &self.tensors
     }
 
-    /// Returns the tensor called `name`.
+    /// Returns the tensor called `name`, if it exists.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.get(name)
     }
@@ -431,7 +431,7 @@ fn open_parts(
                 ),
                 _ => error,
             })?;
-        let own = Split::of(&header.metadata).map_err(|error| error.in_file(path))?;
+        let own = Split::from_metadata(&header.metadata).map_err(|error| error.in_file(path))?;
         let Some(own) = own.filter(|own| own.count == split.count) else {
             let message = format!(
                 "does not say {}, as the parts beside it do: it belongs to another model",

@@ -68,9 +68,8 @@ impl Header {
         let mut cursor = Cursor::new(bytes, file_len);
         let cursor = &mut cursor;
         let version = preamble(cursor, bytes)?;
-        let n_tensors =
-            limited_count(cursor, LEAST_TENSOR_BYTES, MAX_TENSORS, "number of tensors")?;
-        let n_keys = limited_count(cursor, LEAST_KEY_BYTES, MAX_KEYS, "number of keys")?;
+        let n_tensors = limited_count(cursor, MIN_TENSOR_BYTES, MAX_TENSORS, "number of tensors")?;
+        let n_keys = limited_count(cursor, MIN_KEY_BYTES, MAX_KEYS, "number of keys")?;
         let (metadata, alignment) = metadata(cursor, n_keys)?;
         let infos = (0..n_tensors).map(|number| tensor(cursor, number));
         let infos = collect_exactly(n_tensors, Field::Header("tensors"), infos)?;
@@ -115,9 +114,9 @@ pub(crate) fn check_alignment(alignment: u64) -> Result<(), String> {
 }
 
 /// A key of one letter with a value of one byte.
-const LEAST_KEY_BYTES: u64 = 8 + 1 + 4 + 1;
+const MIN_KEY_BYTES: u64 = 8 + 1 + 4 + 1;
 /// A tensor with an empty name and one dimension.
-const LEAST_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
+const MIN_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 
 fn corrupt(field: Field<'_>, offset: u64, message: impl Into<String>) -> Stop {
     Error::new(ErrorKind::Corrupt, field, message)
@@ -360,7 +359,7 @@ numbers!(u8, i8, u16, i16, u32, i32, f32, u64, i64, f64);
 impl Number for bool {
     const BYTES: u64 = 1;
 
-    /// As in ggml, everything except 0 is true.
+    /// Returns true for everything except 0, like ggml.
     fn from_le(bytes: &[u8]) -> Self {
         bytes != [0]
     }

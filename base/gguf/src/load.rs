@@ -81,13 +81,13 @@ impl GgufFile {
         )
     }
 
-    /// As [`load`](Self::load), but hands tensors over in chunks of so many bytes as `chunk_bytes`
-    /// says of them (the last of a tensor may be shorter), with their offset in the tensor: a huge
-    /// tensor needs no huge buffer, and is read by several threads; and a small chunk is still in
-    /// the processor's caches when the sink gets it.
+    /// Does what [`load`](Self::load) does, but passes tensors in chunks of `chunk_bytes` bytes
+    /// (the last one of a tensor may be shorter), with their offset in the tensor. A huge tensor
+    /// then needs no huge buffer, and several threads read it. A small chunk is still in the
+    /// processor's caches when the sink gets it.
     ///
     /// # Errors
-    /// As [`load`](Self::load); [`ErrorKind::InvalidArgument`] if `chunk_bytes` says 0.
+    /// As [`load`](Self::load). [`ErrorKind::InvalidArgument`] if `chunk_bytes` returns 0.
     pub fn load_chunks<'t, E: From<Error> + Send>(
         &self,
         tensors: impl IntoIterator<Item = &'t TensorInfo>,
@@ -110,7 +110,7 @@ impl GgufFile {
         self.run_jobs(jobs, options, &sink)
     }
 
-    /// Checks that all `tensors` are of this model, before their sizes are believed.
+    /// Checks that all `tensors` belong to this model, before their sizes are trusted.
     fn own<'t>(
         &self,
         tensors: impl IntoIterator<Item = &'t TensorInfo>,
@@ -125,7 +125,7 @@ impl GgufFile {
         options: &LoadOptions<'_>,
         sink: &(impl Fn(&TensorInfo, usize, &[u8]) -> Result<(), E> + Sync),
     ) -> Result<(), E> {
-        // Disks like to be read from the beginning to the end.
+        // Disks are fastest when read sequentially.
         jobs.sort_by_key(|job| (job.info.file, job.info.offset, job.start));
         let progress = Progress::new(options, jobs.iter().map(|job| job.len as u64).sum());
         let run = (jobs.len() / (RUN * options.threads.max(1))).clamp(1, RUN);
@@ -148,7 +148,8 @@ impl GgufFile {
                     .map_err(E::from)
                     .and_then(|bytes| sink(job.info, job.start, bytes));
                 if let Err(error) = result {
-                    // Those that stop because another failed come later, and are not kept.
+                    // Errors of threads that stop because another one failed come later, and are
+                    // dropped.
                     first_error
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
@@ -173,8 +174,7 @@ impl GgufFile {
             .map_or(Ok(()), Err)
     }
 
-    /// Returns the bytes of a job: where they are mapped if that is wanted and the case, in
-    /// `buffer` otherwise.
+    /// Returns the bytes of a job: in the mapping if requested and mapped, otherwise in `buffer`.
     fn fetch<'a>(
         &'a self,
         job: &Job<'_>,
@@ -193,8 +193,8 @@ impl GgufFile {
             let bytes = &mapping[start..start + job.len];
             for step in steps {
                 stop()?;
-                // The system reads this step and the next while the pages of this one are waited
-                // for.
+                // The system reads this step and the next one while the thread waits for the pages
+                // of this one.
                 mapping.will_need(start + step.start..start + job.len.min(step.end + STEP));
                 bytes[step.clone()]
                     .iter()
@@ -230,7 +230,7 @@ impl GgufFile {
     }
 }
 
-/// Adds up what all threads have read.
+/// Sum of the bytes that all threads have read.
 struct Progress<'a> {
     report: &'a (dyn Fn(u64, u64) + Sync),
     done: Mutex<u64>,

@@ -173,7 +173,7 @@ impl Metadata {
     /// Sets `key`: in its place if it exists, otherwise at the end. Returns the former value.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the key is empty, too long, or contains a NUL character.
+    /// [`ErrorKind::InvalidArgument`] if the key is empty or too long, or contains a NUL character.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<Option<Value>> {
         match self.rank(key) {
             Ok(rank) => {

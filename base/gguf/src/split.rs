@@ -27,7 +27,7 @@ pub(crate) struct Split {
 
 impl Split {
     /// Returns `None` if the file is a whole model.
-    pub(crate) fn of(metadata: &Metadata) -> Result<Option<Self>> {
+    pub(crate) fn from_metadata(metadata: &Metadata) -> Result<Option<Self>> {
         let count = metadata.get_or::<u16>(KEY_SPLIT_COUNT, 0)?;
         if count <= 1 {
             return Ok(None);
@@ -110,19 +110,22 @@ mod tests {
     #[test]
     fn few_parts_are_no_split() {
         let mut metadata = Metadata::new();
-        assert_eq!(Split::of(&metadata), Ok(None));
+        assert_eq!(Split::from_metadata(&metadata), Ok(None));
         metadata.set(KEY_SPLIT_COUNT, 1u16).unwrap();
-        assert_eq!(Split::of(&metadata), Ok(None));
+        assert_eq!(Split::from_metadata(&metadata), Ok(None));
         metadata.set(KEY_SPLIT_COUNT, 2u16).unwrap();
         assert_eq!(
-            Split::of(&metadata).unwrap_err().kind(),
+            Split::from_metadata(&metadata).unwrap_err().kind(),
             ErrorKind::MissingKey
         );
         metadata.set(KEY_SPLIT_NO, 2u16).unwrap();
-        assert_eq!(Split::of(&metadata).unwrap_err().kind(), ErrorKind::Split);
+        assert_eq!(
+            Split::from_metadata(&metadata).unwrap_err().kind(),
+            ErrorKind::Split
+        );
         metadata.set(KEY_SPLIT_NO, "../1").unwrap();
         assert_eq!(
-            Split::of(&metadata).unwrap_err().kind(),
+            Split::from_metadata(&metadata).unwrap_err().kind(),
             ErrorKind::WrongType
         );
     }

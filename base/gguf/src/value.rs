@@ -245,7 +245,7 @@ impl fmt::Display for Array {
     }
 }
 
-/// Returns the beginning of a string that may be huge and may not be UTF-8, for display.
+/// Returns the start of a string that may be huge and may not be UTF-8, for display.
 fn lossy_start(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(&bytes[..bytes.len().min(512)])
 }

@@ -211,7 +211,7 @@ pub struct Writer<W: Write> {
 impl Writer<AtomicFile> {
     /// Starts a file that appears at `path` when it is complete ([`commit`](Self::commit)),
     /// replacing an existing one, or not at all. Without commit, because of an error or a dropped
-    /// writer, nothing is left behind.
+    /// writer, nothing is left after.
     ///
     /// # Errors
     /// As [`Writer::new`], or if the file cannot be created.

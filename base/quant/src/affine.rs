@@ -172,7 +172,7 @@ impl Decode for BlockQ2K {
 }
 
 impl BlockQ2K {
-    fn of(x: &[f32; 256], groups: Groups<16>) -> Self {
+    fn from_groups(x: &[f32; 256], groups: Groups<16>) -> Self {
         let scales = std::array::from_fn(|j| groups.scales[j] | (groups.minima[j] << 4));
         let decoded = (scales.map(|s| s & 15), scales.map(|s| s >> 4));
         BlockQ2K {
@@ -193,7 +193,7 @@ impl Encode for BlockQ2K {
             steps: 15,
             loss: Loss::Absolute,
         };
-        Self::of(
+        Self::from_groups(
             x,
             encode_groups::<16, 16>(x, search, 15, |x| x.map(f32::abs)),
         )
@@ -206,7 +206,7 @@ impl Quantize for BlockQ2K {
             return Self::encode(x);
         };
         let mean_square = sum_of_squares(x) / 256.0;
-        Self::of(
+        Self::from_groups(
             x,
             quantize_groups::<16, 16>(x, importance, mean_square, 3, 15),
         )
@@ -232,7 +232,7 @@ impl Decode for BlockQ4K {
 }
 
 impl BlockQ4K {
-    fn of(x: &[f32; 256], groups: Groups<8>) -> Self {
+    fn from_groups(x: &[f32; 256], groups: Groups<8>) -> Self {
         let mut block = BlockQ4K {
             d: groups.d,
             dmin: groups.dmin,
@@ -253,7 +253,7 @@ impl Encode for BlockQ4K {
             steps: 20,
             loss: Loss::Squared,
         };
-        Self::of(x, encode_groups::<8, 32>(x, search, 63, magnitude_weights))
+        Self::from_groups(x, encode_groups::<8, 32>(x, search, 63, magnitude_weights))
     }
 }
 
@@ -263,7 +263,7 @@ impl Quantize for BlockQ4K {
             return Self::encode(x);
         };
         let mean_square = 2.0 * sum_of_squares(x) / 256.0;
-        Self::of(
+        Self::from_groups(
             x,
             quantize_groups::<8, 32>(x, importance, mean_square, 15, 63),
         )
@@ -290,7 +290,7 @@ impl Decode for BlockQ5K {
 }
 
 impl BlockQ5K {
-    fn of(x: &[f32; 256], groups: Groups<8>) -> Self {
+    fn from_groups(x: &[f32; 256], groups: Groups<8>) -> Self {
         // Only a code that wrapped around is above the top.
         let top = |codes: [u8; 8]| codes.map(|code| code.min(63));
         let mut block = BlockQ5K {
@@ -318,7 +318,7 @@ impl Encode for BlockQ5K {
             steps: 15,
             loss: Loss::Squared,
         };
-        Self::of(x, encode_groups::<8, 32>(x, search, 63, magnitude_weights))
+        Self::from_groups(x, encode_groups::<8, 32>(x, search, 63, magnitude_weights))
     }
 }
 
@@ -328,7 +328,7 @@ impl Quantize for BlockQ5K {
             return Self::encode(x);
         };
         let mean_square = 2.0 * sum_of_squares(x) / 256.0;
-        Self::of(
+        Self::from_groups(
             x,
             quantize_groups::<8, 32>(x, importance, mean_square, 31, 63),
         )

@@ -132,9 +132,10 @@ mod tests {
     fn f16_is_the_nearest_number() {
         let check = |bits: u32| {
             let x = f32::from_bits(bits);
-            let expected = match x.is_nan() {
-                true => f16::from_bits((bits >> 16) as u16 & 0x8000 | 0x7e00),
-                false => f16::from_f32(x),
+            let expected = if x.is_nan() {
+                f16::from_bits((bits >> 16) as u16 & 0x8000 | 0x7e00)
+            } else {
+                f16::from_f32(x)
             };
             assert_eq!(f32_to_f16(x).to_bits(), expected.to_bits(), "{bits:#010x}");
         };

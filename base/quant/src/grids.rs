@@ -23,7 +23,7 @@ const fn points<const N: usize, const D: usize>(set: &[u64], values: &[i8]) -> [
         }
         number += 1;
     }
-    assert!(count == N); // when the program is compiled
+    assert!(count == N); // at compile time
     points
 }
 

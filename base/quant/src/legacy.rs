@@ -102,7 +102,7 @@ impl Decode for BlockQ4_0 {
 
 impl BlockQ4_0 {
     #[inline(always)]
-    fn of((d, codes): (f32, [u8; 32])) -> Self {
+    fn from_codes((d, codes): (f32, [u8; 32])) -> Self {
         BlockQ4_0 {
             d: f32_to_f16(d),
             qs: join_nibbles(&codes),
@@ -113,14 +113,14 @@ impl BlockQ4_0 {
 impl Encode for BlockQ4_0 {
     #[inline(always)]
     fn encode(x: &[f32; 32]) -> Self {
-        Self::of(encode_around::<8>(x))
+        Self::from_codes(encode_around::<8>(x))
     }
 }
 
 impl Quantize for BlockQ4_0 {
     fn quantize(x: &[f32; 32], importance: Option<&[f32; 32]>, mean_square: f32) -> Self {
         match importance {
-            Some(importance) => Self::of(fit_around::<8>(
+            Some(importance) => Self::from_codes(fit_around::<8>(
                 x,
                 &error_weights(x, importance, mean_square),
             )),
@@ -139,7 +139,7 @@ impl Decode for BlockQ4_1 {
 
 impl BlockQ4_1 {
     #[inline(always)]
-    fn of((d, m, codes): (f32, f32, [u8; 32])) -> Self {
+    fn from_codes((d, m, codes): (f32, f32, [u8; 32])) -> Self {
         BlockQ4_1 {
             d: f32_to_f16(d),
             m: f32_to_f16(m),
@@ -151,7 +151,7 @@ impl BlockQ4_1 {
 impl Encode for BlockQ4_1 {
     #[inline(always)]
     fn encode(x: &[f32; 32]) -> Self {
-        Self::of(encode_above::<15>(x))
+        Self::from_codes(encode_above::<15>(x))
     }
 }
 
@@ -168,7 +168,7 @@ impl Quantize for BlockQ4_1 {
         importance: &[[f32; 32]; L],
         mean_square: f32,
     ) -> [Self; L] {
-        fit_above::<15, L>(x, importance, mean_square).map(Self::of)
+        fit_above::<15, L>(x, importance, mean_square).map(Self::from_codes)
     }
 }
 
@@ -182,7 +182,7 @@ impl Decode for BlockQ5_0 {
 
 impl BlockQ5_0 {
     #[inline(always)]
-    fn of((d, codes): (f32, [u8; 32])) -> Self {
+    fn from_codes((d, codes): (f32, [u8; 32])) -> Self {
         BlockQ5_0 {
             d: f32_to_f16(d),
             qh: fifth_bits(&codes),
@@ -194,14 +194,14 @@ impl BlockQ5_0 {
 impl Encode for BlockQ5_0 {
     #[inline(always)]
     fn encode(x: &[f32; 32]) -> Self {
-        Self::of(encode_around::<16>(x))
+        Self::from_codes(encode_around::<16>(x))
     }
 }
 
 impl Quantize for BlockQ5_0 {
     fn quantize(x: &[f32; 32], importance: Option<&[f32; 32]>, mean_square: f32) -> Self {
         match importance {
-            Some(importance) => Self::of(fit_around::<16>(
+            Some(importance) => Self::from_codes(fit_around::<16>(
                 x,
                 &error_weights(x, importance, mean_square),
             )),
@@ -220,7 +220,7 @@ impl Decode for BlockQ5_1 {
 
 impl BlockQ5_1 {
     #[inline(always)]
-    fn of((d, m, codes): (f32, f32, [u8; 32])) -> Self {
+    fn from_codes((d, m, codes): (f32, f32, [u8; 32])) -> Self {
         BlockQ5_1 {
             d: f32_to_f16(d),
             m: f32_to_f16(m),
@@ -233,7 +233,7 @@ impl BlockQ5_1 {
 impl Encode for BlockQ5_1 {
     #[inline(always)]
     fn encode(x: &[f32; 32]) -> Self {
-        Self::of(encode_above::<31>(x))
+        Self::from_codes(encode_above::<31>(x))
     }
 }
 
@@ -250,7 +250,7 @@ impl Quantize for BlockQ5_1 {
         importance: &[[f32; 32]; L],
         mean_square: f32,
     ) -> [Self; L] {
-        fit_above::<31, L>(x, importance, mean_square).map(Self::of)
+        fit_above::<31, L>(x, importance, mean_square).map(Self::from_codes)
     }
 }
 

@@ -35,15 +35,15 @@ pub(crate) struct Neighbours<const D: usize, const V: usize> {
 /// Flag in [`Neighbours::near`] for the only point of a key, which is the key's exact point.
 const EXACT: u16 = 1 << 15;
 
-/// The points near a key.
+/// Points near a key.
 pub(crate) enum Near<'a> {
-    /// The number of the point that has the key's codes.
+    /// Number of the point with exactly the key's codes.
     Exact(u16),
-    /// The numbers of the nearest points, if there is no such point: never none.
+    /// Numbers of the nearest points, if there is no exact one. Never empty.
     Around(&'a [u16]),
 }
 
-/// Where the points near the keys of each grid are. Lists are made when they are needed first.
+/// Points near the keys of each grid. Lists are built on first use.
 pub(crate) static IQ1: LazyLock<Neighbours<8, 3>> =
     LazyLock::new(|| Neighbours::new(&IQ1_GRID, &IQ1_VALUES, 3));
 pub(crate) static IQ2_XXS: LazyLock<Neighbours<8, 3>> =
@@ -58,8 +58,8 @@ pub(crate) static IQ3_S: LazyLock<Neighbours<4, 8>> =
     LazyLock::new(|| Neighbours::new(&IQ3_S_GRID, &IQ3_S_VALUES, 3));
 
 impl<const D: usize, const V: usize> Neighbours<D, V> {
-    /// Finds the points near every key: those at the `shells` least distances from it that there
-    /// are, nearest first, and of those at the same distance the lowest number first.
+    /// Finds the points near every key: those at the `shells` smallest occurring distances, nearest
+    /// first, and at equal distance the lowest number first.
     fn new(grid: &[[i8; D]], values: &[i8; V], shells: usize) -> Self {
         let code = |value: i8| values.iter().position(|&v| v == value).unwrap_or(0);
         let half_keys = V.pow(D as u32 / 2);
@@ -69,7 +69,7 @@ impl<const D: usize, const V: usize> Neighbours<D, V> {
             .map(|point| [half_key(&point[..D / 2]), half_key(&point[D / 2..])])
             .collect();
 
-        // Squared distances between any two halves; those of whole points are the sums of two.
+        // Squared distances between any two halves. Those of whole points are sums of two of these.
         let distances: Vec<u8> = (0..half_keys * half_keys)
             .map(|pair| {
                 let (mut a, mut b) = (pair / half_keys, pair % half_keys);
@@ -88,8 +88,7 @@ impl<const D: usize, const V: usize> Neighbours<D, V> {
         let mut nearest = Vec::new();
         for key in 0..half_keys * half_keys {
             let (low, high) = (from_half(key % half_keys), from_half(key / half_keys));
-            // A bit for each distance that there is. Points farther than the last bit are in no
-            // list.
+            // A bit for each occurring distance. Points farther than the last bit are in no list.
             let mut seen = 0u64;
             for (distance, half) in distance.iter_mut().zip(&halves) {
                 *distance = low[half[0]] + high[half[1]];
@@ -140,8 +139,8 @@ impl<const D: usize, const V: usize> Neighbours<D, V> {
         std::array::from_fn(|i| places[i] - (i * V) as u8)
     }
 
-    /// What each coordinate with each of its codes would lose beside `x`, weighted, if `values` are
-    /// what the codes stand for, times the scale: a table for [`best`](Self::best).
+    /// Returns the weighted loss of each coordinate of `x` with each of its codes, whose scaled
+    /// `values` are given. Used as a table for [`best`](Self::best).
     #[inline(always)]
     pub(crate) fn losses(
         &self,
@@ -162,8 +161,8 @@ impl<const D: usize, const V: usize> Neighbours<D, V> {
         losses
     }
 
-    /// For each scale the point that loses least, of those `around` a key; the first of them if
-    /// none loses less than infinity.
+    /// Returns, for each scale, the point with the smallest loss of those `around` a key. The first
+    /// of them, if all losses are infinite.
     #[inline(always)]
     pub(crate) fn best(&self, around: &[u16], losses: &Losses) -> [u16; LANES] {
         let mut best = [u32::from(around[0]); LANES];

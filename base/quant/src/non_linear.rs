@@ -9,7 +9,7 @@ use crate::search::{
 };
 use crate::tables::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half, ue4m3, ue4m3_half};
 
-/// Halfway between neighbours of [`IQ4_NL_VALUES`].
+/// Midpoints between neighbours of [`IQ4_NL_VALUES`].
 const IQ4_NL_MIDPOINTS: [f32; 15] = {
     let mut midpoints = [0.0; 15];
     let mut i = 0;
@@ -20,7 +20,7 @@ const IQ4_NL_MIDPOINTS: [f32; 15] = {
     midpoints
 };
 
-/// Returns the code of the value nearest to `x`; of two equally near ones the higher.
+/// Returns the code of the value nearest to `x`. Of two equally near ones, returns the higher.
 #[inline]
 fn iq4_nl_code(x: f32) -> u8 {
     let mut above = 0;
@@ -30,7 +30,7 @@ fn iq4_nl_code(x: f32) -> u8 {
     15 - above
 }
 
-/// Splits bytes of two codes, halved, and scales what the codes stand for.
+/// Splits bytes of two codes, halved, and scales the values of the codes.
 #[inline]
 fn decode_table<const N: usize>(table: &[i8; 16], d: f32, qs: &[u8], out: &mut [f32; N]) {
     let (low, high) = out.split_at_mut(N / 2);
@@ -40,7 +40,8 @@ fn decode_table<const N: usize>(table: &[i8; 16], d: f32, qs: &[u8], out: &mut [
     }
 }
 
-/// `Σ w x t` and `Σ w t²` with weights `w`, `t` the table's value nearest to `x inverse`.
+/// Returns `Σ w x t` and `Σ w t²` with weights `w`, where `t` is the table's value nearest to `x
+/// inverse`.
 #[inline]
 fn iq4_nl_projection(x: &[f32; 32], weights: &[f32; 32], inverse: f32) -> (f32, f32) {
     let (mut xt, mut tt) = (0.0, 0.0);
@@ -53,12 +54,12 @@ fn iq4_nl_projection(x: &[f32; 32], weights: &[f32; 32], inverse: f32) -> (f32, 
     (xt, tt)
 }
 
-/// How many scales on either side of the first one a search for the best scale tries.
+/// Number of scales on either side of the first one that a search tries.
 const TRIES: i8 = 7;
 
-/// Returns the scale that fits a group best in least squares, of those tried: the one that maps the
-/// largest magnitude to the table's first value, with the given sign, and those that map it
-/// `-tries..=tries` beside that value.
+/// Returns the scale that fits a group best in least squares. Tries the scale that maps the largest
+/// magnitude to the table's first value, with the given sign, and those that map it to
+/// `-tries..=tries` around that value.
 fn iq4_nl_scale(x: &[f32; 32], weights: &[f32; 32], first: f32, tries: Option<i8>) -> f32 {
     let max = first_max_abs(x);
     if max.abs() < NEGLIGIBLE {
@@ -86,11 +87,11 @@ impl Decode for BlockIq4Nl {
 }
 
 impl Encode for BlockIq4Nl {
-    /// Quick, as ggml does it when it fills a cache: files are [quantized](Quantize::quantize) with
-    /// more care.
+    /// Encodes fast, like ggml when it fills a cache. Files are [quantized](Quantize::quantize)
+    /// with more effort.
     ///
     /// A negligible block (all magnitudes below 1e-15) gets the codes nearest to zero, where ggml's
-    /// are left over from the block before.
+    /// are left over from the previous block.
     fn encode(x: &[f32; 32]) -> Self {
         let first = f32::from(IQ4_NL_VALUES[0]);
         let inverse = 1.0 / (first_max_abs(x) / first);
@@ -104,7 +105,7 @@ impl Encode for BlockIq4Nl {
 }
 
 impl BlockIq4Nl {
-    /// Searches over 16 scales: slower, and loses less.
+    /// Searches over 16 scales, which is slower but has a smaller loss.
     fn fit(x: &[f32; 32], weights: &[f32; 32]) -> Self {
         let scale = iq4_nl_scale(x, weights, -f32::from(IQ4_NL_VALUES[0]), Some(TRIES));
         let inverse = reciprocal(scale);
@@ -185,8 +186,8 @@ impl Quantize for BlockIq4Xs {
     }
 }
 
-/// Returns the codes of [`MXFP4_VALUES`] whose value times `d` is nearest, of equally near ones the
-/// lowest. `N` is a multiple of 8.
+/// Returns the codes of [`MXFP4_VALUES`] whose value times `d` is nearest. Of equally near ones,
+/// returns the lowest. `N` is a multiple of 8.
 #[inline]
 fn e2m1_codes<const N: usize>(x: &[f32; N], d: f32) -> [u8; N] {
     let mut codes = [0; N];
@@ -196,7 +197,7 @@ fn e2m1_codes<const N: usize>(x: &[f32; N], d: f32) -> [u8; N] {
         let mut least = x.map(|v| v.abs());
         for (code, value) in (0..).zip(MXFP4_VALUES).skip(1) {
             let value = f32::from(value) * d;
-            // Selected, not branched on, so that this becomes vector code.
+            // Selects instead of branching, so that this is vectorised.
             for j in 0..8 {
                 let error = (value - x[j]).abs();
                 let nearer = error < least[j];
@@ -217,8 +218,8 @@ impl Decode for BlockMxfp4 {
 }
 
 impl Encode for BlockMxfp4 {
-    /// Returns the scale is the power of two that puts the largest magnitude between 4 and 8; what
-    /// is above 6 saturates.
+    /// Encodes with the power of two that puts the largest magnitude between 4 and 8 as the scale.
+    /// Values above 6 saturate.
     ///
     /// A block whose magnitudes are all below 2^-125 gets the smallest scale, where ggml's is the
     /// result of an undefined conversion.
@@ -249,8 +250,8 @@ impl Decode for BlockNvfp4 {
 }
 
 impl Encode for BlockNvfp4 {
-    /// Returns the scale is the one nearest to what makes the largest magnitude of its group 6, the
-    /// largest number of E2M1.
+    /// Encodes with the scale of each group nearest to the one that makes its largest magnitude 6,
+    /// the largest number of E2M1.
     fn encode(x: &[f32; 64]) -> Self {
         let mut block = BlockNvfp4 {
             d: [0; 4],
@@ -282,7 +283,7 @@ mod tests {
 
         #[test]
         fn the_search_never_loses_more(x in prop::array::uniform32(-1.0f32..1.0)) {
-            // Compared with the plain scale in exact terms of what each decodes to.
+            // Compares with the plain scale by the exact decoded values.
             let loss = |block: BlockIq4Nl| {
                 let mut out = [0.0; 32];
                 block.decode(&mut out);

@@ -86,8 +86,8 @@ pub fn can_quantize(dtype: DType) -> bool {
     quantizer(dtype).is_some()
 }
 
-/// Returns whether `dtype` has so few bits that, as in ggml, rows are quantized to it only with an
-/// importance.
+/// Returns whether `dtype` has very few bits, so that, as in ggml, rows are quantized to it only
+/// with an importance.
 pub fn needs_importance(dtype: DType) -> bool {
     matches!(dtype, DType::IQ1_S | DType::IQ2_XXS | DType::IQ2_XS)
 }

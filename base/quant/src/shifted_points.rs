@@ -27,13 +27,13 @@ struct Split<const G: usize> {
     zeros: usize,
     /// Number of elements with code 0 or 1.
     below_twos: usize,
-    /// Which eights are lowered.
+    /// True for each eight elements that are lowered.
     lowered: [bool; G],
     /// May be negative.
     scale: f32,
 }
 
-/// The points of a group.
+/// Points of a group.
 #[derive(Clone, Copy)]
 struct Fit<const G: usize> {
     scale: f32,
@@ -42,14 +42,15 @@ struct Fit<const G: usize> {
 }
 
 impl<const G: usize> Fit<G> {
-    /// Of a group without anything that counts.
+    /// Fit of a group without significant elements.
     const NONE: Self = Fit {
         scale: 0.0,
         points: [0; G],
         lowered: [false; G],
     };
 
-    /// Chooses the points of a group: `split` is told the elements' numbers in ascending order.
+    /// Chooses the points of a group. `split` gets the elements' indices in ascending order of
+    /// their values.
     #[inline(always)]
     fn new(
         x: &[[f32; 8]; G],
@@ -105,8 +106,8 @@ impl<const G: usize> Fit<G> {
         fit
     }
 
-    /// Adds `Σ w q x` and `Σ w q²` to `sums`: their quotient is the best scale of all that is
-    /// added, for elements `q` times `factor`.
+    /// Adds `Σ w q x` and `Σ w q²` to `sums`, for elements `q` times `factor`. Their quotient is
+    /// the best scale of everything added.
     fn sums(
         &self,
         sums: (f32, f32),
@@ -340,7 +341,7 @@ impl Quantize for BlockIq1S {
             }
         });
         BlockIq1S {
-            d: f32_to_f16(d * 1.125), // makes losses smaller
+            d: f32_to_f16(d * 1.125), // reduces losses
             qs: std::array::from_fn(|i| fits[i / 4].points[i % 4] as u8),
             qh,
         }
@@ -371,7 +372,7 @@ impl Quantize for BlockIq1M {
             if sums.1 > 0.0 {
                 d = sums.0 / sums.1;
             }
-            let d = f32_to_f16(d * 1.1125).to_bits(); // makes losses smaller
+            let d = f32_to_f16(d * 1.1125).to_bits(); // reduces losses
             for (i, word) in words.iter_mut().enumerate() {
                 *word |= (d >> (4 * i) & 15) << 12;
             }

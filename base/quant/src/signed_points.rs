@@ -2,9 +2,9 @@
 //! and IQ3.
 //!
 //! Several scales are tried for a group of elements. With each scale the magnitudes are rounded to
-//! codes. These may be a point of the grid, or have points near them, the best of which by weighted
-//! loss is used. The scale with the greatest gain in weighted least squares wins, with its points.
-//! Values of codes are odd here, as almost all in the grids are: `2 code + 1`.
+//! codes. These may be a point of the grid, or have points near them. Then the one with the
+//! smallest weighted loss is used. The scale with the greatest gain in weighted least squares wins,
+//! with its points. Values of codes are odd here, as almost all in the grids are: `2 code + 1`.
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
@@ -415,12 +415,12 @@ impl Quantize for BlockIq3Xxs {
 }
 
 impl Quantize for BlockIq3S {
-    /// Unlike this code, ggml misplaces points and signs after a group of 32 zeros in a block with
-    /// other groups, so that it decodes to something else.
+    /// Quantizes a block. Unlike this code, ggml misplaces points and signs after a group of 32
+    /// zeros in a block with other groups, so that it decodes to something else.
     fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
         const SEARCH: Search = Search {
             signs_are_even: false,
-            negligible: f32::from_bits(1), // what is not 0
+            negligible: f32::from_bits(1), // only zeros
             again: Again::AllOrNone,
             correction: 1.033,
             ..IQ3

@@ -65,7 +65,7 @@ impl Decode for BlockQ3K {
 impl BlockQ3K {
     /// Returns the block with these scales, to which 32 is added, and with codes for them. `codes`
     /// are used for groups whose scale is 0.
-    fn of(x: &[f32; 256], d: f32, scales: &[u8; 16], mut codes: [u8; 256]) -> Self {
+    fn from_codes(x: &[f32; 256], d: f32, scales: &[u8; 16], mut codes: [u8; 256]) -> Self {
         let mut block = BlockQ3K::zeroed();
         block.d = f32_to_f16(d);
         for (j, scale) in scales.iter().enumerate() {
@@ -89,9 +89,9 @@ impl Encode for BlockQ3K {
             Some(inverse) => {
                 let scales =
                     fitted.map(|scale| (nearest(inverse * scale).clamp(-32, 31) + 32) as u8);
-                Self::of(x, 1.0 / inverse, &scales, codes)
+                Self::from_codes(x, 1.0 / inverse, &scales, codes)
             }
-            None => Self::of(x, 0.0, &[0; 16], codes),
+            None => Self::from_codes(x, 0.0, &[0; 16], codes),
         }
     }
 }
@@ -110,7 +110,7 @@ impl Quantize for BlockQ3K {
             fit_symmetric(x, &weights, 4)
         });
         let (d, scales) = fit_symmetric(&fitted, &sums, 32);
-        Self::of(x, d, &scales, codes)
+        Self::from_codes(x, d, &scales, codes)
     }
 }
 
@@ -144,7 +144,7 @@ impl Decode for BlockQ6K {
 
 impl BlockQ6K {
     /// Returns the block of groups that were fitted with these scales and codes.
-    fn of(x: &[f32; 256], (fitted, mut codes): ([f32; 16], [u8; 256])) -> Self {
+    fn from_codes(x: &[f32; 256], (fitted, mut codes): ([f32; 16], [u8; 256])) -> Self {
         let Some(inverse) = inverse_scale_of_scales(&fitted, 128.0, NEGLIGIBLE) else {
             return BlockQ6K::zeroed();
         };
@@ -166,7 +166,7 @@ impl BlockQ6K {
 
 impl Encode for BlockQ6K {
     fn encode(x: &[f32; 256]) -> Self {
-        Self::of(x, fit_groups(x, |_, x| fit_symmetric(x, &squares(x), 32)))
+        Self::from_codes(x, fit_groups(x, |_, x| fit_symmetric(x, &squares(x), 32)))
     }
 }
 
@@ -177,7 +177,7 @@ impl Quantize for BlockQ6K {
             return Self::encode(x);
         };
         let importance = importance.as_chunks::<16>().0;
-        Self::of(
+        Self::from_codes(
             x,
             fit_groups(x, |j, x| fit_symmetric(x, &importance[j], 32)),
         )

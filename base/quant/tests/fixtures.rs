@@ -48,10 +48,7 @@ fn decodes_bit_for_bit_as_ggml() {
 fn encodes_byte_for_byte_as_ggml() {
     let rows = floats(&fixture("encode", "rows"));
     // Miri is slow.
-    let rows = match cfg!(miri) {
-        true => &rows[..256],
-        false => &rows[..],
-    };
+    let rows = if cfg!(miri) { &rows[..256] } else { &rows[..] };
     let mut seen = 0;
     for dtype in DType::all().filter(|&d| can_encode(d) && d != DType::F32) {
         let expected = fixture("encode", dtype.name());

@@ -29,7 +29,7 @@ use sync::{Arc, AtomicBool, AtomicUsize, JoinHandle, Mutex, Ordering, UnsafeCell
 pub use team::Team;
 
 /// Maximum number of threads of one pool.
-pub const MOST_THREADS: usize = 512;
+pub const MAX_THREADS: usize = 512;
 
 /// Function that every worker calls, with its number and the team.
 pub type Job<'a> = &'a (dyn Fn(usize, &Team) + Sync);
@@ -92,7 +92,7 @@ impl fmt::Display for Panicked {
 impl std::error::Error for Panicked {}
 
 impl Pool {
-    /// Returns a pool of `threads` threads including the caller, at most [`MOST_THREADS`]. With
+    /// Returns a pool of `threads` threads including the caller, at most [`MAX_THREADS`]. With
     /// more threads than processors, waiting threads sleep at once.
     pub fn new(threads: usize, processors: usize) -> Self {
         Self::with_settings(threads, Settings::plain(threads, processors))
@@ -110,7 +110,7 @@ impl Pool {
 
     fn with_settings(threads: usize, settings: Settings) -> Self {
         Pool {
-            threads: threads.clamp(1, MOST_THREADS),
+            threads: threads.clamp(1, MAX_THREADS),
             settings: Arc::new(settings),
             paused: AtomicBool::new(false),
             caller: Mutex::new(None),

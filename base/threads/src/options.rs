@@ -12,12 +12,12 @@ const SPINS: usize = 2_000;
 const USUAL_POLL: u8 = 50;
 
 /// Exclusive upper limit of processor numbers.
-const MOST_PROCESSORS: usize = 1024;
+const MAX_PROCESSORS: usize = 1024;
 
 /// Options of the threads of a [`Pool`](crate::Pool).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolOptions {
-    /// Number of threads including the caller, at most [`MOST_THREADS`](crate::MOST_THREADS).
+    /// Number of threads including the caller, at most [`MAX_THREADS`](crate::MAX_THREADS).
     pub threads: usize,
     /// Number of threads that can run concurrently. With more threads, waiting ones sleep at once
     /// unless `poll` is set.
@@ -60,8 +60,8 @@ impl CpuSet {
         }
         match set.last() {
             None => Err("must have a bit set for at least one processor, such as 0xF0".into()),
-            Some(last) if *last >= MOST_PROCESSORS => {
-                Err(format!("must have at most {MOST_PROCESSORS} bits"))
+            Some(last) if *last >= MAX_PROCESSORS => {
+                Err(format!("must have at most {MAX_PROCESSORS} bits"))
             }
             Some(_) => Ok(CpuSet(set)),
         }
@@ -74,15 +74,15 @@ impl CpuSet {
     pub fn parse_range(text: &str) -> Result<Self, String> {
         let number = |text: &str, missing| match text {
             "" => Some(missing),
-            text => text.parse().ok().filter(|&cpu| cpu < MOST_PROCESSORS),
+            text => text.parse().ok().filter(|&cpu| cpu < MAX_PROCESSORS),
         };
         text.split_once('-')
             .filter(|ends| *ends != ("", ""))
-            .and_then(|(first, last)| Some((number(first, 0)?, number(last, MOST_PROCESSORS - 1)?)))
+            .and_then(|(first, last)| Some((number(first, 0)?, number(last, MAX_PROCESSORS - 1)?)))
             .filter(|(first, last)| first <= last)
             .map(|(first, last)| CpuSet((first..=last).collect()))
             .ok_or_else(|| {
-                let last = MOST_PROCESSORS - 1;
+                let last = MAX_PROCESSORS - 1;
                 format!("must be two numbers from 0 to {last}, the smaller one first, such as 4-7")
             })
     }
@@ -127,9 +127,10 @@ impl fmt::Display for CpuSet {
             while let Some(next) = rest.next_if_eq(&(last + 1)) {
                 last = next;
             }
-            match first == last {
-                true => write!(f, "{separator}{first}")?,
-                false => write!(f, "{separator}{first}-{last}")?,
+            if first == last {
+                write!(f, "{separator}{first}")?
+            } else {
+                write!(f, "{separator}{first}-{last}")?
             }
             separator = ", ";
         }
@@ -295,12 +296,12 @@ fn spins(level: u8) -> usize {
 
 #[cfg(target_os = "linux")]
 mod system {
-    use super::{MOST_PROCESSORS, PoolError};
+    use super::{MAX_PROCESSORS, PoolError};
     use std::collections::BTreeSet;
     use std::io::Error;
 
     // The set is an array of bits. Its constant counts bytes in some C libraries.
-    const _: () = assert!(MOST_PROCESSORS == 8 * size_of::<libc::cpu_set_t>());
+    const _: () = assert!(MAX_PROCESSORS == 8 * size_of::<libc::cpu_set_t>());
 
     fn empty() -> libc::cpu_set_t {
         // SAFETY: an all-zero set is a valid value.
@@ -315,7 +316,7 @@ mod system {
             return None; // more processors than the set can hold
         }
         // SAFETY: the numbers are below the size of the set.
-        let cpus = (0..MOST_PROCESSORS).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) });
+        let cpus = (0..MAX_PROCESSORS).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) });
         Some(cpus.collect())
     }
 
@@ -476,7 +477,7 @@ mod tests {
 
         #[test]
         fn processors_that_nobody_has_are_an_error() {
-            let missing = (0..MOST_PROCESSORS)
+            let missing = (0..MAX_PROCESSORS)
                 .rev()
                 .find(|&cpu| !CpuSet::allowed().unwrap().iter().any(|known| known == cpu));
             let Some(missing) = missing else { return };

@@ -37,16 +37,17 @@ pub fn with_views(graph: &Graph, nodes: &[TensorId]) -> Vec<TensorId> {
                 }
                 root = next;
             }
-            let list: &mut Vec<_> = match is_node[root.index()] {
-                true => after.entry(root).or_default(),
-                false => before.entry(id).or_default(),
+            let list: &mut Vec<_> = if is_node[root.index()] {
+                after.entry(root).or_default()
+            } else {
+                before.entry(id).or_default()
             };
             list.append(&mut views);
         }
     }
     let sorted = |views: Option<Vec<TensorId>>| {
         let mut views = views.unwrap_or_default();
-        views.sort_unstable(); // what is looked at comes first in the graph
+        views.sort_unstable(); // a viewed tensor comes before its views
         views
     };
     let mut all = Vec::with_capacity(nodes.len());
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
     use samite_core::{DType, Window};
 
-    /// ggml's kernel uses its parameter words, not the shapes.
+    /// Checks the parameter words, because ggml's kernel uses these, not the shapes.
     #[test]
     fn convolutions_say_how_many_images_there_are() {
         let mut g = Graph::new();

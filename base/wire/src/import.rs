@@ -14,7 +14,7 @@ use samite_core::{
 use std::collections::BTreeMap;
 
 /// Maximum depth of views of views. Deeper views count as separate memory.
-const DEEPEST_VIEW: usize = 32;
+const MAX_VIEW_DEPTH: usize = 32;
 
 /// ggml's tensors, from any source: a host's memory or a message.
 pub trait Tensors {
@@ -213,7 +213,7 @@ impl<T: Tensors> Importer<T> {
         }
         let mut id = None;
         if op::is_view(self.tensors.describe(key).op)
-            && depth < DEEPEST_VIEW
+            && depth < MAX_VIEW_DEPTH
             && let Some(source) = self.tensors.sources(key)[0]
         {
             let source = self.operand(source, depth + 1)?;

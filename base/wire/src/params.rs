@@ -476,7 +476,7 @@ mod tests {
     #[test]
     fn the_round_trip_has_every_entry() {
         let tried: BTreeSet<OpKind> = all().iter().map(|(op, _)| op.kind()).collect();
-        let cpy = OpKind::Cpy; // is tried apart
+        let cpy = OpKind::Cpy; // tested separately
         for (_, kind) in TABLE {
             assert!(
                 tried.contains(kind) || *kind == cpy,

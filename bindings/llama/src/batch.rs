@@ -11,13 +11,13 @@ use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of sequences of one token.
-const MOST_SEQUENCES: i32 = 256;
+const MAX_SEQUENCES: i32 = 256;
 /// Maximum number of tokens in a batch that this library allocates.
-const MOST_TOKENS: i32 = 1 << 24;
+const MAX_TOKENS: i32 = 1 << 24;
 /// Number of position axes of an embedding.
 const POSITION_AXES: usize = 4;
 /// Maximum number of elements in its embeddings or its lists of sequences.
-const MOST_ELEMENTS: i64 = 1 << 31;
+const MAX_ELEMENTS: i64 = 1 << 31;
 
 /// An item of a batch.
 #[derive(Clone, Debug)]
@@ -58,11 +58,12 @@ fn extended(handle: *const Opaque) -> Outcome<Arc<Extended>> {
 fn on_all_axes(positions: &[i32], count: usize, index: usize) -> Outcome<i32> {
     let mut axes = positions.chunks_exact(count).take(POSITION_AXES - 1);
     let first = positions[index];
-    match axes.all(|axis| axis[index] == first) {
-        true => Ok(first),
-        false => Err(Failure::unsupported(
+    if axes.all(|axis| axis[index] == first) {
+        Ok(first)
+    } else {
+        Err(Failure::unsupported(
             "an embedding at different positions on its axes",
-        )),
+        ))
     }
 }
 
@@ -70,7 +71,7 @@ fn on_all_axes(positions: &[i32], count: usize, index: usize) -> Outcome<i32> {
 fn elements(count: usize, each: usize) -> Outcome<usize> {
     count
         .checked_mul(each)
-        .filter(|&all| all as u64 <= MOST_ELEMENTS as u64)
+        .filter(|&all| all as u64 <= MAX_ELEMENTS as u64)
         .ok_or_else(|| Failure::new(format!("a batch of {count} rows of {each} elements")))
 }
 
@@ -90,27 +91,34 @@ unsafe fn entries(context: &Context, batch: &Batch) -> Outcome<Vec<Entry>> {
     let has_axes = batch.token.is_null() && context.model.has_position_axes();
     // SAFETY: the caller guarantees arrays of this length, or null.
     let (tokens, embeddings, positions, counts, lists, wants) = unsafe {
-        let optional = |pointer: *mut i32, what: &str| match pointer.is_null() {
-            true => Ok(None),
-            false => array(what, pointer, count).map(Some),
+        let optional = |pointer: *mut i32, what: &str| {
+            if pointer.is_null() {
+                Ok(None)
+            } else {
+                array(what, pointer, count).map(Some)
+            }
         };
-        let lists = match batch.seq_id.is_null() {
-            true => None,
-            false => Some(array("seq_id", batch.seq_id, count)?),
+        let lists = if batch.seq_id.is_null() {
+            None
+        } else {
+            Some(array("seq_id", batch.seq_id, count)?)
         };
-        let wants = match batch.logits.is_null() {
-            true => None,
-            false => Some(array("logits", batch.logits, count)?),
+        let wants = if batch.logits.is_null() {
+            None
+        } else {
+            Some(array("logits", batch.logits, count)?)
         };
         let tokens = optional(batch.token, "token")?;
-        let embeddings = match batch.embd.is_null() || tokens.is_some() {
-            true => None,
-            false => Some(array("embd", batch.embd, elements(count, width)?)?),
+        let embeddings = if batch.embd.is_null() || tokens.is_some() {
+            None
+        } else {
+            Some(array("embd", batch.embd, elements(count, width)?)?)
         };
         let n_positions = elements(count, if has_axes { POSITION_AXES } else { 1 })?;
-        let positions = match batch.pos.is_null() {
-            true => None,
-            false => Some(array("pos", batch.pos, n_positions)?),
+        let positions = if batch.pos.is_null() {
+            None
+        } else {
+            Some(array("pos", batch.pos, n_positions)?)
         };
         (
             tokens,
@@ -126,7 +134,7 @@ unsafe fn entries(context: &Context, batch: &Batch) -> Outcome<Vec<Entry>> {
         let mut sequences = vec![0];
         if let (Some(counts), Some(lists)) = (counts, lists) {
             let n = counts[index];
-            if !(1..=MOST_SEQUENCES).contains(&n) {
+            if !(1..=MAX_SEQUENCES).contains(&n) {
                 return Err(wrong(format!("belongs to {n} sequences")));
             }
             // SAFETY: the caller guarantees the length.
@@ -139,9 +147,12 @@ unsafe fn entries(context: &Context, batch: &Batch) -> Outcome<Vec<Entry>> {
         let id = tokens.map(|tokens| tokens[index]);
         let id = id.map(|id| u32::try_from(id).map_err(|_| wrong(format!("id {id}"))));
         let row = |rows: &[f32]| rows[index * width..(index + 1) * width].to_vec();
-        let position = positions.map(|positions| match has_axes {
-            true => on_all_axes(positions, count, index),
-            false => Ok(positions[index]),
+        let position = positions.map(|positions| {
+            if has_axes {
+                on_all_axes(positions, count, index)
+            } else {
+                Ok(positions[index])
+            }
         });
         Ok(Entry {
             id: id.transpose()?,
@@ -364,9 +375,9 @@ export! {
 
     /// Allocates a batch.
     fn llama_batch_init(n_tokens: i32, embd: i32, n_seq_max: i32) -> Batch, or NO_BATCH; {
-        let fits = |each: i32| i64::from(n_tokens) * i64::from(each) <= MOST_ELEMENTS;
+        let fits = |each: i32| i64::from(n_tokens) * i64::from(each) <= MAX_ELEMENTS;
         let numbers = [n_tokens, embd, n_seq_max];
-        if numbers.iter().any(|number| !(0..=MOST_TOKENS).contains(number)) || !fits(embd) || !fits(n_seq_max) {
+        if numbers.iter().any(|number| !(0..=MAX_TOKENS).contains(number)) || !fits(embd) || !fits(n_seq_max) {
             return Err(Failure::new(format!("a batch of {n_tokens} tokens in {n_seq_max} sequences, or embeddings of {embd} elements")));
         }
         let count = n_tokens as usize;
@@ -529,9 +540,6 @@ export! {
         if batch.context != handle.addr() {
             log::line(Level::Debug, "llama_process: the batch was made for another context");
         }
-        match entries.is_empty() {
-            true => Err(Failure::new("the batch is empty")),
-            false => decode(&context, &entries),
-        }
+        if entries.is_empty() { Err(Failure::new("the batch is empty")) } else { decode(&context, &entries) }
     }
 }

@@ -90,7 +90,7 @@ impl Context {
             (true, Some(pooling)) => Output::Embeddings(pooling),
         };
         match self.model.spec() {
-            Some(spec) => output.of(spec),
+            Some(spec) => output.resolve(spec),
             None => output,
         }
     }
@@ -241,9 +241,10 @@ fn make(handle: *mut Opaque, params: &ContextParams) -> Outcome<*mut Opaque> {
         n_ctx = all.ok_or_else(|| Failure::new("n_ctx is too large"))?;
     }
     let sees_later = model.spec().is_some_and(|spec| spec.sees_later());
-    let n_batch = match sees_later {
-        true => params.n_batch,
-        false => params.n_batch.min(n_ctx),
+    let n_batch = if sees_later {
+        params.n_batch
+    } else {
+        params.n_batch.min(n_ctx)
     };
     let n_batch = n_batch.max(1);
     let n_ubatch = match params.n_ubatch {
@@ -420,10 +421,7 @@ export! {
     fn llama_set_causal_attn(handle: *mut Opaque, causal: Flag), or (); {
         let context = context(handle)?;
         let sees_later = context.model.spec().is_some_and(|spec| spec.sees_later());
-        match causal.is_on() == sees_later {
-            true => Err(Failure::unsupported("another attention than the model's")),
-            false => Ok(()),
-        }
+        if causal.is_on() == sees_later { Err(Failure::unsupported("another attention than the model's")) } else { Ok(()) }
     }
 
     /// Returns whether attention is causal.
@@ -462,10 +460,7 @@ export! {
     /// Attaches a sampler to the device: not supported, so it must be applied on the host.
     fn llama_set_sampler(handle: *mut Opaque, _sequence: i32, sampler: *mut Sampler) -> bool, or false; {
         context(handle)?;
-        match sampler.is_null() {
-            true => Ok(false),
-            false => Err(Failure::unsupported("samplers on devices; apply it on the host")),
-        }
+        if sampler.is_null() { Ok(false) } else { Err(Failure::unsupported("samplers on devices; apply it on the host")) }
     }
 }
 

@@ -78,7 +78,7 @@ impl Wanted {
     ///
     /// # Safety
     /// The caller must uphold the header's contract.
-    pub unsafe fn of(params: &ModelParams) -> Outcome<Self> {
+    pub unsafe fn from_params(params: &ModelParams) -> Outcome<Self> {
         let mut wanted = Wanted {
             n_gpu_layers: params.n_gpu_layers,
             only: (params.split_mode == SPLIT_NONE)
@@ -198,9 +198,10 @@ fn find(registry: &Registry, others: &[Arc<dyn Device>], name: &str) -> Option<A
     let mut gpus = others
         .iter()
         .filter(|device| device.kind() != DeviceKind::Cpu);
-    match is_gpu.contains(&backend) {
-        true => gpus.nth(digits.parse().unwrap_or(0)).cloned(),
-        false => None,
+    if is_gpu.contains(&backend) {
+        gpus.nth(digits.parse().unwrap_or(0)).cloned()
+    } else {
+        None
     }
 }
 

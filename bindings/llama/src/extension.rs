@@ -132,10 +132,7 @@ extension! {
     "_Z26llama_set_embeddings_nextnP13llama_contextbb"
     fn llama_set_embeddings_nextn(handle: *mut Opaque, value: crate::layout::Flag, _masked: crate::layout::Flag), or (); {
         context(handle)?;
-        match value.is_on() {
-            true => Err(Failure::unsupported("layers that predict further tokens")),
-            false => Ok(()),
-        }
+        if value.is_on() { Err(Failure::unsupported("layers that predict further tokens")) } else { Ok(()) }
     }
 
     /// See the previous function.
@@ -160,10 +157,7 @@ extension! {
     "_Z30llama_set_embeddings_layer_inpP13llama_contextjb"
     fn llama_set_embeddings_layer_inp(handle: *mut Opaque, _layer: u32, value: crate::layout::Flag), or (); {
         context(handle)?;
-        match value.is_on() {
-            true => Err(Failure::unsupported("what goes into a layer")),
-            false => Ok(()),
-        }
+        if value.is_on() { Err(Failure::unsupported("what goes into a layer")) } else { Ok(()) }
     }
 
     /// See the previous function.

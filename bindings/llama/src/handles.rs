@@ -49,16 +49,16 @@ impl<T> Handles<T> {
     /// If the handle is null, of another kind, or stale.
     pub fn get<P>(&self, handle: *const P) -> Outcome<Arc<T>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        table
-            .get(&handle.addr())
-            .cloned()
-            .ok_or_else(|| match handle.is_null() {
-                true => Failure::new(format!("the {} is null", self.what)),
-                false => Failure::new(format!(
+        table.get(&handle.addr()).cloned().ok_or_else(|| {
+            if handle.is_null() {
+                Failure::new(format!("the {} is null", self.what))
+            } else {
+                Failure::new(format!(
                     "{handle:p} is no {}, or was freed already",
                     self.what
-                )),
-            })
+                ))
+            }
+        })
     }
 
     /// Removes an object; calls in progress keep it alive. Ignores null.

@@ -84,18 +84,20 @@ unsafe fn load(path: &Path, params: &ModelParams) -> Outcome<*mut Opaque> {
     let start_us = now_us();
     let is_header = params.vocab_only.is_on() || params.no_alloc.is_on();
     let mode = load_mode(params.load_mode);
-    let mut file = match is_header {
-        true => GgufFile::open_header(path, mode)?,
-        false => GgufFile::open(path, mode)?,
+    let mut file = if is_header {
+        GgufFile::open_header(path, mode)?
+    } else {
+        GgufFile::open(path, mode)?
     };
     // SAFETY: the caller upholds the header's contract.
     unsafe { apply_overrides(file.metadata_mut(), params.kv_overrides) }?;
     // SAFETY: as above.
-    let wanted = unsafe { Wanted::of(params) }?;
+    let wanted = unsafe { Wanted::from_params(params) }?;
     let data = vocab_data(file.metadata())?;
-    let engine = match params.vocab_only.is_on() {
-        true => None,
-        false => Some(load_engine(&file, params, &wanted, mode)?),
+    let engine = if params.vocab_only.is_on() {
+        None
+    } else {
+        Some(load_engine(&file, params, &wanted, mode)?)
     };
     let tokenizer = match (&engine, &data) {
         (Some(engine), _) => engine.tokenizer().ok().cloned(),

@@ -78,9 +78,10 @@ unsafe fn importance(params: &QuantizeParams) -> Outcome<Option<ImportanceMatrix
         // SAFETY: this was not the last entry.
         at = unsafe { at.add(1) };
     }
-    match weights.is_empty() {
-        true => Ok(None),
-        false => Ok(Some(ImportanceMatrix::of_importance(weights)?)),
+    if weights.is_empty() {
+        Ok(None)
+    } else {
+        Ok(Some(ImportanceMatrix::of_importance(weights)?))
     }
 }
 
@@ -112,10 +113,7 @@ export! {
             progress: &|_, _| {},
             cancel: &CancelToken::new(),
         };
-        let done = match params.dry_run.is_on() {
-            true => plan(&source, &options)?,
-            false => quantize(&source, Path::new(to), &options)?,
-        };
+        let done = if params.dry_run.is_on() { plan(&source, &options)? } else { quantize(&source, Path::new(to), &options)? };
         let sum = |bytes: fn(&samite_llm::quantize::Conversion) -> usize| {
             done.iter().map(bytes).sum::<usize>() as f64 / f64::from(1 << 20)
         };

@@ -20,14 +20,14 @@ static LIVE: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 /// Structures of freed samplers. Their table does nothing.
 static GONE: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
 /// Number of freed structures to keep before the first one is reused.
-const MOST_GONE: usize = 1 << 16;
+const MAX_GONE: usize = 1 << 16;
 
 /// Allocates a sampler structure for the caller.
 fn structure(iface: *const SamplerI, ctx: *mut c_void) -> *mut Sampler {
     let sampler = Sampler { iface, ctx };
     let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut gone = GONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if gone.len() > MOST_GONE
+    if gone.len() > MAX_GONE
         && let Some(address) = gone.pop_front()
     {
         live.insert(address);
@@ -91,9 +91,10 @@ unsafe fn table(sampler: *const Sampler) -> Outcome<SamplerI> {
 unsafe fn own(sampler: *const Sampler) -> Outcome<Option<std::sync::Arc<Own>>> {
     // SAFETY: guaranteed by the caller.
     let Sampler { iface, ctx } = unsafe { read(sampler) }?;
-    match std::ptr::eq(iface, &own::TABLE) {
-        true => OWN.get(ctx.cast_const()).map(Some),
-        false => Ok(None),
+    if std::ptr::eq(iface, &own::TABLE) {
+        OWN.get(ctx.cast_const()).map(Some)
+    } else {
+        Ok(None)
     }
 }
 
@@ -223,10 +224,7 @@ unsafe fn items<'a>(
 export! {
     /// Creates a sampler with the caller's functions.
     fn llama_sampler_init(iface: *mut SamplerI, ctx: *mut c_void) -> *mut Sampler, or std::ptr::null_mut(); {
-        match iface.is_null() {
-            true => Err(Failure::new("the table of functions is null")),
-            false => Ok(structure(iface, ctx)),
-        }
+        if iface.is_null() { Err(Failure::new("the table of functions is null")) } else { Ok(structure(iface, ctx)) }
     }
 
     /// Returns a sampler's name.

@@ -31,7 +31,7 @@ struct Value {
 }
 
 impl Value {
-    fn of(seen: &Seen<'_>) -> Result<Self, samite_core::Error> {
+    fn from_seen(seen: &Seen<'_>) -> Result<Self, samite_core::Error> {
         let layout = *seen.value.layout();
         let bytes = layout.bytes();
         let mut blocks = Vec::new();
@@ -59,7 +59,7 @@ impl Value {
 struct Buffer(*mut c_void);
 
 impl Buffer {
-    fn of(value: &mut Value) -> Self {
+    fn new(value: &mut Value) -> Self {
         let Some(make) = function(c"ggml_backend_cpu_buffer_from_ptr") else {
             return Buffer(null_mut());
         };
@@ -148,12 +148,12 @@ impl Caller {
     }
 
     /// Shows a node, with the available values, to the caller. Returns the callback's answer.
-    fn show(&self, node: Node<'_>, is_asked: bool, values: &mut BTreeMap<TensorId, Value>) -> bool {
+    fn show(&self, node: Node<'_>, is_query: bool, values: &mut BTreeMap<TensorId, Value>) -> bool {
         let mut buffers = Vec::new();
         let mut with_value = |node: Node<'_>| {
             let mut shown = tensor(node);
-            if let Some(value) = values.get_mut(&node.id()).filter(|_| !is_asked) {
-                let buffer = Buffer::of(value);
+            if let Some(value) = values.get_mut(&node.id()).filter(|_| !is_query) {
+                let buffer = Buffer::new(value);
                 shown.nb = value.layout.strides();
                 (shown.data, shown.buffer) = (value.address(), buffer.0);
                 buffers.push(buffer);
@@ -173,7 +173,7 @@ impl Caller {
         let data = std::ptr::with_exposed_provenance_mut(self.data);
         // SAFETY: the caller guarantees a function that can be called like this while its context
         // decodes. The tensor and everything it points to outlive the call.
-        unsafe { (self.callback)((&raw mut top).cast(), is_asked, data) }
+        unsafe { (self.callback)((&raw mut top).cast(), is_query, data) }
     }
 
     /// Queries the callback for the products of a graph.
@@ -183,9 +183,9 @@ impl Caller {
         for id in graph.ids() {
             let node = graph.node(id);
             if graph.tensor(id).is_computed() && is_product(node) {
-                let is_wanted = self.show(node, true, &mut BTreeMap::new());
-                asked.products.insert(id, is_wanted);
-                if is_wanted {
+                let is_selected = self.show(node, true, &mut BTreeMap::new());
+                asked.products.insert(id, is_selected);
+                if is_selected {
                     asked.operands.extend(activations(node).map(Node::id));
                 }
             }
@@ -195,23 +195,24 @@ impl Caller {
     fn wants(&self, node: Node<'_>) -> bool {
         let mut asked = self.lock();
         let id = node.id();
-        let is_wanted = match asked.products.get(&id) {
-            Some(&is_wanted) => is_wanted,
+        let is_selected = match asked.products.get(&id) {
+            Some(&is_selected) => is_selected,
             None => self.show(node, true, &mut BTreeMap::new()),
         };
-        if is_wanted {
+        if is_selected {
             asked.wanted.insert(id);
         }
-        is_wanted || asked.operands.contains(&id)
+        is_selected || asked.operands.contains(&id)
     }
 
     fn see(&self, seen: &Seen<'_>) -> Result<Watch, samite_core::Error> {
         let mut asked = self.lock();
         let id = seen.node.id();
-        asked.values.insert(id, Value::of(seen)?);
-        let goes_on = match asked.wanted.contains(&id) {
-            true => self.show(seen.node, false, &mut asked.values),
-            false => true,
+        asked.values.insert(id, Value::from_seen(seen)?);
+        let goes_on = if asked.wanted.contains(&id) {
+            self.show(seen.node, false, &mut asked.values)
+        } else {
+            true
         };
         if !asked.operands.contains(&id) {
             asked.values.remove(&id);

@@ -163,12 +163,12 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
     unsafe { std::slice::from_raw_parts(tensor.data.cast::<f32>(), count) }.to_vec()
 }
 
-unsafe extern "C" fn look(tensor: *mut c_void, is_asked: bool, data: *mut c_void) -> bool {
+unsafe extern "C" fn look(tensor: *mut c_void, is_query: bool, data: *mut c_void) -> bool {
     // SAFETY: the test passes this data, and the library passes a tensor.
     let (saw, tensor) = unsafe { (&*data.cast::<Mutex<Saw>>(), &*tensor.cast::<Tensor>()) };
     let mut saw = saw.lock().unwrap();
     let (name, is_product) = (name(tensor), tensor.op == 29);
-    if is_asked {
+    if is_query {
         assert!(tensor.data.is_null());
         saw.asked.push(name.clone());
         // Products, and the norms before them.

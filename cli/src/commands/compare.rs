@@ -111,9 +111,10 @@ pub fn run(args: CompareArgs) -> Outcome {
                 failure = Some(error);
                 true
             });
-            Ok(match differs && (!args.all || failure.is_some()) {
-                true => Watch::Stop,
-                false => Watch::Continue,
+            Ok(if differs && (!args.all || failure.is_some()) {
+                Watch::Stop
+            } else {
+                Watch::Continue
             })
         });
         match result {

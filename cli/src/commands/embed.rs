@@ -13,7 +13,7 @@ use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
 /// Maximum bytes of all texts.
-const MOST_BYTES: u64 = 1 << 30;
+const MAX_BYTES: u64 = 1 << 30;
 
 /// Flags of `samite embed`.
 #[derive(Debug, Args)]
@@ -131,9 +131,10 @@ fn separator(text: &str) -> Result<String, String> {
             },
         });
     }
-    match plain.is_empty() {
-        true => Err("must not be empty".to_owned()),
-        false => Ok(plain),
+    if plain.is_empty() {
+        Err("must not be empty".to_owned())
+    } else {
+        Ok(plain)
     }
 }
 
@@ -217,11 +218,12 @@ fn texts(args: &EmbedArgs) -> Outcome<Vec<String>> {
         None => Source::stdin(),
     };
     let name = source.name().to_owned();
-    let all = source.read_all(MOST_BYTES)?;
+    let all = source.read_all(MAX_BYTES)?;
     let texts = separated(&all, &args.separator);
-    match texts.is_empty() {
-        true => Err(Failure::usage(format_args!("{name}: has no text"))),
-        false => Ok(texts),
+    if texts.is_empty() {
+        Err(Failure::usage(format_args!("{name}: has no text")))
+    } else {
+        Ok(texts)
     }
 }
 
@@ -255,11 +257,12 @@ fn tokens(
         };
         let tokens =
             tokens.map_err(|error| Failure::error(format_args!("text {number}: {error}")))?;
-        match tokens.is_empty() {
-            true => Err(Failure::error(format_args!(
+        if tokens.is_empty() {
+            Err(Failure::error(format_args!(
                 "text {number} is empty: it has no tokens"
-            ))),
-            false => Ok(tokens),
+            )))
+        } else {
+            Ok(tokens)
         }
     };
     texts.iter().enumerate().map(of_text).collect()

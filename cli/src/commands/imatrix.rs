@@ -16,7 +16,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Minimum tokens of a chunk. Fewer are not representative.
-const SMALLEST_CHUNK: usize = 16;
+const MIN_CHUNK: usize = 16;
 
 /// Flags of `samite imatrix`.
 #[derive(Debug, Args)]
@@ -91,9 +91,9 @@ pub fn run(args: ImatrixArgs) -> Outcome {
         .n_ctx
         .unwrap_or(model.spec().n_ctx_train.min(DEFAULT_CHUNK));
     let chunk_size = u32::try_from(chunk).ok();
-    let Some(chunk_size) = chunk_size.filter(|_| chunk >= SMALLEST_CHUNK) else {
+    let Some(chunk_size) = chunk_size.filter(|_| chunk >= MIN_CHUNK) else {
         return Err(Failure::usage(format_args!(
-            "--ctx-size {chunk}: chunks need at least {SMALLEST_CHUNK} tokens"
+            "--ctx-size {chunk}: chunks need at least {MIN_CHUNK} tokens"
         )));
     };
     let part = Part {

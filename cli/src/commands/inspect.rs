@@ -85,9 +85,10 @@ pub fn run(args: InspectArgs) -> Outcome {
             value.to_string()
         };
         let line = format!("  {key} = {text}");
-        match args.full {
-            true => writeln!(out, "{}", escaped(&line))?,
-            false => writeln!(out, "{}", shortened(&line, LINE_WIDTH))?,
+        if args.full {
+            writeln!(out, "{}", escaped(&line))?
+        } else {
+            writeln!(out, "{}", shortened(&line, LINE_WIDTH))?
         }
     }
     let elements = file.tensors().total_elements();
@@ -98,9 +99,12 @@ pub fn run(args: InspectArgs) -> Outcome {
         elements as f64 / 1e6,
         human_bytes(usize::try_from(file.tensors().total_bytes()).unwrap_or(usize::MAX))
     )?;
-    let name = |tensor: &TensorInfo| match args.full {
-        true => escaped(&tensor.name).into_owned(),
-        false => shortened(&tensor.name, NAME_WIDTH),
+    let name = |tensor: &TensorInfo| {
+        if args.full {
+            escaped(&tensor.name).into_owned()
+        } else {
+            shortened(&tensor.name, NAME_WIDTH)
+        }
     };
     let width = tensors().map(|tensor| name(tensor).chars().count()).max();
     let width = width.unwrap_or(0);

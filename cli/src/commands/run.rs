@@ -325,13 +325,14 @@ pub fn run(mut args: RunArgs) -> Outcome {
         trouble,
     } = ranks::together(ranks::LOADING, args.prepare())?;
     // Of several processes, only the first one prints.
-    let mut out: Box<dyn Write> = match ranks::is_first() {
-        true => Box::new(std::io::stdout().lock()),
-        false => Box::new(std::io::sink()),
+    let mut out: Box<dyn Write> = if ranks::is_first() {
+        Box::new(std::io::stdout().lock())
+    } else {
+        Box::new(std::io::sink())
     };
     let is_terminal = std::io::stdout().is_terminal();
-    let mut is_begun = !args.no_display_prompt && !args.chat && !args.json;
-    if is_begun {
+    let mut has_started = !args.no_display_prompt && !args.chat && !args.json;
+    if has_started {
         write!(out, "{}", shown(&prompt, is_terminal))?;
         out.flush()?;
     }
@@ -346,15 +347,12 @@ pub fn run(mut args: RunArgs) -> Outcome {
     let mut broken = None;
     let mut text = String::new();
     let on_text = |context: &mut Context, piece: &str| {
-        let written = match args.json {
-            true => {
-                text += piece;
-                Ok(())
-            }
-            false => {
-                is_begun = true;
-                write!(out, "{}", shown(piece, is_terminal)).and_then(|()| out.flush())
-            }
+        let written = if args.json {
+            text += piece;
+            Ok(())
+        } else {
+            has_started = true;
+            write!(out, "{}", shown(piece, is_terminal)).and_then(|()| out.flush())
         };
         let written = written.map_err(Failure::from).and_then(|()| {
             trace
@@ -376,7 +374,7 @@ pub fn run(mut args: RunArgs) -> Outcome {
     if let Some(failure) = broken {
         return Err(failure);
     }
-    if is_begun || (generation.is_ok() && !args.json) {
+    if has_started || (generation.is_ok() && !args.json) {
         writeln!(out)?;
     }
     trouble.check()?;

@@ -400,9 +400,10 @@ impl HttpArgs {
 
 fn metrics_name(text: &str) -> Result<String, String> {
     let is_letter = |c: char| c.is_ascii_alphabetic() || c == '_';
-    match !text.is_empty() && text.chars().all(is_letter) {
-        true => Ok(text.to_owned()),
-        false => Err("must be letters".to_owned()),
+    if !text.is_empty() && text.chars().all(is_letter) {
+        Ok(text.to_owned())
+    } else {
+        Err("must be letters".to_owned())
     }
 }
 
@@ -448,20 +449,19 @@ pub fn run(mut args: ServeArgs) -> Outcome {
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
     let files = args.models.files()?;
     let args = Arc::new(args);
-    let hub = match files.is_empty() {
-        true => {
-            let source = ModelSource::new(&args, args.model.clone(), options);
-            source.check_address_space()?;
-            let loaded = source.loaded(&stop)?;
-            let mut options = loaded.app.options().clone();
-            options.request_memory = args.request_memory(loaded.app.free_memory());
-            let models = vec![source.served(loaded.app.model_id())];
-            let hub = Hub::new(options, models, HubLimits::default(), true);
-            let hub = hub.map_err(Failure::usage)?;
-            hub.put_first(loaded);
-            hub
-        }
-        false => several(&args, &options, files)?,
+    let hub = if files.is_empty() {
+        let source = ModelSource::new(&args, args.model.clone(), options);
+        source.check_address_space()?;
+        let loaded = source.loaded(&stop)?;
+        let mut options = loaded.app.options().clone();
+        options.request_memory = args.request_memory(loaded.app.free_memory());
+        let models = vec![source.served(loaded.app.model_id())];
+        let hub = Hub::new(options, models, HubLimits::default(), true);
+        let hub = hub.map_err(Failure::usage)?;
+        hub.put_first(loaded);
+        hub
+    } else {
+        several(&args, &options, files)?
     };
     if let Some(host) = args.http.open_host() {
         say(format_args!(

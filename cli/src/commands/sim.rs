@@ -94,9 +94,10 @@ pub fn run(args: SimArgs) -> Outcome {
         });
         writeln!(std::io::stdout().lock(), "{found:#}")?;
     } else {
-        let faults = match strikes.is_empty() {
-            true => "no faults".to_owned(),
-            false => strikes.join(", "),
+        let faults = if strikes.is_empty() {
+            "no faults".to_owned()
+        } else {
+            strikes.join(", ")
         };
         writeln!(
             std::io::stdout().lock(),
@@ -192,14 +193,13 @@ fn search(args: &SimArgs) -> Outcome {
     let is_whole = args.count >= MANY && args.workload.is_none();
     let least = args.least.unwrap_or(u64::from(is_whole));
     let missed = summary.missed(least);
-    match missed.is_empty() {
-        true => Ok(()),
-        false => {
-            let missed: Vec<_> = missed.iter().map(|fault| fault.name()).collect();
-            Err(Failure::error(format_args!(
-                "these faults struck less than {least} times, so the search shows little: {}",
-                missed.join(", ")
-            )))
-        }
+    if missed.is_empty() {
+        Ok(())
+    } else {
+        let missed: Vec<_> = missed.iter().map(|fault| fault.name()).collect();
+        Err(Failure::error(format_args!(
+            "these faults struck less than {least} times, so the search shows little: {}",
+            missed.join(", ")
+        )))
     }
 }

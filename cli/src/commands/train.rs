@@ -28,7 +28,7 @@ use std::time::Instant;
 const PARTS: usize = 8;
 
 /// Maximum bytes of a text if the amount of free memory is unknown.
-const MOST_BYTES: usize = 4 << 30;
+const MAX_BYTES: usize = 4 << 30;
 
 /// Bytes of the data on which the tokenizer is trained.
 const VOCABULARY_BYTES: usize = 4 << 20;
@@ -286,7 +286,7 @@ impl Run {
         cancel: &CancelToken,
     ) -> Outcome<Self> {
         let free = devices.iter().filter_map(|device| device.memory().free);
-        let most = free.min().map_or(MOST_BYTES, |free| free / PARTS);
+        let most = free.min().map_or(MAX_BYTES, |free| free / PARTS);
         let text = read_lines(&config.data.train, most)?;
         let subject = Subject::new(&config, &text, &devices, cancel)?;
         let (tokenizer, context) = (subject.tokenizer()?, config.context());

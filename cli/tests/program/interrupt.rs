@@ -252,12 +252,13 @@ fn at_any_time() {
                 std::fs::remove_dir_all(&out).unwrap();
             } else if out.exists() {
                 let bytes = std::fs::read(&out).unwrap();
-                match bytes.starts_with(b"GGUF") {
-                    true => drop(GgufFile::open(&out, LoadMode::Read).unwrap()),
-                    false => assert!(
+                if bytes.starts_with(b"GGUF") {
+                    drop(GgufFile::open(&out, LoadMode::Read).unwrap())
+                } else {
+                    assert!(
                         bytes.ends_with(b"]}\n") || bytes.ends_with(b"</svg>\n"),
                         "{what}"
-                    ),
+                    )
                 }
                 std::fs::remove_file(&out).unwrap();
             }

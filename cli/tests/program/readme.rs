@@ -53,9 +53,10 @@ fn the_plan_is_what_samite_plan_prints() {
             skips = true;
             continue;
         }
-        let found = match skips {
-            true => printed_lines.find(|printed| *printed == line),
-            false => printed_lines.next().filter(|printed| *printed == line),
+        let found = if skips {
+            printed_lines.find(|printed| *printed == line)
+        } else {
+            printed_lines.next().filter(|printed| *printed == line)
         };
         assert!(
             found.is_some(),

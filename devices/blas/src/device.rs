@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// Minimum extent: smaller products do not pay for the call.
-const SMALLEST_EXTENT: usize = 32;
+const MIN_EXTENT: usize = 32;
 
 /// Offers a device if a CBLAS library is found. The search happens on first use, because libraries
 /// take a moment to load and start threads.
@@ -105,7 +105,7 @@ fn product(node: Node<'_>) -> Result<Product, &'static str> {
         return Err("activations must be f32");
     }
     let ([k, m, ..], n) = (a.shape(), b.shape()[1]);
-    if m < SMALLEST_EXTENT || n < SMALLEST_EXTENT || k < SMALLEST_EXTENT {
+    if m < MIN_EXTENT || n < MIN_EXTENT || k < MIN_EXTENT {
         return Err("the matrices are too small to be worth it");
     }
     let row_of = |layout: &Layout| {

@@ -186,8 +186,8 @@ impl Buffer {
     }
 }
 
-/// Does additions and exclusive ors, each of which depends on the previous one and takes one cycle
-/// on every processor. Returns their number.
+/// Does additions and exclusive ors in a dependency chain, with a latency of one cycle each on
+/// every processor. Returns their number.
 fn count_cycles() -> f64 {
     const CHAIN: usize = 6_000_000;
     // A constant would not work: some processors add small constants for free during register

@@ -13,7 +13,7 @@ use samite_core::{
     MemoryInfo, Node, Parameters, Placed, Prepared, Result, RunControl, Selection, Stream, Support,
     TensorId, TensorRef, Usage, host_buffer, host_buffer_type, same_buffer_type,
 };
-use samite_threads::{CpuSet, MOST_THREADS, Pool, PoolOptions};
+use samite_threads::{CpuSet, MAX_THREADS, Pool, PoolOptions};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -300,10 +300,11 @@ impl Stream for CpuStream {
 fn parse_cores(text: &str) -> std::result::Result<CpuSet, String> {
     let mut cores = CpuSet::default();
     for part in text.split('+') {
-        let range = match part.contains('-') {
-            true => CpuSet::parse_range(part)?,
-            false => CpuSet::parse_range(&format!("{part}-{part}"))
-                .map_err(|_| "it must be numbers and ranges, such as 0-3+8".to_owned())?,
+        let range = if part.contains('-') {
+            CpuSet::parse_range(part)?
+        } else {
+            CpuSet::parse_range(&format!("{part}-{part}"))
+                .map_err(|_| "it must be numbers and ranges, such as 0-3+8".to_owned())?
         };
         cores = cores.with(&range);
     }
@@ -358,7 +359,7 @@ impl Backend for CpuBackend {
         mut parameters: Parameters,
     ) -> Result<Arc<dyn Device>> {
         let mut options = self.options.clone();
-        let threads = parameters.take_number(device.name(), "threads", 1, MOST_THREADS)?;
+        let threads = parameters.take_number(device.name(), "threads", 1, MAX_THREADS)?;
         if let Some(threads) = threads {
             // An existing pool keeps its number of threads.
             (options.threads, options.pool) = (Some(threads), None);

@@ -89,7 +89,7 @@ mod memkind {
             match unsafe { Library::new(*name) } {
                 Ok(library) => {
                     let memkind = Memkind::new(library).map_err(|why| format!("{name}: {why}"))?;
-                    return Ok(HighBandwidth::of(memkind));
+                    return Ok(HighBandwidth::with_memkind(memkind));
                 }
                 Err(error) => reasons.push(said(&error)),
             }
@@ -214,7 +214,7 @@ mod memkind {
     }
 
     impl HighBandwidth {
-        fn of(memkind: Memkind) -> Self {
+        fn with_memkind(memkind: Memkind) -> Self {
             let memkind = Arc::new(memkind);
             let packs = Arc::clone(&memkind);
             HighBandwidth {

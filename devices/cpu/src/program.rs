@@ -99,7 +99,7 @@ impl Program {
 
     fn touch(&mut self, place: &TensorRef, access: Access) -> Result<()> {
         let Some(memory) = memory_of(place) else {
-            return Ok(()); // `Operand::resolve` says it
+            return Ok(()); // `Operand::resolve` reports it
         };
         self.memory.add(memory, access)?;
         if !self

@@ -213,7 +213,7 @@ impl Readings {
     ]);
 
     /// Returns the access pattern of a product with `columns` columns.
-    pub fn of(&self, columns: usize) -> Reading {
+    pub fn for_columns(&self, columns: usize) -> Reading {
         let [one, few, more] = self.0;
         match columns {
             0 | 1 => one,
@@ -248,7 +248,7 @@ impl Choice for Readings {
         /// More than caches hold that processors fill ahead. The data there is flushed.
         const BYTES: usize = 4 << 20;
         if !cfg!(target_arch = "x86_64") {
-            return None; // nothing is asked for
+            return None; // no prefetching
         }
         let mut best = Readings::DEFAULT;
         for (default, columns) in best.0.iter_mut().zip([1, 4, 8]) {

@@ -21,7 +21,7 @@ use std::time::Duration;
 static GUID: Guid = *b"samite-ggml-cpu1";
 
 /// Maximum number of threads, equal to the device's limit.
-const MOST_THREADS: usize = 512;
+const MAX_THREADS: usize = 512;
 
 const STREAM: BackendI = BackendI {
     get_name: Some(name),
@@ -270,7 +270,7 @@ unsafe extern "C" fn graph_compute(backend: *mut Backend, graph: *mut CGraph) ->
 /// `ggml_backend_set_n_threads`
 pub unsafe extern "C" fn set_n_threads(backend: *mut Backend, threads: c_int) {
     guard((), || {
-        let threads = usize::try_from(threads).unwrap_or(0).clamp(1, MOST_THREADS);
+        let threads = usize::try_from(threads).unwrap_or(0).clamp(1, MAX_THREADS);
         // SAFETY: the host passes a backend of this plugin, in one thread at a time.
         if let Err(error) = unsafe { stream_of(backend) }.set_threads(threads) {
             log_error(&error.to_string());

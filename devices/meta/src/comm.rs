@@ -71,10 +71,11 @@ fn check_gather(rank: usize, size: usize, mine: &[u8], counts: &[usize], out: &[
 
 /// Checks that a group has a member of this rank.
 fn check_member(member: usize, size: usize) -> Result<()> {
-    match member < size {
-        true => Ok(()),
-        false => Err(Error::invalid(format!(
+    if member < size {
+        Ok(())
+    } else {
+        Err(Error::invalid(format!(
             "member {member} of a group of {size}"
-        ))),
+        )))
     }
 }

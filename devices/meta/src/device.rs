@@ -39,7 +39,7 @@ impl Default for MetaOptions {
 }
 
 /// Maximum number of members of a device.
-pub(crate) const MOST_MEMBERS: usize = 64;
+pub(crate) const MAX_MEMBERS: usize = 64;
 
 /// Several devices combined into one.
 pub struct MetaDevice {
@@ -79,7 +79,7 @@ impl MetaDevice {
     /// Returns [`Error::InvalidArgument`] if `members` is empty or has duplicates, for members that
     /// cannot compute whole graphs, and for ratios that do not match.
     pub fn new(members: Vec<Arc<dyn Device>>, options: MetaOptions) -> Result<Arc<Self>> {
-        Self::of(members, None, options)
+        Self::with_members(members, None, options)
     }
 
     /// Creates a device from one device of each process in a group. `own` is this process's device;
@@ -100,17 +100,17 @@ impl MetaDevice {
         options: MetaOptions,
     ) -> Result<Arc<Self>> {
         let members = elsewhere::members(own, &group, host)?;
-        Self::of(members, Some(group), options)
+        Self::with_members(members, Some(group), options)
     }
 
-    fn of(
+    fn with_members(
         members: Vec<Arc<dyn Device>>,
         group: Option<ProcessGroup>,
         options: MetaOptions,
     ) -> Result<Arc<Self>> {
         let wrong = |why: String| Err(Error::invalid(format!("device '{}': {why}", options.name)));
-        if members.is_empty() || members.len() > MOST_MEMBERS {
-            return wrong(format!("it needs 1 to {MOST_MEMBERS} members"));
+        if members.is_empty() || members.len() > MAX_MEMBERS {
+            return wrong(format!("it needs 1 to {MAX_MEMBERS} members"));
         }
         for (i, member) in members.iter().enumerate() {
             if members[..i].iter().any(|m| m.name() == member.name()) {
@@ -204,9 +204,10 @@ impl MetaDevice {
     /// Returns the number of spins of a waiting member before it sleeps.
     pub(crate) fn spins(&self) -> usize {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        match self.members.here.len() <= processors {
-            true => SPINS,
-            false => FEW_SPINS,
+        if self.members.here.len() <= processors {
+            SPINS
+        } else {
+            FEW_SPINS
         }
     }
 

@@ -124,7 +124,7 @@ impl LocalPlan {
             .collect();
         let infos: Vec<_> = owners
             .iter()
-            .map(|&id| TensorInfo::of(graph.node(id), Usage::Compute))
+            .map(|&id| TensorInfo::from_node(graph.node(id), Usage::Compute))
             .collect();
         let mut sizes = vec![0; graph.len()];
         for (id, size) in owners.iter().zip(memory.alloc_sizes(&infos)?) {
@@ -242,7 +242,7 @@ impl LocalPlan {
                     },
                 }),
                 (None, None, Some(offset)) => {
-                    let info = TensorInfo::of(graph.node(id), Usage::Compute);
+                    let info = TensorInfo::from_node(graph.node(id), Usage::Compute);
                     Some(place(offset, &info)?)
                 }
                 (None, None, None) => None,

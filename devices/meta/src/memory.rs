@@ -206,9 +206,10 @@ impl BufferType for MetaMemory {
             .devices
             .iter()
             .flat_map(|device| device.extra_buffer_types());
-        match extra.any(|memory| memory.accepts(node).is_yes()) {
-            true => Support::Yes,
-            false => Support::no("no member has a form of its own for it"),
+        if extra.any(|memory| memory.accepts(node).is_yes()) {
+            Support::Yes
+        } else {
+            Support::no("no member has a form of its own for it")
         }
     }
 
@@ -390,12 +391,13 @@ impl Buffer for MetaBuffer {
         let mut tensors = self.tensors.write().unwrap_or_else(PoisonError::into_inner);
         // Initializing the same data again keeps the existing shards.
         if let Some(known) = tensors.get(&offset) {
-            return match known.layout == info.layout {
-                true => Ok(()),
-                false => Err(Error::invalid(format!(
+            return if known.layout == info.layout {
+                Ok(())
+            } else {
+                Err(Error::invalid(format!(
                     "'{}' would lie where another tensor does",
                     info.name
-                ))),
+                )))
             };
         }
         let Parts { state, parts } = self.buffer_type.parts(info)?;
@@ -407,12 +409,11 @@ impl Buffer for MetaBuffer {
                 Some((memory, layout)) => {
                     let info = TensorInfo { layout, ..*info };
                     let size = memory.alloc_size(&info)?;
-                    let buffer = match members.here.contains(&number) {
-                        true => {
-                            device.check_free(size, info.name)?;
-                            memory.allocate(size, self.usage)?
-                        }
-                        false => unallocated(&memory, size, self.usage),
+                    let buffer = if members.here.contains(&number) {
+                        device.check_free(size, info.name)?;
+                        memory.allocate(size, self.usage)?
+                    } else {
+                        unallocated(&memory, size, self.usage)
                     };
                     Some(StoredTensor::described(&info, buffer, 0)?)
                 }
@@ -523,9 +524,10 @@ impl BufferType for MemberMemory {
     }
 
     fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
-        match self.is_here {
-            true => self.inner.allocate(size, usage),
-            false => Ok(unallocated(&self.inner, size, usage)),
+        if self.is_here {
+            self.inner.allocate(size, usage)
+        } else {
+            Ok(unallocated(&self.inner, size, usage))
         }
     }
 }

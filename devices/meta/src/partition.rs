@@ -351,9 +351,10 @@ impl<'a> Pass<'a> {
             if let Some(id) = sources[member] {
                 // Views may have gaps or another order, so copy them first.
                 let tensor = self.made.graphs[member].tensor(id);
-                let id = match tensor.layout.is_contiguous() && tensor.view.is_none() {
-                    true => id,
-                    false => self.push(member, of, Op::Cont, &[Some(id)])?,
+                let id = if tensor.layout.is_contiguous() && tensor.view.is_none() {
+                    id
+                } else {
+                    self.push(member, of, Op::Cont, &[Some(id)])?
                 };
                 self.made.graphs[member].set_output(id);
                 sources[member] = Some(id);
@@ -381,9 +382,10 @@ impl<'a> Pass<'a> {
         }
         let tensor = self.task.graph.tensor(id);
         let is_here = tensor.op.is_view() || self.inside.contains(&id);
-        let variant = match is_here && !matches!(tensor.op, Op::Leaf) {
-            true => self.node(id)?,
-            false => self.outside(id)?,
+        let variant = if is_here && !matches!(tensor.op, Op::Leaf) {
+            self.node(id)?
+        } else {
+            self.outside(id)?
         };
         let state = variant.state.clone();
         self.made.states[id.index()] = Some(state.clone());

@@ -154,9 +154,10 @@ impl MetaStream {
     }
 
     fn check_lost(&self) -> Result<()> {
-        match self.crew.is_lost() {
-            true => Err(self.lost("a member does not come back from its work")),
-            false => Ok(()),
+        if self.crew.is_lost() {
+            Err(self.lost("a member does not come back from its work"))
+        } else {
+            Ok(())
         }
     }
 
@@ -497,11 +498,10 @@ impl Seat {
                 let layout = *to.layout();
                 let rank = comm.rank();
                 pieces(&layout, *axis, runs, 0, layout.bytes(), |piece| {
-                    match piece.member == rank {
-                        true => {
-                            to.write(piece.global, &bytes[piece.local..piece.local + piece.len])
-                        }
-                        false => Ok(()),
+                    if piece.member == rank {
+                        to.write(piece.global, &bytes[piece.local..piece.local + piece.len])
+                    } else {
+                        Ok(())
                     }
                 })
             }

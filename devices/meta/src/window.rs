@@ -56,7 +56,7 @@ fn nested(layout: &Layout) -> Option<Vec<(usize, usize, usize)>> {
 impl Window {
     /// Returns the view that `op` makes of a split source. Returns `None` if its parts are not
     /// views of the source's parts.
-    pub fn of(op: &Op, source: &Layout, axis: usize, runs: &Runs) -> Option<Self> {
+    pub fn for_op(op: &Op, source: &Layout, axis: usize, runs: &Runs) -> Option<Self> {
         let Op::View {
             shape,
             strides: [s1, s2, s3],
@@ -145,12 +145,11 @@ impl Window {
         shape[self.split] = self.runs.len_of(member) * grain;
         let mut offset = 0;
         for (axis, stride) in strides.into_iter().enumerate() {
-            let at = match axis == self.axis {
-                true => {
-                    let first = self.start[axis] / self.unit;
-                    self.source.before(member, first) * self.unit + self.start[axis] % self.unit
-                }
-                false => self.start[axis],
+            let at = if axis == self.axis {
+                let first = self.start[axis] / self.unit;
+                self.source.before(member, first) * self.unit + self.start[axis] % self.unit
+            } else {
+                self.start[axis]
             };
             offset += at * stride;
         }

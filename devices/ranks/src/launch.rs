@@ -58,10 +58,10 @@ const VARIABLES: [(Launcher, &str, &str); 5] = [
 impl Launch {
     /// Returns this process's launch parameters, or `None` if it is not one of several ranks.
     pub fn from_environment() -> Option<Launch> {
-        Launch::of(|name| std::env::var(name).ok())
+        Launch::from_variables(|name| std::env::var(name).ok())
     }
 
-    fn of(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
         let number = |name| variable(name)?.trim().parse().ok();
         VARIABLES.into_iter().find_map(|(launcher, size, rank)| {
             let launch = Launch {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     fn launch(variables: &[(&str, &str)]) -> Option<Launch> {
-        Launch::of(|name| {
+        Launch::from_variables(|name| {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| (*value).to_owned())
         })

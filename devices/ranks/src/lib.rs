@@ -3,11 +3,11 @@
 //! [`mpi::start`] and [`shared::start`] return a [`Transport`](samite_meta::comm::Transport).
 //! [`Launch`] reads the launcher and the number of processes from the environment.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `launch` | who started this process, and as one of how many |
-//! | `mpi` | MPI: finds a library, tells its kind, has its functions (`mpi/library`), and gathers with them (`mpi/transport`) |
-//! | `shared` | a file in memory that all map |
+//! | `launch` | launcher, rank and number of ranks of this process |
+//! | `mpi` | MPI: loads a library, detects its kind (`mpi/library`), and runs gather operations (`mpi/transport`) |
+//! | `shared` | a memory-mapped file that all ranks share |
 
 mod launch;
 pub mod mpi;

@@ -1,4 +1,4 @@
-//! Memory that belongs to one device and that the host cannot see.
+//! Memory of one device, which the host cannot access directly.
 
 use crate::fault::FaultPlan;
 use crate::float64::Float64;
@@ -9,10 +9,10 @@ use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The memory of one device instance.
+/// Memory type of one device instance.
 #[derive(Debug)]
 pub(crate) struct ReferenceBufferType {
-    /// To hand to buffers.
+    /// Reference to itself, for buffers.
     this: Weak<ReferenceBufferType>,
     name: String,
     alignment: usize,
@@ -37,13 +37,13 @@ impl ReferenceBufferType {
         })
     }
 
-    /// Returns the bytes that can still be allocated, where there is a limit.
+    /// Returns the bytes that can still be allocated, if there is a limit.
     pub fn free(&self) -> Option<usize> {
         let used = self.used.load(Ordering::SeqCst);
         self.limit.map(|limit| limit.saturating_sub(used))
     }
 
-    /// Takes `size` bytes out of the limit.
+    /// Charges `size` bytes to the limit.
     fn take(&self, size: usize) -> Result<()> {
         let limit = self.limit.unwrap_or(usize::MAX);
         let taken = self
@@ -70,7 +70,7 @@ impl ReferenceBufferType {
         }
     }
 
-    /// Returns a buffer in `memory`, of which `charged` bytes were taken out of the limit.
+    /// Returns a buffer in `memory`, for which `charged` bytes were charged to the limit.
     fn buffer(
         &self,
         memory: Arc<HostMemory>,
@@ -81,7 +81,7 @@ impl ReferenceBufferType {
             .this
             .upgrade()
             .ok_or_else(|| Error::device(&self.name, "its memory is going away"))?;
-        // Imported memory may change behind the device's back.
+        // Imported memory may change without the device's knowledge.
         let float64 = (self.float64 && charged > 0)
             .then(|| Float64::new(charged))
             .transpose()?;
@@ -95,7 +95,7 @@ impl ReferenceBufferType {
         }))
     }
 
-    /// Returns a buffer over memory that exists already.
+    /// Returns a buffer over existing memory.
     pub fn import(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>> {
         FaultPlan::check(self.faults.as_ref(), &self.name, "import_host")?;
         self.buffer(memory, 0, usage)
@@ -131,7 +131,7 @@ impl BufferType for ReferenceBufferType {
 #[derive(Debug)]
 pub(crate) struct ReferenceBuffer {
     owner: Arc<ReferenceBufferType>,
-    /// The same as `owner`.
+    /// The owner, as a trait object.
     buffer_type: Arc<dyn BufferType>,
     memory: Arc<HostMemory>,
     charged: usize,
@@ -140,7 +140,7 @@ pub(crate) struct ReferenceBuffer {
 }
 
 impl ReferenceBuffer {
-    /// Notes that bytes were written from outside.
+    /// Records that bytes were written from outside.
     fn written(&self, offset: usize, len: usize) -> Result<()> {
         match &self.float64 {
             Some(float64) => float64.refresh(&self.memory, offset, len),

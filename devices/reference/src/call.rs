@@ -1,4 +1,4 @@
-//! The arguments of a kernel: operands to read and a result to write.
+//! Arguments of a kernel: operands to read and a result to write.
 
 use crate::value::{
     Blocks, Grid, decode, decode_integers, encode, encode_integers, gathered, kept_as, read_blocks,
@@ -13,7 +13,7 @@ pub(crate) struct Operand {
     pub tensor: TensorRef,
 }
 
-/// One node with a place in memory for everything that it touches.
+/// A node with memory for all its tensors.
 pub(crate) struct Call {
     pub device: Arc<str>,
     pub op: Op,
@@ -23,7 +23,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Operand number `index`. Shape inference guarantees that required ones are there.
+    /// Returns operand number `index`. Shape inference guarantees that required ones are present.
     pub fn source(&self, index: usize) -> Result<&Operand> {
         self.optional(index).ok_or_else(|| {
             Error::invalid(format!(
@@ -68,7 +68,7 @@ impl Call {
         })
     }
 
-    /// Returns the blocks of an operand, as they are.
+    /// Returns the blocks of an operand, without decoding.
     pub fn blocks(&self, index: usize) -> Result<Blocks> {
         read_blocks(&self.source(index)?.tensor)
     }
@@ -84,7 +84,7 @@ impl Call {
         self.store(&gathered(count, values)?)
     }
 
-    /// Rounds `values` to the type of operand number `index` and writes them there: for operations
+    /// Rounds `values` to the type of operand number `index` and writes them there, for operations
     /// that change operands.
     pub fn store_source(&self, index: usize, values: &[f64]) -> Result<()> {
         let tensor = &self.source(index)?.tensor;
@@ -92,7 +92,7 @@ impl Call {
         write_blocks(tensor, &encode(kept_as(tensor), layout.shape()[0], values)?)
     }
 
-    /// How many bytes [`store_bytes`](Self::store_bytes) wants.
+    /// Returns the number of bytes that [`store_bytes`](Self::store_bytes) needs.
     pub fn result_bytes(&self) -> usize {
         let tensor = &self.result.tensor;
         let kept = kept_as(tensor);
@@ -121,7 +121,7 @@ impl Call {
         write_blocks(&self.result.tensor, bytes)
     }
 
-    /// Returns an error of this call. Where memory was refused, that says for what.
+    /// Returns an error with the context of this call. If memory was refused, adds its purpose.
     pub fn failed(&self, error: Error) -> Error {
         match error {
             Error::OutOfMemory { asked, free, .. } => Error::OutOfMemory {

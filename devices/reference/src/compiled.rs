@@ -1,5 +1,5 @@
-//! Compiled nodes: kernels without places, one for each operation with its parameters and the types
-//! of its operands.
+//! Compiled nodes: kernels without memory, one for each operation with its parameters and operand
+//! types.
 
 use crate::device::ReferenceDevice;
 use crate::kernels::{Kernel, kernel};
@@ -9,13 +9,13 @@ use samite_core::{
 use std::any::Any;
 use std::sync::Arc;
 
-/// Kernels of a run of nodes.
+/// Kernels of a sequence of nodes.
 pub(crate) struct CompiledNodes {
     device: Arc<str>,
     nodes: Vec<(Kind, Kernel)>,
 }
 
-/// What a kernel is made for: parameters and types, but no extents of operands.
+/// Key of a kernel: parameters and types, but no extents of operands.
 #[derive(Debug, PartialEq)]
 struct Kind {
     op: Op,
@@ -24,7 +24,7 @@ struct Kind {
 }
 
 impl Kind {
-    fn of(node: Node<'_>) -> Self {
+    fn from_node(node: Node<'_>) -> Self {
         let sources = 0..node.tensor().sources.len();
         Kind {
             op: *node.op(),
@@ -37,7 +37,7 @@ impl Kind {
 }
 
 impl CompiledNodes {
-    /// Returns the kernels of `nodes`; those of `earlier` if they are the same.
+    /// Returns the kernels of `nodes`, or `earlier` if they are the same.
     pub fn compile(
         device: &ReferenceDevice,
         graph: &Graph,
@@ -55,7 +55,7 @@ impl CompiledNodes {
             && known.nodes.len() == computed().count()
             && computed()
                 .zip(&known.nodes)
-                .all(|(node, (kind, _))| Kind::of(node) == *kind)
+                .all(|(node, (kind, _))| Kind::from_node(node) == *kind)
         {
             return Ok(Arc::clone(earlier));
         }
@@ -63,7 +63,7 @@ impl CompiledNodes {
         let nodes = computed()
             .map(|node| {
                 cancel.check()?;
-                Ok((Kind::of(node), kernel_of(device, node)?))
+                Ok((Kind::from_node(node), kernel_of(device, node)?))
             })
             .collect::<Result<_>>()?;
         Ok(Arc::new(CompiledNodes {
@@ -72,11 +72,11 @@ impl CompiledNodes {
         }))
     }
 
-    /// Returns the kernel of computed node number `number`, which must be of the kind that it was
-    /// compiled for.
+    /// Returns the kernel of computed node number `number`, which must be of the kind that was
+    /// compiled.
     pub fn kernel(&self, number: usize, node: Node<'_>) -> Result<Kernel> {
         match self.nodes.get(number) {
-            Some((kind, kernel)) if *kind == Kind::of(node) => Ok(kernel.clone()),
+            Some((kind, kernel)) if *kind == Kind::from_node(node) => Ok(kernel.clone()),
             _ => Err(Error::invalid(format!(
                 "{node:?} is not what {} compiled at this place",
                 self.device

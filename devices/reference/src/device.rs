@@ -27,7 +27,7 @@ pub struct ReferenceDevice {
 }
 
 impl ReferenceDevice {
-    /// Returns a device with memory of its own, as `options` say.
+    /// Returns a device with its own memory and these options.
     pub fn new(options: ReferenceOptions) -> Arc<Self> {
         let own_memory = ReferenceBufferType::new(&options);
         let buffer_type = if options.host_memory {
@@ -44,12 +44,12 @@ impl ReferenceDevice {
         })
     }
 
-    /// What the device was made with.
+    /// Returns the options of the device.
     pub fn options(&self) -> &ReferenceOptions {
         &self.options
     }
 
-    /// How often nodes were compiled, by callers or by a stream that got none.
+    /// Returns how often nodes were compiled, by callers or by a stream without compiled work.
     pub fn compilations(&self) -> usize {
         self.compilations.load(Ordering::SeqCst)
     }
@@ -62,7 +62,7 @@ impl ReferenceDevice {
         Arc::clone(&self.name)
     }
 
-    /// Counts a call of `what`, which may fail by plan.
+    /// Counts a call of `what`, which fault injection may make fail.
     pub(crate) fn check(&self, what: &str) -> Result<()> {
         FaultPlan::check(self.options.faults.as_ref(), &self.name, what)
     }

@@ -6,11 +6,11 @@ use samite_core::{Event, Result};
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A point in a stream's queue. The streams of synchronous devices are always at the end of their
-/// queue, so that there is nothing to wait for.
+/// A point in a stream's queue. Synchronous devices have empty queues, so their events need no
+/// waiting.
 #[derive(Debug)]
 pub(crate) struct ReferenceEvent {
-    /// The device's name, which tells events of different devices apart.
+    /// Name of the device, which distinguishes events of different devices.
     pub device: Arc<str>,
     pub faults: Option<Arc<FaultPlan>>,
     point: Mutex<Option<Point>>,

@@ -1,16 +1,16 @@
-//! Memory that keeps F32 tensors in float64: for measurements that rounding would blur, such as
+//! Memory that keeps F32 tensors in float64, for measurements that rounding would blur, such as
 //! finite differences.
 
 use crate::value::{gathered, zeros};
 use samite_core::{HostMemory, Result};
 use std::sync::{Mutex, PoisonError};
 
-/// For each four bytes of a buffer, the number that an F32 tensor there has before it is rounded.
+/// For each four bytes of a buffer, the unrounded number of an F32 tensor at that place.
 #[derive(Debug)]
 pub(crate) struct Float64(Mutex<Vec<f64>>);
 
 impl Float64 {
-    /// For a buffer of `bytes` bytes of zeros.
+    /// Creates the numbers of a buffer of `bytes` zero bytes.
     pub fn new(bytes: usize) -> Result<Self> {
         Ok(Float64(Mutex::new(zeros(bytes / 4)?)))
     }
@@ -19,7 +19,7 @@ impl Float64 {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes over `len` bytes from `offset` on that were written to `memory` from outside.
+    /// Reads `len` bytes from `offset` that were written to `memory` from outside.
     pub fn refresh(&self, memory: &HostMemory, offset: usize, len: usize) -> Result<()> {
         let first = offset / 4;
         self.with(|numbers| {

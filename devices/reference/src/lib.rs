@@ -1,17 +1,17 @@
-//! The executable specification: a device that is scalar, slow and obviously right.
+//! The executable specification: a device that is scalar, slow and obviously correct.
 //!
 //! Every operation is computed in `f64` from decoded operands and rounded once, at the end, to the
 //! type of the result. Other devices are compared with it, so the code is simple: a kernel reads
 //! its operands into plain arrays in logical order, computes, and writes the result. Operands are
-//! read first, so a result may lie in the memory of an operand, and a kernel that fails has written
-//! nothing. Memory for these arrays is asked for and may be refused: that is
-//! [`OutOfMemory`](samite_core::Error::OutOfMemory), not the end of the process.
+//! read first, so a result may lie in the memory of an operand, and a failed kernel has written
+//! nothing. Allocating these arrays is fallible: a failure is
+//! [`OutOfMemory`](samite_core::Error::OutOfMemory), not an abort.
 //!
-//! The device also stands for a GPU in tests. A [`ReferenceDevice`] has memory of its own that the
-//! host cannot see, so that copies are real. [`ReferenceOptions`] make it small, asynchronous,
-//! without some operations, or a processor instead of a GPU. A [`Latch`] holds its work back, and a
+//! The device also replaces a GPU in tests. A [`ReferenceDevice`] has its own memory, which the
+//! host cannot access, so copies are real. [`ReferenceOptions`] make it small, asynchronous, a
+//! processor instead of a GPU, or remove operations. A [`Latch`] holds its work back, and a
 //! [`FaultPlan`] makes a chosen call fail, or the device get lost. The device also checks what fast
-//! devices trust: it refuses work whose operands lie in another device's memory, or have another
+//! devices assume: it refuses work whose operands lie in another device's memory, or have another
 //! layout there than in the graph.
 //!
 //! ```

@@ -7,49 +7,49 @@ use samite_core::memory::HOST_ALIGNMENT;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a [`ReferenceDevice`](crate::ReferenceDevice) is and can do.
+/// Properties of a [`ReferenceDevice`](crate::ReferenceDevice).
 #[derive(Clone, Debug)]
 pub struct ReferenceOptions {
-    /// Name of the device and of its memory; different for devices that are used together.
+    /// Name of the device and of its memory. Must differ between devices that are used together.
     pub name: String,
     /// Kind of device.
     pub kind: DeviceKind,
-    /// Bytes that all buffers may have together; `None` for no limit.
+    /// Maximum bytes of all buffers together, or `None` for no limit.
     pub memory_limit: Option<usize>,
-    /// Bytes that one buffer may have.
+    /// Maximum bytes of one buffer.
     pub max_buffer_size: usize,
     /// Alignment of tensors in buffers, rounded up to a power of two.
     pub alignment: usize,
     /// [Names](samite_core::Op::name) of operations to refuse.
     pub without_ops: Vec<String>,
-    /// Streams queue work to a thread of their own, and errors surface at the next call that waits.
+    /// True if streams queue work to their own thread. Errors surface at the next call that waits.
     pub asynchronous: bool,
-    /// It can make events.
+    /// True if it can create events.
     pub events: bool,
-    /// Streams copy within the device's memory, and between it and host memory.
+    /// True if streams can copy within the device's memory, and between it and host memory.
     pub copies: bool,
-    /// Matrix products are worth moving here although their weights lie in host memory.
+    /// True if matrix products should be moved here although their weights lie in host memory.
     pub wants_offload: bool,
-    /// Host memory can be imported as a buffer.
+    /// True if host memory can be imported as a buffer.
     pub import_host: bool,
-    /// Works on plain host memory, without memory of its own. The limits of memory above, and
-    /// faults in buffers, do not apply.
+    /// True to work on plain host memory, without own memory. Memory limits and faults in buffers
+    /// do not apply.
     pub host_memory: bool,
-    /// Keeps F32 tensors in float64, so that nothing is rounded between operations: for finite
-    /// differences. What the host reads is rounded, but a conversion to F64 is not. Only memory of
-    /// its own does that.
+    /// True to keep F32 tensors in float64, so that nothing is rounded between operations, for
+    /// finite differences. The host reads rounded values, but a conversion to F64 does not round.
+    /// Supported only in the device's own memory.
     pub float64: bool,
-    /// Bytes of scratch memory that it asks for, and overwrites while it runs.
+    /// Bytes of scratch memory that it requests, and overwrites while it runs.
     pub workspace: usize,
-    /// Nodes are compiled apart from their places: one kernel for each operation with the types of
-    /// its operands.
+    /// True to compile nodes separately from their memory: one kernel for each operation with the
+    /// types of its operands.
     pub compiles: bool,
-    /// Several streams work at the same time. Needs `asynchronous` and `events`.
+    /// True if several streams work concurrently. Requires `asynchronous` and `events`.
     pub streams: bool,
-    /// Where imported host memory must begin.
+    /// Required alignment of imported host memory.
     pub import_alignment: usize,
-    /// How long operations take besides their computation, by [name](samite_core::Op::name): the
-    /// thread that computes sleeps.
+    /// Additional duration of operations, by [name](samite_core::Op::name): the computing thread
+    /// sleeps.
     pub delays: Vec<(String, Duration)>,
     /// Holds queued work back until it is opened.
     pub latch: Option<Arc<Latch>>,
@@ -58,7 +58,8 @@ pub struct ReferenceOptions {
 }
 
 impl Default for ReferenceOptions {
-    /// Returns a synchronous GPU called `reference` that runs everything and can do nothing else.
+    /// Returns a synchronous GPU called `reference` that supports every operation and no optional
+    /// features.
     fn default() -> Self {
         ReferenceOptions {
             name: "reference".into(),

@@ -4,7 +4,7 @@ use samite_core::{Error, Result};
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-// With `--cfg shuttle`, tests try many orders in which threads can meet here.
+// With `--cfg shuttle`, tests try many interleavings of threads here.
 #[cfg(shuttle)]
 use shuttle::{
     sync::mpsc::{Sender, channel},
@@ -20,13 +20,13 @@ use std::{
 
 type Job = Box<dyn FnOnce() -> Result<()> + Send>;
 
-/// Jobs that a thread runs in order. After a failure, jobs are skipped until the failure was
+/// Jobs that a thread runs in order. After a failure, jobs are skipped until the failure is
 /// reported.
 pub(crate) struct Queue {
     jobs: Option<Sender<Job>>,
     worker: Option<JoinHandle<()>>,
     progress: Arc<Progress>,
-    /// Jobs given to the thread.
+    /// Number of jobs submitted.
     submitted: u64,
 }
 
@@ -38,9 +38,9 @@ struct Progress {
 
 #[derive(Default)]
 struct State {
-    /// Jobs done or skipped.
+    /// Number of jobs done or skipped.
     done: u64,
-    /// The first failure that was not reported yet, with the number of jobs up to and including it.
+    /// The first unreported failure, with the number of jobs up to and including it.
     failed: Option<(u64, Error)>,
 }
 
@@ -67,7 +67,7 @@ impl Progress {
     }
 }
 
-/// Holds queued work back while it is closed, so that a test decides what happens first.
+/// Holds queued work back while it is closed, so that a test controls the order of events.
 #[derive(Debug, Default)]
 pub struct Latch {
     state: Mutex<LatchState>,
@@ -77,9 +77,9 @@ pub struct Latch {
 #[derive(Debug, Default)]
 struct LatchState {
     closed: bool,
-    /// How many pieces of work may begin although it is closed.
+    /// Number of pieces of work that may start while it is closed.
     tickets: usize,
-    /// How many wait to begin.
+    /// Number of pieces of work that wait to start.
     held: usize,
 }
 
@@ -94,23 +94,23 @@ impl Latch {
         self.changed.notify_all();
     }
 
-    /// Lets no more work begin.
+    /// Stops work from starting.
     pub fn close(&self) {
         self.change(|state| state.closed = true);
     }
 
-    /// Lets work go on.
+    /// Lets work continue.
     pub fn open(&self) {
         self.change(|state| (state.closed, state.tickets) = (false, 0));
     }
 
-    /// Lets so many pieces of work begin although it is closed. A copy is two: its beginning and
+    /// Lets this number of pieces of work start while it is closed. A copy has two: its start and
     /// its end.
     pub fn let_pass(&self, pieces: usize) {
         self.change(|state| state.tickets += pieces);
     }
 
-    /// Returns when work stands before the closed latch and may not begin.
+    /// Waits until the closed latch holds work back.
     pub fn wait_until_held(&self) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = |state: &mut LatchState| state.held == 0 || state.tickets > 0;
@@ -186,7 +186,7 @@ impl Drop for Queue {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(worker) = self.worker.take() {
-            // A panic of the worker was reported by its thread; there is nobody left to tell.
+            // The worker's thread has reported its panic.
             let _ = worker.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Streams: they check work when it is prepared, and run it node by node.
+//! Streams, which check work when it is prepared, and run it node by node.
 
 use crate::buffer::memory;
 use crate::call::{Call, Operand};
@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 
 pub(crate) struct ReferenceStream {
     device: Arc<ReferenceDevice>,
-    /// The thread of an asynchronous stream.
+    /// Thread of an asynchronous stream.
     queue: Option<Queue>,
 }
 
-/// Nodes with their kernels and places.
+/// Nodes with their kernels and memory.
 struct Program {
     steps: Vec<(Call, Kernel)>,
     delays: Vec<(String, Duration)>,
@@ -75,8 +75,7 @@ impl ReferenceStream {
         Ok(ReferenceStream { device, queue })
     }
 
-    /// Does `job` now or queues it, depending on the kind of stream. Faults strike when the job is
-    /// done.
+    /// Runs or queues `job`, depending on the kind of stream. Faults occur when the job runs.
     fn submit(
         &mut self,
         what: &'static str,
@@ -243,8 +242,8 @@ impl Stream for ReferenceStream {
                 Ok(())
             });
         }
-        // As with hardware that copies on its own: the bytes are in use from the beginning to the
-        // end, which is another piece of work.
+        // Like hardware that copies on its own: the bytes are in use from the start to the end,
+        // which is another piece of work.
         let under_way = Arc::new(Mutex::new(None));
         let begun = Arc::clone(&under_way);
         self.submit("copy", move || {
@@ -293,7 +292,7 @@ impl Stream for ReferenceStream {
     }
 
     fn synchronize(&mut self) -> Result<()> {
-        // The queue is emptied also if the call then fails.
+        // The queue is emptied even if the call then fails.
         let result = self.queue.as_ref().map_or(Ok(()), Queue::synchronize);
         self.device.check("synchronize").and(result)
     }

@@ -5,7 +5,7 @@ use crate::float64::Float64;
 use samite_core::{DIMS, DType, Error, Layout, Result, Shape, TensorRef};
 use samite_quant::{can_decode, can_encode, decode_row, encode_row, f32_to_bf16, f32_to_f16};
 
-/// Returns an empty list with memory for `count` elements, which may be refused.
+/// Returns an empty list with memory for `count` elements, which may fail.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], which [`Kernel::run`](crate::kernels::Kernel::run) completes.
@@ -22,7 +22,7 @@ pub(crate) fn room<T>(count: usize) -> Result<Vec<T>> {
     }
 }
 
-/// As [`room`], with the elements that are to go there: not more than `count`.
+/// Does what [`room`] does, and adds `elements`, at most `count` of them.
 pub(crate) fn gathered<T>(count: usize, elements: impl Iterator<Item = T>) -> Result<Vec<T>> {
     let mut list = room(count)?;
     list.extend(elements);
@@ -36,7 +36,7 @@ pub(crate) fn copied(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(copy)
 }
 
-/// As [`room`], with `count` zeros.
+/// Does what [`room`] does, with `count` zeros.
 pub(crate) fn zeros(count: usize) -> Result<Vec<f64>> {
     let mut list = room(count)?;
     list.resize(count, 0.0);
@@ -56,35 +56,35 @@ impl<T: Copy> Grid<T> {
         self.values[i0 + n0 * (i1 + n1 * (i2 + n2 * i3))]
     }
 
-    /// Returns the element at `position` of the endless repetition of this tensor.
+    /// Returns the element at `position` of the infinite repetition of this tensor.
     pub fn at_repeated(&self, position: [usize; DIMS]) -> T {
         self.at(std::array::from_fn(|d| position[d] % self.shape[d]))
     }
 
-    /// Row `[i1, i2, i3]`.
+    /// Returns row `[i1, i2, i3]`.
     pub fn row(&self, [i1, i2, i3]: [usize; 3]) -> &[T] {
         let [n0, n1, n2, _] = self.shape;
         let start = n0 * (i1 + n1 * (i2 + n2 * i3));
         &self.values[start..start + n0]
     }
 
-    /// All rows, dimension 1 fastest.
+    /// Iterates over all rows, dimension 1 fastest.
     pub fn rows(&self) -> impl Iterator<Item = &[T]> {
         rows(self.shape).map(|row| self.row(row))
     }
 }
 
-/// Every `[i1, i2, i3]` of `shape`, dimension 1 fastest.
+/// Iterates over every `[i1, i2, i3]` of `shape`, dimension 1 fastest.
 pub(crate) fn rows([_, n1, n2, n3]: Shape) -> impl Iterator<Item = [usize; 3]> {
     (0..n3).flat_map(move |i3| (0..n2).flat_map(move |i2| (0..n1).map(move |i1| [i1, i2, i3])))
 }
 
-/// Every `[i0, i1, i2, i3]` of `shape`, dimension 0 fastest.
+/// Iterates over every `[i0, i1, i2, i3]` of `shape`, dimension 0 fastest.
 pub(crate) fn positions(shape: Shape) -> impl Iterator<Item = [usize; DIMS]> {
     rows(shape).flat_map(move |[i1, i2, i3]| (0..shape[0]).map(move |i0| [i0, i1, i2, i3]))
 }
 
-/// The blocks of a tensor as they are, without gaps; a plain number is a block of one.
+/// The blocks of a tensor without decoding and without gaps. A plain number is a block of one.
 pub(crate) struct Blocks {
     /// Extents in blocks.
     pub shape: Shape,
@@ -108,19 +108,18 @@ pub(crate) fn block_shape(layout: &Layout) -> Shape {
     shape
 }
 
-/// Byte offset of every block in logical order.
+/// Iterates over the byte offsets of all blocks in logical order.
 fn block_offsets(layout: Layout) -> impl Iterator<Item = usize> {
     let strides = layout.strides();
     positions(block_shape(&layout)).map(move |p| p.iter().zip(strides).map(|(i, s)| i * s).sum())
 }
 
-/// Returns the memory of an F32 tensor that is kept in float64.
+/// Returns the float64 memory of an F32 tensor, if it is kept in float64.
 fn kept_in_float64(tensor: &TensorRef) -> Option<&Float64> {
     float64(&tensor.buffer).filter(|_| tensor.layout().dtype() == DType::F32)
 }
 
-/// Returns the type in which a tensor's elements are kept, and in which its blocks are read and
-/// written.
+/// Returns the type in which a tensor's elements are stored, and its blocks are read and written.
 pub(crate) fn kept_as(tensor: &TensorRef) -> DType {
     match kept_in_float64(tensor) {
         Some(_) => DType::F64,
@@ -212,17 +211,17 @@ pub(crate) fn write_row(tensor: &TensorRef, [i1, i2, i3]: [usize; 3], row: &[f64
     memory(&tensor.buffer)?.write(at, &encode(layout.dtype(), row.len(), row)?)
 }
 
-/// Returns whether [`decode`] knows `dtype`.
+/// Returns whether [`decode`] supports `dtype`.
 pub(crate) fn is_readable(dtype: DType) -> bool {
     can_decode(dtype) || dtype.is_integer()
 }
 
-/// Returns whether [`encode`] knows `dtype`.
+/// Returns whether [`encode`] supports `dtype`.
 pub(crate) fn is_writable(dtype: DType) -> bool {
     can_encode(dtype) || dtype.is_integer() || dtype == DType::F64
 }
 
-/// Integers from bytes without gaps.
+/// Decodes integers from bytes without gaps.
 pub(crate) fn decode_integers(dtype: DType, bytes: &[u8]) -> Result<Vec<i64>> {
     fn each<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> i64) -> Result<Vec<i64>> {
         let integers = bytes.as_chunks().0;
@@ -236,7 +235,7 @@ pub(crate) fn decode_integers(dtype: DType, bytes: &[u8]) -> Result<Vec<i64>> {
     }
 }
 
-/// Numbers from rows of `n0` elements without gaps.
+/// Decodes numbers from rows of `n0` elements without gaps.
 pub(crate) fn decode(dtype: DType, n0: usize, bytes: &[u8]) -> Result<Vec<f64>> {
     if dtype.is_integer() {
         let integers = decode_integers(dtype, bytes)?;
@@ -259,7 +258,8 @@ pub(crate) fn decode(dtype: DType, n0: usize, bytes: &[u8]) -> Result<Vec<f64>> 
     Ok(values)
 }
 
-/// `count` integers as bytes without gaps; what a type cannot hold becomes its nearest number.
+/// Encodes `count` integers as bytes without gaps. Values out of range become the nearest number of
+/// the type.
 pub(crate) fn encode_integers(
     dtype: DType,
     count: usize,
@@ -285,7 +285,8 @@ pub(crate) fn encode_integers(
     }
 }
 
-/// Numbers as rows of `n0` elements without gaps, each rounded once. Integer types truncate.
+/// Encodes numbers as rows of `n0` elements without gaps, each rounded once. Integer types
+/// truncate.
 pub(crate) fn encode(dtype: DType, n0: usize, values: &[f64]) -> Result<Vec<u8>> {
     let count = values.len();
     let numbers = values.iter();
@@ -318,8 +319,8 @@ pub(crate) fn encode(dtype: DType, n0: usize, values: &[f64]) -> Result<Vec<u8>>
 }
 
 /// Returns the f32 next to `value` that another rounding, to a shorter format, treats like `value`
-/// itself: where f32 is not exact, the neighbour with an odd last bit, which is never a tie of the
-/// shorter format.
+/// itself. If `value` is not an f32, this is the neighbour with an odd last bit, which is never a
+/// tie of the shorter format.
 fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) == value || !near.is_finite() || near.to_bits() & 1 == 1 {
@@ -337,8 +338,8 @@ mod tests {
 
     #[test]
     fn short_floats_are_rounded_once() {
-        // Just above the tie between 1 and 1 + 2^-10 in f16; f32 alone would land on the tie and go
-        // down.
+        // Just above the tie between 1 and 1 + 2^-10 in f16. Rounding to f32 first would land on
+        // the tie and round down.
         let above = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
         assert_eq!(
             encode(DType::F16, 1, &[above]).unwrap(),

@@ -2,7 +2,7 @@
 //! the messages and schedules both sides.
 
 use crate::client::{Carrier, Kind, Opening, Refused};
-use crate::server::{Host, MOST_MESSAGE};
+use crate::server::{Host, MAX_MESSAGE};
 use crate::{RemoteOptions, RemoteServerOptions, client, proto};
 use prost::Message;
 use samite_core::Device;
@@ -100,7 +100,7 @@ impl Carrier for Wired {
 
 fn decoded<M: Message + Default>(bytes: Result<Vec<u8>, Refusal>) -> Result<M, Status> {
     let bytes = bytes.map_err(Status::from)?;
-    if bytes.len() > MOST_MESSAGE {
+    if bytes.len() > MAX_MESSAGE {
         return Err(Status::out_of_range("a message is too large"));
     }
     M::decode(&*bytes).map_err(|error| Status::internal(error.to_string()))

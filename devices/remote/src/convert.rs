@@ -233,7 +233,7 @@ impl Maker<'_> {
 
 impl Part {
     /// Converts `nodes` of a graph, in their order and with names.
-    pub fn of(graph: &Graph, nodes: &[TensorId]) -> Self {
+    pub fn new(graph: &Graph, nodes: &[TensorId]) -> Self {
         Self::with_stored(graph, nodes, &|_| true)
     }
 
@@ -366,7 +366,7 @@ mod tests {
         let last = g.sqr(view).unwrap();
         let after = g.sqr(inner).unwrap();
         g.set_output(after);
-        let part = Part::of(&g, &[sum, inner, view, last]);
+        let part = Part::new(&g, &[sum, inner, view, last]);
         assert_eq!(part.tensors, [turned, w, rows, sum, inner, view, last]);
         assert_eq!(part.stored, [w]);
         let json = part.json();

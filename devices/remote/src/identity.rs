@@ -18,7 +18,7 @@ pub const KEY_FILE: &str = "remote-key";
 const TOKEN: usize = 32;
 
 /// Maximum number of tokens per file.
-const MOST_TOKENS: usize = 256;
+const MAX_TOKENS: usize = 256;
 
 /// Prefix of addresses.
 const SCHEME: &str = "samite://";
@@ -38,7 +38,7 @@ pub(crate) struct Pin([u8; 32]);
 
 impl Pin {
     /// Hashes a certificate's SubjectPublicKeyInfo.
-    pub fn of(spki: &[u8]) -> Self {
+    pub fn from_spki(spki: &[u8]) -> Self {
         let hash = digest::digest(&digest::SHA256, spki);
         let mut pin = [0; 32];
         pin.copy_from_slice(hash.as_ref());
@@ -186,9 +186,10 @@ pub fn settings_folder() -> Option<PathBuf> {
             .map(PathBuf::from)
             .filter(|path| path.is_absolute())
     };
-    let folder = match cfg!(windows) {
-        true => path("APPDATA")?,
-        false => path("XDG_CONFIG_HOME").or_else(|| Some(path("HOME")?.join(".config")))?,
+    let folder = if cfg!(windows) {
+        path("APPDATA")?
+    } else {
+        path("XDG_CONFIG_HOME").or_else(|| Some(path("HOME")?.join(".config")))?
     };
     Some(folder.join("samite"))
 }
@@ -206,17 +207,18 @@ pub(crate) fn read_tokens(path: &Path) -> Result<Vec<Token>> {
         }
         let bytes = unhex(line)
             .ok_or_else(|| invalid(path, &format!("line {number} is not 64 hexadecimal digits")))?;
-        if tokens.len() == MOST_TOKENS {
+        if tokens.len() == MAX_TOKENS {
             return Err(invalid(
                 path,
-                &format!("it has more than {MOST_TOKENS} tokens"),
+                &format!("it has more than {MAX_TOKENS} tokens"),
             ));
         }
         tokens.push(Token::new(&bytes));
     }
-    match tokens.is_empty() {
-        true => Err(invalid(path, "it has no token")),
-        false => Ok(tokens),
+    if tokens.is_empty() {
+        Err(invalid(path, "it has no token"))
+    } else {
+        Ok(tokens)
     }
 }
 

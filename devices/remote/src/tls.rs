@@ -85,7 +85,7 @@ pub(crate) fn exported<T>(connection: &rustls::ConnectionCommon<T>) -> Result<Ex
 
 fn pin_of(certificate: &CertificateDer<'_>) -> std::result::Result<Pin, rustls::Error> {
     let certificate = ParsedCertificate::try_from(certificate)?;
-    Ok(Pin::of(&certificate.subject_public_key_info()))
+    Ok(Pin::from_spki(&certificate.subject_public_key_info()))
 }
 
 /// Accepts a single key, whatever else its certificate says.

@@ -313,7 +313,7 @@ impl Delegate for Unknown {
 #[test]
 fn servers_choose_tokens_only_if_their_devices_do_it_as_samplers() {
     let unknown = Delegating::device(Unknown(ReferenceDevice::new(Default::default())));
-    let lender = Lender::of(&[unknown], |_| {});
+    let lender = Lender::with_devices(&[unknown], |_| {});
     assert_eq!(lender.connect().selection(), Selection::Inexact);
 }
 
@@ -344,7 +344,7 @@ impl Delegate for Wishful {
 #[test]
 fn what_the_device_wishes_is_part_of_the_clients_plan() {
     let wishful = Delegating::device(Wishful(ReferenceDevice::new(Default::default())));
-    let lender = Lender::of(&[wishful], |_| {});
+    let lender = Lender::with_devices(&[wishful], |_| {});
     let device = lender.connect();
     assert_eq!(device.selection(), Selection::Wanted);
     let mut g = Graph::new();
@@ -423,7 +423,7 @@ fn a_panic_of_a_device_ends_its_session_alone() {
         }
     }
     let panics = Delegating::device(Panics(ReferenceDevice::new(Default::default())));
-    let lender = Lender::of(&[panics], |_| {});
+    let lender = Lender::with_devices(&[panics], |_| {});
     let (device, other) = (lender.connect(), lender.connect());
     let error = Counter::new(&device).err().unwrap();
     assert!(matches!(error, Error::DeviceLost { .. }), "{error}");

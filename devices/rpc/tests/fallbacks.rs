@@ -143,9 +143,10 @@ fn a_client_pays_for_the_memory_of_who_takes_over() {
         ];
         raw.send(Script::default().write(f32s(n, 0), 0, &bytes(&[4.0])));
         raw.send(Script::default().graph(&[8], &tensors));
-        match is_enough {
-            true => assert_eq!(values(&raw.read(result, 0, 8)), [2.0, 0.0]),
-            false => raw.is_closed("memory beyond the client's"),
+        if is_enough {
+            assert_eq!(values(&raw.read(result, 0, 8)), [2.0, 0.0])
+        } else {
+            raw.is_closed("memory beyond the client's")
         }
     }
 }

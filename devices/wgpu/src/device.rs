@@ -8,7 +8,7 @@ use crate::limits;
 use crate::ops::{self, Known};
 use crate::options::WgpuOptions;
 use crate::packed::PackedBufferType;
-use crate::plan::{Capacity, MOST_OPERANDS, Which};
+use crate::plan::{Capacity, MAX_OPERANDS, Which};
 use crate::self_test;
 use crate::stream::WgpuStream;
 use crate::tuning::{self, Tuning};
@@ -94,7 +94,7 @@ impl WgpuDevice {
         let measures = !self.is_software() && !IN_BROWSER;
         if self.options.tuning.unwrap_or(measures) {
             self.gpu
-                .tuned(|| tuning::of(&self.with(WgpuOptions::default())))?;
+                .tuned(|| tuning::tune(&self.with(WgpuOptions::default())))?;
         }
         Ok(opened)
     }
@@ -196,7 +196,7 @@ impl WgpuDevice {
             alignment: limits.min_storage_buffer_offset_alignment as usize,
             operands: (limits.max_storage_buffers_per_shader_stage as usize)
                 .saturating_sub(1)
-                .min(MOST_OPERANDS),
+                .min(MAX_OPERANDS),
             subgroups: self.gpu.may_use_subgroups() && !self.options.without_subgroups,
             groups: limits.max_compute_workgroups_per_dimension,
             overlaps: !(IN_BROWSER || self.options.without_overlaps),
@@ -308,9 +308,10 @@ impl Device for WgpuDevice {
     fn selection(&self) -> Selection {
         // A software adapter shares the host's memory, so selecting on the device saves no
         // transfer.
-        match self.options.selection.unwrap_or(!self.is_software()) {
-            true => Selection::Wanted,
-            false => Selection::Exact,
+        if self.options.selection.unwrap_or(!self.is_software()) {
+            Selection::Wanted
+        } else {
+            Selection::Exact
         }
     }
 

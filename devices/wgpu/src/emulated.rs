@@ -12,9 +12,10 @@ pub fn without_matrices(name: &str, source: String) -> String {
     if !MATRIX_KERNELS.contains(&name) {
         return source;
     }
-    let weights = match source.contains("var<workgroup> weights: array<vec4<f16>") {
-        true => "weights[at][j % 4u]",
-        false => "0.0",
+    let weights = if source.contains("var<workgroup> weights: array<vec4<f16>") {
+        "weights[at][j % 4u]"
+    } else {
+        "0.0"
     };
     let text = [
         ("enable f16;\n", ""),

@@ -171,7 +171,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn of(node: Node<'_>) -> Self {
+    fn from_node(node: Node<'_>) -> Self {
         let (memory, offset) = match node.tensor().view {
             Some(view) => (view.base, view.offset),
             None => (node.id(), 0),
@@ -217,12 +217,12 @@ impl Fusion<'_> {
         let is_one = |layout: &Layout| layout.shape()[2..] == [1, 1];
         let fits = matches!(node.op(), Op::MulMat { .. })
             && !node.layout().is_empty()
-            && b.layout().shape()[1] <= matmul::MOST_COLUMNS
+            && b.layout().shape()[1] <= matmul::MAX_COLUMNS
             && [a, b].iter().all(|source| is_one(source.layout()))
             && !b.dtype().is_quantized()
             && !b.dtype().is_integer()
             && self.memory.is_packed(a);
-        fits.then(|| Columns::of(b))
+        fits.then(|| Columns::from_node(b))
     }
 
     /// Fuses the products that start at node `at`.
@@ -234,7 +234,7 @@ impl Fusion<'_> {
     ) -> Option<usize> {
         let columns = self.columns(at)?;
         let mut count = 1;
-        while count < matmul::MOST_MATRICES && self.columns(at + count) == Some(columns) {
+        while count < matmul::MAX_MATRICES && self.columns(at + count) == Some(columns) {
             let next = self.nodes[at + count].id();
             let mut others = self.nodes[at..at + count].iter();
             if !others.all(|other| self.memory.are_apart(other.id(), next, false)) {

@@ -18,7 +18,7 @@ const READ_PIECE: u64 = 16 << 20;
 /// Bytes to write before a submission. The driver keeps a copy of the data until then.
 const WRITE_PIECE: u64 = 32 << 20;
 /// Maximum number of storage buffers of a kernel, including the failure word.
-pub const MOST_BINDINGS: u32 = 12;
+pub const MAX_BINDINGS: u32 = 12;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -224,9 +224,10 @@ impl Gpu {
                 label: Some("samite"),
                 required_features: features,
                 required_limits: self.limits.clone(),
-                experimental_features: match features.contains(MATRIX_FEATURES) {
-                    true => experimental::allowed(),
-                    false => wgpu::ExperimentalFeatures::disabled(),
+                experimental_features: if features.contains(MATRIX_FEATURES) {
+                    experimental::allowed()
+                } else {
+                    wgpu::ExperimentalFeatures::disabled()
                 },
                 memory_hints: wgpu::MemoryHints::MemoryUsage,
                 trace: wgpu::Trace::Off,

@@ -15,7 +15,7 @@ pub struct Kept {
 
 impl Kept {
     /// Returns the cache file called `what`.
-    pub fn of(info: &wgpu::AdapterInfo, what: &str) -> Option<Self> {
+    pub fn for_adapter(info: &wgpu::AdapterInfo, what: &str) -> Option<Self> {
         Some(Self::in_folder(samite_core::cache_folder()?, info, what))
     }
 
@@ -81,7 +81,7 @@ impl Kept {
         if !about.is_file() || !is_private(&about) {
             return refused("others than its owner may write it, or it is another user's");
         }
-        if about.len() > MOST_TRUSTED as u64 {
+        if about.len() > MAX_TRUSTED as u64 {
             return refused("it is too large");
         }
         let mut bytes = Vec::new();
@@ -97,7 +97,7 @@ impl Kept {
     /// Stores `bytes` that a later run will trust, with a checksum and in a file that only this
     /// user can write. Does nothing if the file would be too large.
     pub fn write_trusted(&self, bytes: &[u8]) {
-        if bytes.len() + self.subject.len() + 16 <= MOST_TRUSTED {
+        if bytes.len() + self.subject.len() + 16 <= MAX_TRUSTED {
             self.write(&[&self.sum(bytes), bytes].concat());
         }
     }
@@ -110,7 +110,7 @@ impl Kept {
 }
 
 /// Maximum size in bytes of a trusted file.
-const MOST_TRUSTED: usize = 64 << 20;
+const MAX_TRUSTED: usize = 64 << 20;
 
 /// Writes a file that only this user can read and write.
 fn write_private(path: &PathBuf, bytes: &[u8]) -> std::io::Result<()> {

@@ -3,7 +3,7 @@
 use samite_core::{Error, Parameters, Result};
 
 /// Minimum binding size: blocks of every type fit into it.
-const LEAST_BINDING: usize = 64 << 10;
+const MIN_BINDING: usize = 64 << 10;
 
 /// Options of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,7 +68,7 @@ impl WgpuOptions {
             }
         }
         if let Some(text) = parameters.take("binding") {
-            let bytes = bytes(&text).filter(|&bytes| bytes >= LEAST_BINDING);
+            let bytes = bytes(&text).filter(|&bytes| bytes >= MIN_BINDING);
             let must = "a size of at least 64KiB, such as 1MiB";
             self.binding = Some(bytes.ok_or_else(|| wrong("binding", &text, must))?);
         }

@@ -158,9 +158,10 @@ impl BufferType for PackedBufferType {
         ) {
             return Support::no("only products and rows by number use packed weights");
         }
-        match node.source(0).is_some_and(is_packable) {
-            true => Support::Yes,
-            false => Support::no("such weights cannot be packed"),
+        if node.source(0).is_some_and(is_packable) {
+            Support::Yes
+        } else {
+            Support::no("such weights cannot be packed")
         }
     }
 

@@ -1,9 +1,9 @@
 //! Compiled shaders, cached for the life of the device.
 
 use crate::emulated::without_matrices;
-use crate::gpu::{MOST_BINDINGS, Opened};
+use crate::gpu::{MAX_BINDINGS, Opened};
 use crate::grids;
-use crate::plan::MOST_OPERANDS;
+use crate::plan::MAX_OPERANDS;
 use crate::shader::{FIRST_OPERAND, Shader};
 use crate::stored_pipelines::StoredPipelines;
 use crate::waiting::IN_BROWSER;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Maximum number of threads that compile.
-const MOST_COMPILERS: usize = 8;
+const MAX_COMPILERS: usize = 8;
 
 /// The pipelines of one device.
 pub struct Pipelines {
@@ -37,9 +37,9 @@ pub struct Changes {
 impl Pipelines {
     pub fn new(device: &wgpu::Device, stored: Option<StoredPipelines>, changes: Changes) -> Self {
         let most = device.limits().max_storage_buffers_per_shader_stage;
-        let most = most.min(MOST_BINDINGS).saturating_sub(1) as usize;
+        let most = most.min(MAX_BINDINGS).saturating_sub(1) as usize;
         let layouts = |grids: usize| {
-            let operands = 0..=most.min(MOST_OPERANDS) - grids;
+            let operands = 0..=most.min(MAX_OPERANDS) - grids;
             operands
                 .map(|operands| layout(device, operands, grids))
                 .collect()
@@ -134,7 +134,7 @@ impl Pipelines {
             return work();
         }
         let others = std::thread::available_parallelism().map_or(1, usize::from);
-        let others = others.min(missing.len()).min(MOST_COMPILERS) - 1;
+        let others = others.min(missing.len()).min(MAX_COMPILERS) - 1;
         std::thread::scope(|scope| {
             // If no thread can be started, this one compiles alone.
             let spawn = |_| {

@@ -102,7 +102,7 @@ impl Operand {
     }
 
     /// Returns the operand for a launch of several nodes, with an explicit tensor.
-    pub fn of(mut self, node: Node<'_>) -> Self {
+    pub fn in_node(mut self, node: Node<'_>) -> Self {
         self.which = match self.which {
             Which::Result => Which::Tensor(node.id()),
             Which::Source(index) => node
@@ -368,7 +368,7 @@ pub struct TensorParameters {
 }
 
 /// Maximum number of operands of any kernel.
-pub const MOST_OPERANDS: usize = 11;
+pub const MAX_OPERANDS: usize = 11;
 
 /// Parameters of one launch, with the layout of `kernels/preamble.wgsl`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -379,7 +379,7 @@ pub struct Parameters {
     pub unused: [u32; 3],
     pub ints: [u32; 12],
     pub floats: [f32; 16],
-    pub tensors: [TensorParameters; MOST_OPERANDS],
+    pub tensors: [TensorParameters; MAX_OPERANDS],
 }
 
 /// Operands of a node, for the operation table.

@@ -57,7 +57,7 @@ impl Verdict {
 pub fn verdict(device: &WgpuDevice) -> Result<Verdict> {
     let gpu = device.gpu();
     // Faults that a test injects are no property of the adapter.
-    let kept = Kept::of(&gpu.info, "test").filter(|_| !gpu.is_changed());
+    let kept = Kept::for_adapter(&gpu.info, "test").filter(|_| !gpu.is_changed());
     let known = kept.as_ref().and_then(Kept::text);
     if let Some(verdict) = Verdict::all().find(|verdict| known == Some(verdict.text())) {
         return Ok(warned(gpu, verdict));
@@ -224,9 +224,12 @@ fn is_attention_right(device: &WgpuDevice) -> Result<bool> {
     let [key_rows, value_rows] = [of_keys(37), of_keys(71)];
     let bits = |rows: &[(u16, f64)]| -> Vec<u16> { rows.iter().map(|(bits, _)| *bits).collect() };
     let is_seen = |token: usize, key: usize| key <= token + 15;
-    let masked = (0..tokens * keys).map(|i| match is_seen(i / keys, i % keys) {
-        true => 0u16,
-        false => 0xfc00,
+    let masked = (0..tokens * keys).map(|i| {
+        if is_seen(i / keys, i % keys) {
+            0u16
+        } else {
+            0xfc00
+        }
     });
     let masked: Vec<u16> = masked.collect();
     let (key_bits, value_bits) = (bits(&key_rows), bits(&value_rows));

@@ -244,9 +244,10 @@ impl Shader {
 
     /// Returns the text in WGSL.
     pub fn source(&self) -> String {
-        let mut source = match MATRIX_KERNELS.contains(&self.kernel) {
-            true => "enable f16;\nenable wgpu_cooperative_matrix;\n".to_owned() + PREAMBLE,
-            false => PREAMBLE.to_owned(),
+        let mut source = if MATRIX_KERNELS.contains(&self.kernel) {
+            "enable f16;\nenable wgpu_cooperative_matrix;\n".to_owned() + PREAMBLE
+        } else {
+            PREAMBLE.to_owned()
         };
         for binding in 0..self.binding_count() {
             let element = match (self.is_atomic(binding), self.is_wide(binding)) {

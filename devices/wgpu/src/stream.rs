@@ -448,9 +448,10 @@ impl Stream for WgpuStream {
         })?;
         let opened = self.opened()?;
         // Work that another stream prepared writes to that stream's failure word.
-        match Arc::ptr_eq(&self.failures, &work.failures) {
-            true => self.failures.add(&work.fallible),
-            false => self.failures.add_other(&work.failures, &work.fallible),
+        if Arc::ptr_eq(&self.failures, &work.failures) {
+            self.failures.add(&work.fallible)
+        } else {
+            self.failures.add_other(&work.failures, &work.fallible)
         }
         let begin = Instant::now();
         // To time nodes, wait after each launch.

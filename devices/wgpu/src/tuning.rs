@@ -141,7 +141,7 @@ pub fn tuned(
 /// # Errors
 /// Returns an error if the device is lost. On any other failure, such as too little memory, it
 /// returns the default sizes and caches nothing.
-pub fn of(device: &WgpuDevice) -> Result<Tuning> {
+pub fn tune(device: &WgpuDevice) -> Result<Tuning> {
     let gpu = device.gpu();
     let kept = gpu.kept("tuning");
     let mut subjects = vec![Subject::FewRows, Subject::ManyRows];
@@ -192,9 +192,10 @@ impl Work {
         let mut graph = Graph::new();
         let x = graph.input("x", DType::F32, [length, columns, 1, 1])?;
         let bytes = dtype.row_bytes(length)? * rows;
-        let all = match device.is_software() {
-            true => WEIGHTS_OF_SOFTWARE,
-            false => WEIGHTS,
+        let all = if device.is_software() {
+            WEIGHTS_OF_SOFTWARE
+        } else {
+            WEIGHTS
         };
         let mut products = Vec::new();
         let mut places = vec![None; 1];

@@ -282,13 +282,12 @@ fn a_wrong_row_number_is_an_error_that_names_its_node() {
             .write(0, bytemuck::cast_slice(&[1, wrong]))
             .unwrap();
         stream.run(&mut *prepared, control(&cancel)).unwrap();
-        let result = match event {
-            true => {
-                let event = device.create_event().unwrap();
-                stream.record(&*event).unwrap();
-                event.synchronize()
-            }
-            false => stream.synchronize(),
+        let result = if event {
+            let event = device.create_event().unwrap();
+            stream.record(&*event).unwrap();
+            event.synchronize()
+        } else {
+            stream.synchronize()
         };
         let error = result.unwrap_err().to_string();
         assert!(

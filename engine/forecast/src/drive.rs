@@ -1,8 +1,8 @@
-//! A plan as tasks: what the program does, what devices do, and what goes between them.
+//! Plans as tasks: the work of the program, of the devices, and of the links between them.
 //!
-//! The program issues a plan's actions in their order. What works on the host's memory is done when
-//! the call returns; another machine gets messages and works in their order, and the program goes
-//! on until it needs a result. So runs overlap as they do with the real scheduler.
+//! The program issues a plan's actions in order. Work on host memory is done when the call returns.
+//! Another machine gets messages and works in their order, and the program continues until it needs
+//! a result. Runs therefore overlap as they do with the real scheduler.
 
 use crate::events::{Kind, Resource, TaskId, Tasks};
 use crate::exchange::{Ports, What, exchange, message};
@@ -14,25 +14,25 @@ use samite_sched::Plan;
 use samite_sched::order::Work as Action;
 use std::sync::Arc;
 
-/// The resource of the program, and of the host's processor.
+/// Resource of the program and of the host's processor.
 const HOST: Resource = 0;
-/// Bytes of a message besides what it carries.
+/// Bytes of a message besides its content.
 const HEADER: f64 = 64.0;
 
-/// Which machine a device of a plan is.
+/// Place of a plan's device.
 enum Seat {
     Host,
-    /// A processor on the host's memory.
+    /// A processor on host memory.
     Near(usize),
     Far(usize),
     Divided(Vec<usize>),
 }
 
-/// A plan whose devices were found in a cluster.
+/// A plan with its devices located in a cluster.
 pub(crate) struct Known<'a> {
     plan: &'a Plan,
     seats: Vec<Seat>,
-    /// By split: how its nodes are divided, if they are.
+    /// Partitions of the nodes of each split, if they are split.
     partitions: Vec<Option<Partition>>,
 }
 
@@ -74,7 +74,7 @@ impl<'a> Known<'a> {
         })
     }
 
-    /// Returns the machine of a device that has memory of its own.
+    /// Returns the machine of a device with its own memory.
     fn far(&self, device: usize) -> Option<usize> {
         match self.seats[device] {
             Seat::Far(number) => Some(number),
@@ -82,7 +82,7 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// Returns the device in whose memory a tensor lies.
+    /// Returns the device whose memory contains a tensor.
     fn origin(&self, tensor: TensorId) -> usize {
         let lowered = self.plan.lowered();
         let devices = self.plan.devices();
@@ -104,13 +104,13 @@ pub(crate) struct Drive<'a> {
     cluster: &'a Cluster,
     pub tasks: Tasks,
     ports: Ports,
-    /// What the program did last.
+    /// Last task of the program.
     host: Option<TaskId>,
-    /// By machine: what it was told last.
+    /// Last message to each machine.
     far: Vec<Option<TaskId>>,
-    /// By machine: bytes that go with its next message.
+    /// Bytes to send with the next message to each machine.
     pending: Vec<f64>,
-    /// By run of the present plan: what each action ended with.
+    /// By run of the current plan, the last task of each action.
     ended: Vec<Vec<Option<TaskId>>>,
 }
 
@@ -139,7 +139,7 @@ impl<'a> Drive<'a> {
         reached.ok_or_else(|| Error::invalid(format!("machine '{}' has no link", member.name)))
     }
 
-    /// Waits for everything: another plan comes.
+    /// Waits for everything, before another plan.
     pub fn join(&mut self) {
         let all = self.far.iter().copied().flatten().chain(self.host);
         let all: Vec<_> = all.collect();
@@ -147,7 +147,7 @@ impl<'a> Drive<'a> {
         self.ended.clear();
     }
 
-    /// Returns a message from the program to a machine.
+    /// Sends a message from the program to a machine.
     fn tell(&mut self, machine: usize, bytes: f64, waits: &[TaskId]) -> Result<TaskId> {
         let (_, link) = self.reached(machine)?;
         let to = Self::resource(machine);
@@ -155,16 +155,16 @@ impl<'a> Drive<'a> {
         let after = self.host.into_iter().chain(waits.iter().copied());
         let bytes = bytes + HEADER;
         let there = message(&mut self.tasks, &mut self.ports, &link, port, bytes, after);
-        // The program goes on when it was sent, which is two tasks before.
+        // The program continues after sending, which is two tasks before.
         self.host = Some(there - 2);
         let after = self.far[machine].into_iter().chain([there]);
-        // Machines do in order what they are told.
+        // Machines process messages in order.
         let there = self.tasks.add(to, Kind::Message, 0.0, 0.0, after);
         self.far[machine] = Some(there);
         Ok(there)
     }
 
-    /// Returns the program reads from a machine, and waits for it.
+    /// Makes the program read from a machine, and wait for it.
     fn read(&mut self, machine: usize, bytes: f64, waits: &[TaskId]) -> Result<TaskId> {
         let (through, link) = self.reached(machine)?;
         let from = Self::resource(machine);
@@ -181,7 +181,7 @@ impl<'a> Drive<'a> {
         Ok(there)
     }
 
-    /// Returns a copy between a card and the host, which the card makes.
+    /// Adds a copy between a card and the host, made by the card.
     fn over_the_bus(&mut self, machine: usize, bytes: f64, waits: &[TaskId]) -> Result<TaskId> {
         let (_, link) = self.reached(machine)?;
         let to = Self::resource(machine);
@@ -229,7 +229,7 @@ impl<'a> Drive<'a> {
         match from {
             Some(machine) if self.is_bus(machine) => {
                 let there = self.over_the_bus(machine, bytes, waits)?;
-                // Whoever needs it next waits for it.
+                // The next user of the data waits for it.
                 self.host = Some(self.tasks.add(HOST, Kind::Compute, 0.0, 0.0, [there]));
                 end = Some(there);
             }
@@ -258,7 +258,7 @@ impl<'a> Drive<'a> {
         Ok(end)
     }
 
-    /// Returns the program, or a processor of its machine, computes.
+    /// Adds a computation of the program or of a processor of its machine.
     fn near(&mut self, resource: Resource, seconds: f64, waits: &[TaskId]) -> TaskId {
         let after: Vec<_> = self.host.into_iter().chain(waits.iter().copied()).collect();
         let done = self.tasks.add(resource, Kind::Compute, seconds, 0.0, after);
@@ -373,8 +373,8 @@ impl<'a> Drive<'a> {
         }))
     }
 
-    /// One more run of a plan, in which a token sees so many others on average; `reads` says
-    /// whether the program reads the outputs.
+    /// Adds one more run of a plan, in which a token sees `seen` tokens on average. `reads` tells
+    /// if the program reads the outputs.
     pub fn run(&mut self, known: &Known<'_>, seen: f64, reads: bool) -> Result<()> {
         let run = self.ended.len();
         self.ended.push(Vec::new());
@@ -415,7 +415,7 @@ impl<'a> Drive<'a> {
     }
 }
 
-/// Seconds of nodes on a device.
+/// Returns the seconds that nodes take on a device.
 fn seconds(graph: &Graph, nodes: &[TensorId], device: &DeviceRates, seen: f64) -> Result<f64> {
     let mut sum = 0.0;
     for &id in nodes {

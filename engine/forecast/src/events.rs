@@ -1,26 +1,26 @@
-//! Tasks that take time of resources, played as events.
+//! Discrete-event simulation of tasks that occupy resources.
 //!
-//! A task begins when all that it comes after has ended (and what those have sent has arrived) and
-//! its resource is free; resources take tasks in the order in which they could begin. The same
-//! tasks give the same times.
+//! A task starts when all its predecessors have ended, what they sent has arrived, and its resource
+//! is free. Resources run tasks in the order in which these could start. The simulation is
+//! deterministic.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The number of a task.
+/// Number of a task.
 pub type TaskId = usize;
 
-/// What takes tasks one after the other: by number.
+/// Number of a resource, which runs one task at a time.
 pub type Resource = usize;
 
-/// What a task is, for the account of time.
+/// Kind of a task, for the time accounting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Computing.
     Compute,
-    /// The ends of a message.
+    /// Sending or receiving a message.
     Message,
-    /// Bytes on their way.
+    /// Bytes in transit.
     Transfer,
 }
 
@@ -28,10 +28,10 @@ struct Task {
     resource: Resource,
     kind: Kind,
     seconds: f64,
-    /// From its end until those after it may begin.
+    /// Delay from its end until its successors may start.
     delay: f64,
     waits: usize,
-    /// When it may begin, and because of which task.
+    /// Earliest start, and the task that determines it.
     ready: f64,
     because: Option<TaskId>,
     before: Vec<TaskId>,
@@ -44,34 +44,34 @@ pub struct Tasks {
     resources: usize,
 }
 
-/// Where the time of a resource went, in seconds.
+/// Time accounting of a resource, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Account {
-    /// It computed.
+    /// Time spent computing.
     pub compute: f64,
-    /// It sent or took messages, or waited for bytes on their way to it.
+    /// Time spent sending or receiving messages, or waiting for bytes in transit to it.
     pub link: f64,
-    /// When it was done with its last task.
+    /// End of its last task.
     pub end: f64,
 }
 
-/// What was played.
+/// Result of a simulation.
 #[derive(Clone, Debug)]
 pub struct Played {
-    /// By task: when it ended.
+    /// End of each task.
     pub ends: Vec<f64>,
-    /// By resource.
+    /// Accounts by resource.
     pub accounts: Vec<Account>,
 }
 
 impl Played {
-    /// When everything was done.
+    /// Returns the end of the last task.
     pub fn seconds(&self) -> f64 {
         self.ends.iter().copied().fold(0.0, f64::max)
     }
 }
 
-/// A time in the order of numbers.
+/// A time, ordered as a number.
 #[derive(PartialEq)]
 struct At(f64);
 
@@ -90,7 +90,7 @@ impl Ord for At {
 }
 
 impl Tasks {
-    /// Nothing to do.
+    /// Creates an empty list of tasks.
     pub fn new() -> Self {
         Self::default()
     }
@@ -98,7 +98,7 @@ impl Tasks {
     /// Adds a task of `seconds` on a resource, after others.
     ///
     /// # Panics
-    /// If one of `after` was not added before.
+    /// If one of `after` is not an earlier task.
     pub fn add(
         &mut self,
         resource: Resource,
@@ -127,17 +127,17 @@ impl Tasks {
         id
     }
 
-    /// How many there are.
+    /// Returns the number of tasks.
     pub fn len(&self) -> usize {
         self.tasks.len()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no tasks.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
 
-    /// Plays them.
+    /// Runs the simulation.
     pub fn play(mut self) -> Played {
         let mut ends = vec![0.0; self.tasks.len()];
         let mut accounts = vec![Account::default(); self.resources];
@@ -161,7 +161,7 @@ impl Tasks {
             let account = &mut accounts[resource];
             let start = time.max(account.end);
             let idle = start - account.end;
-            // It would have begun earlier, had it not waited for this.
+            // The task would have started earlier without waiting for this one.
             if let Some(last) = because.map(|last| &self.tasks[last])
                 && last.kind == Kind::Transfer
             {
@@ -215,7 +215,8 @@ mod tests {
         let played = tasks.play();
         assert_eq!(played.ends, [2.0, 4.0, 13.0, 15.0]);
         assert_eq!((one, both), (2, 3));
-        // 12 seconds for the first, one more for the second, which came while it computed.
+        // 12 seconds for the first, one more for the second, which arrived while the first
+        // computed.
         assert_eq!(
             played.accounts[1],
             Account {

@@ -1,10 +1,10 @@
-//! What members of a divided device do together, as tasks.
+//! Collective operations of the members of a split device, as tasks.
 
 use crate::events::{Kind, Resource, TaskId, Tasks};
 use crate::machines::{Algorithm, Link};
 use std::collections::BTreeMap;
 
-/// The resources of links: made when they are needed.
+/// Resources of links, created on first use.
 #[derive(Default)]
 pub(crate) struct Ports {
     next: Resource,
@@ -12,7 +12,7 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    /// Behind so many other resources.
+    /// Creates the ports after the first `first` resources.
     pub fn behind(first: Resource) -> Self {
         Ports {
             next: first,
@@ -20,11 +20,12 @@ impl Ports {
         }
     }
 
-    /// Where bytes from and to a machine go through a link.
-    fn of(&mut self, link: &Link, machine: Resource, is_back: bool) -> Resource {
-        let key = match link.shared {
-            true => (link.name.clone(), 0, false),
-            false => (link.name.clone(), machine, is_back),
+    /// Returns the resource for bytes to or from a machine over a link.
+    fn port(&mut self, link: &Link, machine: Resource, is_back: bool) -> Resource {
+        let key = if link.shared {
+            (link.name.clone(), 0, false)
+        } else {
+            (link.name.clone(), machine, is_back)
         };
         let next = &mut self.next;
         *self.known.entry(key).or_insert_with(|| {
@@ -34,8 +35,8 @@ impl Ports {
     }
 }
 
-/// Returns a message from one resource to another over the port of `machine`: both ends are busy
-/// with it. Gives the task after which it is there.
+/// Adds a message from one resource to another over the port of `machine`. Both ends are busy with
+/// it. Returns the task after which it has arrived.
 pub(crate) fn message(
     tasks: &mut Tasks,
     ports: &mut Ports,
@@ -44,7 +45,7 @@ pub(crate) fn message(
     bytes: f64,
     after: impl IntoIterator<Item = TaskId>,
 ) -> TaskId {
-    let port = ports.of(link, machine, from == machine);
+    let port = ports.port(link, machine, from == machine);
     let sent = tasks.add(from, Kind::Message, link.message, 0.0, after);
     let carried = tasks.add(
         port,
@@ -56,22 +57,22 @@ pub(crate) fn message(
     tasks.add(to, Kind::Message, link.message, 0.0, [carried])
 }
 
-/// More tasks than these that something comes after become one.
+/// Maximum number of predecessors. More are merged into one task.
 const FEW: usize = 4;
 
-/// What is exchanged.
+/// Kind of exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// All have numbers of this many bytes, and get their sum.
+    /// All members have numbers of this many bytes, and get their sum (all-reduce).
     Sum,
-    /// All have a part, and get the whole of this many bytes.
+    /// All members have a part, and get the whole of this many bytes (all-gather).
     Gather,
-    /// The first one has so many bytes, and all get them.
+    /// The first member has this many bytes, and all get them.
     Broadcast,
 }
 
-/// An exchange among members, each of which is a resource with its last task; these become what
-/// each has to do last.
+/// Adds an exchange among members. Each member is a resource with its last tasks, which are
+/// updated.
 pub(crate) fn exchange(
     tasks: &mut Tasks,
     ports: &mut Ports,
@@ -81,11 +82,11 @@ pub(crate) fn exchange(
     (what, bytes): (What, f64),
 ) {
     let n = members.len();
-    // A round: who sends how much to whom, all at the same time.
+    // Adds a round of simultaneous messages, given as senders, receivers and bytes.
     let mut round = |last: &mut [Vec<TaskId>], pairs: &[(usize, usize, f64)]| {
         let mut next: Vec<Vec<TaskId>> = last.to_vec();
         for &(from, to, bytes) in pairs {
-            // Each sends through its own port.
+            // Each member sends through its own port.
             let route = [members[from], members[to], members[from]];
             let after = last[from].iter().copied();
             next[to].push(message(tasks, ports, link, route, bytes, after));
@@ -112,7 +113,7 @@ pub(crate) fn exchange(
                 What::Sum => bytes,
                 _ => bytes / n as f64,
             };
-            // At each moment, each sends to another one.
+            // At each moment, each member sends to another one.
             let pairs: Vec<_> = (1..n)
                 .flat_map(|step| all(each, &move |from| (from + step) % n))
                 .collect();
@@ -144,8 +145,8 @@ pub(crate) fn exchange(
             }
         }
         (Algorithm::Doubling, What::Sum | What::Gather) => {
-            // Those beyond a power of two hand over what they have before, and get the result
-            // after.
+            // Members beyond a power of two hand over their data first, and get the result
+            // afterwards.
             let whole = 1 << n.ilog2();
             let beyond: Vec<_> = (whole..n).collect();
             let part = |members: usize| match what {
@@ -203,7 +204,8 @@ mod tests {
         tasks.play().ends.into_iter().fold(0.0, f64::max)
     }
 
-    /// Closed formulas: each round takes the latency and its bytes over the bandwidth.
+    /// Compares with closed formulas: each round takes the latency plus its bytes over the
+    /// bandwidth.
     #[test]
     fn exchanges_take_what_formulas_say() {
         use Algorithm::{Direct, Doubling, Ring};
@@ -218,7 +220,8 @@ mod tests {
             (Ring, Gather, 4, 3.0 * (10.0 + 6.0 / 2.0)),
             (Ring, Broadcast, 4, 3.0 * (10.0 + 24.0 / 2.0)),
             (Doubling, Sum, 8, 3.0 * (10.0 + 24.0 / 2.0)),
-            // The first one sends to the second, and then to the third while that is on its way.
+            // The first one sends to the second, and then to the third while that message is in
+            // transit.
             (Doubling, Sum, 3, 2.0 * (10.0 + 24.0 / 2.0) + 24.0 / 2.0),
             (Doubling, Gather, 4, 20.0 + (6.0 + 12.0) / 2.0),
             (Doubling, Broadcast, 4, 2.0 * (10.0 + 24.0 / 2.0)),

@@ -1,4 +1,4 @@
-//! Prompt and generation, and the answer.
+//! Forecast of prefill and decode.
 
 use crate::drive::{Drive, Known};
 use crate::events::Played;
@@ -8,64 +8,65 @@ use samite_sched::Plan;
 use serde::Serialize;
 use std::fmt;
 
-/// Tokens whose generation is played.
+/// Number of tokens whose decoding is simulated.
 const PLAYED_TOKENS: usize = 3;
 
-/// What is to be foretold.
+/// Workload to forecast.
 pub struct Task<'a> {
-    /// Plans of the micro-batches of a prompt in their order, each with the number of its tokens.
-    /// The same plan may stand there several times.
+    /// Plans of the micro-batches of a prompt in order, each with its number of tokens. A plan may
+    /// occur several times.
     pub prompt: Vec<(&'a Plan, usize)>,
-    /// The plan of a single token, and how many are generated.
+    /// The plan for decoding a single token, and the number of tokens.
     pub generation: Option<(&'a Plan, usize)>,
 }
 
-/// Where the time of a machine went, in seconds.
+/// Time accounting of a machine, in seconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Its name; `program` is what drives the others, and its processor.
+    /// Name of the machine. `program` is the process that drives the others, with its processor.
     pub machine: String,
-    /// It computed.
+    /// Time spent computing.
     pub compute: f64,
-    /// Messages: sent, taken, and on their way to it while it had nothing else to do.
+    /// Time for messages: sent, received, and in transit to it while it was otherwise idle.
     pub link: f64,
-    /// It had nothing to do.
+    /// Idle time.
     pub waiting: f64,
 }
 
-/// A prompt, or the generation of a token.
+/// Prefill, or decoding of a token.
 #[derive(Clone, Debug, Serialize)]
 pub struct Phase {
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: usize,
     /// Seconds for all of them.
     pub seconds: f64,
     /// Tokens per second.
     pub tokens_per_second: f64,
-    /// By machine, for all tokens.
+    /// Accounting by machine, for all tokens.
     pub machines: Vec<Row>,
 }
 
-/// What is foretold.
+/// Result of a forecast.
 #[derive(Clone, Debug, Serialize)]
 pub struct Forecast {
-    /// The prompt.
+    /// Prefill.
     pub prompt: Option<Phase>,
-    /// Generation behind the prompt.
+    /// Decoding after the prompt.
     pub generation: Option<Phase>,
 }
 
-/// Says how long a task takes on the machines of a cluster. The plans' devices have the names of
-/// its machines; `cpu` is the host's.
+/// Forecasts the duration of a workload on the machines of a cluster. The plans' devices have the
+/// names of the cluster's machines; `cpu` is the host's.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](samite_core::Error::InvalidArgument) for devices that are none of the
-/// machines, and for rates that the file does not have.
+/// [`Error::InvalidArgument`](samite_core::Error::InvalidArgument) for devices that are not in the
+/// cluster, and for rates missing in the file.
 pub fn forecast(cluster: &Cluster, task: &Task<'_>) -> Result<Forecast> {
     let before: usize = task.prompt.iter().map(|(_, tokens)| tokens).sum();
-    let prompt = match task.prompt.is_empty() {
-        true => None,
-        false => Some(prompt(cluster, &task.prompt)?),
+    let prompt = if task.prompt.is_empty() {
+        None
+    } else {
+        Some(prompt(cluster, &task.prompt)?)
     };
     let generation = task
         .generation
@@ -88,7 +89,7 @@ fn prompt(cluster: &Cluster, pieces: &[(&Plan, usize)]) -> Result<Phase> {
                 Known::new(plan, cluster)?
             }
         };
-        // Each token sees those before it, and itself.
+        // Each token sees the earlier ones and itself.
         let seen = before as f64 + (tokens + 1) as f64 / 2.0;
         let is_last = number + 1 == pieces.len();
         drive.run(&known, seen, is_last)?;
@@ -103,7 +104,7 @@ fn generation(cluster: &Cluster, plan: &Plan, before: usize, tokens: usize) -> R
     let known = Known::new(plan, cluster)?;
     let mut drive = Drive::new(cluster);
     let played = tokens.clamp(1, PLAYED_TOKENS);
-    // Time grows evenly with what is seen: that of the token in the middle is the mean.
+    // Time grows linearly with the number of tokens seen, so that of the middle token is the mean.
     let seen = before as f64 + (tokens + 1) as f64 / 2.0;
     for _ in 0..played {
         drive.run(&known, seen, true)?;

@@ -1,25 +1,26 @@
-//! How fast a plan would run on machines that are not there.
+//! Forecast of a plan's speed on machines that are not available.
 //!
 //! A file describes machines: their devices with measured rates, and the links between them
-//! ([`Cluster`]). Each device becomes a [paper device](paper()), which takes part in planning as a
-//! real one would and has no memory, so the plan is that of the scheduler itself, and the division
-//! of tensors that of the meta device. From plan and rates the crate makes a graph of
-//! [tasks](events), each of which takes some time of one resource (a device, a link, the program
-//! that drives the others), and plays it as events. The [`Forecast`] says seconds, and where they
-//! went.
+//! ([`Cluster`]). Each device becomes a [paper device](paper()), which takes part in planning like
+//! a real one but has no memory. The plan is therefore that of the real scheduler, and the
+//! splitting of tensors that of the meta device. From plan and rates the crate builds a graph of
+//! [tasks](events) that each occupy one resource (a device, a link, the program that drives the
+//! others) for some time, and simulates it. The [`Forecast`] contains the total time and its
+//! breakdown.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `machines` | the file, and what is wrong with it |
-//! | `paper` | devices for plans only |
-//! | `work` | products, attention and bytes of a node, and how long a device takes for them |
+//! | `machines` | the cluster file and its errors |
+//! | `paper` | devices that exist only in plans |
+//! | `work` | products, attention and bytes of a node, and the time that a device takes for them |
 //! | `events` | tasks, resources and time |
-//! | `exchange` | what members of a divided device do together, as tasks |
-//! | `drive` | a plan as tasks: copies, splits, messages, runs that overlap |
-//! | `forecast` | prompt and generation, and the answer |
+//! | `exchange` | collective operations of a split device's members, as tasks |
+//! | `drive` | a plan as tasks: copies, splits, messages, overlapping runs |
+//! | `forecast` | prefill and decode, and the result |
 //!
-//! It knows nothing of models: whoever asks brings the plans. Rates are of whole devices, measured
-//! with all of their threads; what a model's first run costs, loading and sampling are left out.
+//! The crate does not know models: the caller provides the plans. Rates are those of whole devices,
+//! measured with all of their threads. The forecast excludes the cost of a model's first run,
+//! loading and sampling.
 
 #![forbid(unsafe_code)]
 

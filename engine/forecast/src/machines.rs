@@ -1,4 +1,4 @@
-//! The file that describes machines.
+//! Cluster file, which describes the machines.
 
 use samite_core::{DType, Error, Result};
 use serde::de::Error as _;
@@ -7,23 +7,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use toml::Spanned;
 
-/// Most machines of a file.
-const MOST_MACHINES: usize = 4096;
+/// Maximum number of machines in a file.
+const MAX_MACHINES: usize = 4096;
 
-/// A number above 0.
+/// A positive number.
 #[derive(Clone, Copy, Debug)]
 struct Positive(f64);
 
-/// A number of at least 0.
+/// A non-negative number.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seconds(f64);
 
 impl<'de> Deserialize<'de> for Positive {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         let number = f64::deserialize(from)?;
-        match number.is_finite() && number > 0.0 {
-            true => Ok(Positive(number)),
-            false => Err(D::Error::custom("must be a number above 0")),
+        if number.is_finite() && number > 0.0 {
+            Ok(Positive(number))
+        } else {
+            Err(D::Error::custom("must be a number above 0"))
         }
     }
 }
@@ -31,9 +32,10 @@ impl<'de> Deserialize<'de> for Positive {
 impl<'de> Deserialize<'de> for Seconds {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         let number = f64::deserialize(from)?;
-        match number.is_finite() && number >= 0.0 {
-            true => Ok(Seconds(number)),
-            false => Err(D::Error::custom("must be seconds: 0, or a number above it")),
+        if number.is_finite() && number >= 0.0 {
+            Ok(Seconds(number))
+        } else {
+            Err(D::Error::custom("must be seconds: 0, or a number above it"))
         }
     }
 }
@@ -105,54 +107,53 @@ struct ExchangeForm {
     algorithm: Algorithm,
 }
 
-/// How the program reaches a device of another machine or card.
+/// Access of the program to a device of another machine or card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Through {
-    /// A bus of the same machine, with memory of its own behind it: a GPU.
+    /// A bus of the same machine, to a GPU with its own memory.
     Bus,
-    /// ggml's RPC protocol: a message for each tensor that is written, each run, and each tensor
-    /// that is read.
+    /// ggml's RPC protocol: a message for each tensor written, each run, and each tensor read.
     Rpc,
-    /// The remote mode: a message there and one back for each step.
+    /// The remote mode: one message in each direction per step.
     Remote,
 }
 
-/// How members of a divided device exchange what they have.
+/// Exchange algorithm of the members of a split device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Algorithm {
-    /// Each sends what it has to each other: as samite's communicators do.
+    /// Each member sends its data to each other member, as samite's communicators do.
     Direct,
-    /// Parts go round in a ring, twice for a sum.
+    /// Parts travel around a ring, twice for a sum.
     Ring,
     /// Pairs at distances of 1, 2, 4 and so on.
     Doubling,
 }
 
-/// How fast a device works with matrices of one type.
+/// Speed of a device with matrices of one type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TypeRates {
-    /// Bytes of such a matrix that are read in a second where it is multiplied with one column.
+    /// Bytes of a matrix read per second in products with one column.
     pub read: f64,
-    /// Multiply-adds in a second where it is multiplied with many.
+    /// Multiply-adds per second in products with many columns.
     pub products: f64,
 }
 
-/// How fast a device works.
+/// Speed of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceRates {
-    /// Its name in the file.
+    /// Name in the file.
     pub name: String,
     /// Bytes of memory.
     pub memory: usize,
-    /// Bytes of intermediate results that are read or written in a second.
+    /// Bytes of intermediate results read or written per second.
     pub results: f64,
-    /// Multiply-adds of attention in a second.
+    /// Multiply-adds of attention per second.
     pub attention: f64,
-    /// Seconds that each operation takes besides.
+    /// Additional seconds per operation.
     pub operation: f64,
-    /// By type of matrices.
+    /// Speed by matrix type.
     pub types: BTreeMap<DType, TypeRates>,
 }
 
@@ -160,8 +161,8 @@ impl DeviceRates {
     /// Returns the rates of a type.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the file does not say.
-    pub fn of(&self, dtype: DType) -> Result<TypeRates> {
+    /// [`Error::InvalidArgument`] if the file does not contain them.
+    pub fn rates_for(&self, dtype: DType) -> Result<TypeRates> {
         self.types.get(&dtype).copied().ok_or_else(|| {
             Error::invalid(format!(
                 "[devices.{0}] does not say how fast matrices of type {dtype} are: add [devices.{0}.types.{dtype}] with read and products",
@@ -171,55 +172,54 @@ impl DeviceRates {
     }
 }
 
-/// What connects machines.
+/// Link between machines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
-    /// Its name in the file.
+    /// Name in the file.
     pub name: String,
-    /// Seconds one way, for the smallest message.
+    /// Latency of the smallest message in one direction, in seconds.
     pub latency: f64,
-    /// Bytes in a second.
+    /// Bytes per second.
     pub bandwidth: f64,
     /// Seconds that each end is busy with a message, whatever its size.
     pub message: f64,
-    /// True if all that is sent shares the bandwidth; otherwise each machine has so much in each
-    /// direction.
+    /// True if all messages share the bandwidth. Otherwise each machine has it in each direction.
     pub shared: bool,
 }
 
 /// One machine.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Its name; with a number, if there are several of a kind.
+    /// Name, with a number if there are several of a kind.
     pub name: String,
     /// Its device.
     pub device: Arc<DeviceRates>,
-    /// How the program reaches it; `None` if it is a processor of the program's own machine, or
+    /// Access of the program to it. `None` if it is a processor of the program's own machine, or
     /// runs the program itself.
     pub reached: Option<(Through, Arc<Link>)>,
 }
 
-/// How members of a divided device exchange.
+/// Exchange of the members of a split device.
 #[derive(Clone, Debug)]
 pub struct Exchange {
-    /// Over what.
+    /// Link used.
     pub link: Arc<Link>,
-    /// How.
+    /// Algorithm used.
     pub algorithm: Algorithm,
 }
 
-/// Machines with what connects them.
+/// Machines and the links between them.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    /// The processor of the machine that the program runs on, which has what the others do not.
+    /// Processor of the program's machine, which computes whatever the others cannot.
     pub host: Arc<DeviceRates>,
     /// The machines, in order of preference.
     pub members: Vec<Member>,
-    /// How they exchange, where tensors are divided.
+    /// Exchange of the machines, if tensors are split.
     pub exchange: Option<Exchange>,
 }
 
-/// Finds lines.
+/// Text of a file, for line numbers.
 struct Source<'a> {
     file: &'a str,
     text: &'a str,
@@ -250,9 +250,10 @@ fn named<'m, T>(
 ) -> Result<&'m Arc<T>> {
     map.get(name.get_ref()).ok_or_else(|| {
         let known: Vec<_> = map.keys().map(|name| format!("[{kind}.{name}]")).collect();
-        let known = match known.is_empty() {
-            true => "nothing".to_owned(),
-            false => known.join(", "),
+        let known = if known.is_empty() {
+            "nothing".to_owned()
+        } else {
+            known.join(", ")
         };
         source.wrong(
             name.span().start,
@@ -265,10 +266,10 @@ fn named<'m, T>(
 }
 
 impl Cluster {
-    /// Reads the text of a file called `file`.
+    /// Parses the text of a file called `file`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] with the line that is wrong, and what it must be.
+    /// [`Error::InvalidArgument`] with the invalid line, and what is expected there.
     pub fn parse(file: &str, text: &str) -> Result<Self> {
         let source = Source { file, text };
         let form: FileForm = toml::from_str(text).map_err(|error| {
@@ -335,8 +336,8 @@ impl Cluster {
                 }
             };
             let count = *machine.count.get_ref();
-            if count == 0 || count > MOST_MACHINES {
-                let message = format!("count must be from 1 to {MOST_MACHINES}");
+            if count == 0 || count > MAX_MACHINES {
+                let message = format!("count must be from 1 to {MAX_MACHINES}");
                 return Err(source.wrong(machine.count.span().start, message));
             }
             for number in 0..count {
@@ -363,8 +364,8 @@ impl Cluster {
                 });
             }
         }
-        if members.is_empty() || members.len() > MOST_MACHINES {
-            let message = format!("there must be 1 to {MOST_MACHINES} machines");
+        if members.is_empty() || members.len() > MAX_MACHINES {
+            let message = format!("there must be 1 to {MAX_MACHINES} machines");
             return Err(source.wrong(text.len(), message));
         }
         let exchange = form
@@ -383,7 +384,7 @@ impl Cluster {
         })
     }
 
-    /// Returns the rates of a device by the name that it has in plans.
+    /// Returns the index of the machine with this name in plans.
     pub(crate) fn member(&self, name: &str) -> Option<usize> {
         self.members.iter().position(|member| member.name == name)
     }
@@ -429,11 +430,11 @@ algorithm = "ring"
         assert_eq!(names, ["node0", "node1", "node2"]);
         let device = &cluster.members[2].device;
         assert_eq!((device.memory, device.operation), (8_000_000_000, 1e-6));
-        assert_eq!(device.of(DType::Q4_0).unwrap().products, 200e9);
+        assert_eq!(device.rates_for(DType::Q4_0).unwrap().products, 200e9);
         let (through, link) = cluster.members[0].reached.as_ref().unwrap();
         assert_eq!((*through, link.bandwidth), (Through::Remote, 117e6));
         assert_eq!(cluster.exchange.unwrap().algorithm, Algorithm::Ring);
-        let missing = device.of(DType::F16).unwrap_err().to_string();
+        let missing = device.rates_for(DType::F16).unwrap_err().to_string();
         assert!(missing.contains("[devices.small.types.f16]"), "{missing}");
     }
 

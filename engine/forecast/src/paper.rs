@@ -1,4 +1,4 @@
-//! Devices for plans only.
+//! Devices that exist only in plans.
 
 use crate::machines::Through;
 use samite_core::{
@@ -8,9 +8,9 @@ use samite_core::{
 };
 use std::sync::Arc;
 
-/// Returns a device called `name` that plans as `like` does, and has `bytes` of memory but none
-/// that could be used. What is reached through something has memory of its own; otherwise it works
-/// on the host's.
+/// Returns a device called `name` that plans like `like`, with `bytes` of memory that cannot be
+/// used. A device that is reached `through` something has its own memory. Otherwise it works on
+/// host memory.
 pub fn paper(
     like: &Arc<dyn Device>,
     name: &str,
@@ -24,7 +24,7 @@ pub fn paper(
             inner,
         })
     };
-    // All that compute on the host's memory have the same.
+    // All devices on host memory share it.
     let own = match through {
         Some(_) => memory(like.buffer_type(), ""),
         None => like.buffer_type(),
@@ -82,14 +82,15 @@ impl Delegate for Paper {
     }
 
     fn check_free(&self, bytes: usize, what: &str) -> Result<()> {
-        match bytes <= self.bytes {
-            true => Ok(()),
-            false => Err(Error::OutOfMemory {
+        if bytes <= self.bytes {
+            Ok(())
+        } else {
+            Err(Error::OutOfMemory {
                 device: self.name.as_str().into(),
                 what: what.to_owned().into(),
                 asked: bytes,
                 free: Some(self.bytes),
-            }),
+            })
         }
     }
 
@@ -160,7 +161,7 @@ impl Paper {
     }
 }
 
-/// Memory with another's sizes, and no bytes.
+/// Memory type with the sizes of another one, and no bytes.
 #[derive(Debug)]
 struct PaperMemory {
     name: String,

@@ -1,14 +1,14 @@
-//! What a node of a graph costs.
+//! Cost of a graph node.
 
 use crate::machines::DeviceRates;
 use samite_core::{DType, Layout, Node, Op, Result};
 
-/// What a node of a graph has to do.
+/// Amount of work of a graph node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// For products: the type of the matrix, its bytes that are read, and multiply-adds.
+    /// For products: type of the matrix, its bytes read, and multiply-adds.
     pub product: Option<(DType, f64, f64)>,
-    /// For attention: type of the keys, bytes of keys and values that are read, and multiply-adds.
+    /// For attention: type of the keys, bytes of keys and values read, and multiply-adds.
     pub attention: Option<(DType, f64, f64)>,
     /// Bytes of other operands and of the result.
     pub results: f64,
@@ -20,8 +20,8 @@ fn tightly(layout: &Layout) -> f64 {
     layout.elements() as f64 * dtype.block_bytes() as f64 / dtype.block_len() as f64
 }
 
-/// Returns the work of a node; nothing for leaves and views. `seen` is how many tokens of a cache
-/// each token looks at, on average, if it has so many cells.
+/// Returns the work of a node, or `None` for leaves and views. `seen` is the average number of
+/// cached tokens that each token attends to, limited by the number of cells.
 pub fn work(node: Node<'_>, seen: f64) -> Option<Work> {
     let op = node.op();
     if matches!(op, Op::Leaf) || op.is_view() {
@@ -68,9 +68,9 @@ pub fn work(node: Node<'_>, seen: f64) -> Option<Work> {
             }
         }
         Op::FlashAttn { .. } => {
-            // Kernels leave out what is masked.
+            // Kernels skip masked keys.
             let visible = (seen / extent(1, 1).max(1.0)).min(1.0);
-            // Scores, and sums of values.
+            // Scores, and weighted sums of values.
             let products =
                 elements(0) * extent(1, 1) + node.layout().elements() as f64 * extent(2, 1);
             Work {
@@ -83,12 +83,12 @@ pub fn work(node: Node<'_>, seen: f64) -> Option<Work> {
                 ..Work::default()
             }
         }
-        // Of the table, the rows that are named.
+        // Only the selected rows of the table.
         Op::GetRows => Work {
             results: 2.0 * result,
             ..Work::default()
         },
-        // The result is what is written to, of which that is a part.
+        // The result is the written tensor, but the node writes only a part of it.
         _ if node.tensor().written().next().is_some() => Work {
             results: 2.0 * bytes(0),
             ..Work::default()
@@ -106,18 +106,18 @@ pub fn work(node: Node<'_>, seen: f64) -> Option<Work> {
 }
 
 impl Work {
-    /// Seconds on a device.
+    /// Returns the seconds that the work takes on a device.
     ///
     /// # Errors
-    /// If the file does not say how fast it is with matrices of a type.
+    /// If the file does not contain the speed for a matrix type.
     pub fn seconds(&self, device: &DeviceRates) -> Result<f64> {
         let mut seconds = device.operation + self.results / device.results;
         if let Some((dtype, bytes, products)) = self.product {
-            let rates = device.of(dtype)?;
+            let rates = device.rates_for(dtype)?;
             seconds += (bytes / rates.read).max(products / rates.products);
         }
         if let Some((dtype, bytes, products)) = self.attention {
-            let read = device.of(dtype)?.read;
+            let read = device.rates_for(dtype)?.read;
             seconds += (bytes / read).max(products / device.attention);
         }
         Ok(seconds)
@@ -162,7 +162,7 @@ mod tests {
             operation: 0.5,
             types: [(DType::Q4_0, TypeRates { read, products })].into(),
         };
-        // Reading is slower, then multiplying.
+        // First reading is the limit, then multiplying.
         close(found.seconds(&rates(576.0, 1e9)).unwrap(), 0.5 + 1.0 + 2.0);
         close(
             found.seconds(&rates(1e9, 1024.0)).unwrap(),

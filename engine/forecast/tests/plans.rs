@@ -119,7 +119,7 @@ fn rpc_sends_a_message_for_each_thing() {
     let plan = chain(&devices(&cluster), 1, 1);
     // The input, the run, and the question for the result follow each other: the program is busy
     // with each for a while, the machine takes the second and third while the first one is done,
-    // then computes. The question waits behind the run's second.
+    // then computes. The question waits after the run's second.
     let last_of_run = 10.0 + 0.25 * 3.0;
     let answer = 10.0 + 0.5;
     let found = generation(&cluster, &plan);

@@ -1,11 +1,11 @@
 //! Finds and lists samite's backends and devices.
 //!
-//! A [`Registry`] is a value: an application makes one, adds backends of its own if it has any, and
-//! asks for devices by name, by kind, or for the best ones. There is no global state, and making a
+//! A [`Registry`] is a value. An application creates one, optionally adds its own backends, and
+//! looks up devices by name or kind, or the best ones. There is no global state, and creating a
 //! registry starts no work on any device.
 //!
-//! Each device that comes with samite is a feature of this crate: `blas`, `cpu`, `ggml`, `meta`,
-//! `ranks`, `reference`, `remote`, `rpc`, `wgpu`. All but `remote` and `wgpu` are on by default.
+//! Each built-in device is a feature of this crate: `blas`, `cpu`, `ggml`, `meta`, `ranks`,
+//! `reference`, `remote`, `rpc`, `wgpu`. All except `remote` and `wgpu` are on by default.
 
 #![forbid(unsafe_code)]
 

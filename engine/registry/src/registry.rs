@@ -1,29 +1,29 @@
-//! The list of backends, and questions about it.
+//! List of backends, and device lookup.
 
 use samite_core::{Backend, Device, DeviceKind, Error, Parameters, Rejected};
 use std::sync::Arc;
 
-/// A device that does not exist, or a list of devices that makes no sense.
+/// An unknown device, or an invalid list of devices.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegistryError {
     /// No device has this name.
     #[error("there is no device '{name}'; there are: {known}{}", reasons.as_ref().map_or(String::new(), |r| format!(" ({r})")))]
     UnknownDevice {
-        /// What was asked for.
+        /// Requested name.
         name: String,
-        /// The devices that exist.
+        /// Available devices.
         known: String,
-        /// What the user named and cannot be used, and why the backend of that name has no such
-        /// device.
+        /// Rejected devices that the user named, and reasons why the backend with this name does
+        /// not have the device.
         reasons: Option<String>,
     },
     /// A device is named twice.
     #[error("device '{0}' is named twice")]
     Duplicate(String),
-    /// Parameters that a device does not have, or that belong to none.
+    /// Parameters that a device does not have, or that belong to no device.
     #[error("{0}")]
     Parameters(String),
-    /// Nothing that counts as a default is there.
+    /// No device qualifies as a default.
     #[error("there is no device to take by default{0}: name one")]
     NoDefault(String),
     /// No device is named.
@@ -37,11 +37,11 @@ impl From<Error> for RegistryError {
     }
 }
 
-/// The environment variable with backends that are not loaded, separated by `,`: see
-/// [`BuiltIn::disable`].
+/// Name of the environment variable with a comma-separated list of backends that are not loaded:
+/// see [`BuiltIn::disable`].
 pub const DISABLE_VARIABLE: &str = "SAMITE_DISABLE";
 
-/// The backends that come with samite, named as their features, and whether this build has them.
+/// Built-in backends, named like their features, and whether this build contains them.
 const BUILT: [(&str, bool); 7] = [
     ("blas", cfg!(feature = "blas")),
     ("cpu", cfg!(feature = "cpu")),
@@ -56,36 +56,36 @@ fn backend_names() -> impl Iterator<Item = &'static str> {
     BUILT.into_iter().map(|(name, _)| name)
 }
 
-/// Options of the backends that come with samite.
+/// Options of the built-in backends.
 #[derive(Clone, Debug, Default)]
 pub struct BuiltIn {
-    /// Names of backends that are left out, see [`BuiltIn::disable`].
+    /// Names of disabled backends, see [`BuiltIn::disable`].
     pub disabled: Vec<String>,
-    /// The CPU device.
+    /// Options of the CPU device.
     #[cfg(feature = "cpu")]
     pub cpu: samite_cpu::CpuOptions,
-    /// ggml's plugins. By default, none are looked for.
+    /// Options of ggml's plugins. By default, no plugins are loaded.
     #[cfg(all(any(unix, windows), feature = "ggml"))]
     pub ggml: samite_ggml::GgmlOptions,
-    /// Addresses of servers that speak ggml's RPC protocol, whose devices are used.
+    /// Addresses of servers with ggml's RPC protocol, whose devices are used.
     #[cfg(feature = "rpc")]
     pub rpc: Vec<String>,
-    /// How they are reached.
+    /// Connection options for these servers.
     #[cfg(feature = "rpc")]
     pub rpc_client: samite_rpc::ClientOptions,
-    /// Addresses of samite's own servers, such as `samite://192.168.0.7:50053#5d41…`, whose devices
-    /// are used.
+    /// Addresses of samite servers, such as `samite://192.168.0.7:50053#5d41…`, whose devices are
+    /// used.
     #[cfg(feature = "remote")]
     pub remote: Vec<String>,
-    /// How they are reached.
+    /// Connection options for these servers.
     #[cfg(feature = "remote")]
     pub remote_client: samite_remote::RemoteOptions,
 }
 
 impl BuiltIn {
-    /// Leaves out the backends of a comma-separated list: `blas`, `cpu`, `ggml`, `reference`,
-    /// `remote`, `rpc`, `wgpu`, or one of ggml's plugins by the name of its file, such as `vulkan`
-    /// or `ggml:cpu`. Nothing of them is loaded, not even to try it.
+    /// Disables the backends of a comma-separated list: `blas`, `cpu`, `ggml`, `reference`,
+    /// `remote`, `rpc`, `wgpu`, or one of ggml's plugins by its file name, such as `vulkan` or
+    /// `ggml:cpu`. Nothing of them is loaded, not even for a trial.
     pub fn disable(&mut self, list: &str) {
         let names = list.split(',').map(str::trim);
         for name in names.filter(|name| !name.is_empty()) {
@@ -103,7 +103,8 @@ impl BuiltIn {
     }
 }
 
-/// What to say of names that are to be disabled and that no backend has, where `plugins` were met.
+/// Returns a message about disabled names that no backend or plugin has. `plugins` are the plugins
+/// found.
 fn unknown(disabled: &[String], plugins: &[String]) -> Option<String> {
     let is_known = |name: &str| {
         let plugin = match name.split_at_checked(5) {
@@ -136,7 +137,7 @@ fn unknown(disabled: &[String], plugins: &[String]) -> Option<String> {
     ))
 }
 
-/// A device that was registered by itself.
+/// Backend of a device that was registered on its own.
 struct Single([Arc<dyn Device>; 1]);
 
 impl Backend for Single {
@@ -152,8 +153,8 @@ impl Backend for Single {
 /// A device and its backend.
 type Found<'a> = (&'a Arc<dyn Backend>, &'a Arc<dyn Device>);
 
-/// How many reasons an error names before the rest is counted.
-const MOST_REASONS: usize = 3;
+/// Maximum number of reasons in an error. Others are counted.
+const MAX_REASONS: usize = 3;
 
 /// All backends of an application.
 #[derive(Clone, Default)]
@@ -168,8 +169,8 @@ impl Registry {
         Self::default()
     }
 
-    /// Returns the backends that come with samite, as far as the crate's features have them. A new
-    /// one is one more line here.
+    /// Returns a registry of the built-in backends that the crate's features enable. A new backend
+    /// is one more line here.
     pub fn built_in(options: BuiltIn) -> Self {
         let BuiltIn { disabled, .. } = &options;
         let used = |name: &str| !disabled.iter().any(|d| d.eq_ignore_ascii_case(name));
@@ -211,8 +212,8 @@ impl Registry {
         }
     }
 
-    /// Adds a backend. Its devices are preferred after those of the same kind that are there
-    /// already. One that is there is not added again.
+    /// Adds a backend. Its devices rank after existing ones of the same kind. Does nothing if the
+    /// backend is already registered.
     pub fn register(&mut self, backend: Arc<dyn Backend>) {
         if !self
             .backends
@@ -223,37 +224,37 @@ impl Registry {
         }
     }
 
-    /// Adds a device by itself, as a backend of its name. One that is there is not added again.
+    /// Adds a device on its own, as a backend with its name. Does nothing if the device is already
+    /// registered.
     pub fn register_device(&mut self, device: Arc<dyn Device>) {
         if !self.devices().any(|known| Arc::ptr_eq(known, &device)) {
             self.register(Arc::new(Single([device])));
         }
     }
 
-    /// Takes out the backend called `name`, in any mixture of upper and lower case. Whoever has a
-    /// device of it keeps that.
+    /// Removes the backend called `name`, ignoring case. Devices in use stay valid.
     pub fn unregister(&mut self, name: &str) -> Option<Arc<dyn Backend>> {
-        let is_meant = |backend: &Arc<dyn Backend>| backend.name().eq_ignore_ascii_case(name);
-        let at = self.backends.iter().position(is_meant)?;
+        let has_name = |backend: &Arc<dyn Backend>| backend.name().eq_ignore_ascii_case(name);
+        let at = self.backends.iter().position(has_name)?;
         Some(self.backends.remove(at))
     }
 
-    /// Backends of samite's that [`BuiltIn::disabled`] left out.
+    /// Returns the built-in backends that [`BuiltIn::disabled`] excluded.
     pub fn disabled(&self) -> &[String] {
         &self.disabled
     }
 
-    /// All backends in order of registration.
+    /// Returns all backends, in order of registration.
     pub fn backends(&self) -> &[Arc<dyn Backend>] {
         &self.backends
     }
 
-    /// All devices.
+    /// Iterates over all devices.
     pub fn devices(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
         self.backends.iter().flat_map(|backend| backend.devices())
     }
 
-    /// All devices of one kind.
+    /// Iterates over all devices of one kind.
     pub fn devices_of_kind(&self, kind: DeviceKind) -> impl Iterator<Item = &Arc<dyn Device>> {
         self.devices().filter(move |device| device.kind() == kind)
     }
@@ -267,9 +268,9 @@ impl Registry {
 
     /// Returns the device called `name` and its backend.
     fn find(&self, name: &str) -> Result<Found<'_>, RegistryError> {
-        // The backend of that name first: others may have to load libraries to know their devices.
-        let is_meant = |backend: &&Arc<dyn Backend>| backend.name().eq_ignore_ascii_case(name);
-        let first = self.backends.iter().filter(is_meant);
+        // The backend of that name first: others may have to load libraries to list their devices.
+        let has_name = |backend: &&Arc<dyn Backend>| backend.name().eq_ignore_ascii_case(name);
+        let first = self.backends.iter().filter(has_name);
         first
             .chain(&self.backends)
             .flat_map(|backend| {
@@ -286,54 +287,54 @@ impl Registry {
             })
     }
 
-    /// What was named and cannot be used, then what a backend by whose name `name` begins could not
-    /// use.
+    /// Returns the reasons for named devices that cannot be used, then those of the backend whose
+    /// name is a prefix of `name`.
     fn reasons(&self, name: &str) -> Option<String> {
-        let is_asked = |backend: &str| {
+        let is_requested = |backend: &str| {
             let (start, _) = name.split_once(':').unwrap_or((name, ""));
             let start = start.trim_end_matches(|c: char| c.is_ascii_digit());
             start.eq_ignore_ascii_case(backend)
         };
-        if let Some((feature, _)) = BUILT.iter().find(|(name, has)| !has && is_asked(name)) {
+        if let Some((feature, _)) = BUILT.iter().find(|(name, has)| !has && is_requested(name)) {
             return Some(format!(
                 "{feature} is not part of this build, which needs --features {feature} for it"
             ));
         }
-        let disabled = self.disabled.iter().filter(|name| is_asked(name));
+        let disabled = self.disabled.iter().filter(|name| is_requested(name));
         let mut reasons: Vec<_> = disabled.map(|name| format!("{name} is disabled")).collect();
         let mut rejected: Vec<_> = self
             .backends
             .iter()
             .flat_map(|backend| {
-                let asked = is_asked(backend.name());
+                let asked = is_requested(backend.name());
                 let rejected = backend.rejected().into_iter();
                 rejected.filter(move |rejected| rejected.named || asked)
             })
             .collect();
         rejected.sort_by_key(|rejected| !rejected.named);
         reasons.extend(rejected.iter().map(|r| format!("{}: {}", r.what, r.why)));
-        let more = reasons.len().saturating_sub(MOST_REASONS);
-        reasons.truncate(MOST_REASONS);
+        let more = reasons.len().saturating_sub(MAX_REASONS);
+        reasons.truncate(MAX_REASONS);
         if more > 0 {
             reasons.push(format!("and {more} more"));
         }
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
-    /// Returns the device called `name`, in any mixture of upper and lower case.
+    /// Returns the device called `name`, ignoring case.
     ///
     /// # Errors
-    /// [`RegistryError::UnknownDevice`], with the devices that exist, and why there are no more of
-    /// that backend.
+    /// [`RegistryError::UnknownDevice`], with the available devices, and the reasons why that
+    /// backend has no more.
     pub fn device(&self, name: &str) -> Result<&Arc<dyn Device>, RegistryError> {
         Ok(self.find(name)?.1)
     }
 
-    /// What computes what other devices refuse, on memory of the host: the CPU, and for what that
-    /// has no kernels for, the reference device.
+    /// Returns the fallback devices for refused operations, on host memory: the CPU, followed by
+    /// the reference device for operations without CPU kernels.
     ///
     /// # Errors
-    /// [`RegistryError::UnknownDevice`], if there is no CPU device.
+    /// [`RegistryError::UnknownDevice`] if there is no CPU device.
     pub fn fallbacks(&self) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
         Ok(vec![
             Arc::clone(self.device("cpu")?),
@@ -345,11 +346,11 @@ impl Registry {
         ])
     }
 
-    /// Returns the device called `name`, as `parameters` say. With parameters, it is another one
-    /// than [`device`](Registry::device) returns.
+    /// Returns the device called `name`, configured with `parameters`. With parameters, it differs
+    /// from the device that [`device`](Registry::device) returns.
     ///
     /// # Errors
-    /// [`RegistryError::UnknownDevice`]; [`RegistryError::Parameters`] for parameters that it does
+    /// [`RegistryError::UnknownDevice`]. [`RegistryError::Parameters`] for parameters that it does
     /// not have.
     pub fn init_by_name(
         &self,
@@ -363,19 +364,20 @@ impl Registry {
                 device.name()
             );
         }
-        match parameters.is_empty() {
-            true => Ok(Arc::clone(device)),
-            false => Ok(backend.configure(device, parameters)?),
+        if parameters.is_empty() {
+            Ok(Arc::clone(device))
+        } else {
+            Ok(backend.configure(device, parameters)?)
         }
     }
 
-    /// Returns the devices of a comma-separated list such as `blas,cpu:threads=4`, in its order:
-    /// `name`, or `name:key=value,key=value` with parameters. `auto` stands for
+    /// Returns the devices of a comma-separated list such as `blas,cpu:threads=4`, in its order.
+    /// Items are `name`, or `name:key=value,key=value` with parameters. `auto` means
     /// [`automatic`](Registry::automatic).
     ///
     /// # Errors
     /// [`RegistryError`] for unknown and repeated names, for parameters that a device does not
-    /// have, for an empty list, and where `auto` finds nothing or does not stand alone.
+    /// have, for an empty list, and if `auto` finds nothing or is not the only item.
     pub fn parse(&self, list: &str) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
         if list.trim().eq_ignore_ascii_case("auto") {
             let devices = self.automatic();
@@ -408,9 +410,9 @@ impl Registry {
         }
     }
 
-    /// Returns the devices to use when nothing is said, most wanted first: GPUs, or else integrated
-    /// ones, and the CPU. Of two views of one physical device, the first counts. Accelerators on
-    /// host memory are left out: samite's own CPU kernels are the faster default.
+    /// Returns the default devices, in order of preference: GPUs, or else integrated ones, and the
+    /// CPU. Of two views of one physical device, the first counts. Accelerators on host memory are
+    /// excluded: samite's own CPU kernels are the faster default.
     pub fn automatic(&self) -> Vec<Arc<dyn Device>> {
         let candidates: Vec<_> = self
             .backends
@@ -450,7 +452,7 @@ impl Registry {
         self.automatic().into_iter().next()
     }
 
-    /// Everything that was found but cannot be used, each with its backend.
+    /// Returns everything that was found but cannot be used, each with its backend.
     pub fn rejected(&self) -> Vec<(String, Rejected)> {
         let of = |backend: &Arc<dyn Backend>| {
             let name = backend.name().to_owned();
@@ -461,9 +463,9 @@ impl Registry {
     }
 }
 
-/// Returns the devices of a list, each with its parameters. Names may have a colon in them: that
-/// before a device's first key is the last one before `=`. What has `=` and no colon before it
-/// belongs to the device before.
+/// Splits a list into devices with their parameters. Names may contain a colon: the colon before a
+/// device's first key is the last one before `=`. An item with `=` and without a colon before it
+/// belongs to the previous device.
 fn with_parameters(list: &str) -> Result<Vec<(&str, Parameters)>, RegistryError> {
     let mut devices: Vec<(&str, Parameters)> = Vec::new();
     let items = list.split(',').map(str::trim);
@@ -635,7 +637,7 @@ mod tests {
             let error = names(list).unwrap_err();
             assert!(error.starts_with("'auto' stands alone"), "{error}");
         }
-        // What is there is not touched.
+        // The original device is not changed.
         let parameters = "size=4".parse().unwrap();
         let other = registry.init_by_name("Cpu", parameters).unwrap();
         assert_eq!(other.name(), "cpu Some(4) ");

@@ -100,9 +100,12 @@ impl Bound {
             .iter()
             .map(|action| {
                 (0..plan.copies)
-                    .map(|_| match action.is_awaited {
-                        true => event(action.lane),
-                        false => Ok(None),
+                    .map(|_| {
+                        if action.is_awaited {
+                            event(action.lane)
+                        } else {
+                            Ok(None)
+                        }
                     })
                     .collect()
             })

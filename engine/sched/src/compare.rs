@@ -94,8 +94,8 @@ fn number_of<'g>(
 /// Difference between two results.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Difference {
-    /// Normalised mean squared error: `Σ(a - b)² / Σb²`. Infinite if a pair of different elements
-    /// is not finite.
+    /// Normalised mean squared error: `Σ(a - b)² / Σb²`. Infinite if one element of a pair is not
+    /// finite and the other one differs.
     pub nmse: f64,
     /// Maximum distance between two elements.
     pub largest: f64,

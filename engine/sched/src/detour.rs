@@ -20,7 +20,7 @@ impl Detour {
         places: &[Option<TensorRef>],
     ) -> Result<()> {
         let (Some(from), Some(to)) = (&places[copy.from.index()], &places[copy.to.index()]) else {
-            return Ok(()); // running the copy says it
+            return Ok(()); // making the copy reports it
         };
         let Some(ids) = copy.experts else {
             return to.reserve_bounce(from, &mut self.bounce);

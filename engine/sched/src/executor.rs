@@ -321,7 +321,7 @@ impl Executor {
 }
 
 impl Drop for Executor {
-    /// Work must not be running in memory that is freed.
+    /// Waits for all work, which must not be running in memory that is freed.
     fn drop(&mut self) {
         self.drain();
     }

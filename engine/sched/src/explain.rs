@@ -25,7 +25,7 @@ pub fn human_bytes(bytes: usize) -> String {
 
 /// Maximum number of node groups in the explanation of a split. With more, the reasons are only
 /// counted.
-const MOST_GROUPS: usize = 4;
+const MAX_GROUPS: usize = 4;
 
 impl Plan {
     /// Returns the name of `id` in explanations.
@@ -43,7 +43,7 @@ impl Plan {
         let reason = |id: &TensorId| self.placement.reasons[id.index()].as_ref();
         let kind = |id: &TensorId| reason(id).map_or("", Reason::summary);
         let runs: Vec<_> = nodes.chunk_by(|a, b| kind(a) == kind(b)).collect();
-        if runs.len() <= MOST_GROUPS {
+        if runs.len() <= MAX_GROUPS {
             let text =
                 |run: &[TensorId]| reason(&run[0]).map_or_else(String::new, Reason::to_string);
             return runs.into_iter().map(|run| (run, text(run))).collect();
@@ -216,9 +216,10 @@ impl fmt::Display for Plan {
                 } else {
                     ""
                 };
-                let way = match detours.contains(&c) {
-                    true => ", through the host",
-                    false => "",
+                let way = if detours.contains(&c) {
+                    ", through the host"
+                } else {
+                    ""
                 };
                 writeln!(
                     f,

@@ -207,7 +207,7 @@ impl Planner<'_> {
             if is_live && tensor.stored.is_none() && tensor.view.is_none() && !is_inner {
                 let (ids, infos) = &mut asked[self.memory_kind(id)];
                 ids.push(id);
-                infos.push(TensorInfo::of(graph.node(id), Usage::Compute));
+                infos.push(TensorInfo::from_node(graph.node(id), Usage::Compute));
             }
         }
         for (memory, (ids, infos)) in devices.memories().iter().zip(asked) {

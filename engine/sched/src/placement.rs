@@ -236,8 +236,8 @@ impl<'a> Placer<'a> {
     fn supports(&mut self, id: TensorId, device: usize) -> Support {
         if self.supports[device].is_empty() {
             let graph = self.graph;
-            let is_asked = |id: &TensorId| graph.tensor(*id).is_computed();
-            let ids: Vec<_> = self.ids().filter(is_asked).collect();
+            let is_computed = |id: &TensorId| graph.tensor(*id).is_computed();
+            let ids: Vec<_> = self.ids().filter(is_computed).collect();
             let answers = self.devices.get(device).supports_each(graph, &ids);
             let mut known = vec![None; graph.len()];
             for (id, answer) in ids.into_iter().zip(answers) {
@@ -332,9 +332,10 @@ impl<'a> Placer<'a> {
                     .into(),
                 ));
             }
-            let taken = match yields {
-                true => self.taken_over(id, device),
-                false => None,
+            let taken = if yields {
+                self.taken_over(id, device)
+            } else {
+                None
             };
             let (device, reason) = taken.unwrap_or((device, Reason::Assigned));
             self.set(id, device, reason);

@@ -88,7 +88,7 @@ impl Accesses {
             .extend(bytes.filter(|bytes| !bytes.range.is_empty()));
     }
 
-    fn of(plan: &Plan, work: Work, copy: usize) -> Self {
+    fn new(plan: &Plan, work: Work, copy: usize) -> Self {
         let graph = &plan.lowered.graph;
         let at = |id: TensorId| Bytes::of_tensor(plan, id, copy);
         let mut all = Accesses::default();
@@ -206,7 +206,7 @@ pub fn check(plan: &Plan, runs: usize) -> Vec<Race> {
                     comes_after(run * plan.actions.len() + action);
                 }
             }
-            let accesses = Accesses::of(plan, action.work, run % plan.copies);
+            let accesses = Accesses::new(plan, action.work, run % plan.copies);
             for (earlier, _) in issued.iter().zip(&done).filter(|(_, done)| !**done) {
                 if let Some(second_writes) = accesses.conflict(&earlier.accesses) {
                     races.push(Race {

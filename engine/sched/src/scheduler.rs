@@ -366,9 +366,12 @@ impl Scheduler {
         let lane = plan.lane(id);
         let mut others = plan.writers(id).iter();
         let result = others
-            .try_for_each(|&device| match lane == Lane::Device(device) {
-                true => Ok(()),
-                false => executor.stream(device).synchronize(),
+            .try_for_each(|&device| {
+                if lane == Lane::Device(device) {
+                    Ok(())
+                } else {
+                    executor.stream(device).synchronize()
+                }
             })
             .and_then(|()| match lane.device() {
                 None => place.read(offset, out),

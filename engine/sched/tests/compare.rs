@@ -1,4 +1,4 @@
-//! Two devices in step.
+//! Two devices in lockstep.
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
 mod common;
@@ -9,7 +9,7 @@ use samite_sched::Watch;
 use samite_sched::compare::{Difference, compare_devices, copy_graph, difference};
 use std::sync::Arc;
 
-fn of(values: &[f32], reference: &[f32]) -> Difference {
+fn difference_of(values: &[f32], reference: &[f32]) -> Difference {
     let layout = f32s(&[values.len()]);
     difference([(&layout, &bytes(values)), (&layout, &bytes(reference))]).unwrap()
 }
@@ -55,8 +55,8 @@ fn asynchronous_devices_and_such_that_order_nodes_keep_step() {
     assert_eq!(seen, [a, b, sum]);
 }
 
-/// Whoever sees the first difference may stop; if nobody does, what follows is compared on the same
-/// operands.
+/// Checks that a watcher may stop at the first difference, and that otherwise later nodes are
+/// compared on the same operands.
 #[test]
 fn one_wrong_node_does_not_make_the_next_ones_wrong() {
     for stops in [false, true] {
@@ -119,7 +119,8 @@ fn a_cache_that_appears_as_several_leaves_stays_one_memory() {
     ];
     let mut last = None;
     let host = host();
-    // The second has no row to read if its leaves are apart: both sums are 0 then, or differ.
+    // The second device has no row to read if its leaves are separate: then both sums are 0, or
+    // differ.
     compare_devices(&graph, [&[a], &[b]], &inputs, |pair| {
         assert_eq!(pair.difference.nmse, 0.0, "{:?}", pair.nodes[0]);
         last = Some(pair.nodes[0].id());
@@ -127,7 +128,7 @@ fn a_cache_that_appears_as_several_leaves_stays_one_memory() {
     })
     .unwrap();
     assert_eq!(last, Some(sum));
-    // And what is seen of the run says so.
+    // The watched values of the run show it.
     let mut scheduler = samite_sched::Scheduler::new(vec![host], Default::default()).unwrap();
     let copy = copy_graph(&graph, &**scheduler.devices().get(0)).unwrap();
     scheduler.load(&copy.graph).unwrap();
@@ -155,13 +156,13 @@ fn memory_that_is_shared_in_part_is_not_copied() {
 
 #[test]
 fn differences_say_how_much_and_where() {
-    let same = of(
+    let same = difference_of(
         &[1.0, f32::NAN, f32::INFINITY],
         &[1.0, f32::NAN, f32::INFINITY],
     );
     assert_eq!((same.nmse, same.largest), (0.0, 0.0));
     assert!(!same.exceeds(0.0));
-    let one = of(&[1.0, 2.0, 3.0], &[1.0, 2.5, 3.0]);
+    let one = difference_of(&[1.0, 2.0, 3.0], &[1.0, 2.5, 3.0]);
     assert_eq!(
         (one.largest, one.at, one.values),
         (0.5, [1, 0, 0, 0], [2.0, 2.5])
@@ -173,23 +174,23 @@ fn differences_say_how_much_and_where() {
         (1.0, f32::NAN),
         (f32::INFINITY, f32::NEG_INFINITY),
     ] {
-        let broken = of(&[5.0, a], &[5.0, b]);
+        let broken = difference_of(&[5.0, a], &[5.0, b]);
         assert!(
             broken.exceeds(1e9) && broken.at == [1, 0, 0, 0],
             "{broken:?}"
         );
     }
-    // NaN says nothing where there is nothing else.
-    assert!(of(&[f32::NAN; 3], &[f32::NAN; 3]).all_nan);
-    assert!(!same.all_nan && !of(&[f32::NAN; 2], &[f32::NAN, 1.0]).all_nan);
+    // NaN is meaningless if there is nothing else.
+    assert!(difference_of(&[f32::NAN; 3], &[f32::NAN; 3]).all_nan);
+    assert!(!same.all_nan && !difference_of(&[f32::NAN; 2], &[f32::NAN, 1.0]).all_nan);
     // Squares beyond float64 do not hide it.
     let layout = Layout::contiguous(DType::F64, [2, 1, 1, 1]).unwrap();
     let [a, b] = [[f64::NAN, 1e200], [1.0, 1e200]].map(|v| v.map(f64::to_le_bytes).concat());
     let huge = difference([(&layout, &a), (&layout, &b)]).unwrap();
     assert!(huge.exceeds(1e9) && huge.nmse == f64::INFINITY, "{huge:?}");
-    // Nothing to be compared with.
-    assert!(of(&[1e-30], &[0.0]).exceeds(1.0));
-    // One element of many, at a place in three dimensions.
+    // There is nothing to compare with.
+    assert!(difference_of(&[1e-30], &[0.0]).exceeds(1.0));
+    // One element of many, at a position in three dimensions.
     let layout = Layout::contiguous(DType::F32, [64, 8, 4, 1]).unwrap();
     let reference = vec![1.0f32; 2048];
     let mut values = reference.clone();

@@ -1,5 +1,5 @@
-//! Every call into a device can fail, at any time: the error says so, nothing panics, and the
-//! scheduler goes on afterwards.
+//! Every call into a device can fail, at any time: the scheduler returns the error, nothing panics,
+//! and it works afterwards.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
@@ -99,8 +99,8 @@ fn any_single_or_lasting_fault_is_an_error_and_nothing_more() {
                 };
                 match work(&mut scheduler) {
                     Err(error) => assert!(error.to_string().contains("injected fault"), "{error}"),
-                    // A single fault in work that is thrown away anyway may pass unnoticed, but not
-                    // change a result.
+                    // A single fault in work that is discarded anyway may go unnoticed, but must
+                    // not change a result.
                     Ok(results) => assert!(!lasting && results == expected, "call {at} of {calls}"),
                 }
                 setup.faults.reset();
@@ -131,7 +131,7 @@ fn faults_while_watching_are_errors_too() {
             },
         )
     };
-    // With pieces that are bound anew, and with those of the run before.
+    // With newly prepared pieces, and with those of the previous run.
     for is_new in [true, false] {
         let prepare = |scheduler: &mut Scheduler| {
             setup.faults.reset();
@@ -162,7 +162,7 @@ fn a_failure_that_a_read_or_a_write_reports_is_not_reported_again() {
     let devices = [false, true].map(|host_memory| {
         device(&format!("host memory: {host_memory}"), |o| {
             (o.asynchronous, o.events) = (true, true);
-            // The other one copies from there by itself, so that the host does not wait.
+            // The other device copies from there by itself, so that the host does not wait.
             (o.host_memory, o.copies) = (host_memory, !host_memory);
             o.latch = Some(Arc::clone(&latch));
         })

@@ -60,7 +60,7 @@ fn products_without_weights_are_upgraded() {
     );
 }
 
-/// Takes matrix products on host memory, like a BLAS library.
+/// Device that takes over matrix products on host memory, like a BLAS library.
 #[derive(Debug)]
 struct Helper(Arc<dyn Device>);
 
@@ -94,7 +94,7 @@ impl Device for Helper {
     }
 }
 
-/// Host memory that counts how often it is asked for.
+/// Host memory type that counts allocations.
 #[derive(Debug, Default)]
 struct Pinned(std::sync::atomic::AtomicUsize);
 
@@ -168,7 +168,7 @@ fn host_devices_keep_results_where_others_copy_quickly() {
     assert_eq!(memories, ["fast", "host"]);
     assert_eq!(result, expected);
 
-    // One that works on nothing but its own memory does not get other memory.
+    // A device that works only on its own memory does not get other memory.
     let (_, memories) = run(vec![fast, cpu()]);
     assert_eq!(memories, ["fast", "host"]);
 }
@@ -200,7 +200,7 @@ fn host_weights_are_offloaded_to_a_device_that_wants_them() {
         plan(false).placement().reasons[3],
         Some(Reason::Weights { .. })
     ));
-    // Who assigns the operation to the host says whether that is to be.
+    // The caller that assigns the operation to the host decides if a device may take it over.
     let [mut strict, mut yielding] = [Assignments::new(), Assignments::new()];
     let product = graph.ids().nth(3).unwrap();
     strict.set(product, 1);
@@ -220,7 +220,7 @@ fn host_weights_are_offloaded_to_a_device_that_wants_them() {
         assert_eq!(offloaded, taken, "{reason:?}");
         assert!(offloaded || *reason == Reason::Assigned, "{reason:?}");
     }
-    // Weights of another device than the host's stay there.
+    // Weights of devices other than the host stay there.
     let other = device("other", |_| {});
     let (of_other, ..) = layers(&[&other, &other]);
     let eager = Arc::clone(&devices[0]);
@@ -228,7 +228,7 @@ fn host_weights_are_offloaded_to_a_device_that_wants_them() {
     let of_other = Plan::new(&of_other, &three, Assignments::NONE, &Options::default()).unwrap();
     let reason = &of_other.placement().reasons[3];
     assert!(matches!(reason, Some(Reason::Weights { .. })), "{reason:?}");
-    // Each copied weight starts a split of its own, so that the memory of one serves the next.
+    // Each copied weight starts a split of its own, so that its memory is reused for the next one.
     assert_eq!(plan(true).splits().len(), 3, "{}", plan(true));
     let mut results = Vec::new();
     for devices in [devices, vec![cpu]] {
@@ -274,8 +274,8 @@ fn only_experts_in_use_are_copied() {
 
 #[test]
 fn numbers_of_experts_live_until_the_last_experts_were_copied() {
-    // One copy of the numbers serves three products, but which experts to copy is read from the
-    // original each time, so the host must not use its memory for something else in between.
+    // One copy of the ids serves three products. But the ids of the experts to copy are read from
+    // the original each time, so the host must not reuse its memory in between.
     let cpu = cpu();
     let eager = device("eager", |o| o.wants_offload = true);
     let sets: Vec<_> = ["up", "gate", "down"]
@@ -294,7 +294,7 @@ fn numbers_of_experts_live_until_the_last_experts_were_copied() {
     for (number, set) in sets.iter().enumerate() {
         let w = graph.stored(set).unwrap();
         let product = graph.mul_mat_id(w, value, ids).unwrap();
-        // Work on the host between the products, with results as large as the numbers.
+        // Host work between the products, with results of the same size as the ids.
         let mut side = graph.scale(scores, number as f32 + 7.0).unwrap();
         assignments.set(side, 1);
         for _ in 0..3 {

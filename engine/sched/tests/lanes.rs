@@ -1,4 +1,4 @@
-//! Which lanes actions run in, and that they wait for no more than they must.
+//! Lanes of actions, and absence of unnecessary waits.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
@@ -21,7 +21,7 @@ fn asynchronous(name: &str, streams: bool) -> Arc<dyn Device> {
 #[test]
 fn every_device_may_have_a_stream_for_copies() {
     let run = |streams| {
-        // Streams copy from and to the memory of the host only.
+        // Streams can copy only from and to host memory.
         let host = device("host", |o| {
             (o.kind, o.host_memory) = (DeviceKind::Cpu, true)
         });

@@ -1,4 +1,4 @@
-//! A device of another machine is lost in the middle of its work, and the others go on.
+//! A remote device is lost in the middle of its work, and the others continue.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
@@ -12,8 +12,8 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 
-/// Passes bytes on between a client and the server at `address`. Returns its own address and, when
-/// the client has come, both connections.
+/// Relays bytes between a client and the server at `address`. Returns its own address and, once the
+/// client has connected, both connections.
 fn relay(address: String) -> (String, std::thread::JoinHandle<[TcpStream; 2]>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let own = listener.local_addr().unwrap().to_string();
@@ -80,7 +80,7 @@ fn a_server_that_is_lost_is_a_lost_device_and_the_others_go_on() {
     again.tensor().write(0, &kept).unwrap();
     assert_eq!(run(&mut scheduler, &again).unwrap(), expected);
 
-    // The server has forgotten everything of this client, and serves others.
+    // The server has forgotten this client, and serves others.
     samite_testing::wait_until("the server has no clients and no memory", || {
         server.clients() + server.memory_in_use() == 0
     });

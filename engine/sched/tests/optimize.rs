@@ -1,5 +1,5 @@
-//! What devices wish about the order of nodes and about memory: followed where it makes sense,
-//! refused where it does not.
+//! Requests of devices about the order of nodes and about memory: valid ones are followed, invalid
+//! ones refused.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
@@ -8,8 +8,8 @@ use common::{Special, bytes, host, read};
 use samite_core::{CancelToken, DType, Graph, Keep, TensorId};
 use samite_sched::{Assignments, DeviceSet, Options, Plan, Scheduler, race};
 
-/// `x -> a -> view of a -> b -> c -> d`, where every result could take the place of the one before
-/// the last.
+/// `x -> a -> view of a -> b -> c -> d`, where every result could reuse the memory of the one
+/// before the last.
 struct Chain {
     graph: Graph,
     x: TensorId,
@@ -48,7 +48,7 @@ fn what_is_kept_is_not_overwritten() {
         view,
         ..
     } = chain();
-    // Results that take the same bytes.
+    // Returns whether two results share bytes.
     let overlaps = |plan: &Plan, one: TensorId, other: TensorId| {
         let block = |id: TensorId| plan.memory().tensors[id.index()].as_ref().unwrap().get(0);
         let (one, other) = (block(one), block(other));
@@ -58,7 +58,7 @@ fn what_is_kept_is_not_overwritten() {
     };
     let plain = plan_with(&graph, Vec::new()).unwrap();
     assert!(overlaps(&plain, a, c), "{plain}");
-    // A view is the memory of what it looks at.
+    // Keeping a view keeps the viewed memory.
     for tensor in [a, view] {
         for (until, free_for) in [(c, Some(d)), (d, None)] {
             let plan = plan_with(&graph, vec![Keep { tensor, until }]).unwrap();
@@ -74,8 +74,8 @@ fn what_is_kept_is_not_overwritten() {
             assert_eq!(kept["tensor"], tensor.index());
         }
     }
-    // Whatever is kept, a plan is right: the node itself, something that nobody uses, an input, a
-    // node before it exists.
+    // Every request gives a valid plan: for the node itself, an unused tensor, an input, a node
+    // before it exists.
     for tensor in graph.ids() {
         for until in [a, b, c, d] {
             let twice = vec![Keep { tensor, until }; 2];

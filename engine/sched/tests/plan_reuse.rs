@@ -1,4 +1,4 @@
-//! Which graphs share a plan: those with the same operations, bit by bit.
+//! Graphs share a plan if they have the same operations, bit by bit.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
@@ -7,7 +7,7 @@ use common::{bytes, host, read};
 use samite_core::{CancelToken, DType, Graph, TensorId};
 use samite_sched::{Options, Scheduler};
 
-/// `1 / value`.
+/// Returns a graph of `1 / value`.
 fn reciprocal_of(value: f32) -> (Graph, TensorId, TensorId) {
     let mut g = Graph::new();
     let one = g.input("one", DType::F32, [1, 1, 1, 1]).unwrap();

@@ -1,5 +1,5 @@
-//! Random graphs on random machines: plans are valid, nothing that lives overlaps, nothing races,
-//! and the results are those of one device alone.
+//! Random graphs on random machines: plans are valid, live memory does not overlap, there are no
+//! races, and the results equal those of a single device.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
@@ -14,7 +14,7 @@ use samite_sched::{Assignments, Options, Reason, Scheduler, race};
 use samite_testing::{RANDOM_GRAPH_OPS, RandomGraph, Rng, random_graph};
 use std::sync::Arc;
 
-/// How many graphs one test run tries. `SAMITE_RANDOM_GRAPHS` asks for more or fewer.
+/// Number of graphs in a test run. `SAMITE_RANDOM_GRAPHS` overrides it.
 const GRAPHS: u64 = 10_000;
 
 fn store_in(
@@ -29,7 +29,8 @@ fn store_in(
     Ok(Arc::clone(&group.tensors[0]))
 }
 
-/// Exchanges neighbours where that means the same, and wants to keep memory for longer.
+/// Swaps adjacent nodes where this does not change the results, and requests to keep memory for
+/// longer.
 fn optimize(seed: u64, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
     let mut rng = Rng::new(seed ^ nodes.len() as u64);
     let before = nodes.to_vec();
@@ -48,13 +49,13 @@ fn optimize(seed: u64, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
         .collect()
 }
 
-/// One to four devices; the last one can do everything.
+/// Returns one to four devices. The last one supports everything.
 fn random_devices(rng: &mut Rng) -> Vec<Arc<dyn Device>> {
     let count = rng.below(4);
     let mut devices: Vec<_> = (0..count)
         .map(|i| {
             let plain = device(&format!("d{i}"), |o| {
-                // Threads cost more than these small graphs, so few devices have one.
+                // Threads cost more than these small graphs, so only few devices have one.
                 o.asynchronous = rng.one_in(4);
                 o.events = rng.one_in(2);
                 o.copies = rng.one_in(2);
@@ -73,16 +74,16 @@ fn random_devices(rng: &mut Rng) -> Vec<Arc<dyn Device>> {
                     .map(|&op| op.to_owned())
                     .collect();
             });
-            let plain = match rng.one_in(4) {
-                true => roomy(plain, |op| if op.is_view() { 0 } else { 40 }),
-                false => plain,
+            let plain = if rng.one_in(4) {
+                roomy(plain, |op| if op.is_view() { 0 } else { 40 })
+            } else {
+                plain
             };
-            match rng.one_in(3) {
-                true => {
-                    let seed = rng.below(1 << 20) as u64;
-                    Special::optimizing(plain, move |graph, nodes| optimize(seed, graph, nodes))
-                }
-                false => plain,
+            if rng.one_in(3) {
+                let seed = rng.below(1 << 20) as u64;
+                Special::optimizing(plain, move |graph, nodes| optimize(seed, graph, nodes))
+            } else {
+                plain
             }
         })
         .collect();
@@ -118,8 +119,8 @@ fn run(scheduler: &mut Scheduler, graph: &RandomGraph, runs: usize) -> Result<Ve
     outputs(scheduler, graph)
 }
 
-/// Runs the graph of `seed` on one device and on a random machine. `None` if no placement exists
-/// there, which must be said for a reason.
+/// Runs the graph of `seed` on one device and on a random machine. Returns `None` if it cannot be
+/// placed there, which must be reported with a reason.
 fn check(seed: u64) -> Option<usize> {
     let alone = device("alone", |_| {});
     let memory = alone.buffer_type();
@@ -149,9 +150,10 @@ fn check(seed: u64) -> Option<usize> {
     if rng.one_in(3) {
         let id = TensorId::from_index(rng.below(graph.graph.len()));
         let device = rng.below(devices.len());
-        match rng.one_in(2) {
-            true => assignments.set(id, device),
-            false => assignments.set_unless_offloaded(id, device),
+        if rng.one_in(2) {
+            assignments.set(id, device)
+        } else {
+            assignments.set_unless_offloaded(id, device)
         }
     }
     let options = Options {
@@ -162,8 +164,8 @@ fn check(seed: u64) -> Option<usize> {
     let mut scheduler = Scheduler::new(devices, options).unwrap();
     match scheduler.load_with(&graph.graph, &assignments, &CancelToken::new()) {
         Ok(()) => {}
-        // A cache on a device that lacks set_rows, an assignment to a device that refuses, a tensor
-        // above the limit.
+        // For example a cache on a device without set_rows, an assignment to a device that refuses,
+        // or a tensor above the limit.
         Err(Error::Placement(_) | Error::OutOfMemory { .. }) => return None,
         Err(error) => panic!("seed {seed}: {error}"),
     }
@@ -250,7 +252,7 @@ fn random_graphs_on_random_devices() {
             divided += counts.iter().filter(|&&splits| splits > 1).count();
         }
     });
-    // The test would prove little if most graphs could not be placed, or lay on one device.
+    // The test would prove little if most graphs could not be placed, or used only one device.
     assert!(
         placed as u64 >= graphs / 2,
         "{placed} of {graphs} graphs could be placed"

@@ -1,4 +1,4 @@
-//! What the scheduler decides and does, on small graphs over reference devices.
+//! Decisions and execution of the scheduler, on small graphs over reference devices.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
@@ -94,8 +94,8 @@ split 1 on host: 4 operations, 1 tensor (64 B) copied in
     );
 }
 
-/// Where a sum goes whose operands are products on the host and whose user is a product on the fast
-/// device, what it is copied for, and how many bytes are copied in all.
+/// Places a sum whose operands are products on the host and whose user is a product on the fast
+/// device. Returns its device, the reason of its copies, and the total bytes copied.
 fn place_sum(
     host: Arc<dyn Device>,
     change: impl FnOnce(&mut Graph, [TensorId; 3], &dyn Fn(&mut Graph, TensorId)) -> TensorId,
@@ -138,7 +138,7 @@ fn a_sum_is_computed_where_its_operands_are_if_less_is_copied() {
         sum
     });
     assert_eq!(placed, ("host".to_owned(), nearer(64), 64));
-    // However many use it, it is copied once.
+    // It is copied once, however many nodes use it.
     let placed = place_sum(host(), |graph, [a, b, _], use_on_fast| {
         let sum = graph.add(a, b).unwrap();
         use_on_fast(graph, sum);
@@ -154,7 +154,7 @@ fn a_sum_is_computed_where_its_operands_are_if_less_is_copied() {
         sum
     });
     assert_eq!(placed, ("host".to_owned(), nearer(64), 64));
-    // Views go with it.
+    // Views move with it.
     let placed = place_sum(host(), |graph, [a, b, _], use_on_fast| {
         let sum = graph.add(a, b).unwrap();
         let view = graph.reshape(sum, [8, 1, 2, 1]).unwrap();
@@ -166,28 +166,29 @@ fn a_sum_is_computed_where_its_operands_are_if_less_is_copied() {
 
 #[test]
 fn a_sum_stays_with_its_user_if_nothing_is_gained() {
-    // One tensor twice crosses once, too.
+    // A tensor that is used twice is also copied only once.
     let placed = place_sum(host(), |graph, [a, ..], use_on_fast| {
         let sum = graph.add(a, a).unwrap();
         use_on_fast(graph, sum);
         sum
     });
     assert_eq!((&*placed.0, placed.2), ("fast", 64));
-    // One of the operands crosses in any case.
+    // One of the operands is copied in any case.
     for is_viewed in [false, true] {
         let placed = place_sum(host(), |graph, [a, b, _], use_on_fast| {
             use_on_fast(graph, a);
             let sum = graph.add(a, b).unwrap();
-            let used = match is_viewed {
-                true => graph.reshape(sum, [8, 1, 2, 1]).unwrap(),
-                false => sum,
+            let used = if is_viewed {
+                graph.reshape(sum, [8, 1, 2, 1]).unwrap()
+            } else {
+                sum
             };
             use_on_fast(graph, used);
             sum
         });
         assert_eq!((&*placed.0, placed.2), ("fast", 128), "viewed: {is_viewed}");
     }
-    // What is read from outside stays where it was decided to be.
+    // Outputs stay on their device.
     let placed = place_sum(host(), |graph, [a, b, _], use_on_fast| {
         let sum = graph.add(a, b).unwrap();
         graph.set_output(sum);
@@ -195,7 +196,7 @@ fn a_sum_stays_with_its_user_if_nothing_is_gained() {
         sum
     });
     assert_eq!((&*placed.0, placed.2), ("fast", 128));
-    // The device of the operands cannot add.
+    // The device of the operands does not support the addition.
     let weak = device("host", |options| {
         (options.kind, options.without_ops) = (samite_core::DeviceKind::Cpu, vec!["add".into()]);
     });
@@ -423,7 +424,7 @@ fn buffers_are_cut_at_the_size_limit() {
         error.contains("'large'") && error.contains("256"),
         "{error}"
     );
-    // The scheduler goes on.
+    // The scheduler still works.
     scheduler.load(&graph).unwrap();
     scheduler.run(&CancelToken::new()).unwrap();
 }
@@ -538,7 +539,7 @@ fn a_run_that_is_watched_as_the_one_before_binds_nothing() {
             assert_eq!(after.runs, before.runs + copies);
             (after.prepared - before.prepared) / copies
         };
-        // Nodes 2, 3, 4, 5 and 7, 8, 9, 10: those up to 4 run together, and the rest of each split.
+        // Nodes 2, 3, 4, 5 and 7, 8, 9, 10. Those up to 4 run together, and the rest of each split.
         assert_eq!([watched(4), watched(4)], [4, 0], "{copies} copies");
         assert_eq!([watched(1), watched(1), watched(4)], [8, 0, 4]);
     }
@@ -603,13 +604,13 @@ fn a_run_goes_on_when_it_is_asked_to() {
     let mut run = scheduler.watch(&cancel, |id| id.index() == 5).unwrap();
     let (id, place) = run.advance().unwrap().unwrap();
     assert_eq!(id.index(), 5);
-    // What is written there is what the rest of the run reads.
+    // The rest of the run reads what is written there.
     place.write(0, &bytes(&[0.0; 16])).unwrap();
     assert!(run.advance().unwrap().is_none());
     assert!(run.advance().unwrap().is_none());
     assert_eq!(scheduler.counters().runs, 1);
     assert_eq!(read(&mut scheduler, y, 16).unwrap(), [0.0; 16]);
-    // One that is given up is no harm.
+    // Dropping a watched run early is harmless.
     drop(scheduler.watch(&cancel, |_| true).unwrap().advance());
     scheduler.run(&cancel).unwrap();
     assert_ne!(read(&mut scheduler, y, 16).unwrap(), [0.0; 16]);
@@ -640,7 +641,7 @@ fn watched_runs_leave_traces() {
     assert_eq!(nodes, [3, 1, 4]);
 }
 
-/// Returns a graph whose nodes take a while: so many squares, one of the other.
+/// Returns a graph whose nodes take a while: `count` consecutive squares.
 fn squares(count: usize, elements: usize) -> (Graph, TensorId, TensorId) {
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [elements, 1, 1, 1]).unwrap();
@@ -681,7 +682,7 @@ fn nodes_of_one_device_follow_each_other_in_traces() {
     let mut scheduler = Scheduler::new(vec![slow], Options::default()).unwrap();
     scheduler.load(&graph).unwrap();
     scheduler.start_trace();
-    // The second is issued while the first still runs.
+    // The second is issued while the first is still running.
     for _ in 0..2 {
         scheduler.run(&CancelToken::new()).unwrap();
     }
@@ -779,8 +780,8 @@ fn times_of_traces_come_from_the_environment() {
             split["dur"].as_f64().unwrap(),
         )
     });
-    // Looks: the recording begins; a split begins, its nodes are watched, it ends; the next split
-    // begins.
+    // Clock reads: the recording starts; a split starts, its nodes are observed, it ends; the next
+    // split starts.
     assert_eq!(splits, [(1000.0, 2000.0), (4000.0, 2000.0)]);
 }
 
@@ -817,7 +818,7 @@ fn caches_may_appear_as_several_leaves() {
     cache_is_read_anew(|graph, cache| (0..3).map(|_| graph.stored(cache).unwrap()).collect());
 }
 
-/// Returns the reader's copy of the cache must be made after each write, not once.
+/// Checks that the reader's copy of the cache is made after each write, not once.
 fn cache_is_read_anew(leaves: impl Fn(&mut Graph, &Arc<StoredTensor>) -> Vec<TensorId>) {
     let (fast, host) = (fast(), host());
     let cache = TensorGroup::allocate(&host.buffer_type(), Usage::Any, &[("cache", f32s(&[4, 3]))])
@@ -877,7 +878,7 @@ fn reserving_more_unloads_instead_of_leaving_a_broken_graph() {
     scheduler.write(x, 0, &bytes(&[3.0; 4])).unwrap();
     scheduler.run(&CancelToken::new()).unwrap();
     assert_eq!(read(&mut scheduler, y, 4).unwrap(), [9.0; 4]);
-    // What is smaller changes nothing.
+    // A smaller graph changes nothing.
     scheduler
         .reserve(&graph_of(64).0, Assignments::NONE)
         .unwrap();
@@ -886,8 +887,8 @@ fn reserving_more_unloads_instead_of_leaving_a_broken_graph() {
 
 #[test]
 fn outputs_that_another_device_writes_to_are_waited_for() {
-    // Two devices on one memory: the leaf belongs to the first, the last write comes from the
-    // second.
+    // Two devices share one memory: the leaf belongs to the first, and the second does the last
+    // write.
     let shared = |name: &str| {
         device(name, |o| {
             (o.asynchronous, o.events, o.host_memory) = (true, true, true)
@@ -988,7 +989,7 @@ fn graphs_with_views_caches_and_outputs_are_copied() {
     assert_eq!(expected[0][..8], start[16..24]);
     assert_ne!(expected[0][8..], start[24..]);
     assert_eq!(run(b, &copy.graph), expected);
-    // The copy has caches of its own, taken before either graph ran.
+    // The copy has its own caches, created before either graph ran.
     let mut original = vec![0; 128];
     cache.tensors[0].tensor().read(0, &mut original).unwrap();
     assert_eq!(original[96..], bytes(&expected[0][8..])[..]);
@@ -1032,8 +1033,8 @@ fn a_result_gets_the_room_that_its_operation_wants() {
         blocks.get(0).size
     };
     assert!(size(scaled) < MORE, "it is no square");
-    // Not in the place of what it was made of, which is smaller; but what follows may take over the
-    // place of the square.
+    // Not in the memory of its operand, which is smaller. But the next node may reuse the memory of
+    // the square.
     assert!(size(square) >= 32 + MORE);
     assert_eq!((size(y), plan.memory().in_place), (size(square), 2));
     assert_eq!(race::check_memory(&plan), Vec::<String>::new());
@@ -1063,7 +1064,7 @@ fn copies_that_go_through_the_host_are_named_and_counted() {
         (plan.detours().count(), plan.to_string())
     };
     for copies in [false, true] {
-        // From `a` to `b`; those from and to the host's memory have an end there.
+        // From `a` to `b`. Copies from and to host memory have one end there.
         let (count, text) = explained(copies);
         assert_eq!(count, 1, "{text}");
         assert!(

@@ -1,10 +1,10 @@
-//! The scheduler with real threads, in many orders: with `--cfg shuttle`,
-//! [shuttle](https://docs.rs/shuttle) decides which thread goes on wherever one waits, wakes
+//! The scheduler with real threads, in many interleavings. With `--cfg shuttle`,
+//! [shuttle](https://docs.rs/shuttle) decides which thread continues whenever one waits, wakes
 //! another, takes a lock, sends or receives. The threads are those of the streams of asynchronous
-//! devices, and the callers'.
+//! devices, and those of the callers.
 //!
-//! A failure prints a seed. `SHUTTLE_RANDOM_SEED` takes it and begins with that order;
-//! `SAMITE_SCHEDULES` says how many orders each test tries.
+//! A failure prints a seed. `SHUTTLE_RANDOM_SEED` sets the seed of the first interleaving, and
+//! `SAMITE_SCHEDULES` the number of interleavings in each test.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
@@ -22,17 +22,17 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, MaxSteps, Runner, thread};
 use std::sync::{Arc, OnceLock};
 
-/// How many orders of each kind a test tries.
+/// Number of interleavings of each kind in a test.
 const SCHEDULES: usize = 5000;
 
-/// Calls `test` in many orders of threads: in some, any thread may go on at each step; in others,
-/// one thread goes on as long as it can, with few exceptions.
+/// Calls `test` in many interleavings of threads. In some, any thread may continue at each step. In
+/// others, one thread continues as long as it can, with few exceptions.
 fn in_many_orders(test: fn()) {
     let asked = std::env::var("SAMITE_SCHEDULES").ok();
     let schedules = asked.map_or(SCHEDULES, |number| number.parse().unwrap());
     let mut config = Config::new();
     config.stack_size = 1 << 20;
-    // Nothing here takes so long, unless it never ends.
+    // No test takes that many steps, unless it never ends.
     config.max_steps = MaxSteps::FailAfter(1_000_000);
     Runner::new(RandomScheduler::new_from_seed(1, schedules), config.clone()).run(test);
     Runner::new(PctScheduler::new_from_seed(2, 3, schedules), config).run(test);
@@ -42,8 +42,8 @@ fn one_in(count: usize) -> bool {
     thread_rng().gen_range(0..count) == 0
 }
 
-/// Two asynchronous devices, which have events, copies and several streams or not, and a third one
-/// or a host.
+/// Returns two asynchronous devices with a random choice of events, copies and several streams, and
+/// a third device that may be a host.
 fn devices(faults: Option<&Arc<FaultPlan>>) -> Vec<Arc<dyn Device>> {
     let any = |options: &mut ReferenceOptions| {
         options.asynchronous = true;
@@ -82,7 +82,7 @@ fn input(run: usize) -> Vec<u8> {
     bytes(&values)
 }
 
-/// Several runs, so that they overlap, with the results of some of them.
+/// Makes several overlapping runs, and returns the results of some of them.
 fn work(
     scheduler: &mut Scheduler,
     (graph, x, y): &(Graph, TensorId, TensorId),
@@ -99,7 +99,7 @@ fn work(
     Ok(results)
 }
 
-/// What one device alone computes, at once.
+/// Returns the results of a single synchronous device.
 fn expected() -> &'static [Vec<f32>] {
     static EXPECTED: OnceLock<Vec<Vec<f32>>> = OnceLock::new();
     EXPECTED.get_or_init(|| {
@@ -110,7 +110,7 @@ fn expected() -> &'static [Vec<f32>] {
     })
 }
 
-/// Whether results that were read are those of one device.
+/// Checks that results equal those of a single device.
 fn check(results: Vec<Option<Vec<f32>>>) {
     assert_eq!(results.len(), RUNS);
     for (result, expected) in results.iter().zip(expected()) {
@@ -138,9 +138,10 @@ fn after_a_fault_in_the_middle_results_are_right_again() {
         scheduler.load(&graph.0).unwrap();
         faults.reset();
         let call = thread_rng().gen_range(0..60);
-        match one_in(2) {
-            true => faults.fail_at(call),
-            false => faults.fail_from(call),
+        if one_in(2) {
+            faults.fail_at(call)
+        } else {
+            faults.fail_from(call)
         }
         match work(&mut scheduler, &graph, [true; RUNS]) {
             Ok(results) => check(results),
@@ -169,12 +170,12 @@ fn without_a_lost_device_the_others_go_on() {
         assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
         scheduler.remove_device("first").unwrap();
         let others = graph(&devices[1..]);
-        // Another order of the owners of layers: only the weights' names count.
+        // Another order of the owners of layers: only the weights' names matter.
         check(work(&mut scheduler, &others, [true; RUNS]).unwrap());
     });
 }
 
-/// `sum += x` on a device: how often it was done can be seen.
+/// Returns a graph of `sum += x` on a device, which shows how often it ran.
 fn accumulation(device: &Arc<dyn Device>) -> (Graph, TensorId, Arc<StoredTensor>) {
     let memory = device.buffer_type();
     let sum = TensorGroup::allocate(&memory, Usage::Any, &[("sum", f32s(&[4]))]).unwrap();

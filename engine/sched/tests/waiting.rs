@@ -1,4 +1,4 @@
-//! What must wait waits: devices are held back at the moment when not waiting would show.
+//! Necessary waits happen: devices are held back at the moment when a missing wait would show.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
@@ -13,7 +13,7 @@ use samite_sched::{Assignments, Options, Scheduler, Watch, order::Lane, order::W
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Opens `latch` after a moment in which whoever does not wait does the wrong thing.
+/// Opens `latch` after a short time in which code without the necessary wait goes wrong.
 fn open_later(latch: &Arc<Latch>) -> std::thread::JoinHandle<()> {
     let latch = Arc::clone(latch);
     std::thread::spawn(move || {
@@ -57,7 +57,7 @@ fn inputs_are_not_overwritten_while_a_run_may_read_them() {
     opener.join().unwrap();
 }
 
-/// `sum += 2 x`, with the product on the host and the sum on a device.
+/// Returns a graph of `sum += 2 x`, with the product on the host and the sum on a device.
 fn accumulation(a: &Arc<dyn Device>) -> (Graph, TensorId, Arc<StoredTensor>) {
     let sum = TensorGroup::allocate(&a.buffer_type(), Usage::Any, &[("sum", f32s(&[4]))]).unwrap();
     let sum = Arc::clone(&sum.tensors[0]);
@@ -95,7 +95,8 @@ fn a_watched_run_waits_for_the_run_before() {
     opener.join().unwrap();
 }
 
-/// Returns an input is copied to one stored tensor; then the other one, on device 1, is read.
+/// Returns a graph that copies an input to one stored tensor, and then reads the other one on
+/// device 1.
 fn write_then_read(
     written: &Arc<StoredTensor>,
     read: &Arc<StoredTensor>,
@@ -112,7 +113,8 @@ fn write_then_read(
     (graph, assignments, x, y)
 }
 
-/// Two devices that imported the same host memory: one writes to it, then the other reads it.
+/// Returns two devices that imported the same host memory: one writes to it, then the other reads
+/// it.
 fn writer_and_reader(latch: &Arc<Latch>) -> (Scheduler, TensorId, TensorId) {
     let open = Latch::new();
     let (a, b) = (held_back("a", latch), held_back("b", &open));
@@ -154,7 +156,7 @@ fn a_part_of_imported_memory_is_not_other_memory() {
     let open = Latch::new();
     let (a, b) = (held_back("a", &open), held_back("b", &open));
     let whole = HostMemory::allocate(128, "host", "whole").unwrap();
-    // SAFETY: the bytes are kept alive, and nothing runs that would touch them.
+    // SAFETY: the bytes are kept alive, and nothing is running that would touch them.
     let part = unsafe {
         let start = whole.base().add(64);
         HostMemory::borrow(start, 64, true, Box::new(Arc::clone(&whole)))
@@ -170,8 +172,8 @@ fn a_part_of_imported_memory_is_not_other_memory() {
     assert_eq!(race::check(&plan, 4), [], "{plan}");
 }
 
-/// Returns a product with chosen experts whose weights lie on the host, offloaded to a device; the
-/// choice is computed on another device. Or else the weights lie on that one.
+/// Returns a product with selected experts, whose weights lie on the host and which is offloaded to
+/// a device. Another device computes the selection. Or else the weights lie on the other device.
 fn offloaded_experts(uses: usize, on_host: bool) -> (Scheduler, usize) {
     let open = Latch::new();
     let chooser = held_back("chooser", &open);
@@ -400,7 +402,7 @@ fn devices_that_are_lost_together_are_taken_out_one_after_the_other() {
     assert_eq!(values, [-1.0, -2.0, -3.0, -4.0]);
 }
 
-/// Returns a graph like that of attention over `keys` cells of a cache.
+/// Returns a graph like attention over `keys` cells of a cache.
 fn attention(cache: &Arc<StoredTensor>, keys: usize) -> (Graph, TensorId) {
     let mut graph = Graph::new();
     let q = graph.input("q", DType::F32, [4, 1, 1, 1]).unwrap();
@@ -479,8 +481,8 @@ fn compilation_can_be_cancelled() {
 
 #[test]
 fn copies_to_memory_that_the_host_cannot_see_hold_one_gate_at_a_time() {
-    // Were the gate of the source held while the target is written, a thread that goes the other
-    // way would wait in a circle.
+    // If the source's lock were held while the target is written, a thread with the opposite copy
+    // would deadlock.
     let a = device("a", |_| {});
     let size = 9 << 20;
     let layout = f32s(&[size / 16, 4]);

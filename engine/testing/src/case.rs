@@ -1,56 +1,55 @@
-//! One test of one operation, as data.
+//! Test cases of one operation, as data.
 
 use crate::recipe::{Recipe, Rng};
 use samite_core::{DType, Graph, Result, Shape, TensorId};
 
-/// How close a result must be to the reference's.
+/// Maximum difference from the reference's result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
-    /// Normalized mean squared error of the decoded values.
+    /// Maximum normalised mean squared error of the decoded values.
     Nmse(f64),
-    /// The same bytes.
+    /// Equal bytes.
     Exact,
-    /// The result holds indices into the rows of source 0 that sort them: the values that they name
-    /// are compared in order.
+    /// For results with indices into the rows of source 0 that sort them: compares the indexed
+    /// values in order.
     SortedIndices,
-    /// The result holds indices into the rows of source 0: the set of values that they name is
-    /// compared.
+    /// For results with indices into the rows of source 0: compares the sets of indexed values.
     IndexSets,
 }
 
 /// An input of a case.
 #[derive(Clone, Copy, Debug)]
 pub struct Input {
-    /// Which leaf of the graph.
+    /// Leaf of the graph.
     pub tensor: TensorId,
-    /// What to fill it with.
+    /// Recipe for its content.
     pub recipe: Recipe,
-    /// True if it is a weight, which a device may want in a special layout.
+    /// True for a weight, which a device may store in a special layout.
     pub weights: bool,
 }
 
-/// One test of one operation: a graph, the data of its inputs, and how close the output must come.
+/// A test of one operation: a graph, the data of its inputs, and the limit for the output.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Unique: operation, operands, and what is special.
+    /// Unique name: operation, operands, and special properties.
     pub name: String,
-    /// [Name](samite_core::Op::name) of the operation that makes the output.
+    /// [Name](samite_core::Op::name) of the operation that computes the output.
     pub op: &'static str,
-    /// The graph: inputs, views of them, and the operation; for a few cases a chain of operations
+    /// The graph: inputs, views of them, and the operation. A few cases have a chain of operations
     /// that devices may fuse.
     pub graph: Graph,
     /// All leaves.
     pub inputs: Vec<Input>,
-    /// What is compared. If it lies in the memory of an input, that whole input is compared.
+    /// Tensor to compare. If it lies in the memory of an input, that whole input is compared.
     pub output: TensorId,
-    /// How close it must come.
+    /// Limit for its difference.
     pub limit: Limit,
-    /// The source of the output, a leaf of equal layout, in whose memory the output is placed.
+    /// Source of the output in whose memory the output is placed: a leaf of equal layout.
     pub in_place: Option<usize>,
 }
 
 impl Case {
-    /// Returns the bytes of input number `index`, the same each time.
+    /// Returns the bytes of input number `index`, always the same.
     ///
     /// # Errors
     /// If the recipe does not fit the type.
@@ -61,7 +60,7 @@ impl Case {
         input.recipe.bytes(layout, &mut rng)
     }
 
-    /// Copies of this case that place the output in the memory of each source that it may
+    /// Returns copies of this case that place the output in the memory of each source that it may
     /// overwrite.
     pub(crate) fn in_place(&self) -> Vec<Case> {
         let output = self.graph.tensor(self.output);
@@ -84,16 +83,16 @@ impl Case {
     }
 }
 
-/// How an operand lies in memory.
+/// Memory layout of an operand.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Form {
-    /// Without gaps.
+    /// No gaps.
     Plain,
     /// A window into longer rows.
     Gaps,
-    /// Dimensions 1 and 2 exchanged, as heads and tokens are in attention.
+    /// Dimensions 1 and 2 swapped, like heads and tokens in attention.
     Permuted,
-    /// Dimensions 0 and 1 exchanged.
+    /// Dimensions 0 and 1 swapped.
     Transposed,
 }
 
@@ -126,7 +125,7 @@ impl Builder {
         Ok(tensor)
     }
 
-    /// Returns an operand of `shape` that lies in an input as `form` says.
+    /// Returns an operand of `shape` in an input with this form.
     pub fn operand(
         &mut self,
         dtype: DType,
@@ -155,16 +154,16 @@ impl Builder {
     }
 }
 
-/// The cases made so far.
+/// Cases created so far.
 #[derive(Default)]
 pub(crate) struct Cases(pub Vec<Case>);
 
 impl Cases {
-    /// Adds the case that `build` describes, and its variants in place. `note` says what is
-    /// special, if anything; the name also holds the operation and its operands.
+    /// Adds the case that `build` creates, and its in-place variants. `note` names special
+    /// properties, if any. The name also contains the operation and its operands.
     ///
     /// # Panics
-    /// If the case is malformed, which is a mistake in this crate.
+    /// If the case is malformed, which is a bug in this crate.
     pub fn add(
         &mut self,
         note: &str,

@@ -1,13 +1,14 @@
-//! Comparing results.
+//! Comparison of results.
 
 use crate::case::{Case, Limit};
 use samite_core::{Error, Layout, Result};
 use samite_quant::{RowReader, gather_row};
 
-/// Normalized mean squared error of `values` against `reference`: `sum((a - b)²) / sum(b²)`.
+/// Returns the normalised mean squared error of `values` against `reference`: `sum((a - b)²) /
+/// sum(b²)`.
 ///
-/// Infinite if the lengths differ, or where one is infinite or not a number and the other is not
-/// the same.
+/// Infinite if the lengths differ, or if one element of a pair is infinite or NaN and the other one
+/// differs.
 pub fn nmse(values: &[f64], reference: &[f64]) -> f64 {
     if values.len() != reference.len() {
         return f64::INFINITY;
@@ -26,7 +27,7 @@ pub fn nmse(values: &[f64], reference: &[f64]) -> f64 {
     if error == 0.0 { 0.0 } else { error / power }
 }
 
-/// Returns the blocks of a tensor in logical order, out of the bytes that it spans.
+/// Returns the blocks of a tensor in logical order, from the bytes that it spans.
 fn gather(layout: &Layout, span: &[u8]) -> Result<Vec<u8>> {
     let (mut all, mut row) = (Vec::new(), Vec::new());
     for number in 0..layout.rows() {
@@ -36,7 +37,7 @@ fn gather(layout: &Layout, span: &[u8]) -> Result<Vec<u8>> {
     Ok(all)
 }
 
-/// Returns the numbers of a tensor in logical order, out of the bytes that it spans.
+/// Returns the numbers of a tensor in logical order, from the bytes that it spans.
 fn decode(layout: &Layout, span: &[u8]) -> Result<Vec<f64>> {
     let (mut all, mut reader) = (Vec::new(), RowReader::default());
     for row in 0..layout.rows() {
@@ -45,14 +46,14 @@ fn decode(layout: &Layout, span: &[u8]) -> Result<Vec<f64>> {
     Ok(all)
 }
 
-/// What a comparison found.
+/// Result of a comparison.
 pub(crate) struct Difference {
     pub nmse: f64,
-    /// What is wrong, if too much is.
+    /// Description of an excessive difference.
     pub problem: Option<String>,
 }
 
-/// Compares what `layout` describes in two pieces of memory.
+/// Compares a tensor with this layout in two memories.
 pub(crate) fn compare(
     layout: &Layout,
     limit: Limit,
@@ -84,7 +85,7 @@ pub(crate) fn compare(
         Limit::Nmse(max) => max,
         Limit::SortedIndices | Limit::IndexSets => {
             let (row_len, source) = rows_of()?;
-            // An argmax is one index for each row, which lies in dimension 0.
+            // An argmax is one index for each row, in dimension 0.
             let per_row = if layout.elements() * row_len == source.len() {
                 1
             } else {
@@ -127,7 +128,7 @@ fn distance((a, b): &(&f64, &f64)) -> f64 {
     }
 }
 
-/// Returns the values that indices name, row by row.
+/// Returns the indexed values, row by row.
 fn named(
     source: &[f64],
     row_len: usize,

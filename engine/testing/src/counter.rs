@@ -1,4 +1,4 @@
-//! Runs that can be counted: whether each was done exactly once shows in a device's memory.
+//! Counted runs: a number in a device's memory shows if each run was done exactly once.
 
 use samite_core::{
     CancelToken, DType, Device, Graph, Layout, Placed, Prepared, Result, RunControl, Stream,
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// A number in a device's memory, and a graph that adds to it.
 pub struct Counter {
-    /// The stream on which it runs.
+    /// Stream that runs the graph.
     pub stream: Box<dyn Stream>,
     prepared: Box<dyn Prepared>,
     count: TensorRef,
@@ -19,10 +19,10 @@ impl Counter {
     /// Operations that the device must have.
     pub const OPS: [&'static str; 2] = ["add", "cpy"];
 
-    /// One that stands at 0, if new memory is empty.
+    /// Creates a counter, which is 0 if new memory is zeroed.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's error.
     pub fn new(device: &Arc<dyn Device>) -> Result<Self> {
         let floats = Layout::contiguous(DType::F32, [4, 1, 1, 1])?;
         let names = [("count", floats), ("step", floats), ("sum", floats)];
@@ -55,10 +55,10 @@ impl Counter {
         })
     }
 
-    /// Adds a number, without waiting for it.
+    /// Adds a number, without waiting.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's error.
     pub fn run(&mut self, value: f32, cancel: &CancelToken) -> Result<()> {
         self.stream
             .write(&self.step, 0, &value.to_le_bytes().repeat(4))?;
@@ -69,18 +69,18 @@ impl Counter {
         self.stream.run(&mut *self.prepared, control)
     }
 
-    /// Reads where it stands; the bytes are there when the stream is synchronous.
+    /// Reads the number. The bytes are valid once the stream is synchronised.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's error.
     pub fn read(&mut self, out: &mut [u8; 4]) -> Result<()> {
         self.stream.read(&self.count, 0, out)
     }
 
-    /// Adds a number, and says where it stands then.
+    /// Adds a number and returns the new sum.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's error.
     pub fn add(&mut self, value: f32) -> Result<f32> {
         self.run(value, &CancelToken::new())?;
         let mut out = [0; 4];

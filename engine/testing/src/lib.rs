@@ -1,18 +1,18 @@
-//! The conformance suites: every device against the reference, and against the contract.
+//! Conformance suites, which test every device against the reference and against the contract.
 //!
-//! - [`cases`] makes thousands of small graphs that together cover every operation with its types,
-//!   odd sizes, strides, broadcasts, views and results in place. A [`Case`] is data: a graph, a
-//!   [`Recipe`] for each input, and a [`Limit`].
-//! - [`run_case`] runs one on a device and on the reference and compares: the result within the
-//!   limit, and everything else in memory (sources, and the bytes between tensors) unchanged.
-//!   [`run_suite`] runs all of them and makes a [`Report`]; weights are then also tried in every
-//!   special layout that the device offers.
+//! - [`cases`] creates thousands of small graphs that together cover every operation with its
+//!   types, odd sizes, strides, broadcasts, views and in-place results. A [`Case`] is data: a
+//!   graph, a [`Recipe`] for each input, and a [`Limit`].
+//! - [`run_case`] runs a case on a device and on the reference and compares them: the result must
+//!   be within the limit, and everything else in memory (sources, and the bytes between tensors)
+//!   unchanged. [`run_suite`] runs all of them and creates a [`Report`]. It also tries weights in
+//!   every special layout that the device offers.
 //! - [`check_contract`] checks the rest of the contract: buffers, copies, import, compiled work,
 //!   order, events, faults.
-//! - [`random_graph`] makes larger graphs out of many operations, for tests of schedulers.
-//! - [`Counter`] shows whether runs were done exactly once, and [`ticking`] is a clock for tests.
+//! - [`random_graph`] creates larger graphs of many operations, for tests of schedulers.
+//! - [`Counter`] shows if runs were done exactly once, and [`ticking`] is a clock for tests.
 //! - [`wait_until`] waits for a state, however busy the machine is.
-//! - [`wrong_device`] computes some nodes wrongly, for tests of what is to find that.
+//! - [`wrong_device`] computes some nodes incorrectly, for tests of code that must detect this.
 //!
 //! Everything is deterministic: data comes from recipes and seeds.
 //!

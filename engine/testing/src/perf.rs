@@ -1,4 +1,5 @@
-//! How fast a device computes operations, with shapes of a model of 8 billion parameters.
+//! Performance measurements of a device's operations, with shapes of a model of 8 billion
+//! parameters.
 
 use crate::case::{Builder, Case, Limit};
 use crate::recipe::{Recipe, Rng};
@@ -10,41 +11,41 @@ use samite_core::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Width of the model, of its feed-forward part, and elements of a head.
+/// Widths of the model and of its feed-forward part, elements of a head, and numbers of heads.
 const WIDTH: usize = 4096;
 const INNER: usize = 14_336;
 const HEAD: usize = 128;
 const HEADS: [usize; 2] = [32, 8];
-/// Tokens of a prompt that are computed together.
+/// Number of tokens of a prompt that are computed together.
 const PROMPT: usize = 512;
 
-/// Weights of generation are read anew for each token: so many bytes of copies take turns, more
-/// than caches hold.
+/// Total bytes of copies of the weights, more than caches hold. Decoding reads weights from memory
+/// for each token, so runs alternate between the copies.
 const COPIES_BYTES: usize = 512 << 20;
 
 /// An operation with a shape of a real model.
 #[derive(Clone, Debug)]
 pub struct PerfCase {
-    /// The operation. Its limit says nothing.
+    /// The operation. Its limit is not used.
     pub case: Case,
-    /// Multiplications and additions.
+    /// Number of multiplications and additions.
     pub operations: f64,
-    /// Bytes that have to be read and written once.
+    /// Bytes that must be read and written once.
     pub bytes: f64,
     /// True if weights are quantized, so that 8-bit numbers are multiplied.
     pub quantized: bool,
 }
 
-/// How long a case took.
+/// Measured time of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PerfResult {
-    /// Seconds of one run, on average.
+    /// Average seconds of one run.
     pub seconds: f64,
-    /// Runs that were timed.
+    /// Number of timed runs.
     pub runs: usize,
 }
 
-/// All cases.
+/// Returns all cases.
 pub fn perf_cases() -> Vec<PerfCase> {
     use DType::{BF16, F16, F32, IQ4_XS, MXFP4, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
     let mut cases = Vec::new();
@@ -113,7 +114,7 @@ pub fn perf_cases() -> Vec<PerfCase> {
             let numbers = b.input(DType::I32, [PROMPT, 1, 1, 1], Recipe::Ids { limit: 32_000 })?;
             b.graph.get_rows(table, numbers)
         });
-        // Of the table, these rows only.
+        // Only these rows of the table.
         rows.bytes -= bytes_of(&rows.case, 0) * (1.0 - PROMPT as f64 / 32_000.0);
         cases.push(rows);
     }
@@ -128,7 +129,7 @@ fn bytes_of(case: &Case, input: usize) -> f64 {
 /// Returns a case that reads all its inputs and writes its result.
 ///
 /// # Panics
-/// If it is malformed, which is a mistake in this file.
+/// If it is malformed, which is a bug in this file.
 fn perf(
     name: &str,
     operations: f64,
@@ -141,7 +142,7 @@ fn perf(
     };
     let node = builder.graph.tensor(output);
     let mut bytes = node.layout.bytes() as f64;
-    // What a copy writes to is not read.
+    // The target of a copy is not read.
     let written = node.written().map(|(_, source)| source).collect::<Vec<_>>();
     for input in &builder.inputs {
         if !written.contains(&input.tensor) {
@@ -207,8 +208,8 @@ fn attention(dtype: DType, kv: usize, tokens: usize) -> PerfCase {
     })
 }
 
-/// Returns the bytes of an input, of which only the first rows are random: quicker to make, and as
-/// quick to compute with.
+/// Returns the bytes of an input, with random data only in the first rows: faster to create, and as
+/// fast to compute with.
 fn bytes(recipe: Recipe, layout: &Layout) -> Result<Vec<u8>> {
     let [n0, n1, n2, n3] = layout.shape();
     let rows = n1 * n2 * n3;
@@ -217,12 +218,12 @@ fn bytes(recipe: Recipe, layout: &Layout) -> Result<Vec<u8>> {
     Ok(some.iter().copied().cycle().take(layout.bytes()).collect())
 }
 
-/// Times a case on a device for at least `least`, after a run that is not counted; `Err` with the
-/// reason where the device does not support it. Weights lie in the first special memory of the
-/// device that takes them, as those of models do.
+/// Times a case on a device for at least `least`, after a run that is not counted. Returns `Err`
+/// with the reason if the device does not support the case. Weights lie in the first special memory
+/// of the device that accepts them, like those of models.
 ///
 /// # Errors
-/// What the device says.
+/// The device's error.
 pub fn measure(
     device: &Arc<dyn Device>,
     perf: &PerfCase,
@@ -237,7 +238,7 @@ pub fn measure(
         .filter(|(_, input)| input.weights)
         .map(|(index, _)| layout(index).bytes())
         .sum();
-    // Products that compute little for each weight wait for memory.
+    // Products with little computation per weight are limited by memory.
     let reads = weights > 0 && perf.operations < 64.0 * perf.bytes;
     let copies = if reads {
         (COPIES_BYTES / weights).clamp(1, 16)
@@ -331,8 +332,7 @@ mod tests {
         let weights = 4096.0 * 14336.0 * 18.0 / 32.0;
         assert_eq!(product.bytes, weights + 4.0 * (4096.0 + 14336.0));
         assert!(product.quantized);
-        // Tables and experts that are not looked at are not read, and what is copied to is only
-        // written.
+        // Unused tables and experts are not read, and the target of a copy is only written.
         let rows = find("get_rows", "f32 4096x32000, 512 rows");
         assert!((rows.bytes - (2.0 * 4096.0 * 512.0 * 4.0 + 512.0 * 4.0)).abs() < 1.0);
         let copy = find("cpy", "f32 -> f16 4096x512");

@@ -10,21 +10,21 @@ use std::sync::Arc;
 /// A graph with data for its inputs.
 #[derive(Clone, Debug)]
 pub struct RandomGraph {
-    /// 1 to 40 computed nodes and their leaves and views. At least one output.
+    /// A graph of 1 to 40 computed nodes with their leaves and views. At least one output.
     pub graph: Graph,
-    /// What to write to each input before a run.
+    /// Data to write to each input before a run.
     pub inputs: Vec<(TensorId, Vec<u8>)>,
 }
 
-/// Puts a tensor with name, layout, usage and contents somewhere.
+/// Function that stores a tensor with name, layout, usage and contents.
 pub type StoreTensor<'a> = dyn FnMut(&str, Layout, Usage, &[u8]) -> Result<Arc<StoredTensor>> + 'a;
 
-/// Makes a graph out of many operations with small shapes: chains and joins, views and
-/// permutations, copies into leaves, rows set in stored tensors and read again, several inputs and
-/// outputs. The same seed gives the same graph, and all values stay finite and small.
+/// Creates a graph of many operations with small shapes: chains and joins, views and permutations,
+/// copies into leaves, rows set in stored tensors and read again, several inputs and outputs. The
+/// same seed gives the same graph, and all values stay finite and small.
 ///
-/// `store` is asked to place each stored tensor: weights ([`Usage::Weights`]) and caches
-/// ([`Usage::Any`]), with name, layout and first contents. It does the writing.
+/// `store` places each stored tensor: weights ([`Usage::Weights`]) and caches ([`Usage::Any`]),
+/// with name, layout and initial contents, which it writes.
 ///
 /// # Errors
 /// If `store` fails.
@@ -32,8 +32,8 @@ pub fn random_graph(seed: u64, store: &mut StoreTensor<'_>) -> Result<RandomGrap
     random_graph_up_to(seed, 40, store)
 }
 
-/// [`random_graph`] with at most so many computed nodes and some that belong to the last one; the
-/// beginning of the same graph.
+/// Does what [`random_graph`] does, but ends after this number of computed nodes, plus a few that
+/// belong to the last one. The result is the start of the same graph.
 ///
 /// # Errors
 /// As [`random_graph`].
@@ -63,14 +63,13 @@ pub fn random_graph_up_to(
 /// Extent of dimension 0 of every value: a whole block of the small quantized types.
 const WIDTH: usize = 32;
 
-/// Some of the operations that these graphs are made of, by [name](Op::name): those that a device
-/// for tests may lack.
+/// Some of the operations of these graphs, by [name](Op::name), which a test device may lack.
 pub const RANDOM_GRAPH_OPS: &[&str] = &[
     "silu", "rms_norm", "add", "mul_mat", "soft_max", "cpy", "set_rows", "get_rows", "scale",
     "concat",
 ];
 
-/// Values beyond this are clamped, so that no chain of products overflows.
+/// Magnitude beyond which values are clamped, so that chains of products do not overflow.
 const BOUND: f32 = 16.0;
 
 /// An f32 tensor `[32, rows]` that later nodes may use.
@@ -130,14 +129,15 @@ impl Maker<'_, '_> {
         self.graph.stored(&tensor)
     }
 
-    /// Returns a value so far; late ones are more likely.
+    /// Returns an earlier value. Late ones are more likely.
     fn value(&mut self) -> Value {
         let n = self.values.len();
         let at = self.rng.below(n).max(self.rng.below(n));
         self.values[at]
     }
 
-    /// Returns a value with `rows` rows, or with one, which repeats; a new input if there is none.
+    /// Returns a value with `rows` rows, or with one, which repeats. Adds an input if there is
+    /// none.
     fn partner(&mut self, rows: usize) -> Result<Value> {
         let fit: Vec<_> = self
             .values
@@ -152,7 +152,7 @@ impl Maker<'_, '_> {
         Ok(self.rng.pick(&fit))
     }
 
-    /// Adds one operation, with what it needs around it.
+    /// Adds one operation, with the nodes that it needs.
     fn grow(&mut self) -> Result<()> {
         let a = self.value();
         let x = a.id;
@@ -213,7 +213,7 @@ impl Maker<'_, '_> {
                 }
             }
             10 => {
-                // There and back through a transposition.
+                // Transposes twice.
                 let turned = self.graph.transpose(x)?;
                 let turned = self.graph.cont(turned)?;
                 let back = self.graph.transpose(turned)?;
@@ -228,14 +228,14 @@ impl Maker<'_, '_> {
                 self.graph.cast(through, DType::F32)?
             }
             12 => {
-                // Into a cache and out of it, through the result or through the cache itself.
+                // Writes to a cache and reads it, through the result or through the cache itself.
                 let dtype = self.rng.pick(&[DType::F32, DType::F16, DType::Q8_0]);
                 let cache = self.stored(dtype, [WIDTH, 8, 1, 1], Usage::Any)?;
                 let numbers = Recipe::DistinctIds { limit: 8 };
                 let numbers = self.leaf("numbers", DType::I64, [rows, 1, 1, 1], numbers)?;
                 let mut x = x;
                 if self.rng.one_in(2) {
-                    // What was there before must not be taken for what is read afterwards.
+                    // Old contents must not be mistaken for what is read afterwards.
                     let ids = Recipe::Ids { limit: 8 };
                     let ids = self.leaf("ids", DType::I32, [rows, 1, 1, 1], ids)?;
                     let before = self.graph.get_rows(cache, ids)?;
@@ -258,7 +258,7 @@ impl Maker<'_, '_> {
                 self.graph.rows(x, first, 1)?
             }
             15 => {
-                // Experts that are chosen by what a node computed.
+                // Experts selected by a computed node.
                 let experts = self.stored(DType::F32, [WIDTH, WIDTH, 4, 1], Usage::Weights)?;
                 let table = Recipe::Ids { limit: 4 };
                 let table = self.leaf("chosen", DType::I32, [2, 8, 1, 1], table)?;

@@ -1,11 +1,11 @@
-//! Data of inputs, made from seeds.
+//! Input data, generated from seeds.
 
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 use samite_core::{DType, Layout, Result};
 use samite_quant::{can_encode, decode_row, encode_row, random_row};
 
-/// Random numbers, the same on every machine.
+/// Random number generator with the same sequence on every machine.
 #[derive(Clone, Debug)]
 pub struct Rng(SplitMix64);
 
@@ -23,32 +23,32 @@ impl Rng {
         }))
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// Returns a number less than `limit`; 0 if that is 0.
+    /// Returns a number less than `limit`, or 0 if `limit` is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.bits() % (limit.max(1) as u64)) as usize
     }
 
-    /// Returns a number from `min` up to, but without, `max`.
+    /// Returns a number from `min` (inclusive) to `max` (exclusive).
     pub fn uniform(&mut self, min: f32, max: f32) -> f32 {
         min + (max - min) * ((self.bits() >> 40) as f32 / (1u64 << 24) as f32)
     }
 
-    /// True once in `n` times.
+    /// Returns true once in `n` times.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
-    /// One of `choices`, which must not be empty.
+    /// Returns one of `choices`, which must not be empty.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }
 
-    /// 0 to `n - 1` in random order.
+    /// Returns 0 to `n - 1` in random order.
     pub fn permutation(&mut self, n: usize) -> Vec<usize> {
         let mut all: Vec<_> = (0..n).collect();
         for i in (1..n).rev() {
@@ -58,36 +58,35 @@ impl Rng {
     }
 }
 
-/// How an input is filled.
+/// Content of an input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Recipe {
-    /// Evenly distributed numbers; integers if the type is one.
+    /// Evenly distributed numbers, or integers if the type is one.
     Uniform {
-        /// Smallest.
+        /// Minimum.
         min: f32,
-        /// Limit.
+        /// Exclusive maximum.
         max: f32,
     },
     /// Integers below `limit`, some of them equal.
     Ids {
-        /// One more than the largest possible.
+        /// Exclusive maximum.
         limit: usize,
     },
-    /// In each row, different integers below `limit`, again and again if the row is longer.
+    /// Distinct integers below `limit` in each row, repeated if the row is longer.
     DistinctIds {
-        /// One more than the largest possible.
+        /// Exclusive maximum.
         limit: usize,
     },
     /// An attention mask: minus infinity for a third of all elements and small numbers elsewhere.
     /// The first element of each row is finite.
     Mask,
-    /// Keys or values of a cache: rows of numbers from -1 to 1, but NaN in
-    /// spoilt cells.
+    /// Keys or values of a cache: rows of numbers from -1 to 1, with NaN in spoilt cells.
     SpoiltRows {
         /// Number of cells.
         cells: usize,
     },
-    /// Numbers from -1 to 1, but NaN for the spoilt cells of each row.
+    /// Numbers from -1 to 1, with NaN for the spoilt cells of each row.
     SpoiltElements,
     /// A [`Mask`](Self::Mask) that also hides spoilt cells. The last token sees all
     /// cells.
@@ -97,24 +96,24 @@ pub enum Recipe {
     },
     /// Positions 0, 3, 6, … after a start.
     Positions {
-        /// The first one.
+        /// First position.
         start: usize,
     },
-    /// Different values in random order in each row: sorting them has one result.
+    /// Distinct values in random order in each row, so that sorting them has one result.
     Distinct,
-    /// A few values only, so that many are equal.
+    /// Few distinct values, so that many are equal.
     Ties,
     /// All bytes zero.
     Zeros,
 }
 
-/// Returns true if a failed request left NaN in a cell of a cache.
+/// Returns whether a failed request left NaN in a cell of a cache.
 pub fn is_spoilt(cell: usize) -> bool {
     cell % 5 == 3
 }
 
 impl Recipe {
-    /// -1 to 1.
+    /// Numbers from -1 to 1.
     pub const UNIT: Recipe = Recipe::Uniform {
         min: -1.0,
         max: 1.0,
@@ -211,8 +210,8 @@ fn encode(dtype: DType, row: &[f64], rng: &mut Rng, out: &mut Vec<u8>) -> Result
     Ok(())
 }
 
-/// Returns a block of a type that cannot be encoded: of some made by chance, the one that goes best
-/// with `x`, so that numbers of one sign are not all cancelled out.
+/// Writes a block of a type that cannot be encoded: of several random ones, the one that best
+/// matches `x`, so that numbers of one sign do not all cancel out.
 fn resemble(dtype: DType, x: &[f32], rng: &mut Rng, out: &mut [u8]) -> Result<()> {
     let squares: f32 = x.iter().map(|v| v * v).sum();
     let size = (squares / x.len() as f32).sqrt();

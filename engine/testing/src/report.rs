@@ -1,4 +1,4 @@
-//! Running all cases, and the report.
+//! Suite runs and their reports.
 
 use crate::case::Case;
 use crate::cases::cases;
@@ -10,51 +10,51 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// The outcomes of the cases of one operation.
+/// Outcomes of the cases of one operation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Counts {
-    /// Close enough.
+    /// Number of passed cases.
     pub passed: usize,
-    /// Not done by the device.
+    /// Number of cases that the device does not support.
     pub unsupported: usize,
-    /// Wrong, or failed with an error.
+    /// Number of cases with wrong results or errors.
     pub failed: usize,
-    /// The largest error of a passed case.
+    /// Largest error of a passed case.
     pub worst_nmse: f64,
-    /// Why cases are not supported, and how many for each reason.
+    /// Reasons for unsupported cases, with their numbers.
     pub reasons: BTreeMap<String, usize>,
 }
 
 /// A case that did not pass.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Failure {
-    /// The case's name; with the buffer type behind an `@`, if weights were in a special layout.
+    /// Name of the case, with `@` and the buffer type if weights were in a special layout.
     pub case: String,
-    /// What is wrong.
+    /// Reason of the failure.
     pub detail: String,
 }
 
-/// The result of a whole run.
+/// Result of a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// The device.
+    /// Name of the device.
     pub device: String,
-    /// By operation.
+    /// Outcomes by operation.
     pub ops: BTreeMap<String, Counts>,
-    /// The cases that did not pass.
+    /// Failed cases.
     pub failures: Vec<Failure>,
 }
 
-/// The progress of a run.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
     /// Number of this case.
     pub case: usize,
-    /// Number of cases that pass the filter.
+    /// Number of cases that match the filter.
     pub cases: usize,
-    /// Its name, as in [`Failure::case`].
+    /// Name, as in [`Failure::case`].
     pub name: &'a str,
-    /// Its outcome.
+    /// Outcome.
     pub outcome: &'a Outcome,
 }
 
@@ -71,7 +71,7 @@ pub fn run_suite(
     run_all(device, &all, None, progress)
 }
 
-/// All cases, for several devices: data and the reference's results are made once, and kept.
+/// All cases, for several devices. Caches data and the reference's results.
 #[derive(Debug)]
 pub struct Suite {
     cases: Vec<Case>,
@@ -129,7 +129,7 @@ fn run_all(
         }
         for memory in &extra {
             let outcome = judge(device, &reference, case, answer, Some(memory));
-            // A layout that is not for this type of weight is no gap in the device's support.
+            // A layout that does not support this weight type is no gap in the device's support.
             if !matches!(outcome, Outcome::Unsupported { .. }) {
                 note(&format!("{} @ {}", case.name, memory.name()), outcome);
             }
@@ -162,7 +162,7 @@ impl Report {
         });
     }
 
-    /// Returns whether something ran and nothing failed. Unsupported cases are no failures.
+    /// Returns whether something ran and nothing failed. Unsupported cases are not failures.
     pub fn is_success(&self) -> bool {
         self.failures.is_empty() && self.passed() > 0
     }
@@ -194,7 +194,7 @@ impl Report {
 }
 
 impl fmt::Display for Report {
-    /// Returns a table of operations, why some cases are unsupported, and the failures.
+    /// Writes a table of operations, the reasons for unsupported cases, and the failures.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,

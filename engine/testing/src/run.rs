@@ -1,4 +1,4 @@
-//! Running one case on a device and on the reference.
+//! Runs of one case on a device and on the reference.
 
 use crate::case::Case;
 use crate::compare::{compare, source_rows};
@@ -9,24 +9,24 @@ use samite_core::{
 };
 use std::sync::{Arc, OnceLock};
 
-/// The outcome of a case.
+/// Outcome of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// The result is close enough, and nothing else in memory changed.
+    /// The result is within the limit, and nothing else in memory changed.
     Passed {
-        /// Normalized mean squared error.
+        /// Normalised mean squared error.
         nmse: f64,
     },
-    /// The device does not do this.
+    /// The device does not support the case.
     Unsupported {
-        /// Why not.
+        /// Reason.
         reason: String,
     },
     /// The result is wrong, or other memory was changed.
     Failed {
-        /// Normalized mean squared error; infinite if the numbers were not compared.
+        /// Normalised mean squared error. Infinite if the numbers were not compared.
         nmse: f64,
-        /// What is wrong.
+        /// Description of the failure.
         detail: String,
     },
     /// The device, or the reference, failed.
@@ -41,9 +41,9 @@ pub fn run_case(device: &Arc<dyn Device>, reference: &Arc<dyn Device>, case: &Ca
     judge(device, reference, case, &Answer::default(), None)
 }
 
-/// Like [`run_case`], with weights in memory of the type `weights`, such as one of the device's
-/// [extra buffer types](Device::extra_buffer_types). If that does not accept them, the case is not
-/// supported.
+/// Does what [`run_case`] does, with weights in memory of the type `weights`, such as one of the
+/// device's [extra buffer types](Device::extra_buffer_types). If that does not accept them, the
+/// case is unsupported.
 pub fn run_case_in(
     device: &Arc<dyn Device>,
     reference: &Arc<dyn Device>,
@@ -53,13 +53,12 @@ pub fn run_case_in(
     judge(device, reference, case, &Answer::default(), Some(weights))
 }
 
-/// What a case is judged by: the bytes of its inputs, and what the reference leaves in memory. Both
-/// are made when they are first asked for, and then shared by all runs of the case, whatever the
-/// device.
+/// Expected result of a case: the bytes of its inputs, and the reference's memory after the run.
+/// Both are computed on first use and shared by all runs of the case, whatever the device.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     inputs: OnceLock<Result<Vec<Vec<u8>>>>,
-    /// By position in the graph: the bytes of each tensor that is compared.
+    /// Bytes of each compared tensor, by position in the graph.
     expected: OnceLock<Result<Vec<Option<Vec<u8>>>>>,
 }
 
@@ -94,7 +93,7 @@ impl Answer {
     }
 }
 
-/// Runs `case` on `device`, with weights in memory of a type of their own if one is named.
+/// Runs `case` on `device`, optionally with weights in memory of a special type.
 pub(crate) fn judge(
     device: &Arc<dyn Device>,
     reference: &Arc<dyn Device>,
@@ -107,21 +106,20 @@ pub(crate) fn judge(
     })
 }
 
-/// The bytes around and between tensors, which must not change.
+/// Fill byte around and between tensors, which must not change.
 const SENTINEL: u8 = 0xa5;
 
-/// At least so many bytes lie between tensors.
+/// Minimum number of bytes between tensors.
 const GUARD: usize = 64;
 
-/// A byte pattern for results, to see whether they were written: it is not a number in f32, f16 and
-/// bf16.
+/// Fill byte of results, to detect if they were written. It is NaN in f32, f16 and bf16.
 const UNWRITTEN: u8 = 0xff;
 
-/// What was in memory after a run.
+/// Contents of memory after a run.
 struct Memory {
-    /// By position in the graph: the bytes of each tensor that owns memory.
+    /// Bytes of each tensor that owns memory, by position in the graph.
     owners: Vec<Option<Vec<u8>>>,
-    /// What is wrong with the bytes between tensors.
+    /// Description of changed bytes between tensors.
     damage: Option<String>,
 }
 
@@ -185,8 +183,8 @@ fn written(case: &Case) -> Vec<TensorId> {
         .collect()
 }
 
-/// Returns the tensors whose memory is compared. Without a result in place, memory that is written
-/// counts like the result.
+/// Returns the tensors whose memory is compared. Unless the result is in place, memory that is
+/// written counts like the result.
 fn compared(case: &Case) -> Vec<TensorId> {
     let owner = case.graph.memory_of(case.output);
     written(case)
@@ -202,8 +200,8 @@ fn overwritten(case: &Case) -> Option<TensorId> {
     case.in_place.and_then(|number| sources[number])
 }
 
-/// Returns the graph with its weights stored in memory of the type `memory`; `Err` with the reason
-/// if that does not accept them.
+/// Returns the graph with its weights stored in memory of the type `memory`, or `Err` with the
+/// reason if that does not accept them.
 pub(crate) fn store_weights(
     case: &Case,
     inputs: &[Vec<u8>],
@@ -311,7 +309,7 @@ pub(crate) struct Arena {
     pub(crate) places: Vec<Option<TensorRef>>,
     /// The whole buffer as bytes.
     everything: Arc<StoredTensor>,
-    /// Start and end of what belongs to tensors, in order.
+    /// Start and end of the tensors' memory, in order.
     taken: Vec<(usize, usize)>,
 }
 
@@ -334,7 +332,8 @@ impl Arena {
                 continue;
             }
             let start = align_up(end + GUARD, alignment).ok_or_else(overflow)?;
-            end = start + memory.alloc_size(&TensorInfo::of(graph.node(id), Usage::Compute))?;
+            end = start
+                + memory.alloc_size(&TensorInfo::from_node(graph.node(id), Usage::Compute))?;
             taken.push((start, end));
             offsets[id.index()] = Some(start);
         }
@@ -394,7 +393,7 @@ impl Arena {
             let mut bytes = vec![0; place.layout().bytes()];
             owners[id.index()] = match place.read(0, &mut bytes) {
                 Ok(()) => Some(bytes),
-                // Some layouts for weights are never turned back.
+                // Some weight layouts cannot be converted back.
                 Err(Error::Unsupported { .. }) if graph.tensor(id).stored.is_some() => None,
                 Err(error) => return Err(error),
             };

@@ -1,20 +1,19 @@
-//! Messages of tests that leave something out because an optional part is missing.
+//! Messages of tests that skip something because an optional part is missing.
 
 use std::fmt::Display;
 use std::io::Write;
 
-/// The environment variable with a file to which every skipped test adds a line, so that they can
-/// be listed after many test programs.
+/// Name of the environment variable with a file to which every skipped test adds a line, so that
+/// they can be listed after many test programs.
 const LIST_VARIABLE: &str = "SAMITE_TEST_SKIPPED";
 
-/// Says that the test of this thread leaves something out, and why. Unlike what tests print, the
-/// line is shown when the test passes, too. It is also added to the file that `SAMITE_TEST_SKIPPED`
-/// names.
+/// Reports that the test of this thread skips something, and why. Unlike output of tests, the line
+/// is shown even if the test passes. It is also added to the file that `SAMITE_TEST_SKIPPED` names.
 pub fn skipped(reason: impl Display) {
     let thread = std::thread::current();
     let line = line(thread.name(), &reason);
-    // Only what `println!` and its like write is kept back by the test harness. A closed stream is
-    // no reason to fail.
+    // The test harness captures only `println!` and similar macros. A closed stream is no reason to
+    // fail.
     let _ = std::io::stderr().write_all(line.as_bytes());
     let Some(path) = std::env::var_os(LIST_VARIABLE) else {
         return;

@@ -1,12 +1,12 @@
-//! A clock whose time passes only when somebody looks.
+//! Clock whose time passes only when it is read.
 
 use samite_core::environment::Clock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Returns a clock that moves on by so much whenever somebody looks at it, so that what depends on
-/// time is the same in each run.
+/// Returns a clock that advances by `step` whenever it is read, so that time-dependent results are
+/// the same in each run.
 pub fn ticking(step: Duration) -> Arc<dyn Clock> {
     Arc::new(Ticking {
         begin: Instant::now(),

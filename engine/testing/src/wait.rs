@@ -3,8 +3,8 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// Time after which waiting for a state fails. It only catches hangs: what tests wait for takes
-/// less than a second on a quiet machine, and the machine may be busy.
+/// Time after which waiting for a state fails. It only catches hangs: tests wait for less than a
+/// second on an idle machine, but the machine may be busy.
 pub const HANG_GUARD: Duration = Duration::from_secs(600);
 
 /// Waits until `is_reached` returns true.

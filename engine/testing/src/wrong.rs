@@ -1,5 +1,5 @@
-//! A device that computes some nodes wrongly, for tests of what is to find it; and one that
-//! computes a little imprecisely, for tests of what may differ.
+//! A device that computes some nodes incorrectly, for tests of code that must detect this, and a
+//! slightly imprecise device, for tests of tolerances.
 
 use crate::recipe::Rng;
 use samite_core::{
@@ -14,8 +14,8 @@ type IsWrong = Arc<dyn Fn(Node<'_>) -> bool + Send + Sync>;
 /// Changes the result of the node of this number.
 type Spoil = fn(&TensorRef, usize) -> Result<()>;
 
-/// Returns a device that computes as `device` does, but for nodes that `is_wrong` names: their
-/// results are 5 % too large; of integers, the first two are in each other's place.
+/// Returns a device that computes like `device`, except for nodes that `is_wrong` selects. Their
+/// results are 5 % too large. For integers, the first two are swapped.
 pub fn wrong_device(
     device: &Arc<dyn Device>,
     is_wrong: impl Fn(Node<'_>) -> bool + Send + Sync + 'static,
@@ -27,10 +27,9 @@ pub fn wrong_device(
     })
 }
 
-/// Returns a device that computes as `device` does, but for the precision: the results in F32 of a
-/// row are all a unit in the last place (2^-23) larger, or all smaller, as those of a norm or
-/// softmax are. How far its results are from those of `device` says how far another device's may be
-/// that computes with F32.
+/// Returns a device that computes like `device`, but imprecisely: the F32 results of a row are all
+/// a unit in the last place (2^-23) larger, or all smaller, like those of a norm or softmax can be.
+/// Its distance from `device` estimates that of another device that computes in F32.
 pub fn imprecise_device(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     let is_float = |node: Node<'_>| node.dtype() == DType::F32;
     Delegating::device(Wrong {
@@ -90,7 +89,7 @@ impl Stream for WrongStream {
         while !rest.is_empty() {
             let wrong = rest.iter().position(is_wrong);
             let (nodes, later) = rest.split_at(wrong.map_or(rest.len(), |at| at + 1));
-            // What was compiled is for all nodes together.
+            // Compiled work covers all nodes together.
             let compiled = work.compiled.filter(|_| nodes.len() == work.nodes.len());
             let piece = self.inner.prepare(Placed {
                 nodes,
@@ -152,7 +151,7 @@ impl Stream for WrongStream {
     }
 }
 
-/// Makes the numbers of each row of a result in F32 a little larger or smaller.
+/// Makes the F32 numbers of each row of a result slightly larger or smaller.
 fn nudge(result: &TensorRef, number: usize) -> Result<()> {
     let layout = result.layout();
     let mut bytes = vec![0; layout.bytes()];

@@ -98,9 +98,10 @@ fn a_thousand_cycles_end_in_every_order() {
     // Copy it alone, so that samite's own libggml-base is tested as well, where it exists.
     let folder = tempfile::tempdir().unwrap();
     let name = "libggml-cpu-x64.so";
-    let path = match cfg!(target_os = "linux") {
-        true => folder.path().join(name),
-        false => Path::new(&peers).join(name),
+    let path = if cfg!(target_os = "linux") {
+        folder.path().join(name)
+    } else {
+        Path::new(&peers).join(name)
     };
     if !path.exists() {
         std::fs::copy(Path::new(&peers).join(name), &path).unwrap();

@@ -129,16 +129,18 @@ impl Network for Wire {
 
 impl Connection for Cut {
     fn send(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        match self.is_cut.load(Ordering::SeqCst) {
-            true => Err(std::io::ErrorKind::BrokenPipe.into()),
-            false => self.connection.send(bytes),
+        if self.is_cut.load(Ordering::SeqCst) {
+            Err(std::io::ErrorKind::BrokenPipe.into())
+        } else {
+            self.connection.send(bytes)
         }
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        match self.is_cut.load(Ordering::SeqCst) {
-            true => Ok(0),
-            false => self.connection.receive(buffer),
+        if self.is_cut.load(Ordering::SeqCst) {
+            Ok(0)
+        } else {
+            self.connection.receive(buffer)
         }
     }
 

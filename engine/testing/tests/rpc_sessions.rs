@@ -36,8 +36,8 @@ fn device() -> Arc<dyn Device> {
 /// Memory quota in bytes of all clients together.
 const QUOTA: usize = 4 << 20;
 /// Maximum number of frames in a session, and of bytes in a frame.
-const MOST_FRAMES: usize = 120;
-const MOST_BYTES: usize = 32 << 10;
+const MAX_FRAMES: usize = 120;
+const MAX_BYTES: usize = 32 << 10;
 /// Default number of sessions.
 const SESSIONS: u64 = 256;
 
@@ -88,13 +88,13 @@ fn record(operation: &str) -> Vec<Frame> {
     let (mut frames, mut rest) = (Vec::new(), &bytes[..]);
     while let [command, after @ ..] = rest
         && let Some((len, after)) = after.split_first_chunk::<8>()
-        && frames.len() < MOST_FRAMES
+        && frames.len() < MAX_FRAMES
     {
         let len = u64::from_le_bytes(*len);
         let Some((payload, after)) = after.split_at_checked(len as usize) else {
             break;
         };
-        if payload.len() <= MOST_BYTES {
+        if payload.len() <= MAX_BYTES {
             frames.push(Frame {
                 command: *command,
                 len,

@@ -1,15 +1,15 @@
-//! What makes a run depend on more than its input stays in few places: clocks, random numbers,
-//! threads, the order of unordered maps.
+//! Sources of nondeterminism stay in few places: clocks, random numbers, threads, the order of
+//! unordered maps.
 //!
 //! Code takes time and threads from an [`Environment`](samite_core::environment::Environment). This
-//! test reads the sources and finds who does not.
+//! test reads the sources and finds exceptions.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// What a run may not depend on.
+/// A source of nondeterminism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     Clock,
@@ -20,7 +20,7 @@ enum Source {
 
 use Source::{Chance, Clock, Threads, UnorderedMap};
 
-/// Words that give each away. Where one stands inside of a longer word, it is another word.
+/// Words that indicate each source. A word inside a longer word does not count.
 const WORDS: [(Source, &[&str]); 4] = [
     (
         Clock,
@@ -60,11 +60,11 @@ const WORDS: [(Source, &[&str]); 4] = [
     (UnorderedMap, &["HashMap", "HashSet"]),
 ];
 
-/// Folders with the code that waits or decides an order. Devices and the program are not among
-/// them: devices work at their own pace, and a test brings others; the program is used by people.
+/// Folders with code that waits or decides an order. Devices and the program are not among them:
+/// devices are asynchronous, and a test brings its own; people use the program.
 const FOLDERS: [&str; 4] = ["base", "engine", "runtime", "models"];
 
-/// Who may, and why. A folder stands for all files in it.
+/// Exceptions with their reasons. A folder stands for all files in it.
 const ALLOWED: [(&str, Source, &str); 29] = [
     (
         "base/core/src/environment",
@@ -209,15 +209,15 @@ const ALLOWED: [(&str, Source, &str); 29] = [
     ),
 ];
 
-/// Returns the lines of `text` that a build without tests has, with their numbers: no comments, no
-/// modules of tests.
+/// Returns the lines of `text` that a build without tests contains, with their numbers: no
+/// comments, no test modules.
 fn shipped(text: &str) -> Vec<(usize, &str)> {
     let mut lines = Vec::new();
     let mut is_test = false;
     let mut follows_attribute = false;
     for (number, line) in (1..).zip(text.lines()) {
         if is_test {
-            // Formatted code ends a module where it began.
+            // In formatted code, a module ends at its own indentation.
             is_test = line != "}";
             continue;
         }
@@ -235,7 +235,7 @@ fn shipped(text: &str) -> Vec<(usize, &str)> {
     lines
 }
 
-/// Returns whether `word` stands in `code`, not as a part of a longer one.
+/// Returns whether `code` contains `word`, not as a part of a longer one.
 fn has_word(code: &str, word: &str) -> bool {
     let is_part = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
     code.match_indices(word).any(|(at, _)| {
@@ -245,7 +245,7 @@ fn has_word(code: &str, word: &str) -> bool {
     })
 }
 
-/// What gives a dependence away in a file: the line's number, what it is, the word.
+/// Returns the indications of nondeterminism in a file: line number, source, word.
 fn findings(text: &str) -> Vec<(usize, Source, &'static str)> {
     let mut found = Vec::new();
     for (number, code) in shipped(text) {
@@ -257,7 +257,7 @@ fn findings(text: &str) -> Vec<(usize, Source, &'static str)> {
     found
 }
 
-/// Adds the files with Rust code in `folder` and below that are part of libraries.
+/// Adds the Rust files of libraries in `folder` and below.
 fn add_sources(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -340,7 +340,7 @@ fn every_source_is_noticed() {
         ),
         ("use std::collections::{BTreeMap, HashMap};", UnorderedMap),
     ] {
-        // Behind a module of tests, too.
+        // Also after a test module.
         let text = format!("#[cfg(test)]\nmod tests {{\n    fn ok() {{}}\n}}\n{line}\n");
         let found = findings(&text);
         assert!(

@@ -5,10 +5,10 @@
 //! browser suspends it (promise integration), so exports that may wait return promises in
 //! JavaScript. The page runs the program in a worker and stays responsive.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `writer` | what JavaScript calls |
-//! | `main.rs` | a program for the developer's machine: builds the page |
+//! | `writer` | the JavaScript interface |
+//! | `main.rs` | a program for the developer's machine, which builds the page |
 //! | `page/` | the page and its worker |
 #![forbid(unsafe_code)]
 

@@ -52,14 +52,16 @@ fn tools(are_strict: bool) -> Vec<Tool> {
     };
     let text = || json!({"type": "string"});
     // Most programs cannot represent numbers beyond a float's range.
-    let rate = match are_strict {
-        true => json!({"type": "number", "minimum": -9, "maximum": 9}),
-        false => json!({"type": "number"}),
+    let rate = if are_strict {
+        json!({"type": "number", "minimum": -9, "maximum": 9})
+    } else {
+        json!({"type": "number"})
     };
     // Where arguments stand between markers, a string within JSON could contain such a marker.
-    let nested = match are_strict {
-        true => json!({"type": "array", "items": {"type": "integer"}}),
-        false => json!({"type": "object"}),
+    let nested = if are_strict {
+        json!({"type": "array", "items": {"type": "integer"}})
+    } else {
+        json!({"type": "object"})
     };
     vec![
         tool(

@@ -128,7 +128,7 @@ impl GrammarConstraint {
         self.vocabulary.tokenizer().is_eog(token)
     }
 
-    fn is_known(&self, token: u32) -> bool {
+    fn is_in_vocabulary(&self, token: u32) -> bool {
         (token as usize) < self.vocabulary.tokenizer().vocab_size()
     }
 
@@ -172,7 +172,7 @@ impl GrammarConstraint {
 
 impl Constraint for GrammarConstraint {
     fn allows(&mut self, token: u32) -> Result<bool, ConstraintError> {
-        if !self.is_known(token) {
+        if !self.is_in_vocabulary(token) {
             return Ok(false);
         }
         if self.is_end(token) {
@@ -213,9 +213,10 @@ impl Constraint for GrammarConstraint {
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
         if !self.allows(token)? {
             return Err(ConstraintError {
-                message: match self.is_end(token) {
-                    true => "the text ends where the grammar does not let it end".to_owned(),
-                    false => format!("the grammar does not allow token {token} here"),
+                message: if self.is_end(token) {
+                    "the text ends where the grammar does not let it end".to_owned()
+                } else {
+                    format!("the grammar does not allow token {token} here")
                 },
             });
         }

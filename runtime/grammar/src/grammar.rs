@@ -11,7 +11,7 @@ use llguidance::{Matcher, ParserFactory, panic_utils};
 use serde_json::Value;
 
 /// Maximum length of a regular expression in bytes.
-const LONGEST_REGEX: usize = 1 << 16;
+const MAX_REGEX_LEN: usize = 1 << 16;
 
 /// A grammar. Everything that does not need the engine has been validated; the engine validates the
 /// rest in [`constraint`](Self::constraint), or earlier in [`check`](Self::check).
@@ -42,8 +42,8 @@ impl Grammar {
     /// # Errors
     /// [`GrammarError::Regex`].
     pub fn regex(text: &str) -> Result<Self> {
-        if text.len() > LONGEST_REGEX {
-            let message = format!("it has {} bytes; {LONGEST_REGEX} are allowed", text.len());
+        if text.len() > MAX_REGEX_LEN {
+            let message = format!("it has {} bytes; {MAX_REGEX_LEN} are allowed", text.len());
             return Err(GrammarError::Regex(message));
         }
         let escapes = text.len() - text.trim_end_matches('\\').len();

@@ -7,7 +7,7 @@ use samite_text::{Constraint, ConstraintError};
 use std::sync::Arc;
 
 /// Maximum length of the text searched for triggers; only the end of a longer text is searched.
-const MOST_BYTES: usize = 1 << 18;
+const MAX_BYTES: usize = 1 << 18;
 
 /// Event that starts the grammar.
 #[derive(Clone, Debug)]
@@ -247,9 +247,10 @@ impl Constraint for Lazy {
         }
         for token in 0..self.inner.tokenizer().vocab_size() as u32 {
             let bit = 1 << (token % 32);
-            match self.breaks(token) {
-                true => self.some[token as usize / 32] &= !bit,
-                false => self.some[token as usize / 32] |= bit,
+            if self.breaks(token) {
+                self.some[token as usize / 32] &= !bit
+            } else {
+                self.some[token as usize / 32] |= bit
             }
         }
         Ok(&self.some)
@@ -287,8 +288,8 @@ impl Constraint for Lazy {
         if let Some(start) = self.trigger(new_from) {
             return self.begin(start);
         }
-        if self.text.len() > MOST_BYTES {
-            self.drop_first(self.text.len() - MOST_BYTES / 2);
+        if self.text.len() > MAX_BYTES {
+            self.drop_first(self.text.len() - MAX_BYTES / 2);
         }
         Ok(())
     }

@@ -11,11 +11,11 @@ use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Number, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-const MOST_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 /// Maximum nesting of schemas.
 const DEEPEST: usize = 64;
 /// Maximum number of values that replace references.
-const MOST_INLINED: usize = 100_000;
+const MAX_INLINED: usize = 100_000;
 /// Limits on the search for the part at fault: trials, and the parts that the engine makes in them.
 const MAX_TRIALS: usize = 100;
 const MAX_TRIED_PARTS: usize = 500_000;
@@ -248,9 +248,9 @@ fn bound(schema: &mut Map<String, Value>) {
 /// Returns the schema in the engine's form. The engine may still reject parts that contradict each
 /// other.
 pub fn prepare(text: &str) -> Result<Value> {
-    if text.len() > MOST_BYTES {
+    if text.len() > MAX_BYTES {
         let message = format!(
-            "the schema has {} bytes; {MOST_BYTES} are allowed",
+            "the schema has {} bytes; {MAX_BYTES} are allowed",
             text.len()
         );
         return Err(GrammarError::TooLarge(message));
@@ -278,7 +278,7 @@ pub fn prepare(text: &str) -> Result<Value> {
     let with_references = schema.clone();
     let mut inline = Inline {
         root: &with_references,
-        left: MOST_INLINED,
+        left: MAX_INLINED,
     };
     inline.options(&mut schema, 0)?;
     // The engine treats an unknown `$schema` as the newest draft.
@@ -661,7 +661,7 @@ impl Inline<'_> {
         let copy = Value::Object(copy);
         self.left = self.left.checked_sub(size(&copy)).ok_or_else(|| {
             GrammarError::TooLarge(format!(
-                "the schemas that alternatives of 'oneOf' refer to have more than {MOST_INLINED} parts: use 'anyOf'"
+                "the schemas that alternatives of 'oneOf' refer to have more than {MAX_INLINED} parts: use 'anyOf'"
             ))
         })?;
         Ok(copy)

@@ -13,10 +13,10 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Maximum length of a token in a constrained text: the depth of the engine's trie.
-const LONGEST_TOKEN: usize = 1023;
+const MAX_TOKEN_LEN: usize = 1023;
 /// Capacity of the engine's trie.
-const MOST_BYTES: usize = 4_000_000;
-const MOST_TOKENS: usize = 1 << 23;
+const MAX_BYTES: usize = 4_000_000;
+const MAX_TOKENS: usize = 1 << 23;
 
 /// A vocabulary for grammars. Clones share its data.
 #[derive(Clone)]
@@ -62,9 +62,9 @@ impl GrammarVocabulary {
             words.push(text.to_vec());
         }
         let bytes: usize = words.iter().map(Vec::len).sum();
-        if count == 0 || count > MOST_TOKENS || bytes > MOST_BYTES {
+        if count == 0 || count > MAX_TOKENS || bytes > MAX_BYTES {
             return Err(GrammarError::Vocabulary(format!(
-                "{count} tokens with texts of {bytes} bytes; there may be up to {MOST_TOKENS} tokens with texts of {MOST_BYTES} bytes",
+                "{count} tokens with texts of {bytes} bytes; there may be up to {MAX_TOKENS} tokens with texts of {MAX_BYTES} bytes",
             )));
         }
         let ends = tokenizer.eog_tokens();
@@ -106,7 +106,7 @@ pub(crate) fn text_of(tokenizer: &Tokenizer, id: u32) -> &[u8] {
     let text = tokenizer.token_to_piece(id, false).unwrap_or_default();
     // UTF-8 never contains this byte, with which the engine marks tokens that are not text.
     let is_marked = text.contains(&TokTrie::SPECIAL_TOKEN_MARKER);
-    if is_marked || text.len() > LONGEST_TOKEN {
+    if is_marked || text.len() > MAX_TOKEN_LEN {
         return &[];
     }
     text

@@ -275,12 +275,13 @@ fn size_of(folder: &Path) -> u64 {
 /// Returns whether a link below `folder` leads to `content`.
 fn is_linked(folder: &Path, content: &Path, depth: usize) -> bool {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries
-        .map(|entry| entry.path())
-        .any(|path| match path.is_dir() {
-            true => depth > 0 && is_linked(&path, content, depth - 1),
-            false => path.canonicalize().is_ok_and(|known| known == content),
-        })
+    entries.map(|entry| entry.path()).any(|path| {
+        if path.is_dir() {
+            depth > 0 && is_linked(&path, content, depth - 1)
+        } else {
+            path.canonicalize().is_ok_and(|known| known == content)
+        }
+    })
 }
 
 /// Creates a symbolic link to `relative` at `path`, or a hard link to `blob` where symbolic links

@@ -13,11 +13,11 @@ use ureq::http::{HeaderMap, Response, StatusCode, header};
 use ureq::{Agent, Body};
 
 /// Maximum size in bytes of a response that is not a file.
-const LONGEST_ANSWER: u64 = 32 << 20;
+const MAX_ANSWER_LEN: u64 = 32 << 20;
 /// Maximum number of pages in a file list.
-const MOST_PAGES: usize = 50;
+const MAX_PAGES: usize = 50;
 /// Maximum number of redirects of a request.
-const MOST_REDIRECTS: u32 = 8;
+const MAX_REDIRECTS: u32 = 8;
 
 /// Options for the connection to a hub.
 #[derive(Clone, Debug)]
@@ -102,7 +102,7 @@ impl Hub {
     pub fn new(options: HubOptions) -> Self {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
-            .max_redirects(MOST_REDIRECTS)
+            .max_redirects(MAX_REDIRECTS)
             .timeout_resolve(Some(options.patience))
             .timeout_connect(Some(options.patience))
             .timeout_recv_response(Some(options.patience))
@@ -139,7 +139,7 @@ impl Hub {
         }
         let mut files = Vec::new();
         let mut next = Some(format!("{models}/tree/{commit}?recursive=true"));
-        for _ in 0..MOST_PAGES {
+        for _ in 0..MAX_PAGES {
             let Some(url) = next else { break };
             let (entries, headers): (Vec<Entry>, _) = self.json(&url)?;
             files.extend(entries.into_iter().filter_map(Entry::into_file));
@@ -167,7 +167,7 @@ impl Hub {
         let ask = || -> Result<_, Failed> {
             let response = self.get(url, None)?;
             let (parts, body) = response.into_parts();
-            let text = body.into_with_config().limit(LONGEST_ANSWER).read_to_vec();
+            let text = body.into_with_config().limit(MAX_ANSWER_LEN).read_to_vec();
             let text = text.map_err(|error| self.failed(url, error))?;
             let value = serde_json::from_slice(&text).map_err(|error| Error::Answer {
                 url: url.to_owned(),

@@ -119,9 +119,10 @@ fn compare(path: &Path, device: &Arc<dyn Device>) -> Result<Vec<f64>, Box<dyn Er
     if let Some(expected) = values(&path.with_extension("f32"))? {
         let tokens = tokens(expected.len() / model.spec().n_vocab);
         let whole = tokens.len();
-        let ways = match model.spec().sees_later() {
-            true => vec![(whole, true), (whole, false)],
-            false => vec![(whole, true), (17, false), (1, true)],
+        let ways = if model.spec().sees_later() {
+            vec![(whole, true), (whole, false)]
+        } else {
+            vec![(whole, true), (17, false), (1, true)]
         };
         for (at_once, flash) in ways {
             errors.push(error(&logits(&model, &tokens, at_once, flash)?, &expected));
@@ -135,9 +136,10 @@ fn compare(path: &Path, device: &Arc<dyn Device>) -> Result<Vec<f64>, Box<dyn Er
             }
         }
     }
-    match errors.is_empty() {
-        true => Err("there are no results of llama.cpp beside it".into()),
-        false => Ok(errors),
+    if errors.is_empty() {
+        Err("there are no results of llama.cpp beside it".into())
+    } else {
+        Ok(errors)
     }
 }
 

@@ -146,9 +146,10 @@ impl Context {
             Output::Embeddings(pooling) => (spec.embedding_width(pooling), 0),
             Output::Both => (spec.n_vocab, spec.embedding_width(Pooling::None)),
         };
-        let n_rows = match self.sizes.means {
-            true => self.options.n_seq,
-            false => self.sizes.n_logits,
+        let n_rows = if self.sizes.means {
+            self.options.n_seq
+        } else {
+            self.sizes.n_logits
         };
         self.size_rows(n_rows)
     }
@@ -287,7 +288,7 @@ impl Context {
             // Reserving memory unloads the loaded graph.
             self.loaded = None;
         }
-        let before = self.adapters.of(sequence).map(<[_]>::to_vec);
+        let before = self.adapters.for_sequence(sequence).map(<[_]>::to_vec);
         self.adapters.set(sequence, adapters);
         if new > 0
             && let Err(error) = self.reserve_all()
@@ -301,7 +302,7 @@ impl Context {
 
     /// Returns the adapters that apply to the tokens of a sequence.
     pub fn adapters_of(&self, sequence: usize) -> &[ScaledAdapter] {
-        let own = self.adapters.of(sequence);
+        let own = self.adapters.for_sequence(sequence);
         own.unwrap_or(&self.options.adapters)
     }
 
@@ -560,11 +561,12 @@ impl Context {
                 "nothing is kept of this model's tokens: there is nothing to move",
             ));
         }
-        match self.model.spec().can_shift() {
-            true => Ok(()),
-            false => Err(Error::invalid(
+        if self.model.spec().can_shift() {
+            Ok(())
+        } else {
+            Err(Error::invalid(
                 "what this model keeps depends on positions: they cannot be moved",
-            )),
+            ))
         }
     }
 
@@ -836,9 +838,10 @@ impl Context {
     fn micro_batches<'a>(&self, batch: &'a Batch) -> MicroBatches<'a> {
         let (n_ubatch, n_logits) = (self.options.n_ubatch, self.sizes.n_logits);
         let parts = MicroBatches::new(batch.tokens(), n_ubatch, n_logits, self.options.copies > 1);
-        match self.sizes.by_sequence {
-            true => parts.alike(batch),
-            false => parts,
+        if self.sizes.by_sequence {
+            parts.alike(batch)
+        } else {
+            parts
         }
     }
 

@@ -64,7 +64,7 @@ pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// Maximum number of texts in one batch that [`fit_to`] makes room for.
-const MOST_TEXTS: usize = 64;
+const MAX_TEXTS: usize = 64;
 
 /// Sizes `options` for texts with these numbers of tokens: for the longest one, or for several
 /// shorter ones at once.
@@ -79,9 +79,10 @@ pub fn fit_to(options: &mut ContextOptions, spec: &Spec, pooling: Pooling, lengt
     if takes_means(options.output, spec) {
         options.n_ubatch = room;
     }
-    options.n_seq = match spec.has_state() {
-        true => 1,
-        false => lengths.len().clamp(1, MOST_TEXTS),
+    options.n_seq = if spec.has_state() {
+        1
+    } else {
+        lengths.len().clamp(1, MAX_TEXTS)
     };
 }
 
@@ -103,9 +104,10 @@ pub fn embed<E: From<Error>>(
     };
     let most_texts = options.n_seq;
     let room = options.n_batch.min(context.n_ctx());
-    let room = match context.takes_means() {
-        true => room.min(options.n_ubatch),
-        false => room,
+    let room = if context.takes_means() {
+        room.min(options.n_ubatch)
+    } else {
+        room
     };
     let mut batch = Batch::new();
     let mut first = 0;

@@ -143,7 +143,7 @@ impl Fitter<'_> {
     fn needs(&self, layers: Vec<usize>, free: &[Option<usize>]) -> Result<Fit> {
         let (spec, devices) = (self.spec, self.devices);
         let context = &ContextOptions {
-            output: self.options.context.output.of(spec),
+            output: self.options.context.output.resolve(spec),
             ..self.options.context.clone()
         };
         let sizes = context.sizes(spec)?;

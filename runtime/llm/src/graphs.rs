@@ -135,9 +135,10 @@ impl GraphCache {
     }
 
     fn class(&mut self, shape: GraphShape) -> (&mut Vec<Built>, usize) {
-        match shape.n_tokens <= self.step {
-            true => (&mut self.steps, Self::STEPS),
-            false => (&mut self.prompts, Self::PROMPTS),
+        if shape.n_tokens <= self.step {
+            (&mut self.steps, Self::STEPS)
+        } else {
+            (&mut self.prompts, Self::PROMPTS)
         }
     }
 

@@ -151,9 +151,10 @@ pub fn merge(source: &GgufFile, target: &Path, options: &MergeOptions<'_>) -> Re
                 delta.add(row, info.shape[1], values);
             }
         };
-        let change = match deltas.is_empty() {
-            true => Change::Nothing,
-            false => Change::Values(&change),
+        let change = if deltas.is_empty() {
+            Change::Nothing
+        } else {
+            Change::Values(&change)
         };
         writer.fill_tensor(|slot| {
             let progress = |elements| (options.progress)(done + elements, total);

@@ -106,7 +106,7 @@ impl Mixture {
     /// Returns the type for `tensor`.
     fn choose(&self, tensor: &TensorInfo, place: Place, model: &Traits) -> DType {
         use DType::*;
-        let part = Part::of(&tensor.name);
+        let part = Part::from_name(&tensor.name);
         let is_output = part == Part::Output || part == Part::Embedding && !model.has_output;
         let name = self.name;
         match part {
@@ -252,7 +252,7 @@ impl Mixture {
         use DType::*;
         match to {
             IQ1_S | IQ2_XXS | IQ2_XS => true,
-            _ if matches!(Part::of(name), Part::Embedding | Part::Output) => false,
+            _ if matches!(Part::from_name(name), Part::Embedding | Part::Output) => false,
             IQ1_M | IQ2_S | IQ3_XXS => true,
             Q2_K => self.name == "Q2_K_S",
             _ => false,
@@ -277,7 +277,7 @@ enum Part {
 }
 
 impl Part {
-    fn of(name: &str) -> Self {
+    fn from_name(name: &str) -> Self {
         let has = |part: &str| name.contains(part);
         match name {
             "output.weight" => Part::Output,
@@ -359,7 +359,7 @@ struct Traits {
 }
 
 impl Traits {
-    fn of(source: &GgufFile, has_importance: bool) -> Result<Self, Error> {
+    fn from_file(source: &GgufFile, has_importance: bool) -> Result<Self, Error> {
         let metadata = source.metadata();
         let arch: String = metadata.get_or("general.architecture", String::new())?;
         // Some models have a number for each layer; the rules use the first.
@@ -374,7 +374,7 @@ impl Traits {
         let heads = first("attention.head_count").unwrap_or(1);
         let key_heads = first("attention.head_count_kv").unwrap_or(heads);
         let layers = number("block_count")?;
-        let values = |t: &&TensorInfo| Part::of(&t.name) == Part::Value;
+        let values = |t: &&TensorInfo| Part::from_name(&t.name) == Part::Value;
         Ok(Traits {
             layers,
             values: source.tensors().iter().filter(values).count(),
@@ -401,7 +401,7 @@ impl Traits {
         let mut seen = std::collections::BTreeMap::new();
         let mut places = vec![None; tensors.len()];
         for (layer, name, index) in order {
-            let count = seen.entry(Part::of(name)).or_insert(0usize);
+            let count = seen.entry(Part::from_name(name)).or_insert(0usize);
             let nth = *count;
             let in_name = layer.filter(|_| self.experts > 1);
             places[index] = Some(Place {
@@ -550,7 +550,7 @@ impl TypeChoices {
             .map(|pattern| pattern.0.as_str())
     }
 
-    fn of(&self, name: &str) -> Option<DType> {
+    fn for_tensor(&self, name: &str) -> Option<DType> {
         let mut patterns = self.of_tensors.iter();
         let found = patterns.find(|(pattern, _)| pattern.is_match(name));
         found.map(|(_, dtype)| *dtype)
@@ -580,12 +580,12 @@ pub struct QuantizeOptions<'a> {
 impl QuantizeOptions<'_> {
     /// Returns the type for a tensor. `place` is set if the tensor is [converted](is_converted).
     fn choose(&self, tensor: &TensorInfo, place: Option<Place>, model: &Traits) -> DType {
-        let part = Part::of(&tensor.name);
+        let part = Part::from_name(&tensor.name);
         let Some(place) = place.filter(|_| !(part == Part::Output && self.types.keep_output))
         else {
             return tensor.dtype;
         };
-        let named = self.types.of(&tensor.name);
+        let named = self.types.for_tensor(&tensor.name);
         let given = match part {
             Part::Output => self.types.output,
             // Per-layer embeddings are large: an explicit pattern takes precedence for them.
@@ -619,7 +619,7 @@ impl QuantizeOptions<'_> {
         match importance {
             Some(importance) if importance.len() != wanted => {
                 // For some models, llama.cpp writes other data for these tensors.
-                if Part::of(&tensor.name) == Part::Embedding {
+                if Part::from_name(&tensor.name) == Part::Embedding {
                     return Ok(None);
                 }
                 let message = format!(
@@ -647,7 +647,7 @@ fn field(tensor: &TensorInfo) -> String {
 /// Returns an error if a tensor is already quantized and that is not allowed, if its type cannot be
 /// decoded, or if its new type needs an importance matrix.
 pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conversion>, Error> {
-    let model = Traits::of(source, options.importance.is_some())?;
+    let model = Traits::from_file(source, options.importance.is_some())?;
     let places = model.places(source.tensors());
     let convert = |(tensor, place): (&TensorInfo, Option<Place>)| {
         let to = options.choose(tensor, place, &model);

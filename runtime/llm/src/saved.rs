@@ -583,9 +583,10 @@ impl Context {
             None => wrong(format!("the saved sequence lacks '{}'", tensor.name())),
             Some(found) => {
                 found.check(tensor)?;
-                match found.count == rows.len() {
-                    true => Ok(()),
-                    false => wrong("the saved sequence contradicts itself".to_owned()),
+                if found.count == rows.len() {
+                    Ok(())
+                } else {
+                    wrong("the saved sequence contradicts itself".to_owned())
                 }
             }
         };

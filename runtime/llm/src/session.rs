@@ -131,7 +131,7 @@ impl fmt::Debug for PrefillProgress {
 }
 
 /// Maximum number of times in a row that the context is recreated before a token is decoded.
-const MOST_RENEWALS: usize = 3;
+const MAX_RENEWALS: usize = 3;
 
 /// One text in sequence 0 of a context. A common prefix of two prompts is decoded only once.
 #[derive(Debug)]
@@ -346,7 +346,7 @@ impl Session {
     fn decode_batch(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
         let mut result = self.change(|context| context.decode(&batch));
-        for _ in 0..MOST_RENEWALS {
+        for _ in 0..MAX_RENEWALS {
             match result {
                 Err(lost) if lost.is_lost() && self.renew.is_some() => {
                     if let Err(error) = self.renew(&lost) {

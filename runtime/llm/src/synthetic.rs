@@ -15,7 +15,7 @@ use samite_text::Rng;
 use std::path::Path;
 
 /// Smallest vocabulary: three special tokens and all bytes.
-pub const SMALLEST_VOCABULARY: usize = 3 + 256;
+pub const MIN_VOCABULARY: usize = 3 + 256;
 
 /// Architectures that always have mixtures of experts.
 const MIXTURES: [&str; 36] = [
@@ -98,7 +98,7 @@ pub struct SyntheticModel {
     /// Number of experts in each layer, each of width `n_ff`, and number of experts that a token
     /// uses.
     pub experts: Option<[usize; 2]>,
-    /// Size of the vocabulary, at least [`SMALLEST_VOCABULARY`].
+    /// Size of the vocabulary, at least [`MIN_VOCABULARY`].
     pub n_vocab: usize,
     /// Context length of the training.
     pub n_ctx_train: usize,
@@ -167,9 +167,9 @@ impl SyntheticModel {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if the vocabulary is too small.
     pub fn metadata(&self) -> Result<Metadata> {
-        if self.n_vocab < SMALLEST_VOCABULARY {
+        if self.n_vocab < MIN_VOCABULARY {
             return Err(Error::invalid(format!(
-                "a vocabulary of {}: at least {SMALLEST_VOCABULARY} tokens are needed",
+                "a vocabulary of {}: at least {MIN_VOCABULARY} tokens are needed",
                 self.n_vocab
             )));
         }
@@ -330,7 +330,7 @@ impl SyntheticModel {
         let special =
             [("<unk>", 2), ("<s>", 3), ("</s>", 3)].map(|(text, kind)| (text.to_owned(), kind));
         let bytes = (0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), 6));
-        let words = (0..self.n_vocab - SMALLEST_VOCABULARY).map(|i| (word(i), NORMAL));
+        let words = (0..self.n_vocab - MIN_VOCABULARY).map(|i| (word(i), NORMAL));
         let (texts, kinds): (Vec<String>, Vec<i32>) =
             special.into_iter().chain(bytes).chain(words).unzip();
         let scores: Vec<f32> = (0..texts.len()).map(|i| -(i as f32)).collect();

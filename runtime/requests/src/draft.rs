@@ -10,15 +10,15 @@ use std::time::Duration;
 /// Draft lengths that are tried.
 const LENGTHS: [usize; 6] = [0, 1, 2, 4, 8, 16];
 /// Lengths of the end of the text that is searched for, the longer ones first.
-const LONGEST_KEY: usize = 4;
-const SHORTEST_KEY: usize = 2;
+const MAX_KEY_LEN: usize = 4;
+const MIN_KEY_LEN: usize = 2;
 /// Number of tokens that the search looks back.
 const LOOKS_BACK: usize = 4096;
 
 /// Returns at most `most` tokens that followed the last earlier occurrence of the text's end.
 pub(crate) fn guess(tokens: &[u32], most: usize) -> &[u32] {
     let looked_at = &tokens[tokens.len().saturating_sub(LOOKS_BACK)..];
-    for length in (SHORTEST_KEY..=LONGEST_KEY).rev() {
+    for length in (MIN_KEY_LEN..=MAX_KEY_LEN).rev() {
         if looked_at.len() <= length {
             continue;
         }
@@ -97,7 +97,7 @@ impl Costs {
 
     /// Returns the seconds of a step with this number of tokens, interpolated between measurements,
     /// or `None` if there are none.
-    pub fn of(&self, tokens: usize) -> Option<f64> {
+    pub fn for_tokens(&self, tokens: usize) -> Option<f64> {
         /// Cost of a further token relative to the first, until it is measured.
         const FURTHER: f64 = 0.15;
         let seen = |tokens: &usize| self.seconds[*tokens] > 0.0;
@@ -128,7 +128,7 @@ impl Costs {
     /// Returns the tokens per second with a draft of this length. The other parameters are those of
     /// [`best_length`](Self::best_length).
     pub fn rate(&self, luck: &Luck, beside: Beside, length: usize, each: f64) -> f64 {
-        let time = self.of(beside.tokens + 1 + length).unwrap_or(1.0);
+        let time = self.for_tokens(beside.tokens + 1 + length).unwrap_or(1.0);
         let time = time + beside.seconds + each * length as f64;
         (beside.expected + 1.0 + luck.expected(length)) / time.max(f64::MIN_POSITIVE)
     }
@@ -139,7 +139,7 @@ impl Costs {
     /// time is unknown may be tried once.
     pub fn slows_nobody(&self, tokens: usize, seconds: f64, expected: f64, plain: f64) -> bool {
         const LONGER: f64 = 1.02;
-        let time = self.of(tokens).unwrap_or(0.0) + seconds;
+        let time = self.for_tokens(tokens).unwrap_or(0.0) + seconds;
         !self.has(tokens) || time <= plain * (1.0 + expected) * LONGER
     }
 
@@ -147,7 +147,7 @@ impl Costs {
     /// `beside`. `each` is the time to draft a token.
     pub fn best_length(&self, luck: &Luck, beside: Beside, most: usize, each: f64) -> usize {
         let rate = |length: usize| self.rate(luck, beside, length, each);
-        let least = rate(0) * LEAST_GAIN;
+        let least = rate(0) * MIN_GAIN;
         let lengths = LENGTHS.iter().copied();
         let lengths = lengths.filter(|&length| length <= most && rate(length) > least);
         // The shortest of equally good lengths.
@@ -163,7 +163,7 @@ pub(crate) fn shorter(length: usize) -> usize {
 }
 
 /// Minimum improvement of the token rate for which a draft is worthwhile.
-const LEAST_GAIN: f64 = 1.03;
+const MIN_GAIN: f64 = 1.03;
 
 /// The rest of a step, besides a draft and the token before it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -293,20 +293,20 @@ mod tests {
     #[test]
     fn costs_between_those_that_were_seen_are_between_them() {
         let mut costs = Costs::new();
-        assert_eq!(costs.of(3), None);
+        assert_eq!(costs.for_tokens(3), None);
         costs.learn(2, Duration::from_millis(10));
         costs.learn(6, Duration::from_millis(30));
         for (tokens, milliseconds) in [(1, 10.0), (2, 10.0), (4, 20.0), (6, 30.0)] {
-            let found = costs.of(tokens).unwrap();
+            let found = costs.for_tokens(tokens).unwrap();
             assert!(
                 (found * 1e3 - milliseconds).abs() < 1e-6,
                 "{tokens}: {found}"
             );
         }
-        assert!(costs.of(12).unwrap() > 0.03);
+        assert!(costs.for_tokens(12).unwrap() > 0.03);
         // A delayed step has little influence.
         costs.learn(2, Duration::from_secs(60));
-        assert!(costs.of(2).unwrap() < 0.02);
+        assert!(costs.for_tokens(2).unwrap() < 0.02);
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(crate) struct Wanted<'a> {
 impl Drafter {
     /// Maximum difference between the sizes of the two vocabularies. Vocabularies are padded to
     /// round numbers.
-    const MOST_MORE: usize = 128;
+    const MAX_MORE: usize = 128;
 
     /// Creates a drafter for `model` in `context`, and removes all sequences of the context. The
     /// context needs as many sequences as the engine's context, a row of logits for each of them,
@@ -116,7 +116,7 @@ impl Drafter {
 
     /// Returns the seconds of a step with this number of tokens, if they were measured.
     pub(crate) fn seconds(&self, tokens: usize) -> Option<f64> {
-        self.costs.of(tokens)
+        self.costs.for_tokens(tokens)
     }
 
     /// Removes a sequence.
@@ -288,7 +288,7 @@ fn check_vocabularies(draft: &Model, model: &Model) -> Result<()> {
     let (ours, theirs) = (model.tokenizer()?, draft.tokenizer()?);
     let wrong = |message: String| Err(wrong(draft, message));
     let counts = [model.spec().n_vocab, draft.spec().n_vocab];
-    if counts[0].abs_diff(counts[1]) > Drafter::MOST_MORE {
+    if counts[0].abs_diff(counts[1]) > Drafter::MAX_MORE {
         return wrong(format!(
             "its vocabulary has {} tokens, that of {} has {}: choose a smaller model of the same family",
             counts[1],

@@ -275,8 +275,8 @@ impl Engine {
                 counts,
                 ..
             } = &active.running;
-            let is_told = *key == common && !counts.truncated;
-            is_told.then(|| (active.sequence, &tokens[..active.decoded]))
+            let is_reported = *key == common && !counts.truncated;
+            is_reported.then(|| (active.sequence, &tokens[..active.decoded]))
         });
         let kept = self.kept.iter().filter(|text| text.key == common);
         blocks.update(active.chain(kept.map(|text| (text.sequence, &text.tokens[..]))));
@@ -448,7 +448,7 @@ impl Engine {
             .collect();
         used.extend([0, self.default_adapters]);
         let unused = (0..self.adapters.len()).find(|number| !used.contains(number));
-        match unused.filter(|_| self.adapters.len() >= Self::MOST_SETS) {
+        match unused.filter(|_| self.adapters.len() >= Self::MAX_SETS) {
             // Prefixes that were computed with the previous set of this number are useless now.
             Some(number) => {
                 let gone = self.kept.forget_adapters(number);
@@ -500,7 +500,7 @@ impl Engine {
     }
 
     /// Maximum number of known adapter sets, in addition to those in use.
-    const MOST_SETS: usize = 32;
+    const MAX_SETS: usize = 32;
 
     /// Sets the adapters of requests that specify none.
     pub fn set_default_adapters(&mut self, adapters: &[ScaledAdapter]) {
@@ -521,9 +521,10 @@ impl Engine {
         self.admit(now);
         let planned = self.plan_batch();
         if planned.is_empty() {
-            return match self.has_room_for_more() {
-                true => Step::Worked,
-                false => Step::Idle(self.next_deadline()),
+            return if self.has_room_for_more() {
+                Step::Worked
+            } else {
+                Step::Idle(self.next_deadline())
             };
         }
         self.run_batch(planned);
@@ -567,9 +568,10 @@ impl Engine {
 
     fn note_pauses(&mut self, now: Instant) {
         for active in &mut self.active {
-            active.paused = match active.running.outbox.is_full() {
-                true => Some(active.paused.unwrap_or(now)),
-                false => None,
+            active.paused = if active.running.outbox.is_full() {
+                Some(active.paused.unwrap_or(now))
+            } else {
+                None
             };
         }
     }
@@ -582,12 +584,12 @@ impl Engine {
         let active = active.filter_map(|active| active.running.deadline());
         let pauses = self.active.iter().filter_map(|active| active.paused);
         let pauses = pauses.filter(|_| !self.queue.is_empty());
-        let pauses = pauses.filter_map(|since| since.checked_add(Self::LONGEST_PAUSE));
+        let pauses = pauses.filter_map(|since| since.checked_add(Self::MAX_PAUSE));
         queued.chain(active).chain(pauses).min()
     }
 
     /// Time after which a paused request yields its slot to a waiting one.
-    const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+    const MAX_PAUSE: Duration = Duration::from_secs(1);
 
     /// Removes an active request. Its cached tokens are kept or removed. This is the only way out
     /// of a slot.

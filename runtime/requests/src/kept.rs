@@ -65,9 +65,10 @@ fn usable(
     let mark = context
         .marked(sequence)
         .and_then(|mark| usize::try_from(mark).ok());
-    let cause = match context.keeps_states() {
-        true => MissCause::NoState,
-        false => MissCause::Window,
+    let cause = if context.keeps_states() {
+        MissCause::NoState
+    } else {
+        MissCause::Window
     };
     match mark.filter(|&mark| mark <= most && can(mark)) {
         Some(mark) => (mark, Some(cause)),
@@ -76,7 +77,7 @@ fn usable(
 }
 
 impl KeptTexts {
-    const MOST_EVICTED: usize = 32;
+    const MAX_EVICTED: usize = 32;
 
     pub fn len(&self) -> usize {
         self.texts.len()
@@ -141,7 +142,7 @@ impl KeptTexts {
         let others = texts.filter(|(number, _)| Some(*number) != spared);
         let (number, _) = others.min_by_key(|(_, text)| text.used)?;
         let text = self.take(number)?;
-        if self.evicted.len() == Self::MOST_EVICTED {
+        if self.evicted.len() == Self::MAX_EVICTED {
             self.evicted.pop_front();
         }
         self.evicted.push_back((text.key, text.tokens));

@@ -297,9 +297,10 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
         for (id, _, answer, is_cancelled) in &mut answers {
             if answer.end.is_none() && rng.one_in(60) {
                 *is_cancelled = true;
-                match rng.one_in(2) {
-                    true => engine.cancel(*id),
-                    false => answer.reader = None,
+                if rng.one_in(2) {
+                    engine.cancel(*id)
+                } else {
+                    answer.reader = None
                 }
             }
             // Some readers are slow.

@@ -5,18 +5,18 @@
 //! several devices, and language models from GGUF files on top. Applications depend on this crate;
 //! the parts have crates of their own:
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
 //! | the root | [`Conversation`] with a language model; tensors, graphs, the device contract |
-//! | [`registry`] | which devices there are |
-//! | [`sched`] | running a graph on several of them, with an explanation |
-//! | `forecast` | how fast a plan would run on machines that are described |
+//! | [`registry`] | the available devices |
+//! | [`sched`] | running a graph on several devices, with explanations |
+//! | `forecast` | the predicted speed of a plan on described machines |
 //! | [`gguf`], [`quant`] | model files and block formats |
-//! | [`chat`] | conversations: chat templates, answers parsed back |
+//! | [`chat`] | chat templates, prompts, and parsing of answers |
 //! | [`text`] | tokenizers, samplers, UTF-8 streams |
-//! | `grammar` | text that keeps to a JSON schema, a regular expression or a grammar |
+//! | `grammar` | generation constrained by a JSON schema, a regular expression or a grammar |
 //! | [`llm`] | models, contexts, generation |
-//! | `requests`, `serve`, `kv_events` | many requests in one context; a model over HTTP; what is in its cache, for routers |
+//! | `requests`, `serve`, `kv_events` | concurrent requests in one context; an HTTP server; KV cache events for routers |
 //! | [`train`] | gradients, optimizers, training |
 //!
 //! Each device is a feature. `blas`, `cpu`, `ggml`, `meta`, `ranks`, `reference` and `rpc` are on

@@ -156,13 +156,14 @@ fn is_allowed(options: &ServeOptions, origin: &str) -> bool {
         };
         is_local_name(host)
     };
-    match list.is_empty() {
-        true => has_keys(options) || is_local(),
-        false => list.iter().any(|allowed| match allowed.as_str() {
+    if list.is_empty() {
+        has_keys(options) || is_local()
+    } else {
+        list.iter().any(|allowed| match allowed.as_str() {
             "*" => true,
             "localhost" => is_local(),
             other => other == origin,
-        }),
+        })
     }
 }
 

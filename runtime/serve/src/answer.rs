@@ -369,14 +369,12 @@ impl Choice {
     /// completions.
     pub fn probabilities(&self, token: &TokenInfo, is_drawn: bool) -> Option<Value> {
         let probabilities = token.probabilities.as_ref()?;
-        let (one, many) = match is_drawn {
-            true => ("prob", "top_probs"),
-            false => ("logprob", "top_logprobs"),
+        let (one, many) = if is_drawn {
+            ("prob", "top_probs")
+        } else {
+            ("logprob", "top_logprobs")
         };
-        let finite = |value: f32| match value.is_finite() {
-            true => value,
-            false => f32::MIN,
-        };
+        let finite = |value: f32| if value.is_finite() { value } else { f32::MIN };
         let entry = |id: u32, value: f32| {
             let (text, bytes) = self.piece(id);
             json!({"id": id, "token": text, "bytes": bytes, one: finite(value)})
@@ -405,9 +403,12 @@ pub fn timings(
         0 => 0.0,
         count => ms(time) / count as f64,
     };
-    let per_second = |time: Duration, count: usize| match time.is_zero() || count == 0 {
-        true => 0.0,
-        false => count as f64 * 1e3 / ms(time),
+    let per_second = |time: Duration, count: usize| {
+        if time.is_zero() || count == 0 {
+            0.0
+        } else {
+            count as f64 * 1e3 / ms(time)
+        }
     };
     let steps = written.saturating_sub(1);
     json!({

@@ -201,10 +201,10 @@ impl App {
 
     /// Returns the settings of a running request, without long values.
     pub(crate) fn settings(&self, tag: u64) -> Option<Value> {
-        const MOST_BYTES: usize = 1 << 16;
+        const MAX_BYTES: usize = 1 << 16;
         let settings = lock(&self.settings).get(&tag)?.upgrade()?;
         let mut settings = Value::clone(&settings);
-        if settings.to_string().len() > MOST_BYTES {
+        if settings.to_string().len() > MAX_BYTES {
             for name in ["grammar", "logit_bias", "stop", "dry_sequence_breakers"] {
                 settings[name] = Value::Null;
             }

@@ -122,7 +122,7 @@ impl Bodies {
 
 /// Parses a body, checks its limits besides the length, and charges its memory.
 pub fn parse(bytes: &[u8], account: &Account) -> Result<Value> {
-    let extent = Extent::of(bytes);
+    let extent = Extent::measure(bytes);
     let limits = [
         (extent.values > MAX_VALUES, MAX_VALUES, "values"),
         (extent.objects > MAX_OBJECTS, MAX_OBJECTS, "objects"),

@@ -33,7 +33,7 @@ const TOOL: usize = 256 << 10;
 const MOST: usize = 16_384;
 
 fn message(place: &str, value: &Value) -> Result<Message> {
-    let fields = Fields::of(place, value)?;
+    let fields = Fields::from_value(place, value)?;
     let of = |name: &str| format!("{place}.{name}");
     let role = match fields.get(&["role"]) {
         None => return Err(ApiError::field(of("role"), "is missing")),
@@ -50,7 +50,7 @@ fn message(place: &str, value: &Value) -> Result<Message> {
         Some((_, Value::Array(parts))) => {
             for (i, part) in parts.iter().enumerate() {
                 let place = format!("{place}.content[{i}]");
-                let part = Fields::of(&place, part)?;
+                let part = Fields::from_value(&place, part)?;
                 match part.text(&["type"])?.unwrap_or("text") {
                     "text" | "input_text" | "output_text" => {
                         if !part.has("text") {
@@ -100,7 +100,7 @@ fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, bool)> {
     let mut tools: Vec<Tool> = Vec::new();
     for (i, tool) in list.iter().enumerate() {
         let place = format!("tools[{i}]");
-        let fields = Fields::of(&place, tool)?;
+        let fields = Fields::from_value(&place, tool)?;
         // Other types belong to services of the APIs' vendors.
         if fields
             .text(&["type"])?
@@ -132,7 +132,7 @@ fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, bool)> {
             }
         },
         Some((name, choice)) => {
-            let choice = Fields::of(name, choice)?;
+            let choice = Fields::from_value(name, choice)?;
             let wanted = match choice.fields("function")? {
                 Some(function) => function.text(&["name"])?,
                 None => choice.text(&["name"])?,
@@ -192,7 +192,7 @@ impl Conversation {
                 "cannot be true together with \"add_generation_prompt\"",
             ));
         }
-        let is_begun = messages.last().is_some_and(is_assistant);
+        let is_continued = messages.last().is_some_and(is_assistant);
         if let Some(last) = messages.last_mut().filter(|last| is_assistant(last)) {
             // A message to continue must be one text.
             if let Content::Parts(parts) = &last.content {
@@ -225,7 +225,7 @@ impl Conversation {
             options: PromptOptions {
                 tools,
                 add_generation_prompt: adds || continues,
-                continue_last: is_begun && (continues || app.options.prefill),
+                continue_last: is_continued && (continues || app.options.prefill),
                 enable_thinking: Some(thinking),
                 reasoning_effort: effort,
                 kwargs,
@@ -262,9 +262,10 @@ fn calls(conversation: &Conversation, tools: &[Tool], format: &Format) -> Result
     match format.call_grammar(tools, conversation.is_parallel) {
         Some(calls) => Ok(Some(Form::Calls {
             grammar: calls.grammar,
-            triggers: match conversation.must_call {
-                true => Vec::new(),
-                false => calls.triggers,
+            triggers: if conversation.must_call {
+                Vec::new()
+            } else {
+                calls.triggers
             },
         })),
         None if conversation.must_call => Err(ApiError::field(
@@ -295,9 +296,10 @@ fn enforceable(context: &RequestContext, tools: &[Tool]) -> Result<Vec<Tool>> {
 
 /// Rejects `echo` in APIs that do not support it.
 pub fn no_echo(fields: &Fields<'_>) -> Result<()> {
-    match fields.boolean(&["echo"], false)? {
-        true => Err(ApiError::field("echo", "POST /v1/completions has it only")),
-        false => Ok(()),
+    if fields.boolean(&["echo"], false)? {
+        Err(ApiError::field("echo", "POST /v1/completions has it only"))
+    } else {
+        Ok(())
     }
 }
 

@@ -36,9 +36,10 @@ impl Embedder {
         use samite_llm::arch::spec::Pooling;
         let output = context.options().output;
         let room = context.options().n_batch.min(context.n_ctx());
-        let longest = match context.takes_means() {
-            true => room.min(context.options().n_ubatch),
-            false => room,
+        let longest = if context.takes_means() {
+            room.min(context.options().n_ubatch)
+        } else {
+            room
         };
         Embedder {
             is_of_tokens: output == Output::Embeddings(Pooling::None),

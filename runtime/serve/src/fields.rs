@@ -39,7 +39,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Returns the object at `place`.
-    pub fn of(place: &str, value: &'a Value) -> Result<Self> {
+    pub fn from_value(place: &str, value: &'a Value) -> Result<Self> {
         match value {
             Value::Object(object) => Ok(Fields {
                 object,
@@ -54,9 +54,10 @@ impl<'a> Fields<'a> {
 
     /// Returns the path of a field.
     fn place(&self, name: &str) -> String {
-        match self.place.is_empty() {
-            true => name.to_owned(),
-            false => format!("{}.{name}", self.place),
+        if self.place.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}.{name}", self.place)
         }
     }
 
@@ -199,7 +200,7 @@ impl<'a> Fields<'a> {
     pub fn fields(&self, name: &str) -> Result<Option<Fields<'a>>> {
         match self.get(&[name]) {
             None => Ok(None),
-            Some((name, value)) => Fields::of(&self.place(name), value).map(Some),
+            Some((name, value)) => Fields::from_value(&self.place(name), value).map(Some),
         }
     }
 }
@@ -216,7 +217,7 @@ pub struct Extent {
 
 impl Extent {
     /// Computes the size from the characters outside strings.
-    pub fn of(body: &[u8]) -> Self {
+    pub fn measure(body: &[u8]) -> Self {
         let mut extent = Extent {
             values: 1,
             ..Extent::default()
@@ -274,7 +275,7 @@ impl TextItems {
         let mut texts = Vec::new();
         for (i, item) in items.iter().enumerate() {
             let place = format!("{place}[{i}]");
-            let item = Fields::of(&place, item)?;
+            let item = Fields::from_value(&place, item)?;
             match item.text(&["type"])?.unwrap_or(self.texts[0]) {
                 kind if self.texts.contains(&kind) => {
                     texts.push(item.text(self.members)?.unwrap_or_default());
@@ -317,9 +318,9 @@ mod tests {
 
     #[test]
     fn an_extent_is_that_outside_of_strings() {
-        let extent = Extent::of(br#"{"a": [1, {"b": "[[[\"{,["}]}"#);
+        let extent = Extent::measure(br#"{"a": [1, {"b": "[[[\"{,["}]}"#);
         assert_eq!((extent.depth, extent.values, extent.objects), (3, 5, 2));
-        assert_eq!(Extent::of(&[b'['; 100]).depth, 100);
+        assert_eq!(Extent::measure(&[b'['; 100]).depth, 100);
     }
 
     #[test]

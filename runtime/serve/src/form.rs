@@ -131,9 +131,10 @@ pub fn constraint(
         // before the answer starts.
         let mask = constraint.mask();
         let mask = mask.map_err(|error| ApiError::field(field, error))?;
-        match mask.iter().any(|&word| word != 0) {
-            true => Ok(constraint),
-            false => Err(ApiError::field(field, "no text can begin")),
+        if mask.iter().any(|&word| word != 0) {
+            Ok(constraint)
+        } else {
+            Err(ApiError::field(field, "no text can begin"))
         }
     };
     let constraint = begin().map_err(|error| match grammar.check() {

@@ -230,14 +230,15 @@ impl Hub {
 
     fn check_size(&self, entry: &Entry, bytes: u64) -> Result<(), String> {
         let most = self.limits.bytes;
-        match bytes > most {
-            false => Ok(()),
-            true => Err(format!(
+        if bytes > most {
+            Err(format!(
                 "{} needs {} MiB (weights, context and results in between), and all models may have {} MiB: see --models-memory and --ctx-size",
                 entry.id(),
                 bytes >> 20,
                 most >> 20
-            )),
+            ))
+        } else {
+            Ok(())
         }
     }
 

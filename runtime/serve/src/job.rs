@@ -1,6 +1,6 @@
 //! Translates requests of all APIs into requests of the engine.
 
-use crate::api::native::MOST_TEXTS;
+use crate::api::native::MAX_TEXTS;
 use crate::app::App;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
@@ -108,7 +108,7 @@ pub fn shares(app: &App, name: &str, value: &Value) -> Result<Vec<f32>> {
     let count = app.options.adapters.len();
     let mut shares = vec![0.0; count];
     for entry in list {
-        let entry = Fields::of(name, entry)?;
+        let entry = Fields::from_value(name, entry)?;
         let id = entry.count(&["id"], usize::MAX)?;
         let most = f64::from(ScaledAdapter::MAX_SHARE);
         let scale = entry.number(&["scale"], -most, most)?;
@@ -280,8 +280,8 @@ impl Job {
         request.tag = context.tag(&settings);
         request.owner = context.caller.owner;
         let count = prompts.len().saturating_mul(choices);
-        if count > MOST_TEXTS {
-            let message = format!("{MOST_TEXTS} texts at once are allowed");
+        if count > MAX_TEXTS {
+            let message = format!("{MAX_TEXTS} texts at once are allowed");
             return Err(ApiError::field("prompt", message));
         }
         let each = size_of_request(&request, &form);

@@ -41,9 +41,10 @@ pub fn file(path: &str) -> Option<Response> {
     let (_, kind, text) = FILES.iter().find(|(known, ..)| *known == path)?;
     let mut response = Body::from(*text).into_response();
     // File names of libraries include the version, so they never change.
-    let kept = match path.ends_with(".min.js") {
-        true => "max-age=31536000, immutable",
-        false => "no-cache",
+    let kept = if path.ends_with(".min.js") {
+        "max-age=31536000, immutable"
+    } else {
+        "no-cache"
     };
     let headers = response.headers_mut();
     for (name, value) in [

@@ -91,7 +91,7 @@ impl Methods {
     }
 
     /// Returns the methods of a path, or `None` if the path does not exist.
-    pub fn of(options: &ServeOptions, path: &str) -> Option<Self> {
+    pub fn for_path(options: &ServeOptions, path: &str) -> Option<Self> {
         Some(match path {
             "/health" | "/v1/health" => Methods::get(Get::Health),
             "/ready" => Methods::get(Get::Ready),

@@ -36,7 +36,7 @@ enum Dialect {
 }
 
 impl Dialect {
-    fn of(path: &str) -> Self {
+    fn from_path(path: &str) -> Self {
         match path {
             _ if path.starts_with("/v1/messages") => Dialect::Anthropic,
             _ if path.starts_with("/api/") => Dialect::Ollama,
@@ -93,9 +93,9 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
         }
         return response;
     }
-    let methods = path.and_then(|path| Methods::of(options, path));
+    let methods = path.and_then(|path| Methods::for_path(options, path));
     let path = path.unwrap_or(whole).to_owned();
-    let dialect = Dialect::of(&path);
+    let dialect = Dialect::from_path(&path);
     if parts.method == Method::OPTIONS {
         let mut response = StatusCode::OK.into_response();
         access::add_cors(options, &parts.headers, response.headers_mut(), true);
@@ -278,9 +278,10 @@ fn unescaped(text: &str) -> String {
 
 /// Returns an error if the server does not accept new requests.
 fn ready(hub: &Hub) -> Result<Response> {
-    match hub.is_draining.load(Ordering::SeqCst) {
-        true => Err(ApiError::new(503, "the server is about to end")),
-        false => Ok(json_response(200, &json!({"status": "ok"}))),
+    if hub.is_draining.load(Ordering::SeqCst) {
+        Err(ApiError::new(503, "the server is about to end"))
+    } else {
+        Ok(json_response(200, &json!({"status": "ok"})))
     }
 }
 
@@ -382,14 +383,15 @@ impl Asked<'_> {
             }
             Get::Props => props::props(&*self.look()?)?,
             Get::Plan => self.look()?.options.plan.clone(),
-            Get::Slots => match hub.options.slots {
-                true => slots::list(&*self.look()?, self.caller)?,
-                false => {
+            Get::Slots => {
+                if hub.options.slots {
+                    slots::list(&*self.look()?, self.caller)?
+                } else {
                     return Err(ApiError::not_supported(
                         "this server does not tell about slots: start it without --no-slots",
                     ));
                 }
-            },
+            }
             Get::Adapters => props::adapters(&*self.look()?),
             Get::OllamaVersion => ollama::version(),
             Get::OllamaTags => ollama::tags(hub),

@@ -146,9 +146,10 @@ async fn run(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
         let _ = tokio::time::timeout(LAST_WORDS, join(&mut tasks)).await;
     }
     handles().for_each(|handle| handle.end());
-    match has_ended {
-        true => Err(io::Error::other("the engine has ended")),
-        false => Ok(()),
+    if has_ended {
+        Err(io::Error::other("the engine has ended"))
+    } else {
+        Ok(())
     }
 }
 

@@ -125,9 +125,10 @@ impl Running {
                     Poll::Pending => is_over = false,
                 }
             }
-            match is_over {
-                true => Poll::Ready(None),
-                false => Poll::Pending,
+            if is_over {
+                Poll::Ready(None)
+            } else {
+                Poll::Pending
             }
         })
         .await?;
@@ -237,9 +238,10 @@ fn streamed(
     });
     let stream = ReceiverStream::new(receiver).map(Ok::<_, Infallible>);
     let mut response = Body::from_stream(stream).into_response();
-    let kind = match is_lines {
-        true => "application/x-ndjson",
-        false => "text/event-stream",
+    let kind = if is_lines {
+        "application/x-ndjson"
+    } else {
+        "text/event-stream"
     };
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));

@@ -115,13 +115,14 @@ impl SimDevice {
     /// Fails for operations that the device falsely claims to support.
     pub fn check_truth(&self, node: Node<'_>) -> Result<()> {
         let op = node.op().name();
-        match self.options.lies_about.iter().any(|name| name == op) {
-            true => Err(Error::unsupported(
+        if self.options.lies_about.iter().any(|name| name == op) {
+            Err(Error::unsupported(
                 &self.options.name,
                 op,
                 "injected: it said that it does",
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 }
@@ -198,9 +199,10 @@ impl Device for SimDevice {
     fn supports(&self, node: Node<'_>) -> Support {
         let op = node.op();
         let refuses = self.options.without_ops.iter();
-        match refuses.into_iter().any(|name| name == op.name()) && node.tensor().is_computed() {
-            true => Support::no(format!("it was made without {}", op.name())),
-            false => self.kernels.supports(node),
+        if refuses.into_iter().any(|name| name == op.name()) && node.tensor().is_computed() {
+            Support::no(format!("it was made without {}", op.name()))
+        } else {
+            self.kernels.supports(node)
         }
     }
 

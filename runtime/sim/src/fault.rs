@@ -51,7 +51,7 @@ faults! {
     Copy = "copy",
     /// An event cannot be recorded.
     Record = "record",
-    /// A stream cannot be told to wait.
+    /// A stream cannot wait for an event.
     Wait = "wait",
     /// Waiting for a stream or an event fails.
     Synchronize = "synchronize",

@@ -340,9 +340,10 @@ impl Application<'_> {
             };
             let text = error.to_string();
             let is_lie = matches!(error, Error::Unsupported { .. }) && is_injected(&text);
-            let is_explained = match is_first {
-                true => explained(&text) || cancel.is_cancelled(),
-                false => is_lie,
+            let is_explained = if is_first {
+                explained(&text) || cancel.is_cancelled()
+            } else {
+                is_lie
             };
             if !is_explained {
                 let when = if is_first { "first" } else { "again" };

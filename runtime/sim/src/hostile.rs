@@ -9,9 +9,9 @@ use samite_wire::rpc::record::Record;
 use samite_wire::rpc::version::V7;
 
 /// Maximum number of actions of all hostile clients in one case.
-const MOST_DEEDS: usize = 32;
+const MAX_ACTIONS: usize = 32;
 /// Maximum number of other clients' messages that they remember.
-const MOST_KNOWN: usize = 48;
+const MAX_KNOWN: usize = 48;
 /// Distance in bytes between the base addresses of buffers.
 const DISTANCE: u64 = 1 << 40;
 
@@ -40,7 +40,7 @@ impl Hostile {
         Hostile {
             seldom: rng.pick(&[None, Some(10), Some(40), Some(40), Some(200)]),
             rng,
-            left: MOST_DEEDS,
+            left: MAX_ACTIONS,
             known: Vec::new(),
         }
     }
@@ -57,7 +57,7 @@ impl Hostile {
             ![Command::SetTensor as u8, Command::Hello as u8].contains(&head[0])
                 && len == rest.len() as u64
         });
-        if is_whole && self.known.len() < MOST_KNOWN {
+        if is_whole && self.known.len() < MAX_KNOWN {
             self.known.push(bytes.to_vec());
         }
     }
@@ -137,9 +137,10 @@ impl Hostile {
 
     /// Usually returns nothing: a second greeting ends a session.
     fn greet(&mut self) -> Vec<u8> {
-        match self.rng.one_in(16) {
-            true => message(&Request::Hello),
-            false => Vec::new(),
+        if self.rng.one_in(16) {
+            message(&Request::Hello)
+        } else {
+            Vec::new()
         }
     }
 
@@ -152,9 +153,10 @@ impl Hostile {
         let offset = self
             .rng
             .pick(&[0, 0, 0, 64, 4096, DISTANCE - 64, u64::MAX / 2]);
-        let slot = match self.rng.one_in(16) {
-            true => self.rng.below(6) as u64,
-            false => buffer,
+        let slot = if self.rng.one_in(16) {
+            self.rng.below(6) as u64
+        } else {
+            buffer
         };
         let mut record = Record {
             id: 1 + self.rng.below(4) as u64,

@@ -62,9 +62,9 @@ use world::World;
 pub use fault::{Fault, Strike};
 pub use search::{Failure, Search, Summary, shrink};
 
-/// Runs a case. Keeps its trace if `is_wanted`.
-pub fn run(case: &Case, is_wanted: bool) -> Outcome {
-    let world = World::new(case.seed_for(2), case.faults(), Trace::new(is_wanted));
+/// Runs a case. Keeps its trace if `keeps_trace`.
+pub fn run(case: &Case, keeps_trace: bool) -> Outcome {
+    let world = World::new(case.seed_for(2), case.faults(), Trace::new(keeps_trace));
     let mut outcome = Outcome::default();
     let play = AssertUnwindSafe(|| match case.workload {
         Workload::Graphs => graphs::play(case, &world, &mut outcome),

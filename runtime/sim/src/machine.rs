@@ -115,15 +115,17 @@ fn accelerator(number: usize, are_peers: bool, rng: &mut Rng) -> SimOptions {
         wants_offload: rng.one_in(3),
         import_host: rng.one_in(2),
         alignment: rng.pick(&[1, 32, 256]),
-        max_buffer_size: match rng.one_in(3) {
-            true => 16 << 10,
-            false => isize::MAX as usize,
+        max_buffer_size: if rng.one_in(3) {
+            16 << 10
+        } else {
+            isize::MAX as usize
         },
         workspace: rng.pick(&[0, 0, 512]),
         without_ops: some(rng, 5),
-        lies_about: match rng.one_in(20) {
-            true => some(rng, 10),
-            false => Vec::new(),
+        lies_about: if rng.one_in(20) {
+            some(rng, 10)
+        } else {
+            Vec::new()
         },
         ..SimOptions::named(&format!("d{number}"))
     }

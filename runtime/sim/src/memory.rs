@@ -69,12 +69,13 @@ impl SimMemory {
             .this
             .upgrade()
             .ok_or_else(|| Error::device(&self.name, "its memory is going away"))?;
-        let location = match self.is_host || is_imported {
-            true => memory.location(),
-            false => Location {
+        let location = if self.is_host || is_imported {
+            memory.location()
+        } else {
+            Location {
                 memory: MemoryId::unique(),
                 offset: 0,
-            },
+            }
         };
         if !is_imported {
             let is_compute = usage == Usage::Compute;
@@ -157,9 +158,12 @@ impl Drop for SimBuffer {
     fn drop(&mut self) {
         let (name, location, bytes) = (&self.owner.name, self.location, self.memory.len());
         let is_compute = self.usage == Usage::Compute;
-        self.owner.world.with(|state| match self.is_imported {
-            true => state.let_go(name, location, bytes),
-            false => state.freed(name, location, bytes, is_compute),
+        self.owner.world.with(|state| {
+            if self.is_imported {
+                state.let_go(name, location, bytes)
+            } else {
+                state.freed(name, location, bytes, is_compute)
+            }
         });
     }
 }
@@ -259,9 +263,10 @@ impl Buffer for SimBuffer {
     }
 
     fn init_tensor(&self, offset: usize, tensor: &TensorInfo<'_>) -> Result<()> {
-        let alignment = match self.is_imported {
-            true => 1,
-            false => self.owner.alignment.min(HOST_ALIGNMENT),
+        let alignment = if self.is_imported {
+            1
+        } else {
+            self.owner.alignment.min(HOST_ALIGNMENT)
         };
         if !offset.is_multiple_of(alignment) {
             let mistake = format!(

@@ -272,9 +272,10 @@ impl Application {
         devices.retain(|device| lost.iter().all(|lost| lost != device.name()));
         let options = ModelOptions {
             // Rules may name lost devices.
-            rules: match lost.is_empty() {
-                true => self.rules.clone(),
-                false => Vec::new(),
+            rules: if lost.is_empty() {
+                self.rules.clone()
+            } else {
+                Vec::new()
             },
             fit: None,
             threads: Some(2),

@@ -161,9 +161,10 @@ impl Net {
 
     /// Sends bytes to the server or to the client, whole or in pieces.
     fn put(&self, line: usize, to_client: bool, bytes: &[u8]) {
-        let late = match self.world.strikes(Fault::Late) {
-            true => LATE,
-            false => 0,
+        let late = if self.world.strikes(Fault::Late) {
+            LATE
+        } else {
+            0
         };
         let now = self.world.now();
         let mut state = self.lock();
@@ -181,9 +182,10 @@ impl Net {
             rest = later;
             let delay = state.rng.pick(&[10, 1_000, 50_000, 1_000_000]);
             let delay = state.rng.below(delay) as Time + late;
-            let event = match to_client {
-                true => Event::ToClient(piece.to_vec()),
-                false => Event::ToServer(piece.to_vec()),
+            let event = if to_client {
+                Event::ToClient(piece.to_vec())
+            } else {
+                Event::ToServer(piece.to_vec())
             };
             state.plan(line, now + delay, usize::from(to_client), event);
         }

@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// Context length of one request in tokens.
 const CONTEXT: usize = 96;
 /// Step limit; an engine that exceeds it is considered stuck.
-const MOST_STEPS: usize = 20_000;
+const MAX_STEPS: usize = 20_000;
 
 /// A request with its adapters: their indices and scales.
 #[derive(Clone, Debug)]
@@ -289,9 +289,10 @@ impl Setting {
         };
         let drafter = match self.draft {
             Some((is_itself, least)) => {
-                let draft = match is_itself {
-                    true => Arc::clone(&model),
-                    false => Arc::clone(&self.known.draft),
+                let draft = if is_itself {
+                    Arc::clone(&model)
+                } else {
+                    Arc::clone(&self.known.draft)
                 };
                 let context = ContextOptions {
                     n_ctx: Some(self.n_ctx + 64),
@@ -406,7 +407,7 @@ impl Serve<'_> {
             cancel,
         } = self;
         let mut answers: Vec<Answer> = Vec::new();
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MAX_STEPS {
             if !waiting.is_empty() && rng.one_in(3) {
                 let wish = waiting.remove(0);
                 let submitted = engine.submit(wish.with(adapters), Arc::new(|| {}));
@@ -440,9 +441,10 @@ impl Serve<'_> {
                     world.with(|state| {
                         state.note(|_| format!("request {} is cancelled", answer.id))
                     });
-                    match rng.one_in(2) {
-                        true => engine.cancel(answer.id),
-                        false => answer.reader = None,
+                    if rng.one_in(2) {
+                        engine.cancel(answer.id)
+                    } else {
+                        answer.reader = None
                     }
                 }
                 // Some clients read slowly.
@@ -455,7 +457,7 @@ impl Serve<'_> {
             }
         }
         Err(format!(
-            "after {MOST_STEPS} steps, not all requests are over"
+            "after {MAX_STEPS} steps, not all requests are over"
         ))
     }
 }

@@ -112,9 +112,10 @@ impl Text {
 
     /// Decodes further tokens. Returns no logits if they do not fit.
     pub fn decode(&self, context: &mut Context, tokens: &Tokens) -> Result<Logits> {
-        match self.has_room(tokens) {
-            true => decode(context, self.history.len(), tokens),
-            false => Ok(Vec::new()),
+        if self.has_room(tokens) {
+            decode(context, self.history.len(), tokens)
+        } else {
+            Ok(Vec::new())
         }
     }
 

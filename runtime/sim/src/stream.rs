@@ -187,9 +187,10 @@ impl SimStream {
             is_torn
         });
         let middle = range.start + range.len() / 2;
-        let pieces = match is_torn {
-            true => vec![range.start..middle, middle..range.end],
-            false => vec![range],
+        let pieces = if is_torn {
+            vec![range.start..middle, middle..range.end]
+        } else {
+            vec![range]
         };
         let steps = pieces.into_iter().map(|piece| {
             let (from, to) = (from.clone(), to.clone());

@@ -666,9 +666,10 @@ impl State {
     pub fn check_idle(&self, what: &str) -> Result<(), String> {
         let busy = self.streams.iter().filter(|s| s.done < s.submitted);
         let busy: Vec<_> = busy.map(|s| &*s.name).collect();
-        match busy.is_empty() {
-            true => Ok(()),
-            false => Err(format!("{what} left work in {}", busy.join(", "))),
+        if busy.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{what} left work in {}", busy.join(", ")))
         }
     }
 

@@ -24,7 +24,7 @@ const NONE: u32 = u32::MAX;
 const SHORT: usize = 48;
 
 /// Maximum length of tokens that can be reached in a vocabulary without merges.
-const LONGEST_WITHOUT_MERGES: usize = 1 << 8;
+const MAX_LEN_WITHOUT_MERGES: usize = 1 << 8;
 
 /// Encoding of text in a vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -335,7 +335,7 @@ struct Part {
 /// the token with the lowest rank first.
 fn by_rank_of_tokens(symbol_of: &HashMap<Box<[u8]>, u32>, merges: &mut HashMap<(u32, u32), Merge>) {
     for (text, &id) in symbol_of {
-        if text.len() > LONGEST_WITHOUT_MERGES {
+        if text.len() > MAX_LEN_WITHOUT_MERGES {
             continue;
         }
         for middle in 1..text.len() {

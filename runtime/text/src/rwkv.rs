@@ -14,12 +14,13 @@ impl Rwkv {
         let texts: Vec<Vec<u8>> = vocab
             .tokens
             .iter()
-            .map(
-                |token| match token.attributes.intersects(TokenAttributes::CONTROL) {
-                    true => Vec::new(),
-                    false => unescape(&token.text),
-                },
-            )
+            .map(|token| {
+                if token.attributes.intersects(TokenAttributes::CONTROL) {
+                    Vec::new()
+                } else {
+                    unescape(&token.text)
+                }
+            })
             .collect();
         Self {
             trie: Trie::new(texts.iter().map(Vec::as_slice).zip(0..)),

@@ -92,7 +92,7 @@ impl Sampler {
         Ok(Self {
             chain: Chain::new(&params),
             seed: params.seed,
-            rng: Rng::of(params.generator, params.seed),
+            rng: Rng::with_generator(params.generator, params.seed),
             candidates: Candidates::new(),
             suppressed: Vec::new(),
             vocabulary: None,
@@ -293,16 +293,17 @@ impl Sampler {
         changed.sort_unstable();
         changed.dedup();
         // Whatever happens to the changed ones, the most probable of the others are loaded.
-        let loaded = changed.len() <= MOST_CHANGED
+        let loaded = changed.len() <= MAX_CHANGED
             && match need {
                 Need::All => false,
                 Need::Best if changed.is_empty() => candidates.load_best(logits),
                 Need::Best => candidates.load_top(logits, 1 + changed.len()),
                 Need::Top(k) => candidates.load_top(logits, k.saturating_add(changed.len())),
             };
-        match loaded {
-            true => candidates.add(changed, logits),
-            false => candidates.load(logits)?,
+        if loaded {
+            candidates.add(changed, logits)
+        } else {
+            candidates.load(logits)?
         }
         Ok(())
     }
@@ -378,7 +379,7 @@ impl Sampler {
         self.was_refused = false;
         self.is_choice_due = false;
         self.seed = seed;
-        self.rng = Rng::of(self.params.generator, seed);
+        self.rng = Rng::with_generator(self.params.generator, seed);
         match &mut self.constraint {
             Some(constraint) => Ok(constraint.reset()?),
             None => Ok(()),
@@ -387,7 +388,7 @@ impl Sampler {
 }
 
 /// Maximum number of changed logits for which not all logits are loaded.
-const MOST_CHANGED: usize = 512;
+const MAX_CHANGED: usize = 512;
 
 /// Copies the logits of the tokens whose bit is set, and writes minus infinity for the others.
 fn mask_logits(logits: &[f32], mask: &[u32], masked: &mut Vec<f32>) {

@@ -11,7 +11,7 @@ use partition::{Fragment, SpecialMatcher};
 pub use stream::TokenStream;
 
 /// Maximum length of a text that is tokenized in one piece, in bytes.
-const LONGEST_TEXT: usize = 1 << 31;
+const MAX_TEXT_LEN: usize = 1 << 31;
 
 /// Attributes of tokens that are shown only on request.
 const HIDDEN: TokenAttributes = TokenAttributes::UNKNOWN.union(TokenAttributes::CONTROL);
@@ -111,9 +111,10 @@ impl Tokenizer {
         for (part, parse_special) in parts {
             length = length.saturating_add(part.len());
             check_length(length)?;
-            let fragments = match parse_special {
-                true => self.special.partition(part, true),
-                false => vec![Fragment::Text(part)],
+            let fragments = if parse_special {
+                self.special.partition(part, true)
+            } else {
+                vec![Fragment::Text(part)]
             };
             for fragment in fragments {
                 match fragment {
@@ -336,7 +337,7 @@ impl Tokenizer {
 }
 
 fn check_length(length: usize) -> Result<(), TokenizeError> {
-    let limit = LONGEST_TEXT;
+    let limit = MAX_TEXT_LEN;
     if length > limit {
         Err(TokenizeError::TextTooLong { length, limit })
     } else {
@@ -625,8 +626,8 @@ mod tests {
 
     #[test]
     fn length_is_limited() {
-        assert!(check_length(LONGEST_TEXT).is_ok());
-        let error = check_length(LONGEST_TEXT + 1).unwrap_err();
+        assert!(check_length(MAX_TEXT_LEN).is_ok());
+        let error = check_length(MAX_TEXT_LEN + 1).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the text has 2147483649 bytes without a place to cut it, at most 2147483648 can be tokenized at once"

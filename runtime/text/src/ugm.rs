@@ -61,9 +61,10 @@ impl Ugm {
                 .map(|(id, token)| (&*token.text, id))
         };
         let scores = (0..).zip(&vocab.tokens).map(|(id, token)| {
-            match is(id, TokenAttributes::USER_DEFINED) {
-                true => 0.0,
-                false => f64::from(token.score),
+            if is(id, TokenAttributes::USER_DEFINED) {
+                0.0
+            } else {
+                f64::from(token.score)
             }
         });
         let normal = vocab.tokens.iter();

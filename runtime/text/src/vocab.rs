@@ -17,7 +17,7 @@ const KEY_EOS: &str = "tokenizer.ggml.eos_token_id";
 const KEY_SEP: &str = "tokenizer.ggml.seperator_token_id";
 
 /// Maximum length of a token's text, in bytes. Real vocabularies stay below a thousand.
-const LONGEST_TOKEN: usize = 1 << 16;
+const MAX_TOKEN_LEN: usize = 1 << 16;
 
 /// Kind of tokenizer of a vocabulary (`tokenizer.ggml.model`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -380,11 +380,11 @@ impl Vocab {
             } else {
                 stored.as_slice().into()
             };
-            if text.len() > LONGEST_TOKEN {
+            if text.len() > MAX_TOKEN_LEN {
                 return Err(VocabError::TokenTooLong {
                     index,
                     length: text.len(),
-                    limit: LONGEST_TOKEN,
+                    limit: MAX_TOKEN_LEN,
                 });
             }
             let score = data.scores.as_ref().map_or(0.0, |scores| scores[index]);
@@ -711,7 +711,7 @@ mod tests {
     #[test]
     fn long_tokens_are_refused() {
         let mut long = data(&["a"]);
-        long.tokens.push(vec![b'x'; LONGEST_TOKEN]);
+        long.tokens.push(vec![b'x'; MAX_TOKEN_LEN]);
         assert!(Vocab::new(&long).is_ok());
         long.tokens[1].push(b'x');
         refused(&long, "tokenizer.ggml.tokens[1]");

@@ -8,7 +8,7 @@
 const LONGEST: usize = 64;
 
 /// Minimum length of a text; shorter texts have too few words.
-const SHORTEST_TEXT: usize = 512;
+const MIN_TEXT_LEN: usize = 512;
 
 /// Maximum number of entries.
 const MOST: usize = 1 << 14;
@@ -31,7 +31,7 @@ impl<'t> WordCache<'t> {
     /// Creates a cache for a text of `length` bytes.
     pub(crate) fn new(length: usize) -> Self {
         let entries = match length {
-            0..SHORTEST_TEXT => 0,
+            0..MIN_TEXT_LEN => 0,
             _ => (length / 8).next_power_of_two().min(MOST),
         };
         let empty = Entry {
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn words_keep_their_tokens() {
         let words: Vec<String> = (0..3000).map(|i| format!("{}", i * 7919 % 1500)).collect();
-        let mut cache = WordCache::new(SHORTEST_TEXT);
+        let mut cache = WordCache::new(MIN_TEXT_LEN);
         let (mut output, mut expected, mut made) = (Vec::new(), Vec::new(), 0);
         for word in words.iter().flat_map(|word| [word, word]) {
             let tokens = || word.bytes().map(u32::from);

@@ -14,7 +14,7 @@ use crate::vocab::{Vocab, VocabData};
 use crate::word_cache::WordCache;
 
 /// Maximum length of words, in characters; longer ones are unknown.
-const LONGEST_WORD: usize = 100;
+const MAX_WORD_LEN: usize = 100;
 
 /// Chinese characters in BERT's definition.
 const CHINESE: [(char, char); 8] = [
@@ -83,7 +83,7 @@ impl Wpm {
         let before = output.len();
         let mut rest = word.as_bytes();
         let mut trie = &self.begin;
-        let is_short = word.chars().nth(LONGEST_WORD).is_none();
+        let is_short = word.chars().nth(MAX_WORD_LEN).is_none();
         while is_short && !rest.is_empty() {
             let Some((token, length)) = trie.longest(rest) else {
                 break;

@@ -159,7 +159,7 @@ fn hundred() -> u64 {
 const MOST: usize = 1 << 24;
 
 /// Maximum size of a configuration file. Some files, such as devices, have no end.
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
 impl Config {
     /// Reads and checks a configuration.
@@ -173,9 +173,9 @@ impl Config {
         };
         let mut text = String::new();
         let read =
-            File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut text));
+            File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text));
         match read {
-            Ok(length) if length as u64 <= MOST_BYTES => {}
+            Ok(length) if length as u64 <= MAX_BYTES => {}
             Err(error) if error.kind() != ErrorKind::InvalidData => {
                 return Err(Error::io(path, error));
             }

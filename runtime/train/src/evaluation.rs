@@ -11,7 +11,7 @@ pub struct Evaluation {
 
 impl Evaluation {
     /// Evaluates the losses of at least one batch.
-    pub(crate) fn of(losses: &[f32]) -> Self {
+    pub(crate) fn from_losses(losses: &[f32]) -> Self {
         let count = losses.len() as f64;
         let mean = losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / count;
         let spread = |loss: &f32| (f64::from(*loss) - mean).powi(2);
@@ -34,11 +34,11 @@ mod tests {
 
     #[test]
     fn the_error_is_that_of_the_mean() {
-        let evaluation = Evaluation::of(&[1.0, 2.0, 3.0, 6.0]);
+        let evaluation = Evaluation::from_losses(&[1.0, 2.0, 3.0, 6.0]);
         assert_eq!(evaluation.loss, 3.0);
         assert!((evaluation.error - (14f32 / 3.0 / 4.0).sqrt()).abs() < 1e-6);
         assert_eq!(
-            Evaluation::of(&[4.0]),
+            Evaluation::from_losses(&[4.0]),
             Evaluation {
                 loss: 4.0,
                 error: 0.0

@@ -251,7 +251,7 @@ impl Fit {
             losses.push(loss);
         }
         self.epoch += 1;
-        Ok(Evaluation::of(&losses))
+        Ok(Evaluation::from_losses(&losses))
     }
 
     /// Measures the loss on a range of samples. Incomplete batches are ignored.
@@ -274,7 +274,7 @@ impl Fit {
             )?;
             losses.push(loss);
         }
-        Ok(Evaluation::of(&losses))
+        Ok(Evaluation::from_losses(&losses))
     }
 
     /// Returns the concatenated outputs for a range of samples.

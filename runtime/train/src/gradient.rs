@@ -88,7 +88,7 @@ impl Gradients {
                 })
                 .collect();
             for (number, source) in sources {
-                let part = rules::apply(graph, again.of(id), gradient, number)?;
+                let part = rules::apply(graph, again.copy_of(id), gradient, number)?;
                 gradients.add(graph, source, part)?;
             }
         }
@@ -121,7 +121,7 @@ impl Gradients {
     /// Returns the gradient of forward tensor `id`: f32, with the same shape but possibly other
     /// strides. Returns `None` if the loss does not depend on it, or if no requested parameter
     /// depends on it.
-    pub fn of(&self, id: TensorId) -> Option<TensorId> {
+    pub fn get(&self, id: TensorId) -> Option<TensorId> {
         self.of.get(id.index()).copied().flatten()
     }
 }
@@ -156,7 +156,7 @@ impl Again {
                 )));
             }
             let (op, name) = (tensor.op, tensor.name.clone());
-            let source = |source: &Option<TensorId>| source.map(|source| again.of(source));
+            let source = |source: &Option<TensorId>| source.map(|source| again.copy_of(source));
             let sources: Vec<_> = tensor.sources.iter().map(source).collect();
             let copy = graph.push(op, &sources)?;
             graph.set_name(copy, format!("again:{name}"));
@@ -166,7 +166,7 @@ impl Again {
     }
 
     /// Returns the copy of `id`, or `id` itself if it is not in the part.
-    fn of(&self, id: TensorId) -> TensorId {
+    fn copy_of(&self, id: TensorId) -> TensorId {
         let place = id.index().checked_sub(self.first);
         let copy = place.and_then(|place| self.copies.get(place));
         copy.copied().unwrap_or(id)

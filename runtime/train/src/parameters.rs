@@ -152,7 +152,7 @@ pub(crate) fn store_gradients(
     adds: bool,
 ) -> Result<()> {
     for (parameter, &id) in parameters.iter().zip(ids) {
-        let Some(gradient) = gradients.of(id) else {
+        let Some(gradient) = gradients.get(id) else {
             continue;
         };
         let into = graph.stored(&parameter.gradient)?;

@@ -508,7 +508,7 @@ impl Rule<'_> {
     }
 
     fn glu_x(&mut self, kind: Glu, x: TensorId, gate: TensorId) -> Result<TensorId> {
-        match Gated::of(kind) {
+        match Gated::from_kind(kind) {
             Gated::Unary(function) => {
                 let h = self.graph.mul(self.g, gate)?;
                 self.unary(function, x, None, h)
@@ -531,7 +531,7 @@ impl Rule<'_> {
     }
 
     fn glu_gate(&mut self, kind: Glu, x: TensorId, gate: TensorId) -> Result<TensorId> {
-        match Gated::of(kind) {
+        match Gated::from_kind(kind) {
             Gated::Unary(function) => {
                 let value = self.graph.unary(x, function)?;
                 Ok(self.graph.mul(value, self.g)?)
@@ -562,7 +562,7 @@ enum Gated {
 }
 
 impl Gated {
-    fn of(kind: Glu) -> Self {
+    fn from_kind(kind: Glu) -> Self {
         Gated::Unary(match kind {
             Glu::Reglu => Unary::Relu,
             Glu::Geglu => Unary::Gelu,

@@ -234,7 +234,7 @@ impl Trainer {
                 .run(&mut self.scheduler, batch, &self.cancel)?;
             losses.push(loss);
         }
-        Ok(Evaluation::of(&losses))
+        Ok(Evaluation::from_losses(&losses))
     }
 
     /// Runs a batch node by node to find the first result that is not finite.

@@ -258,9 +258,10 @@ fn upscale(
     let offset: f32 = if align_corners { 0.0 } else { 0.5 };
     let scale: [f32; 4] = std::array::from_fn(|d| {
         let (to, from) = (shapes.result[d], from[d]);
-        match align_corners && d < 2 && to > 1 && from > 1 {
-            true => (to - 1) as f32 / (from - 1) as f32,
-            false => to as f32 / from as f32,
+        if align_corners && d < 2 && to > 1 && from > 1 {
+            (to - 1) as f32 / (from - 1) as f32
+        } else {
+            to as f32 / from as f32
         }
     });
     let nearest = |d: usize| (at[d] as f32 / scale[d]) as usize;

@@ -77,9 +77,10 @@ pub fn pre(
     let streams = shapes.sources[0][1];
     let sum: f64 = (0..streams)
         .map(|stream| {
-            let weight = match gated {
-                true => 1.0 / (1.0 + (-x.get(1, [i, stream, token, 0])).exp()),
-                false => x.get(1, [stream, token, 0, 0]),
+            let weight = if gated {
+                1.0 / (1.0 + (-x.get(1, [i, stream, token, 0])).exp())
+            } else {
+                x.get(1, [stream, token, 0, 0])
             };
             x.get(0, [i, stream, token, 0]) * weight
         })
@@ -92,10 +93,11 @@ pub fn post(shapes: &Shapes, [i, to, token, _]: [usize; 4], x: &impl Elements) -
     let own = x.get(0, [i, token, 0, 0]) * x.get(2, [to, token, 0, 0]);
     let residual = |from| x.get(1, [i, from, token, 0]);
     let is_mixed = shapes.sources[3][0] > 0;
-    own + match is_mixed {
-        true => (0..shapes.result[1])
+    own + if is_mixed {
+        (0..shapes.result[1])
             .map(|from| residual(from) * x.get(3, [to, from, token, 0]))
-            .sum(),
-        false => residual(to),
+            .sum()
+    } else {
+        residual(to)
     }
 }

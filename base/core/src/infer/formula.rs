@@ -144,9 +144,10 @@ pub(super) fn formula(c: &Check<'_>) -> Result<Layout> {
             c.all_f32(0..2)?;
             let [n, streams, tokens, one] = c.source(0)?.shape();
             c.ensure(one == 1, "there are too many dimensions")?;
-            match gated {
-                true => c.shaped(1, [n, streams, tokens, 1])?,
-                false => c.shaped(1, [streams, tokens, 1, 1])?,
+            if gated {
+                c.shaped(1, [n, streams, tokens, 1])?
+            } else {
+                c.shaped(1, [streams, tokens, 1, 1])?
             }
             c.result(DType::F32, [n, tokens, 1, 1])
         }
@@ -310,15 +311,12 @@ fn image(c: &Check<'_>) -> Result<Layout> {
             c.all_f32(0..1)?;
             let (gradient, k) = (c.source(0)?.shape(), c.source(1)?.shape());
             let width = c.places(&window, 0, shape[0], k[0])?;
-            let wanted = match planar {
-                true => {
-                    let height = c.places(&window, 1, shape[1], k[1])?;
-                    [product(&[k[0], k[1], shape[2]])?, width, height, shape[3]]
-                }
-                false => {
-                    c.ensure(shape[3] == 1, "images in one dimension")?;
-                    [product(&[k[0], shape[1]])?, width, shape[2], 1]
-                }
+            let wanted = if planar {
+                let height = c.places(&window, 1, shape[1], k[1])?;
+                [product(&[k[0], k[1], shape[2]])?, width, height, shape[3]]
+            } else {
+                c.ensure(shape[3] == 1, "images in one dimension")?;
+                [product(&[k[0], shape[1]])?, width, shape[2], 1]
             };
             c.ensure(
                 gradient == wanted,

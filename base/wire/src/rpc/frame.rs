@@ -1,6 +1,6 @@
 //! Commands and the lengths of their messages.
 
-use super::graph::MOST_SOURCES;
+use super::graph::MAX_SOURCES;
 use super::record::RECORD;
 use super::version::Protocol;
 use crate::Reason;
@@ -66,7 +66,7 @@ commands! {
 
 impl Command {
     /// Returns the command with this number.
-    pub fn of(number: u8) -> Option<Self> {
+    pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
     }
 
@@ -86,7 +86,7 @@ impl Command {
             Command::CopyTensor => exactly(2 * RECORD),
             Command::GraphCompute => (12, None),
             Command::InitTensor => exactly(RECORD),
-            Command::GetAllocSize => exactly(4 + RECORD * (1 + MOST_SOURCES)),
+            Command::GetAllocSize => exactly(4 + RECORD * (1 + MAX_SOURCES)),
             Command::Hello => exactly(protocol.capabilities),
             Command::DeviceCount => exactly(0),
             Command::MemsetTensor => exactly(RECORD + 17),
@@ -123,9 +123,9 @@ mod tests {
     fn numbers_and_lengths_are_those_of_upstream() {
         for (number, &command) in Command::ALL.iter().enumerate() {
             assert_eq!(command as usize, number);
-            assert_eq!(Command::of(number as u8), Some(command));
+            assert_eq!(Command::from_number(number as u8), Some(command));
         }
-        assert_eq!((Command::ALL.len(), Command::of(18)), (18, None));
+        assert_eq!((Command::ALL.len(), Command::from_number(18)), (18, None));
         let exact = [
             (Command::AllocBuffer, 12),
             (Command::SetTensorHash, 312),

@@ -7,7 +7,7 @@ use crate::numbers::MAX_SRC;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Number of operands of a node.
-pub const MOST_SOURCES: usize = MAX_SRC;
+pub const MAX_SOURCES: usize = MAX_SRC;
 
 /// A graph.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ impl GraphMessage {
     /// If it is invalid, or has more than `most` tensors.
     pub fn read(payload: &[u8], most: usize) -> Result<Self, Reason> {
         let too_many = |n| Reason::from(format!("a graph of {n} tensors; {most} are allowed"));
-        let mut fields = Fields::of(payload);
+        let mut fields = Fields::new(payload);
         let device = fields.u32()?;
         let count = fields.u32()? as usize;
         if count > most {

@@ -3,7 +3,7 @@
 
 use super::Fields;
 use super::frame::Command;
-use super::graph::MOST_SOURCES;
+use super::graph::MAX_SOURCES;
 use super::record::{RECORD, Record};
 use super::version::{Protocol, Version};
 use crate::Reason;
@@ -70,7 +70,7 @@ pub enum Request {
     GetAllocSize {
         device: u32,
         tensor: Record,
-        sources: Box<[Record; MOST_SOURCES]>,
+        sources: Box<[Record; MAX_SOURCES]>,
     },
     Hello,
     DeviceCount,
@@ -95,7 +95,7 @@ impl Request {
     /// # Errors
     /// If it is too short or too long, or belongs to a graph.
     pub fn read(command: Command, payload: &[u8]) -> Result<Self, Reason> {
-        let f = &mut Fields::of(payload);
+        let f = &mut Fields::new(payload);
         let request = match command {
             Command::AllocBuffer => Request::AllocBuffer {
                 device: f.u32()?,
@@ -134,7 +134,7 @@ impl Request {
             },
             Command::GetAllocSize => {
                 let (device, tensor) = (f.u32()?, Record::read(f)?);
-                let mut sources = Box::new([Record::NONE; MOST_SOURCES]);
+                let mut sources = Box::new([Record::NONE; MAX_SOURCES]);
                 for source in sources.iter_mut() {
                     *source = Record::read(f)?;
                 }
@@ -297,7 +297,7 @@ impl Greeting {
     /// # Errors
     /// If it is too short.
     pub fn read(payload: &[u8]) -> Result<Self, Reason> {
-        let [major, minor, patch, answers] = Fields::of(payload).bytes()?;
+        let [major, minor, patch, answers] = Fields::new(payload).bytes()?;
         Ok(Greeting {
             version: Version {
                 major,
@@ -354,7 +354,7 @@ mod tests {
             Request::GetAllocSize {
                 device: 15,
                 tensor,
-                sources: Box::new([tensor; MOST_SOURCES]),
+                sources: Box::new([tensor; MAX_SOURCES]),
             },
             Request::Hello,
             Request::DeviceCount,

@@ -30,7 +30,7 @@ pub struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// Creates a parser of a payload.
-    pub fn of(payload: &'a [u8]) -> Self {
+    pub fn new(payload: &'a [u8]) -> Self {
         Fields { rest: payload }
     }
 

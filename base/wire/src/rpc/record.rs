@@ -63,7 +63,7 @@ impl Record {
     ///
     /// # Errors
     /// If an extent or a stride does not fit into 32 bits.
-    pub fn of(tensor: &Description) -> Result<Self, Reason> {
+    pub fn from_description(tensor: &Description) -> Result<Self, Reason> {
         let mut record = Record {
             dtype: tensor.dtype,
             op: tensor.op,
@@ -202,7 +202,7 @@ mod tests {
         for (at, name) in fields {
             let mut bytes = vec![0; RECORD];
             bytes[at] = 1;
-            let record = Record::read(&mut Fields::of(&bytes)).unwrap();
+            let record = Record::read(&mut Fields::new(&bytes)).unwrap();
             let found = match name {
                 "id" => record.id == 1,
                 "dtype" => record.dtype == 1,
@@ -223,7 +223,7 @@ mod tests {
             let mut again = Vec::new();
             record.write(&mut again);
             assert_eq!(again, bytes, "{name}");
-            assert!(Record::read(&mut Fields::of(&bytes[1..])).is_err());
+            assert!(Record::read(&mut Fields::new(&bytes[1..])).is_err());
         }
     }
 
@@ -234,13 +234,21 @@ mod tests {
             nb: [4, 1 << 40, 1 << 40, 1 << 40],
             ..Description::default()
         };
-        assert_eq!(Record::of(&tensor).unwrap().nb, [4, 0, 0, 0]);
+        assert_eq!(Record::from_description(&tensor).unwrap().nb, [4, 0, 0, 0]);
         tensor.ne[1] = 2;
-        assert!(Record::of(&tensor).unwrap_err().contains("stride"));
+        assert!(
+            Record::from_description(&tensor)
+                .unwrap_err()
+                .contains("stride")
+        );
         tensor.ne[0] = 1 << 32;
-        assert!(Record::of(&tensor).unwrap_err().contains("extent"));
+        assert!(
+            Record::from_description(&tensor)
+                .unwrap_err()
+                .contains("extent")
+        );
         tensor.ne[0] = -1;
-        assert!(Record::of(&tensor).is_err());
+        assert!(Record::from_description(&tensor).is_err());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Differences between protocol versions.
 //!
-//! The client sends no version. It demands the server's major number, and of the minor one that the
-//! server's is not greater than its own. So a server says the least version that has everything it
-//! offers.
+//! The client sends no version. It requires the server's major number to equal its own, and the
+//! server's minor number not to exceed its own. A server therefore announces the lowest version
+//! that includes everything it offers.
 
 use crate::Reason;
 use crate::numbers::op;
@@ -11,12 +11,12 @@ use std::fmt;
 /// A version of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Raised when old programs cannot talk to new ones, also where ggml's numbers of operations
-    /// moved.
+    /// Incremented when old programs cannot talk to new ones, including when ggml's operation
+    /// numbers move.
     pub major: u8,
-    /// Raised for commands that old programs need not know.
+    /// Incremented for commands that old programs need not know.
     pub minor: u8,
-    /// Raised for corrections.
+    /// Incremented for corrections.
     pub patch: u8,
 }
 
@@ -26,15 +26,15 @@ impl fmt::Display for Version {
     }
 }
 
-/// The messages of a major version. Another one is one more entry in [`KNOWN`]; where its bytes
-/// differ, it is one more field here.
+/// Messages of a major version. Another version is another entry in [`KNOWN`], and differences in
+/// bytes are additional fields here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protocol {
-    /// What a server of ours says.
+    /// Version that samite's server announces.
     pub version: Version,
-    /// How many numbers of operations are in use.
+    /// Number of operation numbers in use.
     pub operations: u32,
-    /// Bytes of the greeting, which say what the peer's network can do.
+    /// Bytes of the greeting for the network capabilities of the peer.
     pub capabilities: usize,
 }
 
@@ -49,19 +49,19 @@ pub const V7: Protocol = Protocol {
     capabilities: 24,
 };
 
-/// The protocols that are known.
+/// Known protocols.
 pub const KNOWN: &[Protocol] = &[V7];
 
 impl Protocol {
-    /// Returns the protocol of a server that says `version`.
+    /// Returns the protocol of a server that announces `version`.
     ///
     /// # Errors
-    /// If it is not known, with those that are.
-    pub fn of(version: Version) -> Result<&'static Protocol, Reason> {
-        let is_meant = |known: &&Protocol| {
+    /// If the version is unknown. The error lists the known ones.
+    pub fn for_version(version: Version) -> Result<&'static Protocol, Reason> {
+        let is_match = |known: &&Protocol| {
             known.version.major == version.major && version.minor <= known.version.minor
         };
-        KNOWN.iter().find(is_meant).ok_or_else(|| {
+        KNOWN.iter().find(is_match).ok_or_else(|| {
             let known: Vec<_> = KNOWN
                 .iter()
                 .map(|known| known.version.to_string())
@@ -86,10 +86,10 @@ mod tests {
             minor,
             patch,
         };
-        assert_eq!(Protocol::of(version(7, 0, 0)), Ok(&V7));
-        assert_eq!(Protocol::of(version(7, 0, 9)), Ok(&V7));
+        assert_eq!(Protocol::for_version(version(7, 0, 0)), Ok(&V7));
+        assert_eq!(Protocol::for_version(version(7, 0, 9)), Ok(&V7));
         for other in [version(6, 0, 0), version(7, 1, 0), version(8, 0, 0)] {
-            let error = Protocol::of(other).unwrap_err();
+            let error = Protocol::for_version(other).unwrap_err();
             assert!(error.contains(&other.to_string()) && error.contains("7.0.0"));
         }
     }

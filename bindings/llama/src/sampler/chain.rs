@@ -79,7 +79,7 @@ impl Link {
                             none => {
                                 // SAFETY: the caller upholds the header's contract.
                                 let (list, items) = unsafe { items(candidates) }?;
-                                none.insert(Passing::of(items, list.sorted.is_on()))
+                                none.insert(Passing::new(items, list.sorted.is_on()))
                             }
                         };
                         run("llama_sampler_apply", (), || stage.run(passing));

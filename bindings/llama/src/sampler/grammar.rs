@@ -79,11 +79,12 @@ fn rooted(source: &str, root: &str) -> Outcome<String> {
         let rest = line.trim_start().strip_prefix("root");
         rest.is_some_and(|rest| rest.trim_start().starts_with("::="))
     });
-    match defines_root {
-        true => Err(Failure::unsupported(
+    if defines_root {
+        Err(Failure::unsupported(
             "a grammar with a rule \"root\" that does not begin with it",
-        )),
-        false => Ok(format!("{source}\nroot ::= {root}\n")),
+        ))
+    } else {
+        Ok(format!("{source}\nroot ::= {root}\n"))
     }
 }
 

@@ -64,7 +64,7 @@ pub struct Passing {
 
 impl Passing {
     /// Copies a caller's candidates.
-    pub fn of(items: &[TokenData], is_sorted: bool) -> Self {
+    pub fn new(items: &[TokenData], is_sorted: bool) -> Self {
         let candidate = |item: &TokenData| Candidate {
             id: item.id.cast_unsigned(),
             logit: item.logit,
@@ -157,7 +157,7 @@ impl Stage {
     }
 
     fn reset(&mut self, seed: Option<u32>) -> Outcome<()> {
-        let begun = || Rng::of(Generator::Mersenne, seed.unwrap_or(0).into());
+        let begun = || Rng::with_generator(Generator::Mersenne, seed.unwrap_or(0).into());
         match self {
             Stage::Draw(rng) | Stage::Xtc(.., rng) => *rng = begun(),
             Stage::Mirostat(mirostat, _, rng) => {
@@ -180,9 +180,12 @@ impl Stage {
 /// If no candidate can be chosen, falls back to the first one, if any.
 fn first(candidates: &Candidates) -> impl FnOnce(SamplerError) -> Outcome<(usize, f32)> {
     let is_there = !candidates.as_slice().is_empty();
-    move |error| match is_there {
-        true => Ok((0, f32::NEG_INFINITY)),
-        false => Err(error.into()),
+    move |error| {
+        if is_there {
+            Ok((0, f32::NEG_INFINITY))
+        } else {
+            Err(error.into())
+        }
     }
 }
 
@@ -221,7 +224,7 @@ impl Own {
         }
         // SAFETY: as above.
         let (list, items) = unsafe { items(candidates) }?;
-        let mut passing = Passing::of(items, list.sorted.is_on());
+        let mut passing = Passing::new(items, list.sorted.is_on());
         stage.run(&mut passing)?;
         passing.give_back(list, items);
         Ok(())
@@ -356,14 +359,15 @@ fn seeded(
     Ok(super::make(Own::new(
         name,
         Some(seed),
-        stage(Rng::of(Generator::Mersenne, seed.into())),
+        stage(Rng::with_generator(Generator::Mersenne, seed.into())),
     )))
 }
 
 fn number(name: &str, value: f32) -> Outcome<f32> {
-    match value.is_finite() {
-        true => Ok(value),
-        false => Err(Failure::new(format!("{name} is {value}, must be a number"))),
+    if value.is_finite() {
+        Ok(value)
+    } else {
+        Err(Failure::new(format!("{name} is {value}, must be a number")))
     }
 }
 
@@ -417,10 +421,7 @@ export! {
     /// Creates an XTC sampler, which sometimes drops the most probable tokens.
     fn llama_sampler_init_xtc(chance: f32, threshold: f32, least: usize, seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
         number("p", chance)?;
-        match number("t", threshold)? <= 0.5 && chance > 0.0 {
-            true => seeded(c"xtc", seed, |rng| Stage::Xtc(chance, threshold, least, rng)),
-            false => plain(c"xtc", false, Stage::Nothing),
-        }
+        if number("t", threshold)? <= 0.5 && chance > 0.0 { seeded(c"xtc", seed, |rng| Stage::Xtc(chance, threshold, least, rng)) } else { plain(c"xtc", false, Stage::Nothing) }
     }
 
     /// Creates a top-n-sigma sampler, which keeps logits within n standard deviations of the best.
@@ -479,10 +480,7 @@ export! {
     fn llama_sampler_init_adaptive_p(target: f32, decay: f32, seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
         number("target", target)?;
         let decay = number("decay", decay)?.clamp(0.0, 0.99);
-        seeded(c"adaptive-p", seed, |rng| match target < 0.0 {
-            true => Stage::Draw(rng),
-            false => Stage::AdaptiveP(AdaptiveP::new(target.min(1.0), decay), rng),
-        })
+        seeded(c"adaptive-p", seed, |rng| if target < 0.0 { Stage::Draw(rng) } else { Stage::AdaptiveP(AdaptiveP::new(target.min(1.0), decay), rng) })
     }
 
     /// Creates a sampler that adds biases to logits.

@@ -4,14 +4,14 @@
 use samite::registry::Probe;
 
 /// Maximum change of the clock between the samples of a pair.
-const MOST_DRIFT: f64 = 0.03;
+const MAX_DRIFT: f64 = 0.03;
 /// Maximum change of the read rate. Memory is shared with other machines on the host, so the rate
 /// changes by a fifth from one second to the next.
-const MOST_READ_DRIFT: f64 = 0.25;
+const MAX_READ_DRIFT: f64 = 0.25;
 /// Maximum share of the time that the host may withhold from this machine.
-const MOST_STOLEN: f64 = 0.01;
+const MAX_STOLEN: f64 = 0.01;
 /// Maximum number of processors that other programs may use meanwhile.
-const MOST_FOREIGN: f64 = 0.05;
+const MAX_FOREIGN: f64 = 0.05;
 
 /// Speed of the machine at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -118,10 +118,10 @@ impl Noise {
     /// Returns the disturbance that exceeds its limit, if any.
     pub fn reason(&self) -> Option<&'static str> {
         let limits = [
-            (self.clock_drift, MOST_DRIFT, "clock"),
-            (self.read_drift, MOST_READ_DRIFT, "reading"),
-            (self.stolen, MOST_STOLEN, "stolen time"),
-            (self.foreign, MOST_FOREIGN, "other programs"),
+            (self.clock_drift, MAX_DRIFT, "clock"),
+            (self.read_drift, MAX_READ_DRIFT, "reading"),
+            (self.stolen, MAX_STOLEN, "stolen time"),
+            (self.foreign, MAX_FOREIGN, "other programs"),
         ];
         let found = limits.into_iter().find(|&(value, most, _)| value > most);
         found.map(|(_, _, name)| name)

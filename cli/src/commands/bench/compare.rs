@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Maximum number of pairs to try, as a multiple of the wanted ones.
-const MOST_TRIES: usize = 2;
+const MAX_TRIES: usize = 2;
 
 /// Two consecutive samples.
 struct Pair {
@@ -257,7 +257,7 @@ impl Comparison<'_> {
         let repack = row.repack();
         let mut samite_first = false;
         let mut reading = Reading::new(self.probe);
-        while row.quiet() < row.wanted && row.pairs.len() < row.wanted * MOST_TRIES {
+        while row.quiet() < row.wanted && row.pairs.len() < row.wanted * MAX_TRIES {
             samite_first = match row.pairs.len() % 2 {
                 0 => random.next_u64() >> 63 == 0,
                 _ => !samite_first,

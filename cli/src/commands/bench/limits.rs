@@ -11,7 +11,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 /// Minimum gain of several threads relative to perfect scaling. Less indicates a problem.
-const LEAST_GAIN: f64 = 0.75;
+const MIN_GAIN: f64 = 0.75;
 
 /// Best measurements for each number of threads.
 #[derive(Default)]
@@ -27,7 +27,7 @@ impl Limits {
         pool: &PoolArgs,
         cancel: &CancelToken,
     ) -> Outcome<Peaks> {
-        if threads > 1 && self.of(1).is_none() {
+        if threads > 1 && self.peaks_for(1).is_none() {
             self.add(peaks(1, pool, cancel)?);
         }
         let peaks = peaks(threads, pool, cancel)?;
@@ -47,7 +47,7 @@ impl Limits {
         Ok(limits)
     }
 
-    fn of(&self, threads: usize) -> Option<&Peaks> {
+    fn peaks_for(&self, threads: usize) -> Option<&Peaks> {
         self.0.iter().find(|peaks| peaks.threads == threads)
     }
 
@@ -65,7 +65,7 @@ impl Limits {
     /// Returns a line for each number of threads.
     pub fn lines(&self) -> String {
         self.0.iter().fold(String::new(), |mut text, peaks| {
-            let one = self.of(1).filter(|_| peaks.threads > 1);
+            let one = self.peaks_for(1).filter(|_| peaks.threads > 1);
             let _ = writeln!(text, "{}", wrapped(&line(peaks, one), 79));
             text
         }) + &self.lines_of_devices()
@@ -168,7 +168,7 @@ fn line(peaks: &Peaks, one: Option<&Peaks>) -> String {
             beside(i8_times)
         );
     }
-    let least = LEAST_GAIN * peaks.threads as f64;
+    let least = MIN_GAIN * peaks.threads as f64;
     if i8_times.or(f32_times).is_some_and(|times| times < least) {
         text += ", threads share cores or the machine is busy";
     }

@@ -10,7 +10,7 @@ pub(super) struct Printer {
     /// `None` if the output is not a terminal.
     wrap: Option<Wrap>,
     is_dim: bool,
-    is_begun: bool,
+    has_started: bool,
 }
 
 impl Printer {
@@ -19,7 +19,7 @@ impl Printer {
         Printer {
             wrap: columns.map(Wrap::new),
             is_dim: false,
-            is_begun: false,
+            has_started: false,
         }
     }
 
@@ -40,7 +40,7 @@ impl Printer {
             }
             _ => return Ok(()),
         }
-        self.is_begun = true;
+        self.has_started = true;
         out.flush()
     }
 
@@ -49,7 +49,7 @@ impl Printer {
         if std::mem::take(&mut self.is_dim) {
             write!(out, "\x1b[0m")?;
         }
-        if self.is_begun || is_answered {
+        if self.has_started || is_answered {
             writeln!(out)?;
         }
         out.flush()

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::Path;
 
 /// Maximum bytes of a file of machines. A larger file is of another kind.
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
 pub fn run(args: &PlanArgs, file: &Path, cancel: &CancelToken) -> Outcome {
     if args.n_prompt + args.n_gen == 0 {
@@ -21,7 +21,7 @@ pub fn run(args: &PlanArgs, file: &Path, cancel: &CancelToken) -> Outcome {
     let shown = file.display();
     let unreadable =
         |error| Failure::error(format_args!("--simulate: cannot read {shown}: {error}"));
-    if std::fs::metadata(file).map_err(unreadable)?.len() > MOST_BYTES {
+    if std::fs::metadata(file).map_err(unreadable)?.len() > MAX_BYTES {
         return Err(Failure::error(format_args!(
             "--simulate: {shown} is too large for a description of machines"
         )));

@@ -33,9 +33,10 @@ fn all() -> impl Iterator<Item = DType> {
 
 /// Encodes a row with the fastest method.
 fn encode(dtype: DType, row: &[f32], out: &mut [u8]) -> Outcome {
-    let encoded = match can_encode(dtype) {
-        true => encode_row(dtype, row, out),
-        false => quantize_row(dtype, row, Some(&[1.0; ROW]), out),
+    let encoded = if can_encode(dtype) {
+        encode_row(dtype, row, out)
+    } else {
+        quantize_row(dtype, row, Some(&[1.0; ROW]), out)
     };
     encoded.map_err(Failure::error)
 }

@@ -157,9 +157,10 @@ impl ModelSource {
             let (new, driver) = args.engine(&self.flags, &model, &mut options, name)?;
             (handle, thread) = (Some(new), Some(driver));
         }
-        let embedder = match embeds {
-            true => Some(args.embedder(&self.flags, &model)?),
-            false => None,
+        let embedder = if embeds {
+            Some(args.embedder(&self.flags, &model)?)
+        } else {
+            None
         };
         let app = App::new(options, model, handle, embedder).map_err(Failure::usage)?;
         Ok(Loaded { app, thread })

@@ -32,9 +32,10 @@ fn bound(perf: &PerfCase, peaks: &Peaks) -> (Bound, f64) {
         _ => peaks.f32_operations,
     };
     let (memory, multiply) = (perf.bytes / peaks.read_bytes, perf.operations / multiply);
-    match memory > multiply {
-        true => (Bound::Memory, memory),
-        false => (Bound::Multiply, multiply),
+    if memory > multiply {
+        (Bound::Memory, memory)
+    } else {
+        (Bound::Multiply, multiply)
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) const STEP: usize = 32;
 pub(crate) const PLANE_BYTES: usize = SLAB * 2;
 
 /// Maximum number of planes of rows or columns.
-pub(crate) const MOST_PLANES: usize = 2;
+pub(crate) const MAX_PLANES: usize = 2;
 
 /// Returns the distance of columns in bytes. It is not a power of two, which would map to few cache
 /// sets.

@@ -9,7 +9,7 @@ pub(crate) const ELEMENTS: usize = 128;
 /// Minimum number of columns for which copying them to slabs is faster.
 const WORTH_SLABS: usize = 17;
 
-/// Returns the slabs to which columns of `k` elements should be copied, about `each` of which are
+/// Returns the slabs to which columns of `k` elements should be copied, if about `each` columns are
 /// multiplied with one matrix. Returns `None` if they should stay in place. In place, their
 /// distance is often a multiple of the page size, so that columns that are multiplied together
 /// evict each other from the cache.

@@ -70,7 +70,7 @@ pub(crate) fn fusions(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Fusion
     let mut angles: Option<Angles> = None;
     for (i, &node) in nodes.iter().enumerate() {
         if matches!(node.op(), Op::Rope(_) | Op::RopeBack(_)) && !node.layout().is_empty() {
-            let needed = Angles::of(node);
+            let needed = Angles::for_node(node);
             if needed.is_some() && needed == angles {
                 fusions[node.id().index()] = Fusion::SharesAngles;
             }
@@ -189,7 +189,7 @@ fn columns(node: Node<'_>, isa: Isa) -> Option<ActivationKey> {
     if !is_product || node.layout().is_empty() {
         return None;
     }
-    let form = Product::of(node, isa)?.form;
+    let form = Product::for_node(node, isa)?.form;
     let source = node.source(1)?;
     let layout = source.layout();
     if form == ActivationForm::F32 && is_usable(layout) {

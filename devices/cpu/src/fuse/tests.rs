@@ -493,7 +493,7 @@ fn products_and_the_gated_unit_of_them_are_one_step() {
             }
             let [a, b] = [0, 1].map(|i| g.mul_mat(weights[i], y).unwrap());
             let first = g.node(a);
-            let product = Product::of(first, tune::detect(None)).unwrap();
+            let product = Product::for_node(first, tune::detect(None)).unwrap();
             let (a, b) = if swapped { (b, a) } else { (a, b) };
             let gated = g.glu_split(a, b, Glu::Swiglu).unwrap();
             // Its columns may still be packed.

@@ -18,7 +18,7 @@ const LARGEST: usize = 1 << 20;
 /// Returns the kernel for a convolution. Convolutions with very large kernels are computed element
 /// by element, which takes no memory.
 pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
-    match Convolution::of(node).and_then(|convolution| convolution.size()) {
+    match Convolution::from_node(node).and_then(|convolution| convolution.size()) {
         Some(size) if size <= LARGEST => Ok(Kernel::with_scratch(scratch, build)),
         _ => formula::kernel(node),
     }
@@ -37,7 +37,7 @@ struct Convolution {
 }
 
 impl Convolution {
-    fn of(node: Node<'_>) -> Option<Self> {
+    fn from_node(node: Node<'_>) -> Option<Self> {
         let [k0, k1, k2, k3] = node.source_layout(0)?.shape();
         let (mut window, is_deep, channels, outputs, depth) = match *node.op() {
             Op::Conv2d { window } => (window, false, k2, k3, 1),
@@ -47,7 +47,7 @@ impl Convolution {
             _ => return None,
         };
         if !is_deep {
-            window.padding[2] = 0; // without a meaning
+            window.padding[2] = 0; // unused
         }
         Some(Convolution {
             window,
@@ -67,9 +67,10 @@ impl Convolution {
     /// Returns the row of a tensor at a height and depth, for channel or output `i` of `count`, of
     /// image or kernel number `of`.
     fn row(&self, at: [usize; 2], of: usize, count: usize, i: usize) -> [usize; 3] {
-        match self.is_deep {
-            true => [at[0], at[1], of * count + i],
-            false => [at[0], i, of],
+        if self.is_deep {
+            [at[0], at[1], of * count + i]
+        } else {
+            [at[0], i, of]
         }
     }
 
@@ -144,14 +145,14 @@ fn bytes(convolution: &Convolution) -> Option<(usize, usize)> {
 }
 
 fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
-    let (kernels, gathered) = bytes(&Convolution::of(node)?)?;
+    let (kernels, gathered) = bytes(&Convolution::from_node(node)?)?;
     gathered.checked_mul(threads)?.checked_add(kernels)
 }
 
 fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (kernels, image, result) = (context.source(0)?, context.source(1)?, context.result());
     let (isa, node) = (context.isa, context.node);
-    let convolution = Convolution::of(node);
+    let convolution = Convolution::from_node(node);
     let sizes = convolution.and_then(|c| Some((c, c.size()?, bytes(&c)?)));
     let (convolution, size, (kernel_bytes, worker_bytes)) =
         sizes.ok_or_else(|| Error::shape(format!("{}: its workspace overflows", node.op())))?;
@@ -172,9 +173,10 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     };
 
     let [width, height, n2, n3] = result.shape();
-    let (depth, images) = match convolution.is_deep {
-        true => (n2, n3.checked_div(outputs).unwrap_or(0)),
-        false => (1, n3),
+    let (depth, images) = if convolution.is_deep {
+        (n2, n3.checked_div(outputs).unwrap_or(0))
+    } else {
+        (1, n3)
     };
     let parts = width.div_ceil(PLACES);
     let multiply = move |tasks: std::ops::Range<usize>, worker: usize| {

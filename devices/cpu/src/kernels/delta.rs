@@ -1,6 +1,6 @@
 //! Gated delta net.
 
-use super::state::{MOST_DECAYS, ROWS, check_decays};
+use super::state::{MAX_DECAYS, ROWS, check_decays};
 use crate::detect::Isa;
 use crate::kernel::{Kernel, KernelContext, Phase, Reason};
 use crate::simd::float::Vector;
@@ -45,9 +45,10 @@ const TOGETHER: usize = 4;
 unsafe fn load<V: Vector>(from: *const f32, count: usize) -> V {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        match count < V::LANES {
-            true => V::load_part(from, count),
-            false => V::load(from),
+        if count < V::LANES {
+            V::load_part(from, count)
+        } else {
+            V::load(from)
         }
     }
 }
@@ -60,9 +61,10 @@ unsafe fn load<V: Vector>(from: *const f32, count: usize) -> V {
 unsafe fn store<V: Vector>(x: V, to: *mut f32, count: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        match count < V::LANES {
-            true => x.store_part(to, count),
-            false => x.store(to),
+        if count < V::LANES {
+            x.store_part(to, count)
+        } else {
+            x.store(to)
         }
     }
 }
@@ -243,7 +245,7 @@ fn delta_net(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
     let matrices = size * size * heads * sequences;
     let cost = (size * size * heads * sequences) as f64 * (tokens as f64 * 0.2 + 0.1);
     let run = move |tasks: std::ops::Range<usize>, _| {
-        let mut decay = [0.0; MOST_DECAYS];
+        let mut decay = [0.0; MAX_DECAYS];
         for task in tasks {
             let (block, matrix) = (task % blocks, task / blocks);
             let (head, sequence) = (matrix % heads, matrix / heads);

@@ -23,7 +23,7 @@ fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
     let (weights, x) = (node.source_layout(0)?, node.source_layout(1)?);
     let choices = node.source_layout(2)?.elements();
     let [k, _, experts, _] = weights.shape();
-    let product = Product::of(node, isa)?;
+    let product = Product::for_node(node, isa)?;
     let lists = Columns::bytes(product.form, x)?;
     let list_bytes = experts
         .checked_add(choices)?
@@ -84,7 +84,7 @@ impl Lists {
     ///
     /// # Safety
     /// The lists must be complete, and must not be changed.
-    unsafe fn of(&self, expert: usize) -> &[u32] {
+    unsafe fn choices(&self, expert: usize) -> &[u32] {
         let ends = self.scratch.at(self.offset).cast::<u32>();
         // SAFETY: `fill` wrote `experts + 1` ends, and `expert` is below `experts`. Ends are in
         // ascending order and at most `choices`, so these numbers are in the list after the ends.
@@ -159,7 +159,7 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
             for task in tasks {
                 let (expert, row) = (task / row_blocks, task % row_blocks * rows);
                 // SAFETY: the phase before completed the lists.
-                let choices = unsafe { lists.of(expert) };
+                let choices = unsafe { lists.choices(expert) };
                 for part in choices.chunks(part) {
                     let list = list.fill(part.len(), |c| {
                         let choice = part[c] as usize;

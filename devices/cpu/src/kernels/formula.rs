@@ -3,7 +3,7 @@
 use crate::kernel::{Kernel, KernelContext, Phase, Reason};
 use crate::operand::Operand;
 use half::{bf16, f16};
-use samite_core::formula::{Elements, MOST_SOURCES, Shapes, compute, reads, units};
+use samite_core::formula::{Elements, MAX_SOURCES, Shapes, compute, reads, units};
 use samite_core::{DIMS, DType, Node, Result};
 
 /// Returns the kernel, if the types are supported.
@@ -23,7 +23,7 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
 
 fn build(context: &KernelContext<'_>) -> Result<Phase> {
     let op = *context.node.op();
-    let mut sources = [None; MOST_SOURCES];
+    let mut sources = [None; MAX_SOURCES];
     for (index, source) in sources.iter_mut().enumerate() {
         *source = context.optional(index);
     }
@@ -44,7 +44,7 @@ fn build(context: &KernelContext<'_>) -> Result<Phase> {
 
 /// Access to elements in memory.
 struct Memory {
-    sources: [Option<Operand>; MOST_SOURCES],
+    sources: [Option<Operand>; MAX_SOURCES],
     result: Operand,
 }
 

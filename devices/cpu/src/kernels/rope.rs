@@ -34,7 +34,7 @@ pub(crate) struct Angles {
 
 impl Angles {
     /// Returns `None` if the node has no angles, or sources with gaps.
-    pub fn of(node: Node<'_>) -> Option<Self> {
+    pub fn for_node(node: Node<'_>) -> Option<Self> {
         let (Op::Rope(rope) | Op::RopeBack(rope)) = *node.op() else {
             return None;
         };
@@ -231,7 +231,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// Does what [`turn`] does with several positions, each of which rotates some pairs.
+    /// Does what [`turn`] does with several positions that each rotate some pairs.
     fn turn_by_axes(turns: &Turns, at: [f64; 4], divisors: Option<&[f32]>, table: &mut [f32]) {
         let &Turns { ref pairs, scale, magnitude, direction } = turns;
         let (cosines, sines) = table.split_at_mut(pairs.len());

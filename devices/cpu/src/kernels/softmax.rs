@@ -27,7 +27,7 @@ impl Slopes {
         }
     }
 
-    pub fn of(&self, head: usize) -> f32 {
+    pub fn for_head(&self, head: usize) -> f32 {
         if self.none {
             1.0
         } else if head < self.heads {
@@ -97,7 +97,7 @@ pub(crate) fn soft_max(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         if let Some(mask) = &mask {
             let [_, _, m2, m3] = mask.shape();
             // SAFETY: inference checked that the mask covers the source.
-            unsafe { add_mask(isa, mask, [i1, i2 % m2, i3 % m3], slopes.of(i2), out) };
+            unsafe { add_mask(isa, mask, [i1, i2 % m2, i3 % m3], slopes.for_head(i2), out) };
         }
         // SAFETY: each head has one sink, without gaps.
         let sink = sinks.map(|sinks| unsafe { *sinks.base().cast::<f32>().add(i2) });
@@ -113,10 +113,10 @@ mod tests {
     #[test]
     fn slopes_are_geometric_for_any_number_of_heads() {
         let slopes = Slopes::new(8, 8.0);
-        assert!((0..8).all(|h| (slopes.of(h) - 0.5f32.powi(h as i32 + 1)).abs() < 1e-7));
+        assert!((0..8).all(|h| (slopes.for_head(h) - 0.5f32.powi(h as i32 + 1)).abs() < 1e-7));
         // Beyond the power of two, the intermediate values follow.
         let slopes = Slopes::new(12, 8.0);
-        assert!((slopes.of(8) - 0.5f32.sqrt()).abs() < 1e-6);
-        assert_eq!(Slopes::new(12, 0.0).of(3), 1.0);
+        assert!((slopes.for_head(8) - 0.5f32.sqrt()).abs() < 1e-6);
+        assert_eq!(Slopes::new(12, 0.0).for_head(3), 1.0);
     }
 }

@@ -15,7 +15,7 @@ const TOKENS: usize = 64;
 pub(super) const ROWS: usize = 32;
 
 /// Maximum number of decays of a head, and of columns of a state space matrix.
-pub(super) const MOST_DECAYS: usize = 512;
+pub(super) const MAX_DECAYS: usize = 512;
 
 /// Returns the kernel of a convolution over time, channel by channel.
 pub(crate) fn conv_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
@@ -142,8 +142,8 @@ pub(super) fn check_decays(
         .source_layout(limited)
         .map_or(0, |layout| layout.shape()[0])
     {
-        0..=MOST_DECAYS => Ok(()),
-        columns => Err(format!("{}, at most {MOST_DECAYS} are possible", wrong(columns)).into()),
+        0..=MAX_DECAYS => Ok(()),
+        columns => Err(format!("{}, at most {MAX_DECAYS} are possible", wrong(columns)).into()),
     }
 }
 
@@ -197,7 +197,7 @@ fn scan(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
     let matrices = n * size * heads * sequences;
     let cost = matrices as f64 * (tokens as f64 * 0.15 + 0.1);
     let run = move |tasks: std::ops::Range<usize>, _| {
-        let mut decay = [0.0; MOST_DECAYS];
+        let mut decay = [0.0; MAX_DECAYS];
         for task in tasks {
             let (block, matrix) = (task % blocks, task / blocks);
             let (head, sequence) = (matrix % heads, matrix / heads);

@@ -50,8 +50,8 @@ pub(crate) fn cross_entropy(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
 }
 
 vectorized! {
-    /// With `m` the largest logit, returns the sum of `exp(x - m)`, the sum of the labels, and the
-    /// sum of `p (x - m)`.
+    /// Returns the sum of `exp(x - m)`, the sum of the labels, and the sum of `p (x - m)`, where
+    /// `m` is the largest logit.
     fn entropy_row(x: &[f32], p: &[f32]) -> [f32; 3] {
         let max = max_of(x);
         [
@@ -133,7 +133,7 @@ pub(crate) fn adam_w(context: &KernelContext<'_>) -> Result<Phase> {
         tasks(elements),
         elements as f64 * 1.0,
         move |tasks, _| {
-            // SAFETY: inference checked that there are seven parameters and that the other operands
+            // SAFETY: inference checked that seven parameters exist and that the other operands
             // have the same elements, without gaps. Tasks do not overlap.
             let parameters: [f32; 7] = unsafe { *parameters.base().cast() };
             let [rate, beta1, beta2, eps, decay, correct1, correct2] = parameters;
@@ -174,7 +174,7 @@ pub(crate) fn gradient_descent(context: &KernelContext<'_>) -> Result<Phase> {
         tasks(elements),
         elements as f64 * 0.5,
         move |tasks, _| {
-            // SAFETY: inference checked that there are two F32 parameters, one after the other.
+            // SAFETY: inference checked that two F32 parameters exist, one after the other.
             let [rate, decay]: [f32; 2] = unsafe { *parameters.base().cast() };
             let keep = 1.0 - rate * decay;
             for task in tasks {

@@ -19,7 +19,7 @@ use super::formats::for_format;
 use super::int8::{Level, avx512_vnni};
 use super::{LANES, PANEL, Sum, store_all};
 use crate::activations::SLAB;
-use crate::activations::bf16::{Bf16Slabs, MOST_PLANES, PLANE_BYTES, STEP, stride, upper};
+use crate::activations::bf16::{Bf16Slabs, MAX_PLANES, PLANE_BYTES, STEP, stride, upper};
 use crate::activations::int8::Sums;
 use crate::detect::Avx512;
 use crate::product::{Column, Panel, PanelFn};
@@ -109,9 +109,9 @@ impl<E: Element> Rows for Floats<E> {
 
     #[inline(always)]
     unsafe fn unpack(weights: *const u8, len: usize, _slab: *mut Slab, tiles: Tiles) {
-        // SAFETY: each half has `len` elements of `LANES` rows, of which those below `len` are
-        // read: 16 lanes, as many as `LANES`. Pairs are below `SLAB / 2`, and tiles have room for
-        // as many in `PLANES` planes. Callers are compiled for AVX-512.
+        // SAFETY: each half has `len` elements of `LANES` rows, and those below `len` are read: 16
+        // lanes, as many as `LANES`. Pairs are below `SLAB / 2`, and tiles have room for as many in
+        // `PLANES` planes. Callers are compiled for AVX-512.
         unsafe {
             for half in 0..2 {
                 let weights = weights.add(half * len * LANES * E::BYTES);
@@ -222,9 +222,9 @@ unsafe fn round<S: Scheme>(slab: *const Slab, len: usize, offset: f32, tiles: Ti
 struct Memory {
     slab: Slab,
     /// A slab of each panel.
-    tiles: [[u8; MOST_PLANES * PLANE_BYTES * PANEL]; PANELS],
+    tiles: [[u8; MAX_PLANES * PLANE_BYTES * PANEL]; PANELS],
     /// Columns of a tile, if they are not at equal distances.
-    gathered: [[[u8; stride(MOST_PLANES)]; TILE]; 2],
+    gathered: [[[u8; stride(MAX_PLANES)]; TILE]; 2],
     results: [[Sum; COLUMNS]; PANELS],
 }
 
@@ -300,9 +300,9 @@ unsafe fn panels<R: Rows>(
     memory: *mut Memory,
 ) {
     let count = rows.div_ceil(PANEL);
-    // SAFETY: `count` is at most `PANELS`, for each of which `memory` has tiles, and panels of
-    // `row..row + rows` exist. Slab `first / SLAB` of each has `len` elements; `slab` and tiles are
-    // different fields. Tiles are configured.
+    // SAFETY: `count` is at most `PANELS`, and `memory` has tiles for each; panels of `row..row +
+    // rows` exist. Slab `first / SLAB` of each has `len` elements; `slab` and tiles are different
+    // fields. Tiles are configured.
     unsafe {
         let (slab, tiles) = (&raw mut (*memory).slab, &raw mut (*memory).tiles);
         let tiles = |number: usize| (&raw mut (*tiles)[number]).cast::<u8>();
@@ -399,7 +399,7 @@ impl Group {
         columns: &[Column],
         slab: usize,
         planes: usize,
-        gathered: *mut [[[u8; stride(MOST_PLANES)]; TILE]; 2],
+        gathered: *mut [[[u8; stride(MAX_PLANES)]; TILE]; 2],
     ) -> Self {
         let (mut at, stride) = ([std::ptr::null(); 2], stride(planes));
         for (i, tile) in columns.chunks(TILE).take(2).enumerate() {

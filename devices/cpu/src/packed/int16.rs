@@ -303,8 +303,8 @@ compile!(avx512_crossed, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx5
 compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
 compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
 
-/// Returns the product for packed rows of `k` elements of `dtype` with `columns` columns, about
-/// `each` of which are multiplied with one matrix, and the form of columns that it needs. Returns
+/// Returns the product for packed rows of `k` elements of `dtype` with `columns` columns, if about
+/// `each` of them are multiplied with one matrix, and the form of columns that it needs. Returns
 /// `None` if there is none, or none that is worthwhile.
 pub(crate) fn product(
     isa: Isa,

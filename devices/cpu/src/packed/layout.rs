@@ -292,7 +292,7 @@ impl FieldPlace {
     }
 }
 
-/// Transposes: unit `i` of row `j` becomes unit `j` of row `i`. It is its own inverse.
+/// Transposes units: unit `i` of row `j` becomes unit `j` of row `i`. It is its own inverse.
 #[inline(always)]
 fn turn<const UNIT: usize, const ROWS: usize>(rows: [[u8; 16]; ROWS]) -> [[u8; 16]; ROWS] {
     const { assert!(UNIT * ROWS == 16) };

@@ -58,8 +58,8 @@ pub(crate) struct PackedProduct {
     pub form: ActivationForm,
 }
 
-/// Returns the product for packed rows of `k` elements of `dtype` with `columns` columns, about
-/// `each` of which are multiplied with one matrix.
+/// Returns the product for packed rows of `k` elements of `dtype` with `columns` columns, if about
+/// `each` of them are multiplied with one matrix.
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 pub(crate) fn product(
     isa: Isa,

@@ -160,7 +160,7 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: the type is used only where FMA is available, too; no memory is touched.
+        // SAFETY: the type is used only where FMA is also available; no memory is touched.
         unsafe { _mm256_fmadd_ps(self, b, c) }
     }
 

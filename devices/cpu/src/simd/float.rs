@@ -30,14 +30,14 @@ pub(crate) trait Vector: Copy {
     #[inline(always)]
     unsafe fn load_f16_part(from: *const u16, count: usize) -> Self {
         // SAFETY: the first `count` elements are readable, fewer than `LANES`, which is at most
-        // `MOST_LANES`: as many as the copy that is loaded has.
+        // `MAX_LANES`: as many as the copy that is loaded has.
         unsafe { Self::load_f16(padded(from, count).as_ptr()) }
     }
     /// Loads the first `count` numbers, then zeros.
     #[inline(always)]
     unsafe fn load_bf16_part(from: *const u16, count: usize) -> Self {
         // SAFETY: the first `count` elements are readable, fewer than `LANES`, which is at most
-        // `MOST_LANES`: as many as the copy that is loaded has.
+        // `MAX_LANES`: as many as the copy that is loaded has.
         unsafe { Self::load_bf16(padded(from, count).as_ptr()) }
     }
     unsafe fn store(self, to: *mut f32);
@@ -83,15 +83,15 @@ pub(crate) struct F16;
 pub(crate) struct Bf16;
 
 /// Maximum number of lanes of any [`Vector`].
-const MOST_LANES: usize = 16;
+const MAX_LANES: usize = 16;
 
 /// Returns `count` 16-bit elements, followed by zeros.
 ///
 /// # Safety
-/// `count` elements must be readable, at most [`MOST_LANES`].
+/// `count` elements must be readable, at most [`MAX_LANES`].
 #[inline(always)]
-unsafe fn padded(from: *const u16, count: usize) -> [u16; MOST_LANES] {
-    let mut padded = [0; MOST_LANES];
+unsafe fn padded(from: *const u16, count: usize) -> [u16; MAX_LANES] {
+    let mut padded = [0; MAX_LANES];
     // SAFETY: `count` elements are readable, and at most as many as `padded`, a new array, has.
     unsafe { std::ptr::copy_nonoverlapping(from, padded.as_mut_ptr(), count) };
     padded

@@ -90,7 +90,7 @@ impl<const VNNI: bool> Int16Simd for Ymm<VNNI> {
 
 #[cfg(target_arch = "x86_64")]
 in_place! {
-    /// The instruction, for which compilers would generate two.
+    /// Executes the instruction, for which compilers would generate two.
     fn dot_512(__m512i), "avx512f", zmm_reg, "vpdpwssd"
 }
 
@@ -102,7 +102,7 @@ in_place! {
 
 #[cfg(target_arch = "x86_64")]
 in_place! {
-    /// Version for AVX-VNNI.
+    /// Executes the version of the instruction for AVX-VNNI.
     fn dot_256(__m256i), "avx2", ymm_reg, "{{vex}} vpdpwssd"
 }
 
@@ -223,7 +223,7 @@ pub(crate) unsafe fn round<V: Int16Simd, E: Element>(
     to: Terms,
     group: usize,
 ) {
-    // SAFETY: `count` elements of each lane are readable, of which `load` reads number `i` below
+    // SAFETY: `count` elements of each lane are readable, and `load` reads number `i` below
     // `count`. The group has `GROUP / 2` pairs, a scale and a start for `V::LANES` lanes side by
     // side, which are elsewhere. The instructions of `V` are available.
     unsafe {

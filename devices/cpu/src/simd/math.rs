@@ -125,7 +125,7 @@ fn complementary_error(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn sin_cos(angle: f64) -> (f32, f32) {
     const ROUND: f64 = 6_755_399_441_055_744.0;
-    // Pi / 2 in two parts. The first has so few digits that its multiples are exact.
+    // Pi / 2 in two parts. The first has few enough digits that its multiples are exact.
     const HIGH: f64 = 1.570_796_310_901_641_8;
     const LOW: f64 = 1.589_325_477_352_819_6e-8;
     let rounded = angle * std::f64::consts::FRAC_2_PI + ROUND;

@@ -149,8 +149,8 @@ impl Vector for float32x4_t {
     #[inline(always)]
     unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
         let mut sums = [0.0; 8];
-        // SAFETY: NEON is part of the architecture; `sums` has eight numbers, of which each step
-        // stores to four of its own.
+        // SAFETY: NEON is part of the architecture; `sums` has eight numbers, and each step stores
+        // to four different ones.
         unsafe {
             for (sums, [a, b, c, d]) in sums
                 .as_chunks_mut::<4>()
@@ -193,7 +193,7 @@ pub(crate) struct Sum {
 
 impl<const DOT: bool, const MATRIX: bool> Neon<DOT, MATRIX> {
     #[inline(always)]
-    unsafe fn of(whole: int32x4_t) -> Sum {
+    unsafe fn from_whole(whole: int32x4_t) -> Sum {
         // SAFETY: every processor has these instructions.
         unsafe {
             Sum {
@@ -250,7 +250,7 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         fn from_bits(words: uint32x4_t) -> float32x4_t { vreinterpretq_f32_u32(words) }
         fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t { vmulq_f32(a, b) }
         fn mul_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t { vfmaq_f32(c, a, b) }
-        fn start(start: uint32x4_t) -> Sum { Self::of(vreinterpretq_s32_u32(start)) }
+        fn start(start: uint32x4_t) -> Sum { Self::from_whole(vreinterpretq_s32_u32(start)) }
         fn dot(sum: &mut Sum, codes: uint32x4_t, x: uint32x4_t, _full: bool) {
             let (codes, x) = (vreinterpretq_s8_u32(codes), vreinterpretq_s8_u32(x));
             if DOT {
@@ -273,11 +273,11 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         }
         fn mix(sums: [Sum; 2]) -> [Sum; 2] {
             let [a, b] = sums.map(|sum| sum.whole);
-            [Self::of(vzip1q_s32(a, b)), Self::of(vzip2q_s32(a, b))]
+            [Self::from_whole(vzip1q_s32(a, b)), Self::from_whole(vzip2q_s32(a, b))]
         }
         fn separate(sums: [Sum; 2]) -> [Sum; 2] {
             let [a, b] = sums.map(|sum| sum.whole);
-            [Self::of(vuzp1q_s32(a, b)), Self::of(vuzp2q_s32(a, b))]
+            [Self::from_whole(vuzp1q_s32(a, b)), Self::from_whole(vuzp2q_s32(a, b))]
         }
         fn carry(sum: &mut Sum) {
             if !DOT {

@@ -329,9 +329,10 @@ fn computes(host: &Host) {
     if let Some(packed_type) = packed_type {
         let packed = packed_weights(host, packed_type, &m, &bytes);
         let in_both = |id: TensorId| -> Result<Place, Reason> {
-            Ok(match id == m.w {
-                true => Place::Tensor((&raw const *packed.tensor).cast_mut()),
-                false => Place::At(plain, at(id)),
+            Ok(if id == m.w {
+                Place::Tensor((&raw const *packed.tensor).cast_mut())
+            } else {
+                Place::At(plain, at(id))
             })
         };
         let mut exported = Exported::new(&m.graph, &nodes, in_both).unwrap();
@@ -436,9 +437,10 @@ fn asks_for_packed_memory(
             usage: usage::ANY,
         };
         let place = |id: TensorId| -> Result<Place, Reason> {
-            let buffer = match buffer_type.is_some() && id == m.w {
-                true => &raw mut empty,
-                false => null_mut(),
+            let buffer = if buffer_type.is_some() && id == m.w {
+                &raw mut empty
+            } else {
+                null_mut()
             };
             Ok(Place::At(buffer, null_mut()))
         };

@@ -63,7 +63,7 @@ impl Tensor {
     }
 
     /// Returns a tensor without memory, name and sources.
-    pub fn of(description: &Description) -> Self {
+    pub fn from_description(description: &Description) -> Self {
         Tensor {
             dtype: description.dtype,
             ne: description.ne,

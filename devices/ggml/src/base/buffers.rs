@@ -213,9 +213,10 @@ unsafe extern "C" fn host_alloc(buffer_type: *mut BufferType, size: usize) -> *m
     // SAFETY: new memory of this size, which `host_free` frees.
     unsafe {
         let memory = aligned_malloc(size);
-        match memory.is_null() {
-            true => null_mut(),
-            false => buffer_init(buffer_type, host_functions(true), memory, size),
+        if memory.is_null() {
+            null_mut()
+        } else {
+            buffer_init(buffer_type, host_functions(true), memory, size)
         }
     }
 }

@@ -92,12 +92,13 @@ pub fn settle(api_version: i32) -> Result<Version, String> {
         format!("its interface has version {api_version}; known are {known}")
     })?;
     let settled = *SETTLED.get_or_init(|| wanted);
-    match settled == wanted {
-        true => Ok(settled),
-        false => Err(format!(
+    if settled == wanted {
+        Ok(settled)
+    } else {
+        Err(format!(
             "its interface has version {api_version}, but samite's libggml-base serves plugins of version {} in this process",
             settled.api()
-        )),
+        ))
     }
 }
 

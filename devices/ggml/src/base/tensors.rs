@@ -169,9 +169,10 @@ unsafe extern "C" fn are_same_stride(a: *const Tensor, b: *const Tensor) -> bool
 unsafe extern "C" fn can_repeat(a: *const Tensor, b: *const Tensor) -> bool {
     // SAFETY: plugins pass two valid tensors, which do not change during the call.
     let (a, b) = unsafe { (&*a, &*b) };
-    match has_nothing(a) {
-        true => has_nothing(b),
-        false => a.ne.iter().zip(&b.ne).all(|(a, b)| b % a == 0),
+    if has_nothing(a) {
+        has_nothing(b)
+    } else {
+        a.ne.iter().zip(&b.ne).all(|(a, b)| b % a == 0)
     }
 }
 

@@ -198,12 +198,14 @@ impl Exported {
 /// # Errors
 /// Returns an error if an extent does not fit into 63 bits.
 pub fn bare(layout: &Layout) -> Result<Tensor, Reason> {
-    Ok(Tensor::of(&samite_wire::export::bare(layout)?))
+    Ok(Tensor::from_description(&samite_wire::export::bare(
+        layout,
+    )?))
 }
 
 /// Returns a node without memory and sources.
 fn describe(node: Node<'_>) -> Result<Tensor, Reason> {
-    let mut tensor = Tensor::of(&samite_wire::export::describe(node)?);
+    let mut tensor = Tensor::from_description(&samite_wire::export::describe(node)?);
     tensor.set_name(&node.tensor().name);
     Ok(tensor)
 }

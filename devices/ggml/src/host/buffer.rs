@@ -380,9 +380,10 @@ impl GgmlBuffer {
         unsafe { (*raw.as_ptr()).usage = number_of(usage) };
         let mut buffer = Self::new(owner, Arc::new(raw), memory.len(), usage)?;
         buffer.base = buffer.base.wrapping_add(before);
-        match memory.is_writable() {
-            true => buffer.host = Some(memory),
-            false => buffer.mapped = Some(memory),
+        if memory.is_writable() {
+            buffer.host = Some(memory)
+        } else {
+            buffer.mapped = Some(memory)
         }
         Ok(buffer)
     }

@@ -115,7 +115,7 @@ pub fn compute(
     let inputs = wanted.inputs.iter().map(|(id, _)| id);
     for id in inputs.chain(nodes) {
         let tensor = graph.node(*id);
-        let size = memory.alloc_size(&TensorInfo::of(tensor, Usage::Compute))?;
+        let size = memory.alloc_size(&TensorInfo::from_node(tensor, Usage::Compute))?;
         offsets[id.index()] = Some(end);
         end += size.next_multiple_of(memory.alignment());
     }

@@ -392,9 +392,10 @@ impl Device for GgmlDevice {
     }
 
     fn import_alignment(&self) -> usize {
-        match self.takes_host_memory() {
-            true => 1,
-            false => self.buffer_type.alignment(),
+        if self.takes_host_memory() {
+            1
+        } else {
+            self.buffer_type.alignment()
         }
     }
 

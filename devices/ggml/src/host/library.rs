@@ -216,9 +216,10 @@ impl Plugin {
         let plugin = Plugin {
             path: path.to_owned(),
             version,
-            release: match alone {
-                true => format!("interface {api} on samite's libggml-base"),
-                false => format!("ggml {}", release.to_string_lossy()),
+            release: if alone {
+                format!("interface {api} on samite's libggml-base")
+            } else {
+                format!("ggml {}", release.to_string_lossy())
             },
             alone,
             name,
@@ -359,8 +360,9 @@ fn check_device(device: *mut Device) -> Result<(), String> {
         && table.get_buffer_type.is_some()
         && table.supports_op.is_some()
         && table.supports_buft.is_some();
-    match complete {
-        true => Ok(()),
-        false => Err("a device lacks functions".into()),
+    if complete {
+        Ok(())
+    } else {
+        Err("a device lacks functions".into())
     }
 }

@@ -130,9 +130,10 @@ impl Optimizer {
         // SAFETY: the function belongs to this backend; the graph, its arrays and the parameters
         // are valid during the call.
         unsafe { (self.function)(stream.raw.as_ptr(), &raw mut graph, &raw mut params) };
-        match graph.n_nodes == count && graph.nodes == array {
-            true => Ok(wishes),
-            false => Err("it changed the number of nodes"),
+        if graph.n_nodes == count && graph.nodes == array {
+            Ok(wishes)
+        } else {
+            Err("it changed the number of nodes")
         }
     }
 }
@@ -151,9 +152,10 @@ fn wanted_order(
         ids.sort_unstable();
         ids
     };
-    match sorted(&wanted) == sorted(before) {
-        true => Ok(wanted),
-        false => Err("it left nodes out".into()),
+    if sorted(&wanted) == sorted(before) {
+        Ok(wanted)
+    } else {
+        Err("it left nodes out".into())
     }
 }
 

@@ -85,7 +85,7 @@ pub struct Answer {
 /// # Errors
 /// Returns the reason why it cannot be used, or how the process ended.
 pub fn ask(prober: &[OsString], path: &Path) -> Result<Answer, String> {
-    ask_with(prober, path, Verdicts::of(path), TRIAL_PATIENCE)
+    ask_with(prober, path, Verdicts::for_plugin(path), TRIAL_PATIENCE)
 }
 
 fn ask_with(

@@ -20,7 +20,7 @@ use std::sync::Arc;
 const HOST_ALIGNMENT: usize = 64;
 
 /// Maximum bytes of queued writes. A stream with more waits for them first.
-const MOST_STAGED: usize = 64 << 20;
+const MAX_STAGED: usize = 64 << 20;
 
 /// A backend of ggml's.
 pub struct GgmlStream {
@@ -352,9 +352,10 @@ impl Stream for GgmlStream {
                 status
             }
         });
-        match waits {
-            true => self.pending.done(),
-            false => self.pending.graphs.push(Arc::clone(&work.keep)),
+        if waits {
+            self.pending.done()
+        } else {
+            self.pending.graphs.push(Arc::clone(&work.keep))
         }
         match status {
             Status::SUCCESS => Ok(()),
@@ -547,7 +548,7 @@ impl GgmlStream {
             return Ok(None);
         }
         GgmlBuffer::check_range(place.slot, offset, len)?;
-        if self.pending.staged_bytes > MOST_STAGED {
+        if self.pending.staged_bytes > MAX_STAGED {
             self.synchronize()?;
         }
         let tensor = buffer.tensor(place.slot)?;

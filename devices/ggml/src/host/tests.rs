@@ -377,9 +377,10 @@ unsafe extern "C" fn alloc_size(_: *mut BufferType, tensor: *const Tensor) -> us
     // SAFETY: a valid tensor, and a valid source of a product with a number.
     unsafe {
         let bytes = (*tensor).nb[3] * (*tensor).ne[3] as usize;
-        match (*tensor).op == op::SCALE && !(*tensor).src[0].is_null() {
-            true => bytes + NOTES,
-            false => bytes,
+        if (*tensor).op == op::SCALE && !(*tensor).src[0].is_null() {
+            bytes + NOTES
+        } else {
+            bytes
         }
     }
 }
@@ -698,7 +699,7 @@ fn results_are_as_large_as_their_operations_want() {
     let y = graph.scale(x, 3.0).unwrap();
     assert!(device.supports(graph.node(y)).is_yes());
     let size = |id| {
-        let info = TensorInfo::of(graph.node(id), Usage::Compute);
+        let info = TensorInfo::from_node(graph.node(id), Usage::Compute);
         device.buffer_type().alloc_size(&info).unwrap()
     };
     assert_eq!((size(x), size(y)), (16, 16 + NOTES));

@@ -18,7 +18,7 @@ pub struct Verdicts {
 
 impl Verdicts {
     /// Returns the verdicts on the plugin at `path`, if there is a cache folder.
-    pub fn of(path: &Path) -> Option<Self> {
+    pub fn for_plugin(path: &Path) -> Option<Self> {
         Self::in_folder(&samite_core::cache_folder()?, path)
     }
 
@@ -49,9 +49,10 @@ impl Verdicts {
             let doubt = (!doubt.is_empty()).then(|| doubt.to_owned());
             Some((identity.to_owned(), doubt))
         };
-        match subject == self.subject {
-            true => rest.lines().map(verdict).collect(),
-            false => None,
+        if subject == self.subject {
+            rest.lines().map(verdict).collect()
+        } else {
+            None
         }
     }
 

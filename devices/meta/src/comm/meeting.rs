@@ -138,9 +138,10 @@ impl Meeting {
             self.sleep(before, call)?;
         }
         // `poison` sets this flag before it releases the threads.
-        match self.is_bad.load(Ordering::Acquire) {
-            false => Ok(()),
-            true => self.lock().poison.clone().map_or(Ok(()), Err),
+        if self.is_bad.load(Ordering::Acquire) {
+            self.lock().poison.clone().map_or(Ok(()), Err)
+        } else {
+            Ok(())
         }
     }
 

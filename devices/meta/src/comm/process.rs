@@ -11,7 +11,7 @@
 //! that all know of *ends* the group: all get the same error.
 
 use super::{Communicator, Transport};
-use crate::device::MOST_MEMBERS;
+use crate::device::MAX_MEMBERS;
 use samite_core::environment::{Clock, SystemClock};
 use samite_core::{CancelToken, Error, Result};
 use std::fmt;
@@ -389,9 +389,10 @@ impl ProcessGroup {
         let (rank, first) = reasons.next().unwrap_or_default();
         let same = reasons.filter(|(_, reason)| *reason == first).count() + 1;
         // A failure common to all members needs no rank.
-        state.health = Health::Ended(match same == self.size() {
-            true => first,
-            false => format!("rank {rank}: {first}"),
+        state.health = Health::Ended(if same == self.size() {
+            first
+        } else {
+            format!("rank {rank}: {first}")
         });
         state.check().map(|()| Vec::new())
     }
@@ -510,7 +511,7 @@ impl Communicator for ProcessCommunicator {
     fn all_reduce(&mut self, x: &mut [f32]) -> Result<()> {
         let state = &mut *self.0.lock();
         for piece in x.chunks_mut(PIECE) {
-            let lens = [size_of_val(piece); MOST_MEMBERS];
+            let lens = [size_of_val(piece); MAX_MEMBERS];
             let lens = &lens[..self.0.size()];
             self.round(state, Kind::Sum, bytemuck::cast_slice(piece), lens)?;
             for (rank, (_, theirs)) in state.parts().enumerate() {
@@ -542,7 +543,7 @@ impl Communicator for ProcessCommunicator {
     fn broadcast(&mut self, root: usize, bytes: &mut [u8]) -> Result<()> {
         super::check_member(root, self.size())?;
         let state = &mut *self.0.lock();
-        let mut lens = [0; MOST_MEMBERS];
+        let mut lens = [0; MAX_MEMBERS];
         lens[root] = bytes.len();
         let lens = &lens[..self.0.size()];
         let mine: &[u8] = if self.rank() == root { bytes } else { &[] };

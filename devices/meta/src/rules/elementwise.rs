@@ -118,9 +118,10 @@ pub(super) fn glu(c: &Case<'_>) -> Option<Decision> {
     // If both halves of a row are divided alike, they are the halves of each member's part.
     let half = c.extent(0, 0)? / 2;
     let (first, rest) = (runs.window(0, half), runs.window(half, half));
-    match first == rest {
-        true => Decision::each(vec![state], State::split(0, first)),
-        false => None,
+    if first == rest {
+        Decision::each(vec![state], State::split(0, first))
+    } else {
+        None
     }
 }
 

@@ -40,9 +40,10 @@ pub(super) fn pad(c: &Case<'_>) -> Option<Decision> {
     };
     if let Some((axis, runs)) = c.split(0) {
         let state = State::split(axis, runs.clone());
-        return match before[axis] == 0 && after[axis] == 0 {
-            true => Decision::each(vec![state.clone()], state),
-            false => None,
+        return if before[axis] == 0 && after[axis] == 0 {
+            Decision::each(vec![state.clone()], state)
+        } else {
+            None
         };
     }
     c.linear_in(0)
@@ -64,7 +65,7 @@ pub(super) fn view(c: &Case<'_>) -> Option<Decision> {
         return c.linear_in(0);
     };
     let source = c.source(0)?.layout;
-    let window = Window::of(c.op, source, axis, runs)?;
+    let window = Window::for_op(c.op, source, axis, runs)?;
     let result = window.state(source);
     result.check(c.result, usize::MAX).ok()?;
     Some(Decision {
@@ -92,9 +93,10 @@ pub(super) fn cpy(c: &Case<'_>) -> Option<Decision> {
     let (axis, runs) = c.split(1)?;
     let target = State::split(axis, runs.clone());
     let (from, to) = (c.source(0)?.layout.shape(), c.source(1)?.layout.shape());
-    let source = match from == to {
-        true => target.clone(),
-        false => reshaped(to, axis, runs, from)?,
+    let source = if from == to {
+        target.clone()
+    } else {
+        reshaped(to, axis, runs, from)?
     };
     source.check(c.source(0)?.layout, usize::MAX).ok()?;
     Decision::each(vec![source, target.clone()], target)

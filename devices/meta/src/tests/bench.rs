@@ -283,9 +283,10 @@ impl Case {
                 let Some(local) = *local else { continue };
                 match state {
                     State::Partial => {
-                        let share: Vec<f32> = match member + 1 == members {
-                            true => rest.clone(),
-                            false => rest.iter().map(|_| rng.number()).collect(),
+                        let share: Vec<f32> = if member + 1 == members {
+                            rest.clone()
+                        } else {
+                            rest.iter().map(|_| rng.number()).collect()
                         };
                         rest.iter_mut().zip(&share).for_each(|(rest, s)| *rest -= s);
                         benches[member].write(local, bytemuck::cast_slice(&share));

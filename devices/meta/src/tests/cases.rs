@@ -37,9 +37,10 @@ pub fn runs(rng: &Rng, total: usize, members: usize) -> Runs {
         }
         let last = in_order && member + 1 >= members;
         let len = if last { left } else { rng.below(left + 1) };
-        let member = match in_order {
-            true => member.min(members - 1),
-            false => rng.below(members),
+        let member = if in_order {
+            member.min(members - 1)
+        } else {
+            rng.below(members)
         };
         list.push(Run { member, len });
         left -= len;

@@ -248,9 +248,10 @@ impl<H: Handle> Transport for Mpi<H> {
     }
 
     fn gathered(&self) -> &[u8] {
-        match self.is_pending {
-            true => &[],
-            false => &self.memory.gathered[..self.memory.total],
+        if self.is_pending {
+            &[]
+        } else {
+            &self.memory.gathered[..self.memory.total]
         }
     }
 

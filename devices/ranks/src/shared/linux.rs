@@ -324,12 +324,13 @@ fn join(path: &Path, rank: usize, size: usize) -> std::result::Result<Option<Fil
         let what = format!("it is not for {size} processes: SAMITE_RANKS must be the same for all");
         return Err(others(path, &what));
     }
-    match take(&file, rank).map_err(|error| refused(path, "locking", error))? {
-        true => Ok(Some(file)),
-        false => Err(others(
+    if take(&file, rank).map_err(|error| refused(path, "locking", error))? {
+        Ok(Some(file))
+    } else {
+        Err(others(
             path,
             &format!("there is a rank {rank} already: SAMITE_RANK must differ"),
-        )),
+        ))
     }
 }
 

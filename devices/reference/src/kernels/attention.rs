@@ -4,7 +4,7 @@ use crate::call::Call;
 use crate::value::{positions, room, rows, zeros};
 use samite_core::{DIMS, Result};
 
-/// `value` right of the diagonal.
+/// Writes `value` right of the diagonal.
 pub fn diag_mask(call: &Call, past: usize, value: f64) -> Result<()> {
     let x = call.numbers(0)?;
     let is_masked = |[i0, i1, ..]: [usize; DIMS]| i0 > past.saturating_add(i1);
@@ -17,8 +17,8 @@ pub fn diag_mask(call: &Call, past: usize, value: f64) -> Result<()> {
     }))
 }
 
-/// Returns the factor of the mask for one head: a geometric series for the first power of two of
-/// all heads, and in between for the rest ([Press et al. 2022](https://arxiv.org/abs/2108.12409)).
+/// Returns the ALiBi slope of one head: a geometric series for the largest power of two of heads,
+/// and intermediate values for the rest ([Press et al. 2022](https://arxiv.org/abs/2108.12409)).
 fn alibi_slope(head: usize, heads: usize, max_bias: f64) -> f64 {
     if max_bias <= 0.0 {
         return 1.0;
@@ -41,7 +41,7 @@ fn masked(logit: f64, slope: f64, mask: f64) -> f64 {
     }
 }
 
-/// Each logit becomes `exp(logit) / sum(exp)`, where `sink` is one more logit in the sum.
+/// Replaces each logit by `exp(logit) / sum(exp)`. `sink` is one more logit in the sum.
 pub fn weigh(logits: &mut [f64], sink: Option<f64>) {
     let largest = logits
         .iter()
@@ -53,7 +53,7 @@ pub fn weigh(logits: &mut [f64], sink: Option<f64>) {
     logits.iter_mut().for_each(|x| *x /= sum);
 }
 
-/// Softmax of each row, scaled and masked.
+/// Computes the softmax of each row, scaled and masked.
 pub fn soft_max(call: &Call, scale: f64, max_bias: f64) -> Result<()> {
     let x = call.numbers(0)?;
     let (mask, sinks) = (call.optional_numbers(1)?, call.optional_numbers(2)?);
@@ -77,8 +77,8 @@ pub fn soft_max(call: &Call, scale: f64, max_bias: f64) -> Result<()> {
     call.store(&values)
 }
 
-/// Attention: softmax of scaled, capped and masked logits, times the values. A token whose keys are
-/// all masked gets zeros.
+/// Computes attention: softmax of scaled, capped and masked logits, times the values. A token whose
+/// keys are all masked gets zeros.
 pub fn flash(call: &Call, scale: f64, max_bias: f64, softcap: f64) -> Result<()> {
     let (q, k, v) = (call.numbers(0)?, call.numbers(1)?, call.numbers(2)?);
     let (mask, sinks) = (call.optional_numbers(3)?, call.optional_numbers(4)?);
@@ -117,7 +117,7 @@ pub fn flash(call: &Call, scale: f64, max_bias: f64, softcap: f64) -> Result<()>
             weigh(&mut weights, sink);
             for (key, weight) in weights.iter().enumerate() {
                 if logits[key] == f64::NEG_INFINITY {
-                    continue; // what lies in unused cells of a cache does not matter, be it NaN
+                    continue; // unused cells of a cache may hold anything, even NaN
                 }
                 let value = v.row([key, kv_head, b]);
                 sum.iter_mut()

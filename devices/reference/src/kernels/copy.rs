@@ -4,8 +4,8 @@ use crate::call::Call;
 use crate::value::{block_shape, kept_as, positions, room};
 use samite_core::{DIMS, Result, Shape};
 
-/// Returns the elements of source 0 in logical order become those of the result, whatever the
-/// shapes. Between equal types bytes are moved as they are.
+/// Copies the elements of source 0 in logical order, whatever the shapes. Between equal types,
+/// bytes are copied unchanged.
 pub fn convert(call: &Call) -> Result<()> {
     let from = kept_as(&call.source(0)?.tensor);
     let to = kept_as(&call.result.tensor);
@@ -18,7 +18,7 @@ pub fn convert(call: &Call) -> Result<()> {
     }
 }
 
-/// Element `i` of each dimension is element `i` modulo its extent in the source.
+/// Copies to element `i` of each dimension the source's element `i` modulo its extent.
 pub fn repeat(call: &Call) -> Result<()> {
     let source = call.blocks(0)?;
     let mut bytes = room(call.result_bytes())?;
@@ -29,7 +29,7 @@ pub fn repeat(call: &Call) -> Result<()> {
     call.store_bytes(&bytes)
 }
 
-/// Source 0, then source 1, along `dim`.
+/// Writes source 0, then source 1, along `dim`.
 pub fn concat(call: &Call, dim: usize) -> Result<()> {
     let (first, second) = (call.blocks(0)?, call.blocks(1)?);
     let mut bytes = room(call.result_bytes())?;
@@ -45,7 +45,7 @@ pub fn concat(call: &Call, dim: usize) -> Result<()> {
     call.store_bytes(&bytes)
 }
 
-/// Source 0 at `before`, zeros around it.
+/// Writes source 0 at `before`, and zeros around it.
 pub fn pad(call: &Call, before: Shape) -> Result<()> {
     let source = call.numbers(0)?;
     let value = |position: [usize; DIMS]| {

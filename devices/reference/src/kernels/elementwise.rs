@@ -1,29 +1,29 @@
-//! Operations on one element at a time.
+//! Element-wise operations.
 
 use crate::call::Call;
 use crate::kernels::functions;
 use crate::value::positions;
 use samite_core::{Glu, Result};
 
-/// `f` of each element of source 0.
+/// Computes `f` of each element of source 0.
 pub fn map(call: &Call, f: impl Fn(f64) -> f64) -> Result<()> {
     call.store_all(call.numbers(0)?.values.into_iter().map(f))
 }
 
-/// `f` of the number of each element.
+/// Computes `f` of the index of each element.
 pub fn generate(call: &Call, f: impl Fn(usize) -> f64) -> Result<()> {
     let elements = call.result.tensor.layout().elements();
     call.store_all((0..elements).map(f))
 }
 
-/// `f` of each element of source 0 and its partner in source 1, which repeats.
+/// Computes `f` of each element of source 0 and its partner in source 1, which repeats.
 pub fn binary(call: &Call, f: impl Fn(f64, f64) -> f64) -> Result<()> {
     let (a, b) = (call.numbers(0)?, call.numbers(1)?);
     let values = positions(a.shape).map(|position| f(a.at(position), b.at_repeated(position)));
     call.store_all(values)
 }
 
-/// To each row of source 0, the row of source 1 that source 2 names.
+/// Adds to each row of source 0 the row of source 1 that source 2 selects.
 pub fn add_id(call: &Call) -> Result<()> {
     let (a, b, ids) = (call.numbers(0)?, call.numbers(1)?, call.integers(2)?);
     let mut values = call.room()?;
@@ -35,7 +35,7 @@ pub fn add_id(call: &Call) -> Result<()> {
     call.store(&values)
 }
 
-/// Returns a gated linear unit of the halves of each row, or of two sources.
+/// Computes a gated linear unit of the halves of each row, or of two sources.
 pub fn glu(call: &Call, kind: Glu, swapped: bool) -> Result<()> {
     let (a, b) = (call.numbers(0)?, call.optional_numbers(1)?);
     let mut values = call.room()?;

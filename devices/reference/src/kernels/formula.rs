@@ -2,10 +2,10 @@
 
 use crate::call::Call;
 use crate::value::{Grid, encode, kept_as, zeros};
-use samite_core::formula::{Elements, MOST_SOURCES, Shapes, units};
+use samite_core::formula::{Elements, MAX_SOURCES, Shapes, units};
 use samite_core::{DIMS, DType, Result};
 
-/// Sources in float64, and the result as it grows.
+/// Sources in float64, and the partial result.
 struct Numbers {
     sources: Vec<Option<Grid<f64>>>,
     result: Grid<f64>,
@@ -25,7 +25,7 @@ impl Elements for Numbers {
 
     fn put(&mut self, position: [usize; DIMS], value: f64) {
         let at = index(self.result.shape, position);
-        // What is read again is what was rounded.
+        // Values that are read again have been rounded.
         let value = match self.dtype {
             DType::F32 => f64::from(value as f32),
             _ => value,
@@ -41,11 +41,11 @@ impl Elements for Numbers {
     }
 }
 
-/// All units, one after the other.
+/// Computes all units, one after the other.
 pub fn compute(call: &Call) -> Result<()> {
     let layout = call.result.tensor.layout();
-    let mut sources = Vec::with_capacity(MOST_SOURCES);
-    for index in 0..call.sources.len().min(MOST_SOURCES) {
+    let mut sources = Vec::with_capacity(MAX_SOURCES);
+    for index in 0..call.sources.len().min(MAX_SOURCES) {
         sources.push(call.optional_numbers(index)?);
     }
     let layouts = call.sources.iter().map(|source| {

@@ -1,9 +1,9 @@
-//! Functions of one number, by their definitions.
+//! Scalar functions, by their definitions.
 
 use samite_core::{Glu, Unary};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-/// `function(x)`.
+/// Returns `function(x)`.
 pub fn unary(function: Unary, x: f64) -> f64 {
     match function {
         Unary::Abs => x.abs(),

@@ -8,7 +8,8 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// One matrix product for each `[i2, i3]` of source 1; consecutive ones share a matrix of source 0.
+/// Computes one matrix product for each `[i2, i3]` of source 1. Consecutive ones share a matrix of
+/// source 0.
 pub fn mul_mat(call: &Call) -> Result<()> {
     let (weights, x) = (call.numbers(0)?, call.numbers(1)?);
     let [_, m, w2, w3] = weights.shape;
@@ -21,7 +22,7 @@ pub fn mul_mat(call: &Call) -> Result<()> {
     call.store(&values)
 }
 
-/// Returns the sum over `k` of column `k` of source 0 times column `k` of source 1, for each `[i2,
+/// Computes the sum over `k` of column `k` of source 0 times column `k` of source 1, for each `[i2,
 /// i3]` of source 1.
 pub fn out_prod(call: &Call) -> Result<()> {
     let (a, b) = (call.numbers(0)?, call.numbers(1)?);
@@ -41,7 +42,8 @@ pub fn out_prod(call: &Call) -> Result<()> {
     call.store(&values)
 }
 
-/// For each token and each expert used, the product of that expert's matrix with a row of source 1.
+/// Computes, for each token and each expert used, the product of that expert's matrix with a row of
+/// source 1.
 pub fn mul_mat_id(call: &Call) -> Result<()> {
     let (experts, x, ids) = (call.numbers(0)?, call.numbers(1)?, call.integers(2)?);
     let [_, m, count, _] = experts.shape;

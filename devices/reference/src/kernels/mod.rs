@@ -1,7 +1,7 @@
-//! The kernels, one file per family, and the table that finds them.
+//! Kernels, one file per family, and their table.
 //!
-//! [`kernel`] is the only place that knows which operations and types there are kernels for: what
-//! the device says it supports and what it runs both come from there.
+//! Only [`kernel`] decides which operations and types are supported. Both the device's answers and
+//! its execution use it.
 
 mod attention;
 mod copy;
@@ -24,7 +24,7 @@ use samite_core::{DType, Node, Op, Result, Support};
 use samite_quant::can_encode;
 use std::sync::Arc;
 
-/// How one operation is computed, and with which types.
+/// Implementation of an operation, and its types.
 #[derive(Clone)]
 pub(crate) struct Kernel {
     types: Types,
@@ -33,21 +33,21 @@ pub(crate) struct Kernel {
 
 type Run = Arc<dyn Fn(&Call) -> Result<()> + Send + Sync>;
 
-/// Which types a kernel can work with.
+/// Types that a kernel supports.
 #[derive(Clone, Copy)]
 enum Types {
-    /// All: bytes are moved without a look at them.
+    /// All: bytes are copied without decoding.
     Any,
     /// Operands that can be decoded and results that can be encoded.
     Numbers,
     /// Conversion of source 0 to the type of the result.
     Conversion,
-    /// Rows of source 0 converted to the type of the result, which is not of integers.
+    /// Rows of source 0 converted to the type of the result, which is not an integer type.
     Encoding,
 }
 
 impl Kernel {
-    /// Whether the types of `node` are among those that the kernel can work with.
+    /// Returns whether the kernel supports the types of `node`.
     pub fn accepts(&self, node: Node<'_>) -> Support {
         let to = node.dtype();
         let sources = || {
@@ -96,7 +96,7 @@ fn with(types: Types, run: impl Fn(&Call) -> Result<()> + Send + Sync + 'static)
     })
 }
 
-/// Returns the kernel for `op`; `None` for leaves, views and unknown operations.
+/// Returns the kernel for `op`, or `None` for leaves, views and unknown operations.
 pub(crate) fn kernel(op: &Op) -> Option<Kernel> {
     use Types::{Any, Conversion, Encoding, Numbers};
     match *op {

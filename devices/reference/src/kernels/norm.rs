@@ -3,8 +3,7 @@
 use crate::call::Call;
 use samite_core::Result;
 
-/// Row by row, every element `x` becomes `(x - shift) * scale`, where `f` says shift and scale of a
-/// row.
+/// Replaces every element `x` by `(x - shift) * scale`, where `f` returns shift and scale of a row.
 fn affine(call: &Call, f: impl Fn(&[f64]) -> (f64, f64)) -> Result<()> {
     let x = call.numbers(0)?;
     let mut values = call.room()?;
@@ -20,7 +19,7 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-/// Mean 0 and variance 1.
+/// Normalises rows to mean 0 and variance 1.
 pub fn norm(call: &Call, eps: f64) -> Result<()> {
     affine(call, |row| {
         let center = mean(row.iter().copied());
@@ -29,14 +28,14 @@ pub fn norm(call: &Call, eps: f64) -> Result<()> {
     })
 }
 
-/// Mean square 1.
+/// Normalises rows to mean square 1.
 pub fn rms_norm(call: &Call, eps: f64) -> Result<()> {
     affine(call, |row| {
         (0.0, 1.0 / (mean(row.iter().map(|x| x * x)) + eps).sqrt())
     })
 }
 
-/// Length 1.
+/// Normalises rows to length 1.
 pub fn l2_norm(call: &Call, eps: f64) -> Result<()> {
     affine(call, |row| {
         let length = row.iter().map(|x| x * x).sum::<f64>().sqrt();

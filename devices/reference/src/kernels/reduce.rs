@@ -3,17 +3,17 @@
 use crate::call::Call;
 use samite_core::Result;
 
-/// Returns the sum of all elements.
+/// Computes the sum of all elements.
 pub fn sum(call: &Call) -> Result<()> {
     call.store(&[call.numbers(0)?.values.iter().sum()])
 }
 
-/// One number for each row.
+/// Computes one number for each row.
 pub fn rows(call: &Call, f: impl Fn(&[f64]) -> f64) -> Result<()> {
     call.store_all(call.numbers(0)?.rows().map(f))
 }
 
-/// Each element and all before it in its row.
+/// Computes the sums of each element and all before it in its row.
 pub fn running_sum(call: &Call) -> Result<()> {
     let x = call.numbers(0)?;
     let mut values = call.room()?;

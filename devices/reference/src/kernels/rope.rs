@@ -11,7 +11,7 @@ fn correction(rope: &Rope, rotations: f64) -> f64 {
     rope.dims as f64 * turns.ln() / (2.0 * f64::from(rope.freq_base).ln())
 }
 
-/// How much pair number `pair` extrapolates, from 0 to 1.
+/// Returns how much pair number `pair` extrapolates, from 0 to 1.
 fn extrapolation(rope: &Rope, pair: usize) -> f64 {
     let low = correction(rope, rope.beta_fast.into()).floor().max(0.0);
     let high = correction(rope, rope.beta_slow.into())
@@ -21,7 +21,7 @@ fn extrapolation(rope: &Rope, pair: usize) -> f64 {
     (1.0 - ramp.clamp(0.0, 1.0)) * f64::from(rope.ext_factor)
 }
 
-/// Cosine and sine, times the magnitude, of the angle by which pair number `pair` turns at
+/// Returns cosine and sine, times the magnitude, of the rotation angle of pair number `pair` at
 /// `position`, `step` steps down the frequencies.
 fn rotation(rope: &Rope, pair: usize, step: usize, position: f64, divisor: f64) -> (f64, f64) {
     let exponent = -2.0 * step as f64 / rope.dims as f64;
@@ -36,8 +36,8 @@ fn rotation(rope: &Rope, pair: usize, step: usize, position: f64, divisor: f64) 
     (angle.cos() * magnitude, angle.sin() * magnitude)
 }
 
-/// Turns the pairs of each head; what is not part of a pair stays. With `direction` -1, they turn
-/// the other way, keeping the magnitude: the transposed matrix, not the inverse.
+/// Rotates the pairs of each head. Other elements stay. With `direction` -1, pairs rotate in the
+/// opposite direction with the same magnitude: the transposed matrix, not the inverse.
 pub fn rope(call: &Call, rope: Rope, direction: f64) -> Result<()> {
     let (x, positions) = (call.numbers(0)?, call.integers(1)?);
     let divisors = call.optional_numbers(2)?;

@@ -4,7 +4,7 @@ use crate::call::Call;
 use crate::value::{read_row, room, rows, write_row};
 use samite_core::Result;
 
-/// Returns the rows of source 0 that source 1 names.
+/// Copies the rows of source 0 that source 1 selects.
 pub fn get(call: &Call) -> Result<()> {
     let (table, numbers) = (call.source(0)?, call.integers(1)?);
     let count = table.tensor.layout().shape()[1];
@@ -17,7 +17,7 @@ pub fn get(call: &Call) -> Result<()> {
     call.store(&values)
 }
 
-/// Writes the rows of source 0 where source 1 says. All numbers are checked first.
+/// Writes the rows of source 0 to the rows that source 1 selects. All numbers are checked first.
 pub fn set(call: &Call) -> Result<()> {
     let (source, numbers) = (call.numbers(0)?, call.integers(1)?);
     let count = call.result.tensor.layout().shape()[1];

@@ -4,14 +4,14 @@ use crate::call::Call;
 use crate::value::room;
 use samite_core::{Result, SortOrder};
 
-/// Returns the first `count` indices of each row, sorted by value; equal values keep their order.
+/// Writes the first `count` indices of each row, sorted by value. Equal values keep their order.
 fn sorted(call: &Call, order: SortOrder, count: usize) -> Result<()> {
     let x = call.numbers(0)?;
     let (mut all, mut indices) = (call.room()?, room(x.shape[0])?);
     for row in x.rows() {
         indices.clear();
         indices.extend(0..row.len());
-        // The unstable sort takes no memory.
+        // The unstable sort does not allocate.
         indices.sort_unstable_by(|&a, &b| {
             let by_value = match order {
                 SortOrder::Ascending => row[a].total_cmp(&row[b]),
@@ -24,17 +24,17 @@ fn sorted(call: &Call, order: SortOrder, count: usize) -> Result<()> {
     call.store_integers(all)
 }
 
-/// All indices of each row.
+/// Writes all indices of each row.
 pub fn argsort(call: &Call, order: SortOrder) -> Result<()> {
     sorted(call, order, usize::MAX)
 }
 
-/// Returns the indices of the `k` largest elements of each row, largest first.
+/// Writes the indices of the `k` largest elements of each row, largest first.
 pub fn top_k(call: &Call, k: usize) -> Result<()> {
     sorted(call, SortOrder::Descending, k)
 }
 
-/// Returns the index of the largest element of each row, the first of equals.
+/// Writes the index of the largest element of each row, the first of equals.
 pub fn argmax(call: &Call) -> Result<()> {
     let x = call.numbers(0)?;
     let largest = |row: &[f64]| {

@@ -4,7 +4,7 @@ use crate::call::Call;
 use crate::value::{positions, rows};
 use samite_core::Result;
 
-/// Returns a convolution over time, channel by channel.
+/// Computes a convolution over time, channel by channel.
 pub fn conv(call: &Call) -> Result<()> {
     let (x, weights) = (call.numbers(0)?, call.numbers(1)?);
     let width = weights.shape[0];
@@ -17,7 +17,7 @@ pub fn conv(call: &Call) -> Result<()> {
     }))
 }
 
-/// Returns the gated delta rule.
+/// Computes the gated delta rule.
 pub fn delta_net(call: &Call, snapshots: usize) -> Result<()> {
     let (q, k, v) = (call.numbers(0)?, call.numbers(1)?, call.numbers(2)?);
     let (decays, betas, start) = (call.numbers(3)?, call.numbers(4)?, call.numbers(5)?);
@@ -70,7 +70,7 @@ pub fn delta_net(call: &Call, snapshots: usize) -> Result<()> {
     call.store(&values)
 }
 
-/// Returns a selective state space.
+/// Computes a selective state space model.
 pub fn scan(call: &Call, snapshots: usize) -> Result<()> {
     let (start, x, steps) = (call.numbers(0)?, call.numbers(1)?, call.numbers(2)?);
     let (rates, b, c) = (call.numbers(3)?, call.numbers(4)?, call.numbers(5)?);

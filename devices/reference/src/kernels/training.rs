@@ -1,11 +1,11 @@
-//! Gradients, losses and steps of optimizers.
+//! Gradients, losses and optimizer steps.
 
 use super::attention::weigh;
 use crate::call::Call;
 use crate::value::{gathered, positions, zeros};
 use samite_core::Result;
 
-/// What [`Op::Repeat`](samite_core::Op::Repeat) spread out, summed.
+/// Sums all elements that [`Op::Repeat`](samite_core::Op::Repeat) created from one.
 pub fn repeat_back(call: &Call) -> Result<()> {
     let x = call.numbers(0)?;
     let shape = call.result.tensor.layout().shape();
@@ -18,7 +18,7 @@ pub fn repeat_back(call: &Call) -> Result<()> {
     call.store(&sums)
 }
 
-/// `gradient * d(x sigmoid(x))/dx`.
+/// Computes `gradient * d(x sigmoid(x))/dx`.
 pub fn silu_back(call: &Call) -> Result<()> {
     let (gradient, x) = (call.numbers(0)?, call.numbers(1)?);
     let pairs = gradient.values.iter().zip(&x.values);
@@ -32,7 +32,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Lets `f` add each row of the result, computed from the rows of sources 0 and 1.
+/// Lets `f` append each row of the result, computed from the rows of sources 0 and 1.
 fn rows(call: &Call, f: impl Fn(&[f64], &[f64], &mut Vec<f64>)) -> Result<()> {
     let (a, b) = (call.numbers(0)?, call.numbers(1)?);
     let mut values = call.room()?;
@@ -42,7 +42,7 @@ fn rows(call: &Call, f: impl Fn(&[f64], &[f64], &mut Vec<f64>)) -> Result<()> {
     call.store(&values)
 }
 
-/// With `r = 1 / sqrt(mean(x²) + eps)`: `r (gradient - x r² mean(gradient x))`.
+/// Computes `r (gradient - x r² mean(gradient x))` with `r = 1 / sqrt(mean(x²) + eps)`.
 pub fn rms_norm_back(call: &Call, eps: f64) -> Result<()> {
     rows(call, |gradient, x, values| {
         let n = x.len() as f64;
@@ -53,7 +53,7 @@ pub fn rms_norm_back(call: &Call, eps: f64) -> Result<()> {
     })
 }
 
-/// `scale * y (gradient - sum(gradient y))`.
+/// Computes `scale * y (gradient - sum(gradient y))`.
 pub fn soft_max_back(call: &Call, scale: f64) -> Result<()> {
     rows(call, |gradient, y, values| {
         let mean = dot(gradient, y);
@@ -62,7 +62,7 @@ pub fn soft_max_back(call: &Call, scale: f64) -> Result<()> {
     })
 }
 
-/// Adds each row of the gradient to the row of the result that source 1 names.
+/// Adds each row of the gradient to the row of the result that source 1 selects.
 pub fn get_rows_back(call: &Call) -> Result<()> {
     let (gradient, numbers) = (call.numbers(0)?, call.integers(1)?);
     let [n0, count, ..] = call.result.tensor.layout().shape();
@@ -74,7 +74,7 @@ pub fn get_rows_back(call: &Call) -> Result<()> {
     call.store(&sums)
 }
 
-/// `-sum(labels log(softmax(logits))) / rows`.
+/// Computes `-sum(labels log(softmax(logits))) / rows`.
 pub fn cross_entropy_loss(call: &Call) -> Result<()> {
     let (logits, labels) = (call.numbers(0)?, call.numbers(1)?);
     let mut sum = 0.0;
@@ -89,7 +89,7 @@ pub fn cross_entropy_loss(call: &Call) -> Result<()> {
     call.store(&[-sum / rows as f64])
 }
 
-/// `gradient * (softmax(logits) - labels) / rows`.
+/// Computes `gradient * (softmax(logits) - labels) / rows`.
 pub fn cross_entropy_loss_back(call: &Call) -> Result<()> {
     let gradient = call.numbers(0)?.values[0];
     let (logits, labels) = (call.numbers(1)?, call.numbers(2)?);
@@ -109,7 +109,7 @@ pub fn cross_entropy_loss_back(call: &Call) -> Result<()> {
     call.store(&values)
 }
 
-/// One step of AdamW.
+/// Computes one AdamW step.
 pub fn adamw(call: &Call) -> Result<()> {
     let (mut w, g) = (call.numbers(0)?.values, call.numbers(1)?.values);
     let (mut m, mut v) = (call.numbers(2)?.values, call.numbers(3)?.values);
@@ -127,7 +127,7 @@ pub fn adamw(call: &Call) -> Result<()> {
     call.store_source(3, &v)
 }
 
-/// One step of gradient descent.
+/// Computes one step of gradient descent.
 pub fn sgd(call: &Call) -> Result<()> {
     let (w, g, p) = (call.numbers(0)?, call.numbers(1)?, call.numbers(2)?.values);
     let keep = 1.0 - p[0] * p[1];

@@ -6,7 +6,7 @@ use super::link::{Carrier, Kind, Links, Opening, Refused, Replies, broke, refuse
 use crate::identity::{Address, Token};
 use crate::outside::System;
 use crate::proto::{self, remote_client::RemoteClient};
-use crate::server::MOST_MESSAGE;
+use crate::server::MAX_MESSAGE;
 use crate::tls;
 use hyper_util::rt::TokioIo;
 use std::io::{self, ErrorKind};
@@ -143,7 +143,7 @@ impl Connector {
             "authorization",
             proof.map_err(|_| final_error("a proof is no header".to_owned()))?,
         );
-        let mut client = RemoteClient::new(channel).max_decoding_message_size(MOST_MESSAGE);
+        let mut client = RemoteClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
         let replies = client.session(request).await.map_err(refused)?;
         Ok(Box::pin(replies.into_inner()))
     }
@@ -208,7 +208,7 @@ mod tests {
         } = connector;
         let (endpoint, _) = connect(address, token, &options).unwrap();
         let write = proto::command::Command::Write(proto::Write {
-            data: vec![0; MOST_MESSAGE + 1].into(),
+            data: vec![0; MAX_MESSAGE + 1].into(),
             ..proto::Write::default()
         });
         let error = endpoint.call("d", vec![command(write)]).unwrap_err();

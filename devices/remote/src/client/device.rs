@@ -44,9 +44,10 @@ impl RemoteDevice {
             description,
             memories: memories.into_iter().map(|memory| memory as _).collect(),
             // Selecting on the device saves network transfers.
-            selection: match described.selects {
-                true => Selection::Wanted,
-                false => Selection::Inexact,
+            selection: if described.selects {
+                Selection::Wanted
+            } else {
+                Selection::Inexact
             },
             deadline: deadline.map_or(0, |time| {
                 u64::try_from(time.as_millis()).unwrap_or(0).max(1)

@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Maximum bytes of requests in flight.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
 /// Interval at which a waiting caller checks for cancellation.
 const LOOK: Duration = Duration::from_millis(20);
@@ -217,7 +217,7 @@ impl Endpoint {
             if let Some(why) = &state.lost {
                 return Err(self.lost(device, why));
             }
-            let is_full = state.open_bytes > 0 && state.open_bytes + bytes > MOST_BYTES
+            let is_full = state.open_bytes > 0 && state.open_bytes + bytes > MAX_BYTES
                 || is_awaited && state.unseen.len() >= KEPT
                 || state.number - state.done >= UNDER_WAY as u64;
             if !is_full {

@@ -18,7 +18,7 @@ use tonic::{Code, Status};
 const REFUSED: Duration = Duration::from_secs(2);
 
 /// Maximum number of consecutive connections that break without progress.
-const MOST_IN_VAIN: u32 = 20;
+const MAX_IN_VAIN: u32 = 20;
 
 /// The reason why a connection failed.
 pub(crate) struct Refused {
@@ -131,9 +131,10 @@ impl Links {
             in_vain = if done > reached { 0 } else { in_vain + 1 };
             reached = done;
             tracing::warn!("the connection to {} is lost: {why}", self.carrier.place());
-            let next = match is_refused || in_vain >= MOST_IN_VAIN {
-                true => Err(why),
-                false => self.reconnect(&shared, &session).await,
+            let next = if is_refused || in_vain >= MAX_IN_VAIN {
+                Err(why)
+            } else {
+                self.reconnect(&shared, &session).await
             };
             match next {
                 Ok(Some(next)) => replies = next,

@@ -3,7 +3,7 @@
 use super::endpoint::{Endpoint, NOBODY};
 use crate::convert::{Part, layout_to, role_to, usage_to};
 use crate::proto::{self, command::Command as Kind, result::Result as Outcome};
-use crate::server::{LONGEST, MOST_RESULTS};
+use crate::server::{LONGEST, MAX_RESULTS};
 use prost::bytes::Bytes;
 use samite_core::{
     Buffer, BufferType, Error, Graph, Location, MemoryId, Node, Result, Rows, Slot, Support,
@@ -14,10 +14,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// Weights of fewer bytes are sent without asking whether the server has them.
-const SMALLEST_CHUNK: usize = 4096;
+const MIN_CHUNK: usize = 4096;
 
 /// Maximum number of cached answers.
-const MOST_ANSWERS: usize = 1 << 14;
+const MAX_ANSWERS: usize = 1 << 14;
 
 /// Wraps a command.
 pub(super) fn command(command: Kind) -> proto::Command {
@@ -90,7 +90,7 @@ impl Far {
                 .map(|(_, question)| command(Kind::Question(question.clone())));
             let results = self.call(commands.collect())?;
             let mut known = self.answers();
-            if known.len() > MOST_ANSWERS {
+            if known.len() > MAX_ANSWERS {
                 known.clear();
             }
             for ((key, _), result) in batch.iter().zip(results) {
@@ -372,9 +372,10 @@ impl RemoteBuffer {
         let layout = &slot.layout;
         let rows = self.memory.row_group.unwrap_or(1);
         let unit = layout.row_bytes().saturating_mul(rows).max(1);
-        match layout.is_contiguous() && unit <= LONGEST {
-            true => LONGEST / unit * unit,
-            false => LONGEST,
+        if layout.is_contiguous() && unit <= LONGEST {
+            LONGEST / unit * unit
+        } else {
+            LONGEST
         }
     }
 
@@ -430,8 +431,8 @@ impl RemoteBuffer {
         len: usize,
     ) -> Result<Vec<(proto::Command, usize)>> {
         let place = self.part(slot, offset, len)?;
-        let pieces = (0..len).step_by(MOST_RESULTS).map(|at| {
-            let size = MOST_RESULTS.min(len - at);
+        let pieces = (0..len).step_by(MAX_RESULTS).map(|at| {
+            let size = MAX_RESULTS.min(len - at);
             let read = proto::Read {
                 place: Some(place.clone()),
                 offset: (offset + at) as u64,
@@ -456,9 +457,10 @@ pub(super) fn read_into(name: &str, results: &[proto::Result], out: &mut [u8]) -
         to.copy_from_slice(bytes);
         rest = behind;
     }
-    match rest.is_empty() {
-        true => Ok(()),
-        false => Err(Error::device(name, "the server sent less than was read")),
+    if rest.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::device(name, "the server sent less than was read"))
     }
 }
 
@@ -490,7 +492,7 @@ impl Buffer for RemoteBuffer {
     }
 
     fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {
-        if self.usage == Usage::Weights && data.len() >= SMALLEST_CHUNK {
+        if self.usage == Usage::Weights && data.len() >= MIN_CHUNK {
             return self.write_weights(tensor, offset, data);
         }
         for write in self.write_commands(tensor, offset, data)? {

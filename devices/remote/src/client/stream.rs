@@ -16,10 +16,10 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Maximum bytes to collect before sending.
-const MOST_PENDING: usize = 1 << 20;
+const MAX_PENDING: usize = 1 << 20;
 
 /// Maximum bytes of reads that a run includes.
-const MOST_FORESEEN: usize = 1 << 20;
+const MAX_FORESEEN: usize = 1 << 20;
 
 pub(super) struct RemoteStream {
     device: Arc<RemoteDevice>,
@@ -132,7 +132,7 @@ impl RemoteStream {
         self.forget_run();
         self.pending.extend(commands);
         self.pending_bytes += bytes;
-        if self.pending_bytes > MOST_PENDING {
+        if self.pending_bytes > MAX_PENDING {
             self.flush(false)?;
         }
         Ok(())
@@ -160,7 +160,7 @@ impl RemoteStream {
         };
         let mut reads = run.reads.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes: usize = reads.iter().chain([read]).map(size).sum();
-        if bytes <= MOST_FORESEEN && !reads.contains(read) {
+        if bytes <= MAX_FORESEEN && !reads.contains(read) {
             reads.push(read.clone());
         }
         drop(reads);
@@ -243,7 +243,7 @@ impl Stream for RemoteStream {
                 return Err(Error::unsupported(self.device.name(), what, reason));
             }
         }
-        let part = Part::of(graph, work.nodes);
+        let part = Part::new(graph, work.nodes);
         let places = part.tensors.iter().map(|&id| {
             let tensor = graph.tensor(id);
             if tensor.layout.is_empty() {

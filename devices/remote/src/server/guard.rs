@@ -23,7 +23,7 @@ pub(super) struct Peer {
     pub address: SocketAddr,
     pub exported: Exported,
     /// Set once the client has proved that it has a token.
-    pub is_known: Arc<AtomicBool>,
+    pub is_authenticated: Arc<AtomicBool>,
     pub seat: Arc<Seat>,
 }
 
@@ -89,7 +89,7 @@ impl AsyncRead for Guarded {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.time.is_some() && self.peer.is_known.load(Ordering::Acquire) {
+        if self.time.is_some() && self.peer.is_authenticated.load(Ordering::Acquire) {
             self.time = None;
         }
         if self.leaving.as_mut().poll(context).is_ready() {

@@ -47,14 +47,14 @@ use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
-pub(crate) use work::MOST_RESULTS;
+pub(crate) use work::MAX_RESULTS;
 
 /// Maximum bytes of a message.
-pub(crate) const MOST_MESSAGE: usize = 16 << 20;
+pub(crate) const MAX_MESSAGE: usize = 16 << 20;
 
 /// Maximum bytes of the headers, which authenticate the client. The server reads nothing else
 /// before.
-const MOST_HEADERS: u32 = 4096;
+const MAX_HEADERS: u32 = 4096;
 
 /// Number of wrong proofs per machine that are answered at once. Further ones are delayed by
 /// [`DELAY`] each.
@@ -64,7 +64,7 @@ const PATIENT: u32 = 3;
 const DELAY: Duration = Duration::from_secs(1);
 
 /// Maximum number of machines with wrong proofs to remember.
-const MOST_STRANGERS: usize = 1024;
+const MAX_UNKNOWN: usize = 1024;
 
 /// Pause after a failed accept: other connections must end first.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -238,9 +238,9 @@ impl RemoteServer {
             let (accepted, incoming) = mpsc::channel(16);
             let (every, within) = self.shared.host.options.keep_alive;
             let service = Service::from_arc(Arc::new(Connections(Arc::clone(&self.shared))))
-                .max_decoding_message_size(MOST_MESSAGE);
+                .max_decoding_message_size(MAX_MESSAGE);
             let serving = tonic::transport::Server::builder()
-                .http2_max_header_list_size(MOST_HEADERS)
+                .http2_max_header_list_size(MAX_HEADERS)
                 .max_concurrent_streams(2)
                 .http2_keepalive_interval(Some(every))
                 .http2_keepalive_timeout(Some(within))
@@ -295,7 +295,7 @@ impl RemoteServer {
                         let peer = Peer {
                             address,
                             exported,
-                            is_known: Arc::default(),
+                            is_authenticated: Arc::default(),
                             seat: Arc::new(seat),
                         };
                         let guarded = Guarded::new(stream, peer, patience, leave);
@@ -345,13 +345,13 @@ impl Shared {
             )
         });
         if let Some(token) = fitting {
-            peer.is_known.store(true, Ordering::Release);
+            peer.is_authenticated.store(true, Ordering::Release);
             peer.seat.set_stage(Stage::Idle);
             return Ok(token);
         }
         let failures = {
             let mut strangers = lock(&self.strangers);
-            if strangers.len() >= MOST_STRANGERS {
+            if strangers.len() >= MAX_UNKNOWN {
                 strangers.clear();
             }
             let failures = strangers.entry(peer.address.ip()).or_default();

@@ -138,7 +138,7 @@ impl Worker {
 
     /// Returns whether a request is queued.
     #[must_use]
-    pub fn is_wanted(&self) -> bool {
+    pub fn is_in_use(&self) -> bool {
         !self.requests.is_empty()
     }
 
@@ -217,7 +217,7 @@ impl Session {
         state.untold.0 += 1;
         state.untold.1 += bytes;
         if confirm || !results.is_empty() || failure.is_some() {
-            let is_asked = confirm || !results.is_empty();
+            let is_awaited = confirm || !results.is_empty();
             let reply = proto::Reply {
                 number,
                 done: number,
@@ -226,7 +226,7 @@ impl Session {
                 ..proto::Reply::default()
             };
             state.count(&reply, confirm);
-            state.keep(reply.clone(), is_asked);
+            state.keep(reply.clone(), is_awaited);
             state.send(reply);
         } else if state.untold.0 >= TELL_AFTER.0 || state.untold.1 >= TELL_AFTER.1 {
             state.send(proto::Reply {
@@ -388,11 +388,15 @@ impl State {
     }
 
     /// Keeps a reply. A client within the limits has seen all replies that are dropped for it.
-    fn keep(&mut self, reply: proto::Reply, is_asked: bool) {
-        self.kept.push_back((reply, is_asked));
-        let asked = self.kept.iter().filter(|(_, is_asked)| *is_asked).count();
+    fn keep(&mut self, reply: proto::Reply, is_awaited: bool) {
+        self.kept.push_back((reply, is_awaited));
+        let asked = self
+            .kept
+            .iter()
+            .filter(|(_, is_awaited)| *is_awaited)
+            .count();
         let gone = if asked > KEPT {
-            self.kept.iter().position(|(_, is_asked)| *is_asked)
+            self.kept.iter().position(|(_, is_awaited)| *is_awaited)
         } else {
             (self.kept.len() > UNDER_WAY).then_some(0)
         };

@@ -167,9 +167,10 @@ impl Store {
                 // Preserves the order over a restart. Failure does no harm.
                 let _ = std::fs::File::open(self.path(hash))
                     .and_then(|file| file.set_modified(SystemTime::now()));
-                match is_own {
-                    true => Found::Own(bytes),
-                    false => Found::Foreign(bytes),
+                if is_own {
+                    Found::Own(bytes)
+                } else {
+                    Found::Foreign(bytes)
                 }
             }
             _ => {
@@ -186,23 +187,22 @@ impl Store {
             return;
         }
         let mut pieces = self.lock();
-        let kept = match pieces.known.contains_key(hash) {
-            true => Ok(()),
-            false => {
-                self.make_room(&mut pieces, bytes.len() as u64);
-                let new = self.owner_path(hash, "new");
-                std::fs::write(&new, bytes)
-                    .and_then(|()| std::fs::rename(&new, self.path(hash)))
-                    .map(|()| {
-                        pieces.bytes += bytes.len() as u64;
-                        let piece = Piece {
-                            size: bytes.len() as u64,
-                            used: 0,
-                            owners: Vec::new(),
-                        };
-                        pieces.known.insert(*hash, piece);
-                    })
-            }
+        let kept = if pieces.known.contains_key(hash) {
+            Ok(())
+        } else {
+            self.make_room(&mut pieces, bytes.len() as u64);
+            let new = self.owner_path(hash, "new");
+            std::fs::write(&new, bytes)
+                .and_then(|()| std::fs::rename(&new, self.path(hash)))
+                .map(|()| {
+                    pieces.bytes += bytes.len() as u64;
+                    let piece = Piece {
+                        size: bytes.len() as u64,
+                        used: 0,
+                        owners: Vec::new(),
+                    };
+                    pieces.known.insert(*hash, piece);
+                })
         };
         pieces.touch(*hash);
         let kept = kept.and_then(|()| {

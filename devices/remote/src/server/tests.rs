@@ -84,7 +84,7 @@ fn prepare(graph: u64, places: Vec<Option<proto::Place>>) -> Kind {
     Kind::Prepare(proto::Prepare {
         graph,
         device: 0,
-        json: Part::of(&g, &[y]).json().into(),
+        json: Part::new(&g, &[y]).json().into(),
         places: places.into_iter().map(Option::unwrap_or_default).collect(),
         workspace: None,
     })

@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Maximum bytes of results of one request.
-pub(crate) const MOST_RESULTS: usize = 4 << 20;
+pub(crate) const MAX_RESULTS: usize = 4 << 20;
 
 /// Maximum bytes of a graph in JSON.
-const MOST_JSON: usize = 8 << 20;
+const MAX_JSON: usize = 8 << 20;
 
 /// Memory cost of parsing a byte of JSON.
 const JSON_COST: usize = 16;
@@ -140,7 +140,7 @@ impl Belongings {
         commands: Vec<proto::Command>,
         stopper: &dyn Stopper,
     ) -> (Vec<proto::Result>, Option<Failed>) {
-        let (mut results, mut left) = (Vec::new(), MOST_RESULTS);
+        let (mut results, mut left) = (Vec::new(), MAX_RESULTS);
         for command in commands {
             let Some(command) = command.command else {
                 let text = "a command that this server does not know: it is older than the client";
@@ -179,9 +179,9 @@ impl Belongings {
                 let offset = size(request.offset).map_err(refuse)?;
                 let len = size(request.size).map_err(refuse)?;
                 place.check_range(offset, len).map_err(refuse)?;
-                *left = left.checked_sub(len).ok_or_else(|| {
-                    quota(format!("a request reads at most {MOST_RESULTS} bytes"))
-                })?;
+                *left = left
+                    .checked_sub(len)
+                    .ok_or_else(|| quota(format!("a request reads at most {MAX_RESULTS} bytes")))?;
                 let mut bytes = vec![0; len];
                 place.read(offset, &mut bytes).map_err(refuse)?;
                 return Ok(Some(Outcome::Bytes(bytes.into())));
@@ -417,9 +417,10 @@ impl Belongings {
                     store.keep(&hash, &bytes, &self.siblings.owner);
                     return state(State::Done, &[]);
                 }
-                match request.proof.is_empty() {
-                    true => state(State::Prove, &self.nonce),
-                    false => state(State::Missing, &[]),
+                if request.proof.is_empty() {
+                    state(State::Prove, &self.nonce)
+                } else {
+                    state(State::Missing, &[])
                 }
             }
         }
@@ -450,8 +451,8 @@ impl Belongings {
             let most = self.limits.graphs;
             return Err(quota(format!("a session has at most {most} graphs")));
         }
-        if request.json.len() > MOST_JSON {
-            return Err(quota(format!("a graph has at most {MOST_JSON} bytes")));
+        if request.json.len() > MAX_JSON {
+            return Err(quota(format!("a graph has at most {MAX_JSON} bytes")));
         }
         // Charged while the JSON is parsed.
         let _charge = self.charge(request.json.len().saturating_mul(JSON_COST))?;
@@ -598,9 +599,13 @@ impl Belongings {
                 device.name()
             )));
         }
-        match tensor.is_computed() {
-            true => check_room(place, &TensorInfo::of(graph.node(id), place.buffer.usage())),
-            false => Ok(()),
+        if tensor.is_computed() {
+            check_room(
+                place,
+                &TensorInfo::from_node(graph.node(id), place.buffer.usage()),
+            )
+        } else {
+            Ok(())
         }
     }
 
@@ -660,8 +665,8 @@ impl Belongings {
             memory.ok_or_else(|| Error::invalid(format!("there is no memory {number}")))
         };
         let (most_json, most_tensors) = match request.kind() {
-            Kind::Graph => (MOST_JSON, self.limits.tensors),
-            _ => (MOST_JSON >> 8, 64),
+            Kind::Graph => (MAX_JSON, self.limits.tensors),
+            _ => (MAX_JSON >> 8, 64),
         };
         if request.json.len() > most_json {
             return Err(Error::invalid("a question is too long"));
@@ -670,13 +675,14 @@ impl Belongings {
         let charge = self.charge(request.json.len().saturating_mul(JSON_COST));
         let _charge = charge.map_err(|failure| crate::convert::error("server", *failure))?;
         let mut memories = request.memories.iter();
-        let graph = match request.json.is_empty() {
-            true => Graph::new(),
-            false => graph_of(&request.json, most_tensors, |_, name, layout| {
+        let graph = if request.json.is_empty() {
+            Graph::new()
+        } else {
+            graph_of(&request.json, most_tensors, |_, name, layout| {
                 let memory = memory_of(*memories.next().unwrap_or(&0))?;
                 let buffer = unallocated(memory, memory.max_size(), Usage::Weights);
                 StoredTensor::new(name, buffer, 0, *layout)
-            })?,
+            })?
         };
         let node = graph.ids().last().map(|id| graph.node(id));
         let wanted = || node.ok_or_else(|| Error::invalid("a question has no node"));
@@ -718,9 +724,10 @@ impl Belongings {
                     yes: true,
                     size: lent.device.workspace(&graph, &nodes)? as u64,
                     keeps: keeps.collect(),
-                    order: match nodes == before {
-                        true => Vec::new(),
-                        false => nodes.into_iter().map(position).collect(),
+                    order: if nodes == before {
+                        Vec::new()
+                    } else {
+                        nodes.into_iter().map(position).collect()
                     },
                     ..proto::Answer::default()
                 }

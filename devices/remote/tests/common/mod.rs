@@ -20,10 +20,13 @@ pub struct Lender {
 impl Lender {
     pub fn start(change: impl FnOnce(&mut RemoteServerOptions)) -> Self {
         let device = ReferenceDevice::new(ReferenceOptions::default());
-        Self::of(&[device], change)
+        Self::with_devices(&[device], change)
     }
 
-    pub fn of(devices: &[Arc<dyn Device>], change: impl FnOnce(&mut RemoteServerOptions)) -> Self {
+    pub fn with_devices(
+        devices: &[Arc<dyn Device>],
+        change: impl FnOnce(&mut RemoteServerOptions),
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let [key, tokens] = ["key", "tokens"].map(|name| folder.path().join(name));
         let mut options = RemoteServerOptions::new(key, tokens);

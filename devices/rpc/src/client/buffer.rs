@@ -5,7 +5,7 @@ use samite_core::{
     Buffer, BufferType, Error, Location, MemoryId, Result, Slot, TensorInfo, TensorRef, Usage,
 };
 use samite_wire::export::{bare, describe};
-use samite_wire::rpc::graph::MOST_SOURCES;
+use samite_wire::rpc::graph::MAX_SOURCES;
 use samite_wire::rpc::message::Request;
 use samite_wire::rpc::record::Record;
 use std::any::Any;
@@ -51,7 +51,7 @@ impl RpcBufferType {
             Error::unsupported(&self.name, format!("tensor '{}'", tensor.name), reason)
         };
         bare(&tensor.layout)
-            .and_then(|tensor| Record::of(&tensor))
+            .and_then(|tensor| Record::from_description(&tensor))
             .map_err(refused)
     }
 
@@ -68,7 +68,7 @@ impl RpcBufferType {
             None => Some(Request::GetAllocSize {
                 device: self.number,
                 tensor: record,
-                sources: Box::new([Record::NONE; MOST_SOURCES]),
+                sources: Box::new([Record::NONE; MAX_SOURCES]),
             }),
         })
     }
@@ -77,12 +77,12 @@ impl RpcBufferType {
 /// Returns the question about a node to device `number`, or `None` if messages cannot express the
 /// node.
 pub(super) fn question(node: samite_core::Node<'_>, number: u32) -> Option<Request> {
-    let mut tensor = Record::of(&describe(node).ok()?).ok()?;
-    tensor.id = MOST_SOURCES as u64 + 1;
-    let mut sources = Box::new([Record::NONE; MOST_SOURCES]);
+    let mut tensor = Record::from_description(&describe(node).ok()?).ok()?;
+    tensor.id = MAX_SOURCES as u64 + 1;
+    let mut sources = Box::new([Record::NONE; MAX_SOURCES]);
     for (index, id) in node.tensor().operands() {
         let source = sources.get_mut(index)?;
-        *source = Record::of(&bare(&node.graph().tensor(id).layout).ok()?).ok()?;
+        *source = Record::from_description(&bare(&node.graph().tensor(id).layout).ok()?).ok()?;
         source.id = index as u64 + 1;
         tensor.src[index] = source.id;
         if node.op().aliased_source() == Some(index) {

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Maximum number of cached answers.
-const MOST_ANSWERS: usize = 4096;
+const MAX_ANSWERS: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct RpcDevice {
@@ -151,7 +151,7 @@ impl Device for RpcDevice {
             .collect();
         // A lost server supports nothing; the user of the device gets the reason.
         let replies = self.endpoint.ask_all(&self.name, &questions);
-        if known.len() + open.len() > MOST_ANSWERS {
+        if known.len() + open.len() > MAX_ANSWERS {
             known.clear();
         }
         for ((index, key), reply) in open.into_iter().zip(replies.unwrap_or_default()) {

@@ -13,7 +13,7 @@ use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Maximum number of devices that a server may report.
-const MOST_DEVICES: u32 = 256;
+const MAX_DEVICES: u32 = 256;
 
 /// Maximum bytes of data per message. Upstream's server keeps a whole message in memory.
 const PIECE: usize = 16 << 20;
@@ -145,9 +145,9 @@ impl Endpoint {
             failed(io::Error::new(ErrorKind::Unsupported, reason.into_owned()))
         };
         let greeting = Greeting::read(&reply).map_err(unknown)?;
-        link.protocol = Protocol::of(greeting.version).map_err(unknown)?;
+        link.protocol = Protocol::for_version(greeting.version).map_err(unknown)?;
         let count = link.ask(&Request::DeviceCount).map_err(failed)?;
-        let count = u32::from_le_bytes(count).min(MOST_DEVICES);
+        let count = u32::from_le_bytes(count).min(MAX_DEVICES);
         let endpoint = Endpoint {
             address: address.to_owned(),
             link: Mutex::new(link),

@@ -59,9 +59,10 @@ impl RpcBackend {
         };
         for address in addresses {
             let address = address.as_ref().trim();
-            let address = match address.contains(':') {
-                true => address.to_owned(),
-                false => format!("{address}:{PORT}"),
+            let address = if address.contains(':') {
+                address.to_owned()
+            } else {
+                format!("{address}:{PORT}")
             };
             let found = Endpoint::connect(&address, options).and_then(|(endpoint, count)| {
                 let first = backend.devices.len();

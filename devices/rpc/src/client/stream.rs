@@ -9,7 +9,7 @@ use samite_core::{
 use samite_wire::export::{describe, with_views};
 use samite_wire::numbers::flag;
 use samite_wire::rpc::frame::Command;
-use samite_wire::rpc::graph::{GraphMessage, MOST_SOURCES};
+use samite_wire::rpc::graph::{GraphMessage, MAX_SOURCES};
 use samite_wire::rpc::message::Request;
 use samite_wire::rpc::record::Record;
 use std::any::Any;
@@ -99,7 +99,7 @@ impl Writer<'_> {
             Error::unsupported(self.device.name(), node.op().to_string(), reason)
         };
         let described = describe(node).map_err(refused)?;
-        let mut src = [0; MOST_SOURCES];
+        let mut src = [0; MAX_SOURCES];
         for (index, source) in node.tensor().operands() {
             let to = src.get_mut(index);
             let to = to.ok_or_else(|| refused("it has too many operands".into()))?;

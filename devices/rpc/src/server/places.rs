@@ -9,7 +9,7 @@ use samite_core::{
 };
 use samite_wire::import::Tensors;
 use samite_wire::numbers::MAX_SRC;
-use samite_wire::rpc::graph::{GraphMessage, MOST_SOURCES};
+use samite_wire::rpc::graph::{GraphMessage, MAX_SOURCES};
 use samite_wire::rpc::record::Record;
 use samite_wire::{Description, Reason};
 use std::collections::{BTreeSet, HashMap};
@@ -205,13 +205,13 @@ impl Tensors for Placed<'_> {
 /// A node and its operands before they have memory.
 pub(super) struct Question<'a> {
     pub device: &'a dyn Device,
-    pub sources: &'a [Record; MOST_SOURCES],
+    pub sources: &'a [Record; MAX_SOURCES],
     pub tensor: &'a Record,
 }
 
 impl Question<'_> {
     /// Key of the node.
-    pub const NODE: usize = MOST_SOURCES;
+    pub const NODE: usize = MAX_SOURCES;
 
     fn record(&self, key: usize) -> &Record {
         self.sources.get(key).unwrap_or(self.tensor)

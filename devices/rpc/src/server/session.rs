@@ -10,7 +10,7 @@ use samite_wire::Reason;
 use samite_wire::import::{Importer, supported};
 use samite_wire::numbers::op;
 use samite_wire::rpc::frame::{Command, HEADER};
-use samite_wire::rpc::graph::{GraphMessage, MOST_SOURCES};
+use samite_wire::rpc::graph::{GraphMessage, MAX_SOURCES};
 use samite_wire::rpc::message::{ASKS_SUPPORT, Greeting, Request};
 use samite_wire::rpc::record::Record;
 use samite_wire::rpc::version::{Protocol, V7};
@@ -229,8 +229,8 @@ impl Session {
         };
         let len = u64::from_le_bytes(std::array::from_fn(|i| len[i]));
         self.bytes.clear();
-        let command =
-            Command::of(command).ok_or_else(|| format!("command {command} is not known"))?;
+        let command = Command::from_number(command)
+            .ok_or_else(|| format!("command {command} is not known"))?;
         if self.is_greeted == (command == Command::Hello) {
             return Err(format!("{command:?} is not the greeting, or a second one").into());
         }
@@ -435,7 +435,7 @@ impl Session {
         &self,
         device: &dyn Device,
         tensor: &Record,
-        sources: &[Record; MOST_SOURCES],
+        sources: &[Record; MAX_SOURCES],
     ) -> bool {
         let memory = device.buffer_type();
         let fallbacks = self.fallbacks.iter().map(|lane| &*lane.device);
@@ -554,7 +554,7 @@ fn range(place: &TensorRef, offset: u64, size: u64) -> Result<(usize, usize), Re
 fn alloc_size(
     device: &dyn Device,
     tensor: &Record,
-    sources: &[Record; MOST_SOURCES],
+    sources: &[Record; MAX_SOURCES],
 ) -> Result<u64, End> {
     let (layout, name) = (layout(tensor)?, tensor.name());
     let memory = device.buffer_type();

@@ -146,7 +146,7 @@ fn check_room(imported: &Imported) -> Result<(), Reason> {
             continue;
         };
         let buffer = &place.buffer;
-        let info = TensorInfo::of(node, buffer.usage());
+        let info = TensorInfo::from_node(node, buffer.usage());
         let wanted = buffer.buffer_type().alloc_size(&info);
         let wanted = wanted.map_err(|error| error.to_string())?;
         let end = place.slot.offset.checked_add(wanted);

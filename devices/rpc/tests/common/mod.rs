@@ -166,7 +166,8 @@ impl Raw {
 /// Returns a tensor at a byte offset in the first buffer.
 pub fn tensor(dtype: DType, shape: [usize; 4], at: u64) -> Record {
     let layout = Layout::contiguous(dtype, shape).unwrap();
-    let mut record = Record::of(&samite_wire::export::bare(&layout).unwrap()).unwrap();
+    let mut record =
+        Record::from_description(&samite_wire::export::bare(&layout).unwrap()).unwrap();
     (record.buffer, record.data) = (1, BASE + at);
     record.set_name("t");
     record

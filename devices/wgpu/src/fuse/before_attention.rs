@@ -135,7 +135,7 @@ impl<'a> Fusion<'a> {
         };
         let writes_all_of = |write: Node<'_>, node: Node<'_>| {
             let source = write.source(0);
-            source.is_some_and(|source| Columns::of(source).are_rows_of_memory(node))
+            source.is_some_and(|source| Columns::from_node(source).are_rows_of_memory(node))
         };
         // Match each rotation with the cache that it is written to.
         let (key, query, keys, values) = [

@@ -10,16 +10,16 @@ const ATTENTION_GROUP: usize = 128;
 /// Number of attention workgroups that keeps any adapter busy.
 const ENOUGH_WORK: usize = 512;
 /// Minimum number of keys per workgroup if several workgroups share a query's keys.
-const LEAST_KEYS: usize = 256;
+const MIN_KEYS: usize = 256;
 /// Maximum number of workgroups per query.
-const MOST_SHARES: usize = 32;
+const MAX_SHARES: usize = 32;
 /// Queries per tile, and the minimum number of queries per head for tiled attention.
 const QUERY_TILE: usize = 32;
-const LEAST_TILED: usize = 16;
+const MIN_TILED: usize = 16;
 /// Maximum elements of a value for tiled attention: an invocation accumulates a quarter of them.
-const LONGEST_TILED: usize = 256;
+const MAX_TILED: usize = 256;
 /// Maximum elements of a query.
-const LONGEST_QUERY: usize = 1024;
+const MAX_QUERY_LEN: usize = 1024;
 
 /// Returns the largest power of two that is at most the number of heads.
 fn power(heads: usize) -> usize {
@@ -88,7 +88,7 @@ pub fn flash(
     }
     let mut operands = vec![y, q, k, v];
     let heads = q.shape[2];
-    if q.shape[0] > LONGEST_QUERY || v.shape[0] > 4 * ATTENTION_GROUP {
+    if q.shape[0] > MAX_QUERY_LEN || v.shape[0] > 4 * ATTENTION_GROUP {
         return Err("heads of this size".into());
     }
     let mut mask = "0.0";
@@ -103,10 +103,11 @@ pub fn flash(
     }
     floats(&operands)?;
     elements(&y)?;
-    if columns.is_none() && q.shape[1] >= LEAST_TILED && v.shape[0] <= LONGEST_TILED {
-        let launch = match is_wide && fits_matrices([&k, &v], capacity) {
-            true => by_matrices(operands, capacity),
-            false => tiled(operands, is_wide, capacity),
+    if columns.is_none() && q.shape[1] >= MIN_TILED && v.shape[0] <= MAX_TILED {
+        let launch = if is_wide && fits_matrices([&k, &v], capacity) {
+            by_matrices(operands, capacity)
+        } else {
+            tiled(operands, is_wide, capacity)
         };
         let launch = launch
             .floats([scale, max_bias, softcap])
@@ -159,13 +160,14 @@ pub fn flash(
         _ => "",
     };
     finish = finish.replace("KEEP_RESULT", kept);
-    let (loads, per, element) = match is_wide {
-        true => (
+    let (loads, per, element) = if is_wide {
+        (
             include_str!("../kernels/flash_attn_wide.wgsl"),
             8,
             "sum[#ju / 4u][#ju % 4u]",
-        ),
-        false => (include_str!("../kernels/flash_attn_any.wgsl"), 4, "sum[#j]"),
+        )
+    } else {
+        (include_str!("../kernels/flash_attn_any.wgsl"), 4, "sum[#j]")
     };
     // Number of loads of a key to issue together.
     let chunk = [8, 4, 2, 1]
@@ -198,9 +200,10 @@ pub fn flash(
 fn tiled(operands: Vec<Operand>, is_wide: bool, capacity: &Capacity) -> Launch {
     let [q, k, v] = [1, 2, 3].map(|number| operands[number]);
     let tiles = q.shape[1].div_ceil(QUERY_TILE) * q.shape[2] * q.shape[3];
-    let loads = match is_wide {
-        true => include_str!("../kernels/flash_attn_tiles_wide.wgsl"),
-        false => include_str!("../kernels/flash_attn_tiles_any.wgsl"),
+    let loads = if is_wide {
+        include_str!("../kernels/flash_attn_tiles_wide.wgsl")
+    } else {
+        include_str!("../kernels/flash_attn_tiles_any.wgsl")
     };
     Launch::new("flash_attn_tiles", operands, Work::Groups(tiles))
         .with("LOADS", loads)
@@ -273,8 +276,8 @@ fn with_numbers(launch: Launch, columns: Option<&Operand>) -> Launch {
 /// adapter.
 fn shares(queries: usize, keys: usize) -> usize {
     (ENOUGH_WORK / queries.max(1))
-        .min(keys / LEAST_KEYS)
-        .clamp(1, MOST_SHARES)
+        .min(keys / MIN_KEYS)
+        .clamp(1, MAX_SHARES)
 }
 
 /// Writes the result of one query.
@@ -313,7 +316,7 @@ pub fn flash_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Vec
         operands.push(node.source_operand(index)?);
     }
     let [q, k, v] = [1, 2, 3].map(|index| operands[index + 1]);
-    if q.shape[0].max(v.shape[0]) > LONGEST_QUERY {
+    if q.shape[0].max(v.shape[0]) > MAX_QUERY_LEN {
         return Err("heads of this size".into());
     }
     let mut mask = "0.0";

@@ -34,9 +34,10 @@ pub fn convert(node: Node<'_>) -> Result<Launch, Reason> {
     let same_shape = y.shape == a.shape;
     let cut: &[usize] = if same_shape { &[1, 2, 3] } else { &[] };
     if y.dtype == a.dtype {
-        let from = match same_shape {
-            true => "int_a(at_a(i))",
-            false => "int_a(at_a(indices(n, shape_a())))",
+        let from = if same_shape {
+            "int_a(at_a(i))"
+        } else {
+            "int_a(at_a(indices(n, shape_a())))"
         };
         return Ok(moved(vec![y, a], from)?.cut(cut));
     }
@@ -55,9 +56,10 @@ pub fn convert(node: Node<'_>) -> Result<Launch, Reason> {
         ));
     }
     let from = "let source = indices(n, shape_a())";
-    let conversion = match y.dtype.is_integer() && a.dtype.is_integer() {
-        true => format!("{from}; store_int_y(at_y(indices(n, shape)), int_a(at_a(source)))"),
-        false => format!("{from}; put_y(indices(n, shape), get_a(source))"),
+    let conversion = if y.dtype.is_integer() && a.dtype.is_integer() {
+        format!("{from}; store_int_y(at_y(indices(n, shape)), int_a(at_a(source)))")
+    } else {
+        format!("{from}; put_y(indices(n, shape), get_a(source))")
     };
     let launch = Launch::new("cast", vec![y, a], Work::Elements);
     Ok(launch.with("CONVERSION", conversion).cut(cut))

@@ -7,13 +7,13 @@ use crate::tuning::TILES;
 use samite_core::{DType, Node};
 
 /// Maximum columns of a product that is computed column by column, over whole rows.
-pub const MOST_COLUMNS: usize = 8;
+pub const MAX_COLUMNS: usize = 8;
 /// Maximum number of products with the same columns in one launch.
-pub const MOST_MATRICES: usize = 3;
+pub const MAX_MATRICES: usize = 3;
 /// Invocations per workgroup of column-by-column products.
 const VECTOR_GROUP: usize = 64;
 /// Maximum columns for which an invocation holds 32 elements of each column.
-const MOST_WIDE_COLUMNS: usize = 2;
+const MAX_WIDE_COLUMNS: usize = 2;
 /// Rows per workgroup of column-by-column products.
 const VECTOR_ROWS: usize = 4;
 /// Rows and columns of a tile of larger products.
@@ -22,10 +22,11 @@ const TILE: usize = 64;
 /// Adds the loads of kernels that walk along rows. With few columns they load groups of 32 elements
 /// that share scales, otherwise four elements at a time.
 fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launch {
-    let groups = a.dtype.is_quantized() && a.access == Access::Read && columns <= MOST_WIDE_COLUMNS;
-    let (wide, load) = match groups {
-        true => (8, "load32_a(row_a(row), k, &w)".to_owned()),
-        false => (1, format!("w[0] = {}", load_four(a))),
+    let groups = a.dtype.is_quantized() && a.access == Access::Read && columns <= MAX_WIDE_COLUMNS;
+    let (wide, load) = if groups {
+        (8, "load32_a(row_a(row), k, &w)".to_owned())
+    } else {
+        (1, format!("w[0] = {}", load_four(a)))
     };
     launch
         .with("WIDE_COUNT", wide)
@@ -73,7 +74,7 @@ pub fn mul_mat(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<
 
 fn product([y, a, b]: [Operand; 3], capacity: &Capacity, aligned: bool) -> Launch {
     let (m, n, batches) = (a.shape[1], b.shape[1], b.shape[2] * b.shape[3]);
-    if n <= MOST_COLUMNS {
+    if n <= MAX_COLUMNS {
         let work = Work::Groups(m.div_ceil(VECTOR_ROWS) * batches);
         let launch = Launch::new("mul_mat_vec", vec![y, a, b], work).with("COLUMN_COUNT", n.max(1));
         return along_rows(launch, &a, &b, n).reduces(capacity);
@@ -107,12 +108,13 @@ fn tiled(
     let with_matrices = capacity.matrices && are_halves && a.shape[0].is_multiple_of(32);
     let sizes = &TILES[capacity.tuning.tile.min(TILES.len() - 1)..];
     let count = |[height, width]: [usize; 2]| rows.div_ceil(height) * tiles(width);
-    let [height, width] = match with_matrices {
-        false => [TILE, TILE],
-        true => *sizes
+    let [height, width] = if with_matrices {
+        *sizes
             .iter()
             .find(|&&size| count(size) >= ENOUGH_TILES)
-            .unwrap_or(&[64, 64]),
+            .unwrap_or(&[64, 64])
+    } else {
+        [TILE, TILE]
     };
     let mut strides = b.strides[1..].iter();
     let is_wide = with_matrices
@@ -173,7 +175,7 @@ pub fn mul_mat_id(
         return Err("so many choices of experts".into());
     }
     let parts = parts_of_experts([y, a], capacity);
-    if c.shape[1] > MOST_COLUMNS {
+    if c.shape[1] > MAX_COLUMNS {
         let scratch = |access| {
             let count = experts * (1 + choices);
             Operand::workspace('w', access, DType::I32, count)
@@ -249,8 +251,12 @@ pub fn packed_products(nodes: &[Node<'_>], capacity: &Capacity) -> Result<Launch
     let mut operands = Vec::new();
     let (mut functions, mut calls, mut groups) = (String::new(), String::new(), 0);
     for (&node, [weights, result]) in nodes.iter().zip([['a', 'y'], ['b', 'z'], ['c', 'v']]) {
-        let y = node.result().of(node).named(result);
-        let a = node.source_operand(0)?.packed().of(node).named(weights);
+        let y = node.result().in_node(node).named(result);
+        let a = node
+            .source_operand(0)?
+            .packed()
+            .in_node(node)
+            .named(weights);
         let count = a.shape[1].div_ceil(rows);
         let text = include_str!("../kernels/mul_mat_q8_matrix.wgsl");
         functions += &text

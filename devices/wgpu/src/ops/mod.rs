@@ -187,17 +187,19 @@ fn floats<'a>(operands: impl IntoIterator<Item = &'a Operand>) -> Result<(), Rea
 /// row.
 fn load_four(operand: &Operand) -> String {
     let name = operand.name;
-    match operand.shape[0].is_multiple_of(4) && operand.has_contiguous_rows() {
-        true => format!("load4_{name}(row_{name}(row), k)"),
-        false => format!("guarded4_{name}(row, k)"),
+    if operand.shape[0].is_multiple_of(4) && operand.has_contiguous_rows() {
+        format!("load4_{name}(row_{name}(row), k)")
+    } else {
+        format!("guarded4_{name}(row, k)")
     }
 }
 
 /// Fails for a quantized result of a kernel that writes single elements.
 fn elements(operand: &Operand) -> Result<(), Reason> {
-    match operand.dtype.is_quantized() {
-        true => Err(format!("a result in blocks of {}", operand.dtype).into()),
-        false => Ok(()),
+    if operand.dtype.is_quantized() {
+        Err(format!("a result in blocks of {}", operand.dtype).into())
+    } else {
+        Ok(())
     }
 }
 

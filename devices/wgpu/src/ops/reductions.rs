@@ -7,18 +7,18 @@ use crate::shader::Access;
 use samite_core::{DType, Node, SortOrder};
 
 /// Longest row that is sorted. The work grows with the square of the length.
-const LONGEST_SORT: usize = 1 << 14;
+const MAX_SORT: usize = 1 << 14;
 /// Length above which top-k first finds the largest elements of pieces of the row.
 const SORTED_PIECE: usize = 1 << 10;
 /// Number of elements above which several workgroups share a reduction and one combines their
 /// results.
 const PIECE: usize = 1 << 13;
 /// Maximum number of such workgroups.
-const MOST_PIECES: usize = 256;
+const MAX_PIECES: usize = 256;
 
 /// Returns the elements per piece and the number of pieces.
 fn pieces(count: usize) -> [usize; 2] {
-    let size = PIECE.max(count.div_ceil(MOST_PIECES));
+    let size = PIECE.max(count.div_ceil(MAX_PIECES));
     [size, count.div_ceil(size).max(1)]
 }
 
@@ -111,21 +111,21 @@ pub fn scaled_norm(
     quantized: bool,
     capacity: &Capacity,
 ) -> Result<Launch, Reason> {
-    let y = scaled.result().of(scaled);
-    let b = scaled.source_operand(1)?.of(scaled).named('b');
+    let y = scaled.result().in_node(scaled);
+    let b = scaled.source_operand(1)?.in_node(scaled).named('b');
     let mut operands = vec![y];
     let (mut first, mut again) = ("four(row, k)", "four(row, k)");
     let mut loaded;
     match sum {
         None => {
-            let a = norm.source_operand(0)?.of(norm).named('a');
+            let a = norm.source_operand(0)?.in_node(norm).named('a');
             loaded = load_four(&a);
             operands.push(a);
         }
         Some((sum, _)) => {
-            let a = sum.source_operand(0)?.of(sum).named('a');
-            let c = sum.source_operand(1)?.of(sum).named('c');
-            let mut s = sum.result().of(sum).named('s');
+            let a = sum.source_operand(0)?.in_node(sum).named('a');
+            let c = sum.source_operand(1)?.in_node(sum).named('c');
+            let mut s = sum.result().in_node(sum).named('s');
             s.access = Access::Update;
             loaded = format!("{} + {}", load_four(&a), load_four(&c));
             (first, again) = ("summed(row, k)", "again(row, k)");
@@ -194,8 +194,8 @@ const STORED_OF_PIECE: &str = "let number = (n / shape.x * ((shape.x + piece - 1
 fn sorted(node: Node<'_>, count: usize, descending: bool) -> Result<Launch, Reason> {
     let (y, a) = (node.result(), node.source_operand(0)?);
     floats([&a])?;
-    if a.shape[0] > LONGEST_SORT {
-        return Err(format!("rows longer than {LONGEST_SORT}").into());
+    if a.shape[0] > MAX_SORT {
+        return Err(format!("rows longer than {MAX_SORT}").into());
     }
     let launch = Launch::new("sort", vec![a, y], Work::Elements);
     Ok(launch
@@ -219,8 +219,8 @@ pub fn top_k(node: Node<'_>, k: usize) -> Result<Vec<Launch>, Reason> {
     }
     floats([&a])?;
     let found = k * pieces;
-    if found > LONGEST_SORT {
-        return Err(format!("so many of a row, of more than {LONGEST_SORT} in its pieces").into());
+    if found > MAX_SORT {
+        return Err(format!("so many of a row, of more than {MAX_SORT} in its pieces").into());
     }
     let count = found * a.rows();
     let scratch = |name, access| Operand::workspace(name, access, DType::I32, count);

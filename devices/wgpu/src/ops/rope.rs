@@ -34,7 +34,7 @@ impl<'a> Turned<'a> {
 }
 
 /// Maximum elements of a head that is held in workgroup memory until it is written in blocks.
-const MOST_TURNED: usize = 1024;
+const MAX_TURNED: usize = 1024;
 
 /// Returns the number of invocations per head. Sums are then the same as those of the unfused norm.
 fn invocations(size: usize) -> usize {
@@ -44,7 +44,7 @@ fn invocations(size: usize) -> usize {
 
 /// Returns source `index` of `node` as an operand of a launch of several nodes.
 fn operand(node: Node<'_>, index: usize, name: char) -> Result<Operand, Reason> {
-    Ok(node.source_operand(index)?.of(node).named(name))
+    Ok(node.source_operand(index)?.in_node(node).named(name))
 }
 
 /// Rotates heads, after their norm if there is one. Each head is one workgroup.
@@ -54,7 +54,7 @@ fn operand(node: Node<'_>, index: usize, name: char) -> Result<Operand, Reason> 
 pub fn norm_rope(turned: Turned<'_>, of: Rope, capacity: &Capacity) -> Result<Launch, Reason> {
     let mut all = rope(turned.rope, of, 1.0)?;
     for operand in &mut all.operands {
-        *operand = operand.of(turned.rope);
+        *operand = operand.in_node(turned.rope);
     }
     if let Some(norm) = turned.norm {
         all.operands[1] = operand(norm.norm, 0, 'a')?;
@@ -94,23 +94,24 @@ pub fn rope_store(
     capacity: &Capacity,
 ) -> Result<Launch, Reason> {
     let (t, u) = (
-        keys.result().of(keys).named('t'),
-        values.result().of(values).named('u'),
+        keys.result().in_node(keys).named('t'),
+        values.result().in_node(values).named('u'),
     );
     let block_lens = [t, u].map(|cache| cache.dtype.block_len());
     if block_lens.iter().any(|len| ![1, 32].contains(len)) {
         return Err("a cache that is encoded on the host only".into());
     }
-    if block_lens[0] > 1 && key.rope.layout().shape()[0] > MOST_TURNED {
+    if block_lens[0] > 1 && key.rope.layout().shape()[0] > MAX_TURNED {
         return Err("long heads".into());
     }
     // One invocation writes a block, so the whole head must be in workgroup memory.
-    let mut launch = match query.norm.is_some() || block_lens != [1, 1] {
-        true => norm_rope(query, of, capacity)?,
-        false => rope(query.rope, of, 1.0)?,
+    let mut launch = if query.norm.is_some() || block_lens != [1, 1] {
+        norm_rope(query, of, capacity)?
+    } else {
+        rope(query.rope, of, 1.0)?
     };
     for operand in &mut launch.operands {
-        *operand = operand.of(query.rope);
+        *operand = operand.in_node(query.rope);
     }
     let k = match key.norm {
         Some(norm) => operand(norm.norm, 0, 'k')?,

@@ -5,7 +5,7 @@ use crate::plan::{GROUP, Launch, Operand, Operands, Reason, Work};
 use samite_core::{DType, Node};
 
 /// Longest row of a state. One invocation holds it.
-const LONGEST_STATE: usize = 256;
+const MAX_STATE: usize = 256;
 
 fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Reason> {
     let mut operands = vec![node.result()];
@@ -30,8 +30,8 @@ pub fn scan(node: Node<'_>, snapshots: usize) -> Result<Launch, Reason> {
         return Err("numbers of rows must be i32".into());
     }
     let (size, x) = (operands[1].shape[0], operands[2]);
-    if size > LONGEST_STATE {
-        return Err(format!("states longer than {LONGEST_STATE}").into());
+    if size > MAX_STATE {
+        return Err(format!("states longer than {MAX_STATE}").into());
     }
     let work = Work::Groups((x.shape[0] * x.shape[1] * x.shape[3]).div_ceil(GROUP as usize));
     let launch = Launch::new("ssm_scan", operands, work).ints([snapshots]);
@@ -43,8 +43,8 @@ pub fn delta_net(node: Node<'_>, snapshots: usize) -> Result<Launch, Reason> {
     let operands = all(node, 6)?;
     floats(&operands)?;
     let v = operands[3];
-    if v.shape[0] > LONGEST_STATE {
-        return Err(format!("states longer than {LONGEST_STATE}").into());
+    if v.shape[0] > MAX_STATE {
+        return Err(format!("states longer than {MAX_STATE}").into());
     }
     let work = Work::Groups((v.shape[0] * v.shape[1] * v.shape[3]).div_ceil(GROUP as usize));
     let launch = Launch::new("gated_delta_net", operands, work).ints([snapshots]);

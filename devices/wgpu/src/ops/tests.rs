@@ -2,7 +2,7 @@
 
 use super::{Known, launches_of};
 use crate::fuse::{self, Memory, is_packable};
-use crate::plan::{Capacity, Launch, MOST_OPERANDS};
+use crate::plan::{Capacity, Launch, MAX_OPERANDS};
 use crate::shader::Shader;
 use crate::tuning::Tuning;
 use samite_core::{DType, Graph, Rope, RopeMode};
@@ -14,7 +14,7 @@ fn capacity(subgroups: bool, binding: usize) -> Capacity {
     Capacity {
         binding,
         alignment: 256,
-        operands: MOST_OPERANDS,
+        operands: MAX_OPERANDS,
         subgroups,
         groups: 65535,
         overlaps: true,
@@ -156,12 +156,13 @@ fn before_attention(capacity: &Capacity, has_norms: bool, cache: DType) -> Vec<L
     let caches = [0, 1].map(|_| g.leaf("cache", cache, [64, 40, 1, 1]).unwrap());
     let rope = Rope::new(32, RopeMode::Normal, 10_000.0);
     let factor = g.leaf("factor", DType::F32, [32, 1, 1, 1]).unwrap();
-    let normed = |g: &mut Graph, x| match has_norms {
-        true => {
+    let normed = |g: &mut Graph, x| {
+        if has_norms {
             let x = g.rms_norm(x, 1e-6).unwrap();
             g.mul(x, factor).unwrap()
+        } else {
+            x
         }
-        false => x,
     };
     let k = normed(&mut g, k);
     let k = g.rope(k, positions, None, rope).unwrap();

@@ -86,16 +86,15 @@ fn layer(kind: Kind) -> Work {
     let value = layer.input(DType::F32, [width, tokens, 1, 1], recipe);
     let turned = |layer: &mut Work, which: usize| {
         let heads = kind.heads[which];
-        let x = match kind.is_sliced {
-            true => {
-                let all = layer.input(DType::F32, [size * (heads + 1), tokens, 1, 1], recipe);
-                let [element, row, ..] = layer.graph.tensor(all).layout.strides();
-                let strides = [size * element, row, row * tokens];
-                let shape = [size, heads, tokens, 1];
-                let view = layer.graph.view(all, shape, strides, size * element);
-                view.unwrap()
-            }
-            false => layer.input(DType::F32, [size, heads, tokens, 1], recipe),
+        let x = if kind.is_sliced {
+            let all = layer.input(DType::F32, [size * (heads + 1), tokens, 1, 1], recipe);
+            let [element, row, ..] = layer.graph.tensor(all).layout.strides();
+            let strides = [size * element, row, row * tokens];
+            let shape = [size, heads, tokens, 1];
+            let view = layer.graph.view(all, shape, strides, size * element);
+            view.unwrap()
+        } else {
+            layer.input(DType::F32, [size, heads, tokens, 1], recipe)
         };
         let mut x = x;
         if kind.has_norms[which] {
@@ -192,12 +191,11 @@ fn one_launch_gives_the_bits_that_its_nodes_give() {
             }
             let apart = layer.run(&device, seed, false, &parts);
             // Strided rows use another kernel there, with another summation order.
-            match kind.is_sliced {
-                true => {
-                    let difference = layer.difference(&whole, &apart);
-                    assert!(difference <= limit(kind), "{difference:e}, {text}");
-                }
-                false => assert!(apart == whole, "{text}"),
+            if kind.is_sliced {
+                let difference = layer.difference(&whole, &apart);
+                assert!(difference <= limit(kind), "{difference:e}, {text}");
+            } else {
+                assert!(apart == whole, "{text}")
             }
             let error = layer.error(seed, &whole);
             assert!(error <= limit(kind), "{error:e}, {text}");

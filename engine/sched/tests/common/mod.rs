@@ -26,11 +26,11 @@ pub fn host() -> Arc<dyn Device> {
     device("host", |options| options.kind = DeviceKind::Cpu)
 }
 
-/// What a [`Special`] device does with the nodes of a split.
+/// Reordering function of a [`Special`] device for the nodes of a split.
 pub type Optimize = Box<dyn Fn(&Graph, &mut [TensorId]) -> Vec<Keep> + Send + Sync>;
 
-/// A device with something that the reference lacks: wishes about order and memory, or host memory
-/// of its own.
+/// A device with features that the reference lacks: requests about order and memory, or its own
+/// host memory.
 pub struct Special {
     device: Arc<dyn Device>,
     optimize: Option<Optimize>,
@@ -77,7 +77,7 @@ impl Delegate for Special {
 /// Bytes that the result of an operation needs besides its elements.
 type More = fn(&Op) -> usize;
 
-/// Memory in which results of some operations need more room than others.
+/// Memory type in which results of some operations need extra room.
 #[derive(Debug)]
 struct Roomy(Arc<dyn BufferType>, More);
 
@@ -114,7 +114,7 @@ impl Delegate for RoomyDevice {
     }
 }
 
-/// `device` with memory of its own, in which results need `more`.
+/// Returns `device` with its own memory type, in which results need `more` extra bytes.
 pub fn roomy(device: Arc<dyn Device>, more: More) -> Arc<dyn Device> {
     let memory = Arc::new(Roomy(device.buffer_type(), more));
     Delegating::device(RoomyDevice(device, memory))

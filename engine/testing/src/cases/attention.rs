@@ -11,7 +11,7 @@ pub fn add(cases: &mut Cases) {
     flash_back(cases);
 }
 
-/// Prompts: blocks of tokens and keys that are full, and that are not.
+/// Prompts: blocks of tokens and keys that are full or partly full.
 const PROMPTS: [Attention; 9] = [
     Attention {
         kv: 70,
@@ -108,8 +108,8 @@ fn flash_back(cases: &mut Cases) {
     }
 }
 
-/// Cells that a failed request left as NaN. They must not change the results of tokens that do not
-/// see them, even beside a token that does.
+/// Adds cases with cells that a failed request left as NaN. They must not change the results of
+/// tokens that do not see them, even in one block with a token that does.
 fn spoilt_cells(cases: &mut Cases) {
     use DType::{BF16, F16, F32, Q4_0, Q8_0};
     for dtype in [F32, F16, BF16, Q8_0, Q4_0] {
@@ -125,7 +125,7 @@ fn spoilt_cells(cases: &mut Cases) {
                     let mask = Recipe::SpoiltMask { tokens };
                     let mask = b.input(F16, [cells, tokens, 1, 1], mask)?;
                     let attended = b.graph.flash_attn([q, k, v], Some(mask), None, 0.2)?;
-                    // The last token sees them: its result is undefined.
+                    // The last token sees them, so its result is undefined.
                     let row = size_of::<f32>() * head;
                     let strides = [row, 4 * row, 4 * row * tokens];
                     let others = [head, 4, tokens - 1, 1];
@@ -182,14 +182,14 @@ fn soft_max(cases: &mut Cases) {
     }
 }
 
-/// One attention.
+/// Shape of an attention.
 #[derive(Clone, Copy)]
 struct Attention {
     /// Sizes of keys and values.
     head: [usize; 2],
     kv: usize,
     tokens: usize,
-    /// Of queries, and of keys and values.
+    /// Numbers of heads of queries, and of keys and values.
     heads: [usize; 2],
     batch: usize,
     mask: bool,
@@ -200,7 +200,7 @@ struct Attention {
 }
 
 impl Attention {
-    /// Queries, keys and values, the latter two of these types, and the mask.
+    /// Returns queries, keys and values, the latter two of these types, and the mask.
     fn operands(
         &self,
         b: &mut Builder,
@@ -336,7 +336,7 @@ fn flash(cases: &mut Cases) {
             attention(cases, types, Attention { tokens, ..SMALL });
         }
     }
-    // Head sizes that are no multiple of anything.
+    // Head sizes that are not multiples of common sizes.
     for dtype in [F32, F16, BF16] {
         for head in [[8, 8], [40, 40], [80, 80], [72, 24]] {
             for tokens in [1, 4] {

@@ -1,5 +1,4 @@
-//! Short chains of operations that devices may fuse, and operations whose operands were just
-//! computed.
+//! Short chains of operations that devices may fuse, and operations on computed operands.
 
 use crate::case::{Cases, Limit};
 use crate::recipe::Recipe;
@@ -87,7 +86,7 @@ fn products(cases: &mut Cases) {
                     b.graph.glu_split(gate, up, Glu::Swiglu)
                 },
             );
-            // Three products of one activation, as queries, keys and values are.
+            // Three products of one activation, like queries, keys and values.
             cases.add(
                 &format!("{dtype} three products, n = {n}"),
                 Limit::Nmse(5e-4),

@@ -72,7 +72,7 @@ fn same_type(cases: &mut Cases) {
             });
         }
     }
-    // Into another shape: elements go in logical order.
+    // Into another shape: elements are copied in logical order.
     for dtype in FLOATS {
         for form in [Form::Plain, Form::Transposed] {
             cases.add("another shape", Limit::Exact, |b| {
@@ -82,7 +82,7 @@ fn same_type(cases: &mut Cases) {
             });
         }
     }
-    // As a transposed cache of values is written: one column for each token.
+    // Writes to a transposed cache of values: one column for each token.
     for (from, to) in [(F32, F16), (F32, F32), (F16, F16)] {
         cases.add("columns of a cache", Limit::Exact, |b| {
             let x = b.operand(from, [5, 32, 1, 1], Recipe::UNIT, Form::Transposed)?;

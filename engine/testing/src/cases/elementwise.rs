@@ -1,4 +1,4 @@
-//! One element at a time: functions, arithmetic, gated units, fills.
+//! Element-wise operations: functions, arithmetic, gated units, fills.
 
 use super::{FLOATS, rounded_to};
 use crate::case::{Cases, Form, Limit};
@@ -21,8 +21,8 @@ const SHAPES: [Shape; 5] = [
     [256, 5, 1, 1],
 ];
 
-/// Numbers from a wide range. A single one comes from a narrow range: alone far out in the tail of
-/// a function, its relative error says nothing.
+/// Returns numbers from a wide range. A single number comes from a narrow range, because far out in
+/// the tail of a function its relative error is meaningless.
 fn wide(elements: usize) -> Recipe {
     match elements {
         1 => Recipe::UNIT,
@@ -208,7 +208,7 @@ fn glu(cases: &mut Cases) {
                     b.graph.glu_split(x, gate, kind)
                 });
             }
-            // Halves of longer rows, as a fused projection makes them.
+            // Halves of longer rows, as in a fused projection.
             cases.add("views", rounded_to(dtype), |b| {
                 let both = b.input(dtype, [80, 6, 1, 1], wide(80))?;
                 let size = dtype.block_bytes();

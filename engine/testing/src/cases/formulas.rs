@@ -1,4 +1,4 @@
-//! Operations that are defined by a formula: convolutions, recurrences and the like.
+//! Operations that are defined by a formula: convolutions, recurrences and similar ones.
 
 use crate::case::{Cases, Form, Limit};
 use crate::recipe::Recipe;
@@ -16,12 +16,12 @@ pub fn add(cases: &mut Cases) {
     streams(cases);
 }
 
-/// A case of one operation on f32 inputs of these shapes.
+/// Adds a case of one operation on f32 inputs of these shapes.
 fn plain(cases: &mut Cases, op: Op, shapes: &[Shape]) {
     typed(cases, op, DType::F32, shapes);
 }
 
-/// As [`plain`], with source 0 of another type.
+/// Does what [`plain`] does, with source 0 of another type.
 fn typed(cases: &mut Cases, op: Op, first: DType, shapes: &[Shape]) {
     cases.add(&format!("{op}"), LIMIT, |b| {
         let mut sources: Vec<Option<TensorId>> = Vec::new();
@@ -163,14 +163,14 @@ fn convolutions(cases: &mut Cases) {
             }
         }
     }
-    // So long that some devices do not gather what it lies on.
+    // So large that some devices do not gather the inputs under it.
     let window = Window::default();
     plain(
         cases,
         Op::Conv2d { window },
         &[[1025, 1024, 1, 1], [1026, 1024, 1, 1]],
     );
-    // The first window: places 9 and 8.
+    // The first window: positions 9 and 8.
     let back = |planar, shape| Op::Im2ColBack {
         window: Window::default(),
         planar,

@@ -11,7 +11,8 @@ pub fn add(cases: &mut Cases) {
     experts(cases);
 }
 
-/// Devices may round activations to the type of weights, or to 8 bits for quantized weights.
+/// Returns the limit. Devices may round activations to the type of weights, or to 8 bits for
+/// quantized weights.
 fn limit(weights: DType, x: DType) -> Limit {
     Limit::Nmse(match weights {
         _ if weights.is_quantized() => 5e-4,
@@ -46,7 +47,7 @@ fn plain(cases: &mut Cases) {
                 (64, 16),
                 (24, 33),
             ] {
-                // A single sum must not vanish by chance, or its relative error says nothing.
+                // A single sum must not be close to zero, or its relative error is meaningless.
                 let recipe = match m * n {
                     1 => Recipe::Uniform { min: 0.2, max: 1.0 },
                     _ => Recipe::UNIT,
@@ -89,7 +90,7 @@ fn plain(cases: &mut Cases) {
             b.graph.mul_mat(w, x)
         });
     }
-    // Large enough for libraries and tiled kernels: whole tiles, and one more or less than those.
+    // Large enough for libraries and tiled kernels: whole tiles, and one more or less.
     for dtype in weight_types() {
         let k = match dtype.block_len() {
             256 => 512,
@@ -114,7 +115,7 @@ fn plain(cases: &mut Cases) {
             b.graph.mul_mat(w, x)
         });
     }
-    // Shapes of real layers, cut short.
+    // Shapes of real layers, truncated.
     for dtype in [
         DType::Q4_0,
         DType::Q8_0,
@@ -154,7 +155,7 @@ fn batched(cases: &mut Cases) {
             });
         }
     }
-    // Attention without fusion: keys and queries with heads and tokens exchanged, eight heads over
+    // Attention without fusion: keys and queries with heads and tokens swapped, eight heads over
     // two.
     for dtype in FLOATS.into_iter().chain([DType::Q8_0, DType::Q4_0]) {
         for (d, kv, tokens) in [(32, 7, 1), (64, 33, 5), (128, 40, 3)] {

@@ -15,9 +15,9 @@ mod training;
 use crate::case::{Case, Cases, Limit};
 use samite_core::DType;
 
-/// Every case of the conformance suite: over every operation, its types, odd sizes, strides,
-/// broadcasts, views, and results in place. Always the same ones, in the same order, under unique
-/// names.
+/// Returns every case of the conformance suite: every operation with its types, odd sizes, strides,
+/// broadcasts, views, and in-place results. The cases, their order and their unique names are
+/// always the same.
 pub fn cases() -> Vec<Case> {
     let mut all = Cases::default();
     elementwise::add(&mut all);
@@ -70,13 +70,12 @@ pub const DECODED: [DType; 7] = [
     DType::IQ3_S,
 ];
 
-/// Every type that weights can have.
+/// Returns every type that weights can have.
 fn weight_types() -> impl Iterator<Item = DType> {
     FLOATS.into_iter().chain(QUANTIZED).chain(DECODED)
 }
 
-/// Returns the limit for results of a type: that of f32, or what the rounding to a shorter float
-/// allows.
+/// Returns the limit for results of a type: that of f32, or the rounding of a shorter float.
 fn rounded_to(dtype: DType) -> Limit {
     Limit::Nmse(match dtype {
         DType::F16 => 1e-6,
@@ -85,8 +84,8 @@ fn rounded_to(dtype: DType) -> Limit {
     })
 }
 
-/// Returns the limit for conversions from one type to another: exact where nothing is rounded or
-/// the rounding is defined; quantization may end one level off in a few places.
+/// Returns the limit for conversions from one type to another. They are exact if nothing is rounded
+/// or the rounding is defined. Quantization may be one level off in a few places.
 fn converted(from: DType, to: DType) -> Limit {
     if to.is_quantized() && from != to {
         Limit::Nmse(1e-4)

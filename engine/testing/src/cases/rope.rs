@@ -81,7 +81,7 @@ pub fn add(cases: &mut Cases) {
     }
 }
 
-/// Returns the same, scaled by YaRN.
+/// Returns the same embedding, scaled by YaRN.
 fn yarn(plain: Rope) -> Rope {
     Rope {
         original_context: 512,
@@ -92,7 +92,7 @@ fn yarn(plain: Rope) -> Rope {
     }
 }
 
-/// Tokens with several positions.
+/// Adds cases of tokens with several positions.
 fn axes(cases: &mut Cases, dtype: DType) {
     let even = [10, 11, 11, 0];
     for mode in [

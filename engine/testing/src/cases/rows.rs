@@ -17,7 +17,7 @@ fn get(cases: &mut Cases) {
         } else {
             33
         };
-        // Decoding is exact; that of some formats has a product to round.
+        // Decoding is exact, but that of some formats rounds a product.
         let limit = if dtype.is_quantized() {
             Limit::Nmse(1e-12)
         } else {

@@ -1,4 +1,4 @@
-//! One row at a time: sums, norms, sorts, masks.
+//! Row-wise operations: sums, norms, sorts, masks.
 
 use super::{FLOATS, rounded_to};
 use crate::case::{Cases, Form, Limit};
@@ -56,12 +56,12 @@ fn sums(cases: &mut Cases) {
 }
 
 fn norms(cases: &mut Cases) {
-    // Not centred, so that a variance by difference of large sums shows.
+    // Not centred, so that a variance computed as a difference of large sums is detected.
     let shifted = Recipe::Uniform { min: 3.0, max: 5.0 };
     for eps in [0.0, 1e-5, 0.1] {
         for recipe in [Recipe::UNIT, shifted] {
             for op in [Op::Norm { eps }, Op::RmsNorm { eps }, Op::L2Norm { eps }] {
-                // A row of one element has variance 0: without eps, the norm is not defined.
+                // A row of one element has variance 0, so without eps its norm is undefined.
                 let undefined =
                     |shape: &Shape| matches!(op, Op::Norm { eps: 0.0 }) && shape[0] == 1;
                 for shape in SHAPES.iter().filter(|shape| !undefined(shape)) {
@@ -119,7 +119,7 @@ fn indices(cases: &mut Cases) {
                 });
             }
             if shape[2] == 1 {
-                // The first of equals.
+                // The first of equal elements.
                 cases.add(&note, Limit::Exact, |b| {
                     let x = b.input(DType::F32, shape, recipe)?;
                     b.graph.argmax(x)

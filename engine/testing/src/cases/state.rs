@@ -98,7 +98,7 @@ fn delta_nets(cases: &mut Cases) {
                     cases.add(kind, Limit::Nmse(1e-6), |b| {
                         let f32 = DType::F32;
                         let few = [size, shared, tokens, shared_sequences];
-                        // As long as keys are in models.
+                        // Keys have the usual length of models.
                         let short = Recipe::Uniform {
                             min: -1.0 / (size as f32).sqrt(),
                             max: 1.0 / (size as f32).sqrt(),

@@ -1,10 +1,10 @@
-//! Gradients, losses and steps of optimizers.
+//! Gradients, losses and optimizer steps.
 
 use crate::case::{Cases, Form, Limit};
 use crate::recipe::Recipe;
 use samite_core::{DType, Op, Rope, RopeMode, Shape};
 
-/// What is positive: sums of squares, labels.
+/// Positive numbers, such as sums of squares or labels.
 const POSITIVE: Recipe = Recipe::Uniform { min: 0.0, max: 0.2 };
 
 pub fn add(cases: &mut Cases) {
@@ -94,7 +94,7 @@ fn rows(cases: &mut Cases) {
             [1025, 2, 1, 1],
         ];
         for shape in shapes {
-            // The gradient of the norm of a single number is a difference of almost equal ones.
+            // The gradient of the norm of a single number is a difference of almost equal numbers.
             if shape[0] == 1 && matches!(op, Op::RmsNormBack { .. }) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The tools of all checks: a device, work for it, and data.
+//! Tools for all checks: a device, work for it, and data.
 
 use samite_core::{
     BufferType, CancelToken, DType, Device, Error, Graph, Layout, Placed, Result, RunControl,
@@ -7,7 +7,7 @@ use samite_core::{
 use std::fmt;
 use std::sync::Arc;
 
-/// Why a check ends early.
+/// Reason for the early end of a check.
 pub(super) enum End {
     Skip(String),
     Fail(String),
@@ -21,13 +21,14 @@ impl From<Error> for End {
 
 pub(super) type Check = Result<(), End>;
 
-/// A check with what it is called.
+/// A check with its name.
 pub(super) type Named = (&'static str, fn(&Bench) -> Check);
 
 pub(super) fn ensure(holds: bool, otherwise: impl fmt::Display) -> Check {
-    match holds {
-        true => Ok(()),
-        false => Err(End::Fail(otherwise.to_string())),
+    if holds {
+        Ok(())
+    } else {
+        Err(End::Fail(otherwise.to_string()))
     }
 }
 
@@ -35,15 +36,14 @@ pub(super) fn skip<T>(why: &str) -> Result<T, End> {
     Err(End::Skip(why.into()))
 }
 
-/// Elements of the tensors that checks work on: products of this extent are worth it for any
-/// device.
+/// Extent of the tensors of checks. Products of this extent are worthwhile for any device.
 pub(super) const N: usize = 64;
 
 pub(super) struct Bench {
     pub device: Arc<dyn Device>,
 }
 
-/// A graph of one node with places in a device's memory.
+/// A graph of one node with memory on a device.
 pub(super) struct Work {
     pub graph: Graph,
     pub nodes: Vec<TensorId>,
@@ -87,7 +87,7 @@ pub(super) fn read(place: &TensorRef) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Runs without a watcher.
+/// Returns the control of a run without an observer.
 pub(super) fn control(cancel: &CancelToken) -> RunControl<'_> {
     RunControl {
         cancel,
@@ -110,9 +110,10 @@ impl Bench {
         for product in [false, true] {
             let mut graph = Graph::new();
             let x = graph.input("x", DType::F32, [N, N, 1, 1])?;
-            let y = match product {
-                false => graph.scale(x, 2.0)?,
-                true => graph.mul_mat(x, x)?,
+            let y = if product {
+                graph.mul_mat(x, x)?
+            } else {
+                graph.scale(x, 2.0)?
             };
             graph.set_output(y);
             if !self.device.supports(graph.node(y)).is_yes() {
@@ -143,7 +144,7 @@ impl Bench {
         skip("it supports neither scaling nor products of F32 matrices")
     }
 
-    /// What the device makes of an input.
+    /// Returns the device's result for an input.
     pub fn result_of(&self, input: &[u8]) -> Result<Vec<u8>, End> {
         let work = self.work()?;
         let mut stream = self.stream()?;

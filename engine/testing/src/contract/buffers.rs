@@ -1,4 +1,4 @@
-//! What buffers hold, where they lie, and how much they take.
+//! Contents, locations and sizes of buffers.
 
 use super::bench::{Bench, Check, N, Named, ensure, pattern, read};
 use samite_core::{DType, Layout, Result, Rows, TensorInfo, Usage};

@@ -1,4 +1,4 @@
-//! Answers about nodes, and work that is compiled once and prepared for several places.
+//! Support queries, and work that is compiled once and prepared for several placements.
 
 use super::bench::{Bench, Check, N, Named, control, ensure, pattern, read, skip};
 use samite_core::{CancelToken, DType, Graph, Op, Placed, TensorId};

@@ -22,7 +22,7 @@ fn events(bench: &Bench) -> Check {
         first.write(work.place(work.x), 0, &pattern(seed))?;
         first.run(&mut *prepared, control(&CancelToken::new()))?;
         first.record(&*event)?;
-        // The host waits in every other round, another stream in the others.
+        // The host waits in every other round, and another stream in the rest.
         if seed % 2 == 0 {
             event.synchronize()?;
             ensure(

@@ -1,4 +1,4 @@
-//! Mistakes of the caller and lack of memory give errors.
+//! Errors for mistakes of the caller and lack of memory.
 
 use super::bench::{Bench, Check, N, Named, control, ensure, matrix};
 use samite_core::{CancelToken, DType, Error, Layout, Slot, TensorGroup, TensorRef, Usage};

@@ -1,4 +1,4 @@
-//! Memory of the host that a device uses: imported, and pinned.
+//! Host memory that a device uses: imported and pinned.
 
 use super::bench::{Bench, Check, Named, ensure, matrix, pattern, read, skip};
 use samite_core::{Buffer, HostMemory, StoredTensor, Usage, host_buffer};

@@ -1,7 +1,7 @@
 //! The conformance suite of the contract itself, one file for each subject.
 //!
-//! [`run_suite`](crate::run_suite) tests what a device computes. Here, one simple operation that
-//! the device supports is enough. Checks use the device through the contract only, so that they fit
+//! [`run_suite`](crate::run_suite) tests the results of a device. Here, one simple operation that
+//! the device supports suffices. Checks use the device only through the contract, so they work for
 //! every device.
 
 mod bench;
@@ -30,7 +30,7 @@ const SUBJECTS: &[&[Named]] = &[
     faults::CHECKS,
 ];
 
-/// Checks that `device` keeps the contract of [`samite_core::device`].
+/// Checks that `device` fulfils the contract of [`samite_core::device`].
 pub fn check_contract(device: &Arc<dyn Device>) -> ContractReport {
     let bench = Bench {
         device: Arc::clone(device),

@@ -1,4 +1,4 @@
-//! The order of what is issued to a stream, and how it is ended.
+//! Order of work in a stream, and its cancellation.
 
 use super::bench::{Bench, Check, N, Named, control, ensure, pattern};
 use samite_core::{CancelToken, Error};
@@ -14,7 +14,7 @@ fn work_is_done_in_order(bench: &Bench) -> Check {
     let mut prepared = stream.prepare(work.placed())?;
     let (x, y) = (work.place(work.x), work.place(work.y));
     let cancel = CancelToken::new();
-    // Everything is queued before anything is waited for.
+    // Everything is queued before the first wait.
     stream.write(x, 0, &pattern(4))?;
     stream.run(&mut *prepared, control(&cancel))?;
     stream.write(x, 0, &pattern(5))?;

@@ -1,27 +1,27 @@
-//! The outcomes of the checks.
+//! Outcomes of the checks.
 
 use std::fmt;
 
-/// The outcome of one check.
+/// Outcome of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContractOutcome {
-    /// It holds.
+    /// The check passed.
     Passed,
-    /// The device has nothing that the check is about.
+    /// The device lacks the feature, for this reason.
     Skipped(String),
-    /// It does not hold.
+    /// The check failed, for this reason.
     Failed(String),
 }
 
 /// Outcomes by name of the check.
 #[derive(Clone, Debug, Default)]
 pub struct ContractReport {
-    /// In the order in which they were made.
+    /// Checks in execution order.
     pub checks: Vec<(&'static str, ContractOutcome)>,
 }
 
 impl ContractReport {
-    /// Returns the checks that do not hold, with what is wrong.
+    /// Returns the failed checks, with the reasons.
     pub fn failures(&self) -> Vec<(&'static str, &str)> {
         let failed = self
             .checks
@@ -33,7 +33,7 @@ impl ContractReport {
         failed.collect()
     }
 
-    /// How many checks hold.
+    /// Returns the number of passed checks.
     pub fn passed(&self) -> usize {
         let passed = |(_, outcome): &&(_, _)| *outcome == ContractOutcome::Passed;
         self.checks.iter().filter(passed).count()

@@ -54,25 +54,26 @@ impl Format {
         let list = Part::Sequence(vec![
             Part::text("["),
             space(),
-            many.of(object.clone(), comma),
+            many.repeat(object.clone(), comma),
             space(),
             Part::text("]"),
         ]);
         // Several calls without a list are between marks, or have a separator.
         let objects = match (calls.separator, calls.close) {
             ("", []) => Part::OneOf(vec![object, list]),
-            ("", _) => Part::OneOf(vec![many.of(object, Part::text("\n")), list]),
+            ("", _) => Part::OneOf(vec![many.repeat(object, Part::text("\n")), list]),
             (separator, _) => {
                 let between = Part::Sequence(vec![space(), Part::text(separator), space()]);
-                many.of(object, between)
+                many.repeat(object, between)
             }
         };
         let mut call = vec![objects];
         if !calls.open.is_empty() {
             let open = words(calls.open);
-            let open = match calls.is_bare {
-                true => Part::optional(open),
-                false => open,
+            let open = if calls.is_bare {
+                Part::optional(open)
+            } else {
+                open
             };
             call.splice(0..0, [open, space()]);
         }
@@ -83,7 +84,7 @@ impl Format {
             call.push(if is_end { Part::optional(close) } else { close });
         }
         let call = match calls.separator {
-            "" => many.of(Part::Sequence(call), space()),
+            "" => many.repeat(Part::Sequence(call), space()),
             _ => Part::Sequence(call),
         };
         let mut triggers: Vec<Trigger> = calls.open.iter().map(|mark| word(mark)).collect();
@@ -105,7 +106,7 @@ struct Many {
 
 impl Many {
     /// Returns one call or more, with `between` them.
-    fn of(self, call: Part, between: Part) -> Part {
+    fn repeat(self, call: Part, between: Part) -> Part {
         if !self.is_parallel {
             return call;
         }
@@ -220,7 +221,7 @@ fn named_calls(calls: &NamedCalls, ids: Ids, tools: &[Tool], many: Many) -> (Par
     let call = Part::OneOf(tools.iter().map(call).collect());
     let trigger = calls.section.map_or(calls.open, |(open, _)| open);
     (
-        section(calls.section, many.of(call, space())),
+        section(calls.section, many.repeat(call, space())),
         vec![word(trigger)],
     )
 }
@@ -243,9 +244,10 @@ fn tagged_calls(calls: &TaggedCalls, tools: &[Tool], many: Many) -> (Part, Vec<T
         for (name, property) in properties.into_iter().flatten() {
             let is_required = required.is_some_and(|names| names.iter().any(|known| known == name));
             let argument = Part::Sequence(vec![space(), argument(calls, name, property, schema)]);
-            parts.push(match is_required {
-                true => argument,
-                false => Part::optional(argument),
+            parts.push(if is_required {
+                argument
+            } else {
+                Part::optional(argument)
             });
         }
         parts.extend([space(), Part::text(calls.close)]);
@@ -254,9 +256,9 @@ fn tagged_calls(calls: &TaggedCalls, tools: &[Tool], many: Many) -> (Part, Vec<T
     let call = Part::OneOf(tools.iter().map(call).collect());
     // Some formats put each call into a section, others all calls into one.
     let part = match calls.section {
-        Some(_) if calls.close.is_empty() => many.of(section(calls.section, call), space()),
-        Some(_) => many.of(section(calls.section, many.of(call, space())), space()),
-        None => many.of(call, space()),
+        Some(_) if calls.close.is_empty() => many.repeat(section(calls.section, call), space()),
+        Some(_) => many.repeat(section(calls.section, many.repeat(call, space())), space()),
+        None => many.repeat(call, space()),
     };
     let trigger = calls.section.map_or(calls.open, |(open, _)| open);
     (part, vec![word(trigger)])

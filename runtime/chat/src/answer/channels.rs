@@ -10,7 +10,7 @@ use super::machine::Machine;
 use super::marks::{Found, find};
 
 /// Longest header.
-const LONGEST_HEADER: usize = 512;
+const MAX_HEADER_LEN: usize = 512;
 
 #[derive(Clone, Debug)]
 pub(super) struct ChannelMachine {
@@ -173,7 +173,7 @@ impl ChannelMachine {
 
     /// Reads a header whose first mark has `mark` bytes.
     fn header(&mut self, mark: usize, is_end: bool, sink: &mut Sink) -> bool {
-        let held = self.buffer.floor_char_boundary(LONGEST_HEADER);
+        let held = self.buffer.floor_char_boundary(MAX_HEADER_LEN);
         let rest = &self.buffer[mark..held];
         // An end mark or a second start mark shows that this is not a header.
         let marks = [self.channels.message]
@@ -196,7 +196,7 @@ impl ChannelMachine {
                 self.state = State::Body(body);
                 true
             }
-            Found::None { .. } if !is_last && self.buffer.len() < LONGEST_HEADER => false,
+            Found::None { .. } if !is_last && self.buffer.len() < MAX_HEADER_LEN => false,
             _ => {
                 let length = mark.max(self.buffer.chars().next().map_or(0, char::len_utf8));
                 sink.content(&self.buffer[..length]);

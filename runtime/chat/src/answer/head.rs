@@ -6,7 +6,7 @@ use super::literal::Style;
 use super::marks::{Begins, Found, begins, find};
 
 /// Longest name of a tool or an argument.
-const LONGEST_NAME: usize = 256;
+const MAX_NAME_LEN: usize = 256;
 
 /// Result of an opening mark.
 pub(super) enum Opened {
@@ -53,7 +53,7 @@ fn name_before<'a>(text: &'a str, end: &str, is_end: bool) -> Result<(&'a str, &
         Found::Mark { at, .. } if is_name(text[..at].trim()) => {
             Ok((text[..at].trim(), &text[at + end.len()..]))
         }
-        Found::None { until } if until <= LONGEST_NAME && !is_end => {
+        Found::None { until } if until <= MAX_NAME_LEN && !is_end => {
             if is_name(text[..until].trim()) || text[..until].trim().is_empty() {
                 Err(Stop::More)
             } else {
@@ -67,7 +67,7 @@ fn name_before<'a>(text: &'a str, end: &str, is_end: bool) -> Result<(&'a str, &
 /// Returns whether `name` can be the name of a tool.
 pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty()
-        && name.len() <= LONGEST_NAME
+        && name.len() <= MAX_NAME_LEN
         && name
             .chars()
             .all(|c| c.is_alphanumeric() || "_-.:/".contains(c))
@@ -271,11 +271,11 @@ fn name_head<'a>(text: &'a str, end: &str, is_end: bool) -> Result<(&'a str, &'a
     };
     match find(text, [end].into_iter(), is_end) {
         Found::Mark { at, .. }
-            if at <= LONGEST_NAME && text[..at].split_whitespace().all(is_known) =>
+            if at <= MAX_NAME_LEN && text[..at].split_whitespace().all(is_known) =>
         {
             Ok((&text[..at], &text[at + end.len()..]))
         }
-        Found::None { until } if until <= LONGEST_NAME && !is_end => Err(Stop::More),
+        Found::None { until } if until <= MAX_NAME_LEN && !is_end => Err(Stop::More),
         _ => Err(Stop::Broken),
     }
 }
@@ -288,10 +288,10 @@ pub(super) fn key_head(
 ) -> Result<(String, String, usize), Stop> {
     let rest = behind(text, calls.key_open, is_end)?;
     let (key, mut rest) = match find(rest, [calls.key_end].into_iter(), is_end) {
-        Found::Mark { at, .. } if at <= LONGEST_NAME => {
+        Found::Mark { at, .. } if at <= MAX_NAME_LEN => {
             (rest[..at].trim(), &rest[at + calls.key_end.len()..])
         }
-        Found::None { until } if until <= LONGEST_NAME && !is_end => return Err(Stop::More),
+        Found::None { until } if until <= MAX_NAME_LEN && !is_end => return Err(Stop::More),
         _ => return Err(Stop::Broken),
     };
     if key.is_empty() || key.contains(['\n', '<', '>']) || key.starts_with('/') {

@@ -47,7 +47,7 @@ pub(super) enum Turned {
 
 const GEMMA_QUOTE: &str = "<|\"|>";
 /// Longest name or number.
-const LONGEST_WORD: usize = 1024;
+const MAX_WORD_LEN: usize = 1024;
 const DEEPEST: usize = 256;
 
 /// Converts literals to JSON.
@@ -159,7 +159,7 @@ impl Literals {
             }
             let inner = &text[quote.len()..];
             let Some(end) = inner.find(quote) else {
-                return Err(if text.len() > LONGEST_WORD {
+                return Err(if text.len() > MAX_WORD_LEN {
                     Turned::Broken
                 } else {
                     Turned::More
@@ -169,7 +169,7 @@ impl Literals {
             let behind = rest.trim_start();
             return match behind.chars().next() {
                 None => Err(Turned::More),
-                Some(c) if c == separator && end <= LONGEST_WORD => {
+                Some(c) if c == separator && end <= MAX_WORD_LEN => {
                     Ok((inner[..end].to_owned(), text.len() - behind.len() + 1))
                 }
                 Some(_) => Err(Turned::Broken),
@@ -178,11 +178,11 @@ impl Literals {
         let is_name = |c: char| c.is_alphanumeric() || "_-.$/".contains(c);
         let end = text.find(|c: char| !is_name(c) && c != ' ');
         match end {
-            None if text.len() > LONGEST_WORD => Err(Turned::Broken),
+            None if text.len() > MAX_WORD_LEN => Err(Turned::Broken),
             None => Err(Turned::More),
             Some(end)
                 if end > 0
-                    && end <= LONGEST_WORD
+                    && end <= MAX_WORD_LEN
                     && text[end..].starts_with(separator)
                     && level != Level::Dict =>
             {
@@ -224,8 +224,8 @@ impl Literals {
         }
         let end = text.find([',', '}', ']', ')', '\n']);
         let end = match end {
-            Some(end) if end <= LONGEST_WORD => end,
-            None if text.len() <= LONGEST_WORD => return Err(Turned::More),
+            Some(end) if end <= MAX_WORD_LEN => end,
+            None if text.len() <= MAX_WORD_LEN => return Err(Turned::More),
             _ => return Err(Turned::Broken),
         };
         let word = text[..end].trim_end();

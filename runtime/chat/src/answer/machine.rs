@@ -10,7 +10,7 @@ use super::marks::{Begins, Found, begins, find};
 use super::{ArgumentKind, Sink};
 
 /// Maximum bytes to hold back while undecided whether they start a call.
-const MOST_HELD: usize = 64 << 10;
+const MAX_HELD: usize = 64 << 10;
 
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
@@ -71,7 +71,7 @@ struct TagValue {
     kind: ArgumentKind,
     close: String,
     /// True if part of it has been reported.
-    is_begun: bool,
+    has_started: bool,
     /// Number of bytes of the buffer that are known not to contain the end.
     seen: usize,
 }
@@ -112,9 +112,10 @@ impl Machine {
 
     /// Returns the start of trailing white space, which may belong to a mark that follows.
     fn before_space(&self, until: usize, is_end: bool) -> usize {
-        match is_end {
-            true => until,
-            false => self.buffer[..until].trim_end().len(),
+        if is_end {
+            until
+        } else {
+            self.buffer[..until].trim_end().len()
         }
     }
 
@@ -363,8 +364,8 @@ impl Machine {
 
     fn opening(&mut self, lead: usize, in_list: bool, is_end: bool, sink: &mut Sink) -> Step {
         let all = self.buffer.len() - lead;
-        let held = self.buffer.floor_char_boundary(lead + all.min(MOST_HELD));
-        let is_too_long = all >= MOST_HELD;
+        let held = self.buffer.floor_char_boundary(lead + all.min(MAX_HELD));
+        let is_too_long = all >= MAX_HELD;
         let mark = self.buffer[..lead].trim_start();
         let rest = &self.buffer[lead..held];
         let is_last = is_end && !is_too_long;
@@ -459,13 +460,13 @@ impl Machine {
     }
 
     fn tail(&mut self, depth: usize, in_list: bool, is_end: bool) -> Step {
-        let held = self.buffer.floor_char_boundary(MOST_HELD);
+        let held = self.buffer.floor_char_boundary(MAX_HELD);
         match tail(&self.buffer[..held], depth) {
             Ok(end) => {
                 self.buffer.drain(..end);
                 self.go(State::Behind { in_list })
             }
-            Err(Stop::More) if !is_end && self.buffer.len() < MOST_HELD => {
+            Err(Stop::More) if !is_end && self.buffer.len() < MAX_HELD => {
                 self.wait(State::Tail { depth, in_list })
             }
             Err(_) => {

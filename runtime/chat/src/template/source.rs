@@ -5,9 +5,9 @@ use crate::error::TemplateError;
 
 /// Maximum number of names, numbers, strings and signs in a tag. Known models have less than a
 /// hundred.
-const MOST_PARTS: usize = 2000;
+const MAX_PARTS: usize = 2000;
 /// Maximum number of `elif` conditions.
-const MOST_CONDITIONS: usize = 500;
+const MAX_CONDITIONS: usize = 500;
 
 /// Name of the function that checks every value that a template stores.
 pub(super) const KEEP: &str = "_samite_keep";
@@ -26,9 +26,9 @@ pub(super) const KEEP_INSIDE: &str = "_samite_keep_inside";
 /// Returns an error if a tag has too many parts, or if the template has too many conditions:
 /// compiling them could overflow the stack.
 pub(super) fn prepare(source: &str) -> Result<String, TemplateError> {
-    if source.matches("elif").count() > MOST_CONDITIONS {
+    if source.matches("elif").count() > MAX_CONDITIONS {
         return Err(TemplateError::Limit(format!(
-            "it has more than {MOST_CONDITIONS} times \"elif\""
+            "it has more than {MAX_CONDITIONS} times \"elif\""
         )));
     }
     let mut result = String::with_capacity(source.len() + source.len() / 4);
@@ -50,9 +50,9 @@ pub(super) fn prepare(source: &str) -> Result<String, TemplateError> {
             tag.find("#}").map_or(tag.len(), |end| end + 2)
         } else {
             let (length, parts) = expression(tag);
-            if parts > MOST_PARTS {
+            if parts > MAX_PARTS {
                 return Err(TemplateError::Limit(format!(
-                    "a tag of it has more than {MOST_PARTS} parts"
+                    "a tag of it has more than {MAX_PARTS} parts"
                 )));
             }
             length

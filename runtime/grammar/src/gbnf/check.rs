@@ -6,7 +6,7 @@ use crate::error::Result;
 
 /// Maximum number of characters, tokens and references, each counted as often as it can be
 /// repeated.
-const MOST_SYMBOLS: u64 = 500_000;
+const MAX_SYMBOLS: u64 = 500_000;
 
 pub(super) fn check(grammar: &Gbnf) -> Result<()> {
     check_size(grammar)?;
@@ -92,8 +92,8 @@ fn check_size(grammar: &Gbnf) -> Result<()> {
     let mut all: u64 = 0;
     for rule in &grammar.rules {
         all = all.saturating_add(size(&rule.body));
-        if all > MOST_SYMBOLS {
-            let message = format!("with all repeats, there are more than {MOST_SYMBOLS} symbols");
+        if all > MAX_SYMBOLS {
+            let message = format!("with all repeats, there are more than {MAX_SYMBOLS} symbols");
             return Err(error(rule.body.place, Some(&rule.name), message));
         }
     }

@@ -23,7 +23,7 @@ fn check_depth(
         let message = format!("rules and groups are more than {DEEPEST} deep in each other");
         return Err(error(node.place, Some(grammar.name(rule)), message));
     }
-    if lexemes.of(node).is_some() {
+    if lexemes.index_of(node).is_some() {
         return Ok(());
     }
     match &node.kind {
@@ -72,9 +72,10 @@ pub fn print(grammar: &Gbnf, lexemes: &Lexemes, vocabulary: Option<&Tokenizer>) 
     }
     let mut text = printer.text;
     for (number, lexeme) in lexemes.all.iter().enumerate() {
-        let not_empty = match lexeme.automaton.is_nullable {
-            true => r" & /(?s:.)+/",
-            false => "",
+        let not_empty = if lexeme.automaton.is_nullable {
+            r" & /(?s:.)+/"
+        } else {
+            ""
         };
         let _ = writeln!(text, "T{number}: /{}/{not_empty}", lexeme.expression);
     }
@@ -92,7 +93,7 @@ struct Printer<'g> {
 
 impl Printer<'_> {
     fn node(&mut self, node: &Node) -> Result<()> {
-        if let Some(number) = self.lexemes.of(node) {
+        if let Some(number) = self.lexemes.index_of(node) {
             let lexeme = &self.lexemes.all[number];
             let _ = match (lexeme.expression.as_str(), lexeme.automaton.is_nullable) {
                 ("", _) => write!(self.text, "\"\""),
@@ -192,9 +193,10 @@ fn write_expression(grammar: &Gbnf, node: &Node, text: &mut String) {
             let one = matches!(ranges, [(first, last)] if first == last);
             text.push_str(if one { "" } else { "[" });
             for (first, last) in ranges {
-                let _ = match first == last {
-                    true => write!(text, r"\x{{{first:X}}}"),
-                    false => write!(text, r"\x{{{first:X}}}-\x{{{last:X}}}"),
+                let _ = if first == last {
+                    write!(text, r"\x{{{first:X}}}")
+                } else {
+                    write!(text, r"\x{{{first:X}}}-\x{{{last:X}}}")
                 };
             }
             text.push_str(if one { "" } else { "]" });

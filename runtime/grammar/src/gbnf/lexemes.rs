@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 /// Maximum nesting depth of a lexeme, including referenced rules.
 const DEEPEST: usize = 60;
 /// Maximum number of characters in a lexeme, each counted as often as it can be repeated.
-const MOST_CHARACTERS: u64 = 10_000;
+const MAX_CHARACTERS: u64 = 10_000;
 /// Total number of steps for comparing automata.
 const BUDGET: usize = 5_000_000;
 
@@ -38,7 +38,7 @@ pub struct Lexeme {
 
 impl Lexemes {
     /// Returns the index of a node's lexeme, if it is one.
-    pub fn of(&self, node: &Node) -> Option<usize> {
+    pub fn index_of(&self, node: &Node) -> Option<usize> {
         self.of_node[node.id]
     }
 }
@@ -146,7 +146,7 @@ fn extent(node: &Node, rules: &[Extent]) -> Extent {
             (depth, size.saturating_mul(u64::from(times)))
         }
     };
-    (depth < DEEPEST && size <= MOST_CHARACTERS).then_some((depth + 1, size))
+    (depth < DEEPEST && size <= MAX_CHARACTERS).then_some((depth + 1, size))
 }
 
 struct Collector<'c> {
@@ -238,7 +238,7 @@ fn find_behind(grammar: &Gbnf, lexemes: &mut Lexemes) {
 }
 
 fn beginning(node: &Node, lexemes: &Lexemes, first: &[Beginning]) -> Beginning {
-    if let Some(lexeme) = lexemes.of(node) {
+    if let Some(lexeme) = lexemes.index_of(node) {
         let automaton = &lexemes.all[lexeme].automaton;
         return (automaton.first_bytes, automaton.is_nullable);
     }
@@ -283,7 +283,7 @@ fn behind(
     first: &[Beginning],
     behind_rule: &mut [Bytes],
 ) -> bool {
-    if let Some(lexeme) = lexemes.of(node) {
+    if let Some(lexeme) = lexemes.index_of(node) {
         return lexemes.all[lexeme].behind.add(&after);
     }
     match &node.kind {
@@ -301,9 +301,10 @@ fn behind(
         Kind::Sequence(items) => items.iter().rev().fold(false, |is_new, item| {
             let is_newer = behind(item, after, lexemes, first, behind_rule);
             let (bytes, is_nullable) = beginning(item, lexemes, first);
-            match is_nullable {
-                true => drop(after.add(&bytes)),
-                false => after = bytes,
+            if is_nullable {
+                after.add(&bytes);
+            } else {
+                after = bytes
             }
             is_newer | is_new
         }),

@@ -4,9 +4,9 @@ use super::charset::{Bytes, CharSet};
 use super::{Gbnf, Kind, Node};
 
 /// Maximum number of positions; larger parts do not become lexemes.
-const MOST_POSITIONS: usize = 20_000;
+const MAX_POSITIONS: usize = 20_000;
 /// Maximum number of edges.
-const MOST_EDGES: usize = 2_000_000;
+const MAX_EDGES: usize = 2_000_000;
 
 /// Glushkov automaton: each state but the first is a position of a character in the expression.
 #[derive(Clone, Debug, Default)]
@@ -96,7 +96,7 @@ impl Builder<'_> {
         match &node.kind {
             Kind::Chars(set) => {
                 let position = self.nfa.sets.len() as u32;
-                if self.nfa.sets.len() >= MOST_POSITIONS {
+                if self.nfa.sets.len() >= MAX_POSITIONS {
                     return None;
                 }
                 self.nfa.sets.push(set.clone());
@@ -183,7 +183,7 @@ impl Builder<'_> {
         for &position in from {
             self.nfa.follow[position as usize].extend(to);
         }
-        (self.edges <= MOST_EDGES).then_some(())
+        (self.edges <= MAX_EDGES).then_some(())
     }
 }
 

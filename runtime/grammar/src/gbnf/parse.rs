@@ -5,17 +5,17 @@ use super::{Gbnf, Kind, Node, Place, Rule, TokenName};
 use crate::error::{GrammarError, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
-const MOST_BYTES: usize = 1 << 20;
-const MOST_RULES: usize = 2000;
+const MAX_BYTES: usize = 1 << 20;
+const MAX_RULES: usize = 2000;
 /// Maximum repeat count.
-const MOST_REPEATS: u32 = 2000;
+const MAX_REPEATS: u32 = 2000;
 /// Maximum nesting depth of groups.
 const DEEPEST: usize = 50;
 
 pub(super) fn parse(text: &str) -> Result<Gbnf> {
-    if text.len() > MOST_BYTES {
+    if text.len() > MAX_BYTES {
         return Err(GrammarError::TooLarge(format!(
-            "the grammar has {} bytes; {MOST_BYTES} are allowed",
+            "the grammar has {} bytes; {MAX_BYTES} are allowed",
             text.len()
         )));
     }
@@ -89,8 +89,8 @@ impl<'t> Parser<'t> {
             )));
         }
         let number = self.number_of(name, start);
-        if self.rules.len() > MOST_RULES {
-            return Err(self.error(format!("more than {MOST_RULES} rules")));
+        if self.rules.len() > MAX_RULES {
+            return Err(self.error(format!("more than {MAX_RULES} rules")));
         }
         if self.rules[number].3.is_some() {
             self.place = start;
@@ -384,7 +384,7 @@ impl<'t> Parser<'t> {
             )));
         }
         match number.parse() {
-            Ok(count) if count <= MOST_REPEATS => {
+            Ok(count) if count <= MAX_REPEATS => {
                 for _ in 0..digits {
                     self.advance();
                 }
@@ -393,7 +393,7 @@ impl<'t> Parser<'t> {
             _ => {
                 self.place = place;
                 Err(self.error(format!(
-                    "{number} repeats; at most {MOST_REPEATS} are possible"
+                    "{number} repeats; at most {MAX_REPEATS} are possible"
                 )))
             }
         }

@@ -305,12 +305,13 @@ impl Judge {
                         heights.max().unwrap_or(0)
                     };
                     let options = &self.rules[rule];
-                    let derived = match text.chars().count() + stack.len() > size {
-                        true => options
+                    let derived = if text.chars().count() + stack.len() > size {
+                        options
                             .iter()
                             .min_by_key(|derived| height(derived))
-                            .unwrap(),
-                        false => &options[rng.below(options.len())],
+                            .unwrap()
+                    } else {
+                        &options[rng.below(options.len())]
                     };
                     stack.extend(derived.iter().rev().cloned());
                 }

@@ -357,12 +357,13 @@ impl<'a> Base<'a> {
         let freq_base = self
             .keys
             .positive("rope.freq_base_swa", self.rope.freq_base)?;
-        Ok(match plain {
-            true => Rope::new(self.rope.dims, self.rope.mode, freq_base),
-            false => Rope {
+        Ok(if plain {
+            Rope::new(self.rope.dims, self.rope.mode, freq_base)
+        } else {
+            Rope {
                 freq_base,
                 ..self.rope
-            },
+            }
         })
     }
 
@@ -376,18 +377,19 @@ impl<'a> Base<'a> {
     ) -> Attention {
         let n_embd = self.n_embd;
         let [n_q, n_k, n_v] = [n_head * head_k, n_head_kv * head_k, n_head_kv * head_v];
-        let projection = match self
+        let projection = if self
             .keys
             .has_tensor(&format!("blk.{block}.attn_qkv.weight"))
         {
-            true => Projection::Fused(self.linear("attn_qkv", [n_embd, n_q + n_k + n_v])),
-            false => Projection::Separate {
+            Projection::Fused(self.linear("attn_qkv", [n_embd, n_q + n_k + n_v]))
+        } else {
+            Projection::Separate {
                 q: self.linear("attn_q", [n_embd, n_q]),
                 kv: Some((
                     self.linear("attn_k", [n_embd, n_k]),
                     Some(self.linear("attn_v", [n_embd, n_v])),
                 )),
-            },
+            }
         };
         Attention {
             n_head,
@@ -617,12 +619,13 @@ impl<'a> Base<'a> {
         let is_fused = self
             .keys
             .has_tensor(&format!("blk.{il}.ffn_gate_up_exps.weight"));
-        let (gate, up) = match is_fused {
-            true => (None, matrix("ffn_gate_up_exps", [n_embd, 2 * width])),
-            false => (
+        let (gate, up) = if is_fused {
+            (None, matrix("ffn_gate_up_exps", [n_embd, 2 * width]))
+        } else {
+            (
                 Some(matrix("ffn_gate_exps", [n_embd, width])),
                 matrix("ffn_up_exps", [n_embd, width]),
-            ),
+            )
         };
         Ok(Experts {
             router: Linear::new("ffn_gate_inp", [n_embd, count]),
@@ -965,9 +968,9 @@ mod tests {
 
     #[test]
     fn a_window_ends_with_the_token_and_a_chunk_begins_with_its_own() {
-        assert_eq!(Span::Full.of(70), 0..=70);
-        assert_eq!(Span::Window(3).of(70), 68..=70);
-        assert_eq!(Span::Chunk(32).of(70), 64..=70);
-        assert_eq!(Span::Chunk(32).of(64), 64..=64);
+        assert_eq!(Span::Full.positions(70), 0..=70);
+        assert_eq!(Span::Window(3).positions(70), 68..=70);
+        assert_eq!(Span::Chunk(32).positions(70), 64..=70);
+        assert_eq!(Span::Chunk(32).positions(64), 64..=64);
     }
 }

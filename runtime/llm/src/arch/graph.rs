@@ -63,7 +63,7 @@ pub enum Output {
 
 impl Output {
     /// Returns `self`, or embeddings instead of logits for a model that does not return logits.
-    pub fn of(self, spec: &Spec) -> Self {
+    pub fn resolve(self, spec: &Spec) -> Self {
         match (self, &spec.head.output) {
             (Output::Logits, None) => Output::Embeddings(spec.pooling.unwrap_or(Pooling::None)),
             (Output::Both, None) => Output::Embeddings(Pooling::None),

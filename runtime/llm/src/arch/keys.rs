@@ -5,7 +5,7 @@ use samite_gguf::{FromValue, Metadata, Value};
 
 /// Largest extent that is accepted. No extent of a model comes near it, and products of a few
 /// extents do not overflow.
-const LARGEST_EXTENT: usize = 1 << 28;
+const MAX_EXTENT: usize = 1 << 28;
 
 /// The description of a model in a file: the keys under the prefix of its architecture and the
 /// names of its tensors.
@@ -229,9 +229,9 @@ impl<'a> Keys<'a> {
 /// Checks a count that was read from the key called `key`.
 pub(super) fn check_count(key: &str, value: u64) -> Result<usize> {
     match usize::try_from(value) {
-        Ok(value) if value <= LARGEST_EXTENT => Ok(value),
+        Ok(value) if value <= MAX_EXTENT => Ok(value),
         _ => Err(Error::model(format!(
-            "key \"{key}\": is {value}, at most {LARGEST_EXTENT} is possible"
+            "key \"{key}\": is {value}, at most {MAX_EXTENT} is possible"
         ))),
     }
 }

@@ -743,7 +743,7 @@ impl Span {
     }
 
     /// Returns the positions, up to its own, that a token at `position` attends to.
-    pub fn of(self, position: i32) -> std::ops::RangeInclusive<i32> {
+    pub fn positions(self, position: i32) -> std::ops::RangeInclusive<i32> {
         let at_most = |size: usize| i32::try_from(size).unwrap_or(i32::MAX);
         let first = match self {
             Span::Full => 0,
@@ -762,7 +762,7 @@ impl Span {
             }
             Span::Full | Span::Window(_) | Span::Chunk(_) => i32::MAX,
         };
-        *self.of(position).start()..=last
+        *self.positions(position).start()..=last
     }
 }
 

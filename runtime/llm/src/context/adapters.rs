@@ -36,7 +36,7 @@ impl SequenceAdapters {
         self.own.iter().any(Option::is_some)
     }
 
-    pub fn of(&self, sequence: usize) -> Option<&[ScaledAdapter]> {
+    pub fn for_sequence(&self, sequence: usize) -> Option<&[ScaledAdapter]> {
         self.own.get(sequence)?.as_deref()
     }
 
@@ -124,7 +124,7 @@ impl SequenceAdapters {
                 continue;
             }
             before = Some(sequence);
-            let own = sequence.and_then(|sequence| self.of(sequence as usize));
+            let own = sequence.and_then(|sequence| self.for_sequence(sequence as usize));
             is_mixed |= own.is_some();
             for scaled in own.unwrap_or(context) {
                 if scaled.share != 0.0
@@ -150,7 +150,7 @@ impl SequenceAdapters {
         let Some(adapter) = self.known.get(place) else {
             return 0.0;
         };
-        let own = sequence.and_then(|sequence| self.of(sequence as usize));
+        let own = sequence.and_then(|sequence| self.for_sequence(sequence as usize));
         let scaled = own.unwrap_or(context).iter();
         let scaled = scaled.filter(|scaled| Arc::ptr_eq(&scaled.adapter, adapter));
         scaled.map(|scaled| scaled.share * factor).sum()

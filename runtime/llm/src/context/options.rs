@@ -132,19 +132,14 @@ impl Sizes {
         GraphShape {
             n_tokens,
             n_window: self.n_window,
-            n_kv: match self.sees_later {
-                true => n_tokens,
-                false => self.n_cells,
+            n_kv: if self.sees_later {
+                n_tokens
+            } else {
+                self.n_cells
             },
-            n_outputs: match self.means {
-                true => n_tokens,
-                false => n_outputs,
-            },
+            n_outputs: if self.means { n_tokens } else { n_outputs },
             n_seqs: 1,
-            n_means: match self.means {
-                true => n_seq.min(n_tokens),
-                false => 0,
-            },
+            n_means: if self.means { n_seq.min(n_tokens) } else { 0 },
             is_embedded: false,
             mixed: None,
             n_likeliest: 0,
@@ -197,9 +192,10 @@ impl ContextOptions {
         };
         let window = spec.window().filter(|_| !self.full_windows);
         let sees_later = spec.sees_later();
-        let n_ubatch = match sees_later {
-            true => self.n_batch,
-            false => self.n_ubatch.min(self.n_batch),
+        let n_ubatch = if sees_later {
+            self.n_batch
+        } else {
+            self.n_ubatch.min(self.n_batch)
         };
         let n_ubatch = n_ubatch.min(n_cells);
         let means = takes_means(self.output, spec);

@@ -119,9 +119,10 @@ impl Staging {
         let window = cache.window.as_ref();
         Ok(GraphShape {
             n_tokens: part.len(),
-            n_kv: match self.sees_later {
-                true => part.len(),
-                false => reached(&cache.cells),
+            n_kv: if self.sees_later {
+                part.len()
+            } else {
+                reached(&cache.cells)
             },
             n_window: window.map_or(0, |window| reached(&window.cells)),
             n_outputs: self.outputs.len(),
@@ -206,7 +207,7 @@ impl Staging {
                 self.mask.resize(part.len() * n_kv, f16::NEG_INFINITY);
                 for (token, row) in part.iter().zip(self.mask.chunks_exact_mut(n_kv)) {
                     let sequence = batch.sequences(token).first().copied().unwrap_or(0);
-                    cells.visible(sequence, span.of(token.position), row);
+                    cells.visible(sequence, span.positions(token.position), row);
                     if distances {
                         cells.distances(token.position, row);
                     }
@@ -233,11 +234,12 @@ impl Staging {
 /// Checks that an input is filled completely: otherwise the graph would read the previous contents
 /// of the memory.
 pub(crate) fn check_filled(name: &str, size: usize, given: usize) -> Result<()> {
-    match given == size {
-        true => Ok(()),
-        false => Err(Error::invalid(format!(
+    if given == size {
+        Ok(())
+    } else {
+        Err(Error::invalid(format!(
             "the input {name} has {size} bytes, and {given} are given: this is a mistake in samite"
-        ))),
+        )))
     }
 }
 

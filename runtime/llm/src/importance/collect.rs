@@ -248,11 +248,12 @@ impl Collector {
 
 /// Rejects sums that would make the matrix useless.
 fn check(weight: &str, sums: &[f64]) -> Result<(), Trouble> {
-    match sums.iter().all(|sum| sum.is_finite()) {
-        true => Ok(()),
-        false => Err(Trouble::Here(format!(
+    if sums.iter().all(|sum| sum.is_finite()) {
+        Ok(())
+    } else {
+        Err(Trouble::Here(format!(
             "the input of '{weight}' is not finite: the model computes nonsense of this text; is it damaged?"
-        ))),
+        )))
     }
 }
 

@@ -174,9 +174,10 @@ impl ImportanceMatrix {
 /// Converts a count of rows, which files store as F32.
 fn count_of(weight: &str, count: f64) -> Result<u64, Error> {
     let is_count = count >= 0.0 && count <= (1u64 << 53) as f64;
-    match is_count {
-        true => Ok(count.round() as u64),
-        false => Err(corrupt(field(weight), &format!("has {count} rows"))),
+    if is_count {
+        Ok(count.round() as u64)
+    } else {
+        Err(corrupt(field(weight), &format!("has {count} rows")))
     }
 }
 
@@ -214,7 +215,7 @@ struct Dat {
 }
 
 /// Maximum length of names. Names of weights are shorter, and those of texts are paths.
-const LONGEST_NAME: usize = 4096;
+const MAX_NAME_LEN: usize = 4096;
 
 impl Dat {
     fn open(path: &Path) -> Result<Self, Error> {
@@ -252,7 +253,7 @@ impl Dat {
 
     fn text(&mut self, about: &str) -> Result<String, Error> {
         let length = self.number(about)?;
-        if length > LONGEST_NAME {
+        if length > MAX_NAME_LEN {
             return Err(self.wrong(about, length as i64));
         }
         let bytes = self.bytes(about, length, 1)?;

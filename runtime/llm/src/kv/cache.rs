@@ -88,9 +88,10 @@ impl KvPlan {
         let mut groups: Vec<KvGroup> = Vec::new();
         for (il, (choice, layer)) in choices.iter().zip(&spec.layers).enumerate() {
             let memory = layer.memory();
-            let n_cells = match windowed[il] {
-                true => sizes.n_window,
-                false => sizes.n_cells,
+            let n_cells = if windowed[il] {
+                sizes.n_window
+            } else {
+                sizes.n_cells
             };
             let cuts = tensor_split::cuts_of_cache(layer, weights);
             let per_token = [("K", memory.keys), ("V", memory.values)];
@@ -260,9 +261,10 @@ impl KvCache {
                 Some(size) => Some(Window::new(n_window, n_sequences, size)?),
                 None => None,
             },
-            states: match spec.has_state() {
-                true => Some(States::new(n_sequences)?),
-                false => None,
+            states: if spec.has_state() {
+                Some(States::new(n_sequences)?)
+            } else {
+                None
             },
             layers,
             choices: plan.choices.clone(),
@@ -288,9 +290,10 @@ impl KvCache {
     /// Returns the cells of layers with a window, if these are separate, or those of the other
     /// layers.
     pub fn cells_of(&mut self, windowed: bool) -> Option<&mut Cells> {
-        match windowed {
-            false => Some(&mut self.cells),
-            true => self.window.as_mut().map(|window| &mut window.cells),
+        if windowed {
+            self.window.as_mut().map(|window| &mut window.cells)
+        } else {
+            Some(&mut self.cells)
         }
     }
 

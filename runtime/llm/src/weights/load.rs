@@ -52,9 +52,10 @@ impl WeightPlan {
         let size = |infos: &[&TensorInfo]| infos.iter().map(|info| info.size as u64).sum::<u64>();
         let moved_bytes = size(&moved);
         let read_bytes = moved_bytes + size(&in_place);
-        let to_lock = match options.lock {
-            true => lockable(&slots)?,
-            false => Vec::new(),
+        let to_lock = if options.lock {
+            lockable(&slots)?
+        } else {
+            Vec::new()
         };
         let lock_bytes = to_lock.iter().map(|(_, bytes)| *bytes as u64).sum::<u64>();
         let total = read_bytes + lock_bytes;
@@ -71,9 +72,10 @@ impl WeightPlan {
             progress: &report_moved,
             cancel: &cancelled,
         };
-        let most = match options.environment.chance.takes("small-chunks") {
-            true => 1,
-            false => CHUNK_BYTES,
+        let most = if options.environment.chance.takes("small-chunks") {
+            1
+        } else {
+            CHUNK_BYTES
         };
         let chunk_bytes = |info: &TensorInfo| chunk_bytes(info, places_of(info), most);
         file.load_chunks(moved, chunk_bytes, &load, |info, offset, bytes| {

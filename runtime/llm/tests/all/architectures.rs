@@ -28,9 +28,10 @@ fn options(n_ubatch: usize, flash: bool) -> ContextOptions {
 
 /// Returns options for a model that may return only embeddings or have bidirectional attention.
 fn options_for(model: &Model, n_ubatch: usize, flash: bool) -> ContextOptions {
-    let n_ubatch = match model.spec().sees_later() {
-        true => 192,
-        false => n_ubatch,
+    let n_ubatch = if model.spec().sees_later() {
+        192
+    } else {
+        n_ubatch
     };
     ContextOptions {
         output: output_of(model),
@@ -41,9 +42,10 @@ fn options_for(model: &Model, n_ubatch: usize, flash: bool) -> ContextOptions {
 /// Returns the logits after each token of sequence `sequence`, or the tokens' embeddings, decoded
 /// `at_once` tokens at a time, or all at once with bidirectional attention.
 fn decode_in(context: &mut Context, sequence: u32, at_once: usize) -> Vec<Vec<f32>> {
-    let at_once = match context.model().spec().sees_later() {
-        true => N_TOKENS,
-        false => at_once,
+    let at_once = if context.model().spec().sees_later() {
+        N_TOKENS
+    } else {
+        at_once
     };
     let mut rows = Vec::new();
     for (number, part) in tokens().chunks(at_once).enumerate() {

@@ -314,9 +314,10 @@ impl Delegate for Picky {
     }
 
     fn supports(&self, node: Node<'_>) -> Support {
-        match (self.refuses)(node) {
-            true => Support::no("it is picky"),
-            false => self.inner.supports(node),
+        if (self.refuses)(node) {
+            Support::no("it is picky")
+        } else {
+            self.inner.supports(node)
         }
     }
 

@@ -449,9 +449,10 @@ fn no_byte_of_a_file_makes_it_panic() {
         for _ in 0..150 {
             let mut changed = bytes.clone();
             // Keys before the vocabulary, or names and extents of tensors.
-            let at = match rng.uniform() < 0.5 {
-                true => header + (rng.uniform() * 1500.0) as usize,
-                false => names - (rng.uniform() * 3000.0) as usize,
+            let at = if rng.uniform() < 0.5 {
+                header + (rng.uniform() * 1500.0) as usize
+            } else {
+                names - (rng.uniform() * 3000.0) as usize
             };
             changed[at] = (rng.uniform() * 256.0) as u8;
             std::fs::write(&file.path, &changed).unwrap();
@@ -483,9 +484,12 @@ fn logits_and_embeddings_come_together_and_the_output_can_change() {
         ..options(Pooling::None)
     };
     let rows = |context: &Context, logits: bool| -> Vec<Vec<f32>> {
-        let row = |i| match logits {
-            true => context.logits(i),
-            false => context.embedding(i),
+        let row = |i| {
+            if logits {
+                context.logits(i)
+            } else {
+                context.embedding(i)
+            }
         };
         (0..text.len()).map(|i| row(i).unwrap().to_vec()).collect()
     };

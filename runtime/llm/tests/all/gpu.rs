@@ -26,10 +26,7 @@ fn gpu(parameters: &str) -> Option<Arc<dyn Device>> {
 fn options_for(model: &Model, flash: bool) -> ContextOptions {
     ContextOptions {
         n_ctx: Some(64),
-        n_ubatch: match model.spec().sees_later() {
-            true => 64,
-            false => 10,
-        },
+        n_ubatch: if model.spec().sees_later() { 64 } else { 10 },
         n_logits: Some(64),
         output: output_of(model),
         flash,

@@ -40,7 +40,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(path: &Path) -> Self {
+    fn read(path: &Path) -> Self {
         let file = GgufFile::open(path, LoadMode::Read).unwrap();
         let tensors = file.tensors().iter().map(|info| {
             let mut bytes = vec![0; info.size];
@@ -124,7 +124,7 @@ fn one_wrong_thing_is_an_error_or_makes_another_model() {
     for (number, architecture) in ARCHITECTURES.iter().enumerate() {
         let name = architecture.name;
         let file = TestModel::tiny(name);
-        let parts = Parts::of(&file.path);
+        let parts = Parts::read(&file.path);
         assert!(try_out(parts.encode(&parts.metadata, None), name));
         let mut count = |works: bool| {
             all += 1;

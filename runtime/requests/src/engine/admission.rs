@@ -131,8 +131,8 @@ impl Engine {
         let mut at = 0;
         while wanted > 0 && at < self.active.len() {
             let since = self.active[at].paused;
-            let is_long = since
-                .is_some_and(|since| now.saturating_duration_since(since) >= Self::LONGEST_PAUSE);
+            let is_long =
+                since.is_some_and(|since| now.saturating_duration_since(since) >= Self::MAX_PAUSE);
             if is_long {
                 self.preempt(at);
                 wanted -= 1;
@@ -328,15 +328,17 @@ impl Engine {
         let Some(disk) = self.disk.as_mut() else {
             return Ok((None, miss));
         };
-        let cannot = match self.context.keeps_states() {
-            true => MissCause::NoState,
-            false => MissCause::Window,
+        let cannot = if self.context.keeps_states() {
+            MissCause::NoState
+        } else {
+            MissCause::Window
         };
         let on_disk = disk.miss(&running.tokens, adapters, (!can_cut).then_some(cannot));
         // At the same position, the miss in memory is more informative than its copy on disk.
-        let miss = match on_disk.at_token > miss.at_token {
-            true => on_disk,
-            false => miss,
+        let miss = if on_disk.at_token > miss.at_token {
+            on_disk
+        } else {
+            miss
         };
         // The last token of a prompt is always computed.
         let wanted = &running.tokens[..running.tokens.len() - 1];
@@ -356,9 +358,10 @@ impl Engine {
         let sequence = self.sequence(None, set)?;
         let restored = self.context.restore(sequence, &saved).and_then(|()| {
             let end = i32::try_from(common).unwrap_or(i32::MAX);
-            match common < saved.len() {
-                true => self.context.remove(sequence, end..),
-                false => Ok(()),
+            if common < saved.len() {
+                self.context.remove(sequence, end..)
+            } else {
+                Ok(())
             }
         });
         if let Err(error) = restored {
@@ -400,9 +403,10 @@ impl Engine {
     /// Makes `to` share the first `common` tokens of `from`.
     fn share(&mut self, from: usize, to: usize, common: usize) -> Result<()> {
         let end = i32::try_from(common).unwrap_or(i32::MAX);
-        let shared = match self.context.keeps_states() {
-            true => self.context.copy(from, to, ..),
-            false => self.context.copy(from, to, 0..end),
+        let shared = if self.context.keeps_states() {
+            self.context.copy(from, to, ..)
+        } else {
+            self.context.copy(from, to, 0..end)
         };
         match &shared {
             Ok(()) => {

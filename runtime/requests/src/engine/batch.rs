@@ -216,7 +216,7 @@ impl Engine {
                 if computed == writers && drafting.is_none() {
                     self.plain.learn(writers, time);
                     self.account.earn(time);
-                } else if let Some(step) = self.plain.of(writers) {
+                } else if let Some(step) = self.plain.for_tokens(writers) {
                     let written = self.totals.written_tokens - written_before;
                     let without = step * written as f64 / writers.max(1) as f64;
                     self.account.settle(whole, without);
@@ -432,9 +432,10 @@ impl Engine {
             if let Some(at) = self.find(part.id) {
                 let mut active = self.active.remove(at);
                 self.totals.failed += 1;
-                let kind = match error.is_cancelled() {
-                    true => FailureKind::Closing,
-                    false => FailureKind::Device,
+                let kind = if error.is_cancelled() {
+                    FailureKind::Closing
+                } else {
+                    FailureKind::Device
                 };
                 active.running.fail(kind, error.to_string(), now);
                 self.leave(active, false);

@@ -26,7 +26,7 @@ impl Engine {
     /// Expected length of an answer, for requests without a limit.
     const ANSWER: usize = 256;
     /// Minimum ratio of the time that drafts save to the time that the draft model's prefill takes.
-    const LEAST_RETURN: f64 = 2.0;
+    const MIN_RETURN: f64 = 2.0;
 
     /// Sets a draft model, which drafts if the text itself provides no guess.
     /// [`EngineOptions::draft`](crate::EngineOptions::draft) is the longest draft.
@@ -103,9 +103,10 @@ impl Engine {
             let running = &self.active[at].running;
             let guessed = draft::guess(&running.tokens, most);
             let is_guessed = !guessed.is_empty();
-            let luck = match is_guessed {
-                true => running.luck,
-                false => running.model_luck.unwrap_or(self.model_luck),
+            let luck = if is_guessed {
+                running.luck
+            } else {
+                running.model_luck.unwrap_or(self.model_luck)
             };
             let most = if is_guessed { guessed.len() } else { most };
             let each = if is_guessed { Some(0.0) } else { each };
@@ -159,19 +160,18 @@ impl Engine {
     /// Records that a request could have had a draft.
     fn hope(&mut self, at: usize, is_guessed: bool) {
         let running = &mut self.active[at].running;
-        match is_guessed {
-            true => running.luck.hope(),
-            false => {
-                self.model_luck.hope();
-                running.model_luck.get_or_insert(self.model_luck).hope();
-            }
+        if is_guessed {
+            running.luck.hope()
+        } else {
+            self.model_luck.hope();
+            running.model_luck.get_or_insert(self.model_luck).hope();
         }
     }
 
     /// Shortens drafts, the longest first, until none of the `writers` decoding requests waits for
     /// the drafts of others.
     fn shorten(&self, planned: &mut [Planned], writers: usize) {
-        let Some(plain) = self.plain.of(writers) else {
+        let Some(plain) = self.plain.for_tokens(writers) else {
             return;
         };
         loop {
@@ -179,9 +179,10 @@ impl Engine {
             let times = planned.iter().map(|plan| plan.each * plan.length as f64);
             let seconds: f64 = times.sum();
             let expected = planned.iter().map(|plan| plan.luck.expected(plan.length));
-            let least = match planned.len() < writers {
-                true => 0.0,
-                false => expected.fold(f64::INFINITY, f64::min),
+            let least = if planned.len() < writers {
+                0.0
+            } else {
+                expected.fold(f64::INFINITY, f64::min)
             };
             let step = writers + tokens;
             if self.costs.slows_nobody(step, seconds, least, plain) {
@@ -202,7 +203,7 @@ impl Engine {
         // Without measurements, assume times in proportion to the number of weights.
         let share = || {
             let [draft, model] = [drafter.context(), &self.context].map(|c| c.model().n_params());
-            let step = self.plain.of(count)?;
+            let step = self.plain.for_tokens(count)?;
             Some(step * draft as f64 / (model as f64).max(1.0))
         };
         let step = drafter.seconds(count).or_else(share)?;
@@ -239,12 +240,12 @@ impl Engine {
         let behind = drafter.behind(sequence, &running.tokens);
         let to_write = running.request.max_tokens;
         let to_write = to_write.map_or(Self::ANSWER, |most| most - running.counts.written);
-        let step = self.plain.of(writers).unwrap_or(0.0);
+        let step = self.plain.for_tokens(writers).unwrap_or(0.0);
         let saved = gain * step * to_write as f64 / writers.max(1) as f64;
         let part = behind.min(Self::READS);
         let reading = drafter.seconds(part).unwrap_or(step);
         let all = reading * behind as f64 / part.max(1) as f64;
-        if saved < Self::LEAST_RETURN * all || !self.account.affords(reading) {
+        if saved < Self::MIN_RETURN * all || !self.account.affords(reading) {
             return false;
         }
         if let Err(error) = drafter.read(sequence, &running.tokens, part) {
@@ -302,13 +303,12 @@ impl Engine {
     pub(super) fn settle_draft(&mut self, at: usize, drafted: usize, accepted: usize) {
         let active = &mut self.active[at];
         let running = &mut active.running;
-        match running.is_drafted_by_model {
-            true => {
-                let own = running.model_luck.get_or_insert(self.model_luck);
-                own.learn(drafted, accepted);
-                self.model_luck.learn(drafted, accepted);
-            }
-            false => running.luck.learn(drafted, accepted),
+        if running.is_drafted_by_model {
+            let own = running.model_luck.get_or_insert(self.model_luck);
+            own.learn(drafted, accepted);
+            self.model_luck.learn(drafted, accepted);
+        } else {
+            running.luck.learn(drafted, accepted)
         }
         running.counts.drafted += drafted;
         running.counts.accepted += accepted;

@@ -21,7 +21,7 @@ const BLOCKS: TextItems = TextItems {
 
 /// Translates one of Anthropic's messages to OpenAI's format.
 fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
-    let fields = Fields::of(place, message)?;
+    let fields = Fields::from_value(place, message)?;
     let role = fields.text(&["role"])?;
     let role = role.ok_or_else(|| ApiError::field(format!("{place}.role"), "is missing"))?;
     if !["user", "assistant", "system"].contains(&role) {
@@ -43,7 +43,7 @@ fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
     let mut thoughts = String::new();
     for (i, block) in blocks.iter().enumerate() {
         let place = format!("{place}.content[{i}]");
-        let block = Fields::of(&place, block)?;
+        let block = Fields::from_value(&place, block)?;
         match block.text(&["type"])?.unwrap_or("text") {
             "text" => {
                 let text = block.text(&["text"])?;
@@ -170,7 +170,7 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
         let mut functions = Vec::new();
         for (i, tool) in tools.iter().enumerate() {
             let place = format!("tools[{i}]");
-            let tool = Fields::of(&place, tool)?;
+            let tool = Fields::from_value(&place, tool)?;
             let name = tool.text(&["name"])?;
             let name =
                 name.ok_or_else(|| ApiError::field(format!("{place}.name"), "is missing"))?;

@@ -19,7 +19,7 @@ fn embedder(app: &App) -> Result<&Embedder> {
 }
 
 /// Maximum number of texts per request. OpenAI has the same limit.
-const MOST_INPUTS: usize = 2048;
+const MAX_INPUTS: usize = 2048;
 
 /// Returns the tokens of each text of a request.
 fn inputs(context: &RequestContext, fields: &Fields<'_>) -> Result<Vec<Vec<u32>>> {
@@ -34,20 +34,21 @@ fn inputs(context: &RequestContext, fields: &Fields<'_>) -> Result<Vec<Vec<u32>>
             }
             other => native::prompt(context, place, other)?,
         };
-        match tokens.is_empty() {
-            true => Err(ApiError::field(
+        if tokens.is_empty() {
+            Err(ApiError::field(
                 place,
                 "has no tokens: the input must not be empty",
-            )),
-            false => Ok(tokens),
+            ))
+        } else {
+            Ok(tokens)
         }
     };
     match value {
         Value::Array(list) if list.is_empty() => Err(ApiError::field(name, "is empty")),
         Value::Array(list) if list.iter().all(Value::is_number) => Ok(vec![of(name, value)?]),
-        Value::Array(list) if list.len() > MOST_INPUTS => Err(ApiError::field(
+        Value::Array(list) if list.len() > MAX_INPUTS => Err(ApiError::field(
             name,
-            format!("{MOST_INPUTS} texts at once are allowed"),
+            format!("{MAX_INPUTS} texts at once are allowed"),
         )),
         Value::Array(list) => {
             let list = list.iter().enumerate();
@@ -324,12 +325,13 @@ fn pair(context: &RequestContext, query: &str, document: &str) -> Result<Vec<u32
     let tokens = context.tokens("documents", length, || {
         Ok(tokenizer.tokenize_parts(filled(&template, query, document), true)?)
     })?;
-    match tokens.is_empty() {
-        true => Err(ApiError::field(
+    if tokens.is_empty() {
+        Err(ApiError::field(
             "documents",
             "a pair of texts has no tokens",
-        )),
-        false => Ok(tokens),
+        ))
+    } else {
+        Ok(tokens)
     }
 }
 

@@ -17,9 +17,10 @@ struct Told<'p> {
 
 impl Told<'_> {
     fn head(&mut self, name: &str, kind: &str, help: &str) -> String {
-        let name = match name.contains(':') {
-            true => name.to_owned(),
-            false => format!("{}:{name}", self.prefix),
+        let name = if name.contains(':') {
+            name.to_owned()
+        } else {
+            format!("{}:{name}", self.prefix)
         };
         self.text
             .push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));

@@ -83,10 +83,7 @@ fn loaded(hub: &Hub, entry: &Entry, app: &App) -> Value {
         .is_some_and(|handle| handle.view().is_sleeping);
     json!({
         "id": app.model_id(),
-        "aliases": match app.options.aliases.is_empty() {
-            true => &entry.names,
-            false => &app.options.aliases,
-        },
+        "aliases": if app.options.aliases.is_empty() { &entry.names } else { &app.options.aliases },
         "tags": app.options.tags,
         "object": "model",
         "created": hub.started,

@@ -33,7 +33,7 @@ pub fn progress_timings(progress: &PromptProgress) -> Value {
 }
 
 /// Maximum number of texts per request.
-pub const MOST_TEXTS: usize = 256;
+pub const MAX_TEXTS: usize = 256;
 
 /// Returns the prompts of a request: a text, tokens, both mixed, or a list of those.
 pub fn prompts(context: &RequestContext, fields: &Fields<'_>) -> Result<(Vec<Vec<u32>>, bool)> {
@@ -46,9 +46,9 @@ pub fn prompts(context: &RequestContext, fields: &Fields<'_>) -> Result<(Vec<Vec
         Value::Array(list) if list.iter().any(Value::is_number) && list.iter().all(is_scalar) => {
             Ok((vec![mixed(context, name, list)?], false))
         }
-        Value::Array(list) if list.len() > MOST_TEXTS => Err(ApiError::field(
+        Value::Array(list) if list.len() > MAX_TEXTS => Err(ApiError::field(
             name,
-            format!("{MOST_TEXTS} texts at once are allowed"),
+            format!("{MAX_TEXTS} texts at once are allowed"),
         )),
         Value::Array(list) => {
             let each = list.iter().enumerate();
@@ -71,7 +71,7 @@ pub fn prompt(context: &RequestContext, name: &str, value: &Value) -> Result<Vec
         }
         Value::Array(list) => mixed(context, name, list),
         Value::Object(_) => {
-            let fields = Fields::of(name, value)?;
+            let fields = Fields::from_value(name, value)?;
             if fields.has("multimodal_data") {
                 return Err(ApiError::field(
                     "multimodal_data",
@@ -167,17 +167,16 @@ pub fn openai_job(context: &RequestContext, body: &Value) -> Result<Job> {
     // The choices of a prompt are adjacent.
     let count = texts.len().max(1);
     let each = (job.requests.len() / count).max(1);
-    job.echo = match texts.is_empty() {
-        false => texts
+    job.echo = if texts.is_empty() {
+        let prompts = job.requests.iter();
+        prompts
+            .map(|request| context.text_of(&request.prompt))
+            .collect()
+    } else {
+        texts
             .iter()
             .flat_map(|text| std::iter::repeat_n(text.clone(), each))
-            .collect(),
-        true => {
-            let prompts = job.requests.iter();
-            prompts
-                .map(|request| context.text_of(&request.prompt))
-                .collect()
-        }
+            .collect()
     };
     Ok(job)
 }
@@ -205,7 +204,7 @@ pub fn infill(context: &RequestContext, body: &Value) -> Result<(Job, bool)> {
         .enumerate()
     {
         let place = format!("input_extra[{i}]");
-        let entry = Fields::of(&place, entry)?;
+        let entry = Fields::from_value(&place, entry)?;
         let text = entry.text(&["text"])?;
         let text = text.ok_or_else(|| ApiError::field(format!("{place}.text"), "is missing"))?;
         let name = entry.text(&["filename"])?.unwrap_or("tmp");
@@ -345,9 +344,10 @@ impl Teller for NativeTeller {
         let each = choices.iter();
         let mut each =
             each.map(|choice| only(&whole(choice, &self.job), &self.job.response_fields));
-        match self.is_list {
-            true => each.collect(),
-            false => each.next().unwrap_or_default(),
+        if self.is_list {
+            each.collect()
+        } else {
+            each.next().unwrap_or_default()
         }
     }
 }

@@ -205,9 +205,10 @@ pub fn is_empty(body: &Value, is_chat: bool) -> bool {
 /// Returns the response to a request that only loads or unloads a model.
 fn done(id: &str, is_chat: bool, reason: &str) -> Value {
     let mut value = json!({"model": id, "created_at": time()});
-    match is_chat {
-        true => value["message"] = json!({"role": "assistant", "content": ""}),
-        false => value["response"] = "".into(),
+    if is_chat {
+        value["message"] = json!({"role": "assistant", "content": ""})
+    } else {
+        value["response"] = "".into()
     }
     value["done"] = true.into();
     value["done_reason"] = reason.into();
@@ -342,7 +343,7 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
     let mut messages = Vec::new();
     for (i, message) in list.iter().enumerate() {
         let place = format!("messages[{i}]");
-        let read = Fields::of(&place, message)?;
+        let read = Fields::from_value(&place, message)?;
         if read
             .list("images")?
             .is_some_and(|images| !images.is_empty())
@@ -644,9 +645,10 @@ impl Teller for OllamaTeller {
             .calls()
             .map(|made| call(&made.name, &made.arguments))
             .collect();
-        let content = match choice.is_parsed() {
-            true => &choice.answer.content,
-            false => &choice.text,
+        let content = if choice.is_parsed() {
+            &choice.answer.content
+        } else {
+            &choice.text
         };
         let tokens = choice.tokens.iter();
         let found = tokens.filter_map(|token| choice.probabilities(token, false));

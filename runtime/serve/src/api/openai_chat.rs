@@ -185,9 +185,10 @@ pub fn message(choice: &Choice) -> Value {
     let answer = &choice.answer;
     let mut message = Map::new();
     message.insert("role".to_owned(), "assistant".into());
-    let content = match answer.content.is_empty() && !answer.calls.is_empty() {
-        true => Value::Null,
-        false => answer.content.clone().into(),
+    let content = if answer.content.is_empty() && !answer.calls.is_empty() {
+        Value::Null
+    } else {
+        answer.content.clone().into()
     };
     message.insert("content".to_owned(), content);
     if !answer.reasoning.is_empty() {

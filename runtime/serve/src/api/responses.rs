@@ -54,7 +54,7 @@ fn messages(fields: &Fields<'_>) -> Result<(Vec<Value>, Vec<String>)> {
     let mut thoughts = String::new();
     for (i, item) in items.iter().enumerate() {
         let place = format!("input[{i}]");
-        let item = Fields::of(&place, item)?;
+        let item = Fields::from_value(&place, item)?;
         let content = |name: &str| {
             let found = item.get(&[name]).map_or(&Value::Null, |(_, value)| value);
             PARTS.read(&format!("{place}.{name}"), found)
@@ -174,7 +174,7 @@ fn translated(body: &Value) -> Result<Translated> {
     let mut functions = Vec::new();
     let mut tools = Vec::new();
     for (i, tool) in fields.list("tools")?.unwrap_or_default().iter().enumerate() {
-        let tool = Fields::of(&format!("tools[{i}]"), tool)?;
+        let tool = Fields::from_value(&format!("tools[{i}]"), tool)?;
         // Other tools are services of OpenAI's, which clients list anyway.
         if tool.text(&["type"])? != Some("function") {
             continue;

@@ -229,7 +229,7 @@ fn a_model_is_unloaded_behind_a_stream_that_nobody_reads() {
     };
     let limits = samite_serve::HubLimits::default();
     let hub = Hub::new(options, vec![model], limits, true).unwrap();
-    let server = Server::of(hub);
+    let server = Server::with_hub(hub);
     is_served(&server);
     let unread = unread(&server);
     server.wait_until(true);

@@ -273,14 +273,16 @@ fn ask(server: &Server, form: &Form, number: usize, attempt: usize) -> (u16, Val
     let seed = number + 10_000 * attempt;
     let mut body = json!({"temperature": 1.0, "seed": seed, "logit_bias": closing(marks)});
     let is_chat = number % 2 == 1;
-    let (path, limit) = match is_chat {
-        true => ("/v1/chat/completions", "max_tokens"),
-        false => ("/completion", "n_predict"),
+    let (path, limit) = if is_chat {
+        ("/v1/chat/completions", "max_tokens")
+    } else {
+        ("/completion", "n_predict")
     };
     body[limit] = 400.into();
-    match is_chat {
-        true => body["messages"] = json!([{"role": "user", "content": "Tell me about Tom."}]),
-        false => body["prompt"] = "Tom is".into(),
+    if is_chat {
+        body["messages"] = json!([{"role": "user", "content": "Tell me about Tom."}])
+    } else {
+        body["prompt"] = "Tom is".into()
     }
     match form {
         Form::Schema(schema) if is_chat => {
@@ -301,9 +303,10 @@ fn judged(form: &Form, status: u16, answer: &Value) -> Outcome {
             "\"response_format\": ",
             "\"grammar\": ",
         ];
-        return match is_named.iter().any(|name| message.starts_with(name)) {
-            true => Outcome::Refused,
-            false => Outcome::Wrong(format!("refused without a name: {message}")),
+        return if is_named.iter().any(|name| message.starts_with(name)) {
+            Outcome::Refused
+        } else {
+            Outcome::Wrong(format!("refused without a name: {message}"))
         };
     }
     if status != 200 {

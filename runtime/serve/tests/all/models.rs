@@ -72,7 +72,7 @@ fn start(limits: HubLimits) -> (Server, Arc<AtomicUsize>) {
     };
     let options = served(ServeOptions::default());
     let hub = Hub::new(options, models.into(), limits, false).unwrap();
-    (Server::of(hub), loads)
+    (Server::with_hub(hub), loads)
 }
 
 fn ask(server: &Server, model: Option<&str>) -> (u16, Value) {

@@ -103,12 +103,13 @@ fn chat_completions(server: &Server, most: Option<usize>, is_streamed: bool) -> 
     let body = asked(("max_tokens", most), tools);
     let mut heard = Heard::default();
     let mut calls = Calls::default();
-    let parts: Vec<Value> = match is_streamed {
-        true => events(server, "/v1/chat/completions", &body)
+    let parts: Vec<Value> = if is_streamed {
+        events(server, "/v1/chat/completions", &body)
             .into_iter()
             .map(|(_, part)| part)
-            .collect(),
-        false => vec![server.post("/v1/chat/completions", &body).1],
+            .collect()
+    } else {
+        vec![server.post("/v1/chat/completions", &body).1]
     };
     for part in parts {
         let choice = &part["choices"][0];
@@ -203,20 +204,19 @@ fn responses(server: &Server, most: Option<usize>, is_streamed: bool) -> Heard {
     let body = asked(("max_output_tokens", most), tools);
     let mut heard = Heard::default();
     let mut said = (String::new(), String::new(), String::new());
-    let response = match is_streamed {
-        true => {
-            let events = events(server, "/v1/responses", &body);
-            for (name, part) in &events {
-                match &**name {
-                    "response.reasoning_text.delta" => add(&mut said.0, &part["delta"]),
-                    "response.output_text.delta" => add(&mut said.1, &part["delta"]),
-                    "response.function_call_arguments.delta" => add(&mut said.2, &part["delta"]),
-                    _ => {}
-                }
+    let response = if is_streamed {
+        let events = events(server, "/v1/responses", &body);
+        for (name, part) in &events {
+            match &**name {
+                "response.reasoning_text.delta" => add(&mut said.0, &part["delta"]),
+                "response.output_text.delta" => add(&mut said.1, &part["delta"]),
+                "response.function_call_arguments.delta" => add(&mut said.2, &part["delta"]),
+                _ => {}
             }
-            events.last().unwrap().1["response"].clone()
         }
-        false => server.post("/v1/responses", &body).1,
+        events.last().unwrap().1["response"].clone()
+    } else {
+        server.post("/v1/responses", &body).1
     };
     let mut begun = String::new();
     for item in response["output"].as_array().unwrap() {

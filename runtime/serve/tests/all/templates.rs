@@ -205,7 +205,7 @@ fn templates_of_models_write_what_jinja2_does() {
             ..served(ServeOptions::default())
         };
         let app = App::new(options, model().clone(), None, None).unwrap();
-        let server = Server::of(Hub::single(app));
+        let server = Server::with_hub(Hub::single(app));
         for (conversation, context) in &conversations {
             // As in requests: names beyond OpenAI's are template arguments.
             let mut context = context.clone();

@@ -8,9 +8,9 @@ use samite_testing::Rng;
 use std::collections::BTreeMap;
 
 /// Maximum number of actions of all hostile clients in one case.
-const MOST_DEEDS: usize = 40;
+const MAX_ACTIONS: usize = 40;
 /// Maximum number of other clients' requests that they remember.
-const MOST_KNOWN: usize = 64;
+const MAX_KNOWN: usize = 64;
 /// A token that no regular client has.
 pub(crate) const FOREIGN: usize = 9;
 
@@ -45,7 +45,7 @@ impl Hostile {
         Hostile {
             seldom: rng.pick(&[None, Some(5), Some(20), Some(20), Some(100)]),
             rng,
-            left: MOST_DEEDS,
+            left: MAX_ACTIONS,
             known: Vec::new(),
             sessions: Vec::new(),
             hashes: Vec::new(),
@@ -69,7 +69,7 @@ impl Hostile {
             return;
         };
         for command in request.commands {
-            if self.known.len() >= MOST_KNOWN {
+            if self.known.len() >= MAX_KNOWN {
                 break;
             }
             match command.command {
@@ -98,7 +98,7 @@ impl Hostile {
     }
 
     /// Handles a reply to a hostile client.
-    pub fn is_told(&mut self, line: usize, message: &[u8]) {
+    pub fn overhear(&mut self, line: usize, message: &[u8]) {
         if let Ok(reply) = proto::Reply::decode(message)
             && let Some(welcome) = reply.welcome
         {

@@ -125,9 +125,10 @@ fn network(
 ) -> Result<(Arc<Net>, Option<tempfile::TempDir>)> {
     let mut rng = Rng::new(case.seed_for(3));
     let device = served::far(world, &mut rng, &Counter::OPS);
-    let store = match rng.one_in(2) {
-        true => Some(tempfile::tempdir().map_err(|error| error.to_string())?),
-        false => None,
+    let store = if rng.one_in(2) {
+        Some(tempfile::tempdir().map_err(|error| error.to_string())?)
+    } else {
+        None
     };
     let options = RemoteServerOptions {
         store: store.as_ref().map(|folder| folder.path().to_owned()),

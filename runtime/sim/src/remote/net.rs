@@ -34,7 +34,7 @@ const LATE: Time = 2_000_000_000;
 const LIFE_SIGNS: Time = 12_000_000_000;
 
 /// Maximum number of events while a client waits.
-const MOST_EVENTS: usize = 1_000_000;
+const MAX_EVENTS: usize = 1_000_000;
 
 /// gRPC status code for lost connections.
 const UNAVAILABLE: i32 = 14;
@@ -251,9 +251,10 @@ impl Net {
         if self.lock().lines[line].is_broken {
             return;
         }
-        let late = match self.world.strikes(Fault::Late) {
-            true => LATE,
-            false => 0,
+        let late = if self.world.strikes(Fault::Late) {
+            LATE
+        } else {
+            0
         };
         let is_cut = self.world.strikes(Fault::Cut);
         let is_silent = self.world.strikes(Fault::Silence);
@@ -403,7 +404,7 @@ impl Net {
         let wanted = state
             .workers
             .iter()
-            .filter(|(_, worker)| worker.is_wanted());
+            .filter(|(_, worker)| worker.is_in_use());
         let wanted = wanted.map(|(&number, _)| number);
         let wanted: Vec<u64> = wanted.filter(|n| !state.busy.contains(n)).collect();
         for number in wanted {
@@ -450,7 +451,7 @@ impl Net {
                     self.violate(mistake);
                 }
                 if to.client.is_none() {
-                    state.hostile.is_told(line, bytes);
+                    state.hostile.overhear(line, bytes);
                 } else {
                     state.hostile.overhears_reply(bytes);
                 }
@@ -597,7 +598,7 @@ impl Net {
         }
         let mut state = self.lock();
         state.waited += 1;
-        assert!(state.waited < MOST_EVENTS, "a client waits for too long");
+        assert!(state.waited < MAX_EVENTS, "a client waits for too long");
     }
 
     /// Delivers everything in flight and disconnects hostile clients. Afterwards the server must

@@ -81,9 +81,10 @@ impl Candidates {
         };
         self.items.extend(candidates.into_iter().map(tame));
         let sorted = self.items.is_sorted_by(|a, b| a.logit >= b.logit);
-        self.order = match is_sorted && sorted {
-            true => Order::LikeliestFirst,
-            false => Order::Any,
+        self.order = if is_sorted && sorted {
+            Order::LikeliestFirst
+        } else {
+            Order::Any
         };
     }
 

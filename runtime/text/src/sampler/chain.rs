@@ -64,7 +64,9 @@ impl Step {
                 threshold: params.xtc_threshold,
                 own: match params.generator {
                     Generator::Xoshiro => None,
-                    Generator::Mersenne => Some(Rng::of(Generator::Mersenne, params.seed)),
+                    Generator::Mersenne => {
+                        Some(Rng::with_generator(Generator::Mersenne, params.seed))
+                    }
                 },
             },
             Stage::Temperature => Step::Temperature {
@@ -354,7 +356,9 @@ impl Chain {
             match step {
                 Step::Penalties(penalties) => penalties.reset(),
                 Step::Dry(dry) => dry.reset(),
-                Step::Xtc { own: Some(rng), .. } => *rng = Rng::of(Generator::Mersenne, seed),
+                Step::Xtc { own: Some(rng), .. } => {
+                    *rng = Rng::with_generator(Generator::Mersenne, seed)
+                }
                 _ => {}
             }
         }

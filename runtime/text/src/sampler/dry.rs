@@ -9,7 +9,7 @@ const BREAKER_CHARACTERS: usize = 40;
 /// Maximum number of tokens in a breaker after its first one.
 const TAIL_TOKENS: usize = 20;
 /// Logarithm of the largest number, so that no penalty becomes infinite.
-const LARGEST_EXPONENT: f32 = 88.72;
+const MAX_EXPONENT: f32 = 88.72;
 
 /// Parameters of DRY; see [`SamplerParams`](crate::SamplerParams).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -100,9 +100,10 @@ impl Dry {
             return;
         }
         self.count_repeats();
-        let largest = match base > 1.000001 {
-            true => (LARGEST_EXPONENT / libm::logf(base)) as usize,
-            false => usize::MAX,
+        let largest = if base > 1.000001 {
+            (MAX_EXPONENT / libm::logf(base)) as usize
+        } else {
+            usize::MAX
         };
         for (back, &length) in self.repeats.iter().enumerate().skip(1) {
             let length = length.min(longest);
@@ -147,9 +148,10 @@ impl Dry {
         self.repeats.resize(count, 0);
         let (mut start, mut end) = (0, 0);
         for n in 1..count {
-            let mut length = match n < end {
-                true => self.repeats[n - start].min(end - n),
-                false => 0,
+            let mut length = if n < end {
+                self.repeats[n - start].min(end - n)
+            } else {
+                0
             };
             while n + length < count && from_end(length) == from_end(n + length) {
                 length += 1;

@@ -23,9 +23,10 @@ impl Candidates {
         let is_end = |id| vocabulary.is_eog(id);
         let (mut end, mut text) = (0.0, 0.0);
         for candidate in self.as_slice() {
-            match is_end(candidate.id) {
-                true => end += candidate.probability,
-                false => text += candidate.probability,
+            if is_end(candidate.id) {
+                end += candidate.probability
+            } else {
+                text += candidate.probability
             }
         }
         if 3.0 * end * self.as_slice().len() as f32 > text {
@@ -69,9 +70,10 @@ impl Candidates {
                 if prefix.is_empty() || !piece(items[long].id).starts_with(prefix) {
                     continue;
                 }
-                let (to, from) = match items[long].probability > items[short].probability {
-                    true => (long, short),
-                    false => (short, long),
+                let (to, from) = if items[long].probability > items[short].probability {
+                    (long, short)
+                } else {
+                    (short, long)
                 };
                 items[to].probability += items[from].probability;
                 items[from].probability = 0.0;

@@ -78,9 +78,10 @@ impl Mirostat {
         let all = 1.0 - libm::pow(vocabulary as f64, -epsilon);
         let count = libm::pow(epsilon * libm::exp2(self.mu) / all, 1.0 / s);
         // NaN or infinite if there is one candidate, or if all are equal.
-        match count.is_nan() {
-            true => likeliest.len().max(1),
-            false => (count as usize).max(1),
+        if count.is_nan() {
+            likeliest.len().max(1)
+        } else {
+            (count as usize).max(1)
         }
     }
 

@@ -46,11 +46,11 @@ impl Rng {
 
     /// Creates the generator for a seed.
     pub fn new(seed: u64) -> Self {
-        Self::of(Generator::Xoshiro, seed)
+        Self::with_generator(Generator::Xoshiro, seed)
     }
 
     /// Creates a generator of this kind for a seed.
-    pub fn of(generator: Generator, seed: u64) -> Self {
+    pub fn with_generator(generator: Generator, seed: u64) -> Self {
         Rng {
             state: match generator {
                 Generator::Xoshiro => State::Xoshiro(Xoshiro256PlusPlus::seed_from_u64(seed)),
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn the_mersenne_twister_draws_as_in_cpp() {
         let draws = |seed| {
-            let mut rng = Rng::of(Generator::Mersenne, seed);
+            let mut rng = Rng::with_generator(Generator::Mersenne, seed);
             [(); 3].map(|()| rng.uniform())
         };
         assert_eq!(
@@ -155,7 +155,7 @@ mod tests {
             ]
         );
         // The C++ standard specifies the 10000th number of the default seed.
-        let mut rng = Rng::of(Generator::Mersenne, 5489);
+        let mut rng = Rng::with_generator(Generator::Mersenne, 5489);
         let last = (0..5000).map(|_| rng.next_u64()).last();
         assert_eq!(last.map(|bits| bits >> 32), Some(4123659995));
     }

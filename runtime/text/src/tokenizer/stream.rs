@@ -11,7 +11,7 @@ const PIECE: usize = 64 << 10;
 
 /// Maximum length of a text without a possible split point, in bytes, for example a line without
 /// spaces.
-const LONGEST_PIECE: usize = 8 << 20;
+const MAX_PIECE_LEN: usize = 8 << 20;
 
 /// Converts a text in pieces to the tokens that [`Tokenizer::tokenize`] returns for the whole. It
 /// keeps only text whose tokens may still change: about 64 KiB of ordinary text.
@@ -61,10 +61,10 @@ impl TokenStream<'_> {
             self.part(cut, output)?;
         }
         self.searched = self.pending.len();
-        if self.searched > LONGEST_PIECE {
+        if self.searched > MAX_PIECE_LEN {
             return Err(TokenizeError::TextTooLong {
                 length: self.searched,
-                limit: LONGEST_PIECE,
+                limit: MAX_PIECE_LEN,
             });
         }
         Ok(())

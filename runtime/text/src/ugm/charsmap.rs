@@ -11,7 +11,7 @@ const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
 
 /// Maximum length of a text. Texts of real maps are far shorter, but units of an invalid file may
 /// form cycles.
-const LONGEST_TEXT: usize = 256;
+const MAX_TEXT_LEN: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Charsmap {
@@ -49,7 +49,7 @@ impl Charsmap {
         let children = |unit: u32| (unit >> 10) << ((unit & (1 << 9)) >> 6);
         let mut longest = None;
         let mut place = children(*self.units.first()?);
-        for (index, &byte) in text.iter().take(LONGEST_TEXT).enumerate() {
+        for (index, &byte) in text.iter().take(MAX_TEXT_LEN).enumerate() {
             place ^= u32::from(byte);
             let Some(&unit) = self.units.get(place as usize) else {
                 break;

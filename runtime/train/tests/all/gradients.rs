@@ -168,7 +168,7 @@ fn check_kept(what: &str, build: impl FnOnce(&mut Subject) -> (TensorId, Vec<Ten
     let gradients = Gradients::append_recomputing(graph, loss, 1.0, &inputs, &kept).unwrap();
     let gradients: Vec<_> = inputs
         .iter()
-        .map(|&id| wide(graph, gradients.of(id).expect(what)))
+        .map(|&id| wide(graph, gradients.get(id).expect(what)))
         .collect();
 
     let mut running = subject.run(exact());
@@ -590,5 +590,5 @@ fn what_cannot_be_differentiated_is_named() {
     let steps = graph.unary(x, Unary::Step).unwrap();
     let loss = graph.sum(steps).unwrap();
     let gradients = Gradients::append(&mut graph, loss, 1.0, &[x]).unwrap();
-    assert!(gradients.of(x).is_none());
+    assert!(gradients.get(x).is_none());
 }

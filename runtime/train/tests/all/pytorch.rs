@@ -150,7 +150,7 @@ fn differentiates(
         let gradients = Gradients::append(&mut graph, loss, 1.0, &ids).unwrap();
         let outputs: Vec<_> = [y]
             .into_iter()
-            .chain(ids.iter().map(|&id| gradients.of(id).unwrap()))
+            .chain(ids.iter().map(|&id| gradients.get(id).unwrap()))
             .map(|id| graph.cont(id).unwrap())
             .collect();
         for &id in &outputs {

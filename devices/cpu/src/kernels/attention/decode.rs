@@ -46,7 +46,7 @@ fn is_whole(extents: Extents) -> bool {
 }
 
 fn plan(node: Node<'_>, threads: usize, is_whole: bool) -> Option<Plan> {
-    let extents = Extents::of(node, 0)?;
+    let extents = Extents::from_node(node, 0)?;
     let Extents { d, dv, keys, .. } = extents;
     let rows = extents.rows();
     let splits = if is_whole {
@@ -91,7 +91,7 @@ fn plan(node: Node<'_>, threads: usize, is_whole: bool) -> Option<Plan> {
 }
 
 pub(super) fn scratch(node: Node<'_>, threads: usize) -> Option<usize> {
-    let is_whole = is_whole(Extents::of(node, 0)?);
+    let is_whole = is_whole(Extents::from_node(node, 0)?);
     Some(plan(node, threads, is_whole)?.total)
 }
 
@@ -167,7 +167,7 @@ impl Alone {
 }
 
 pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let extents = Extents::of(context.node, 0).ok_or_else(too_large)?;
+    let extents = Extents::from_node(context.node, 0).ok_or_else(too_large)?;
     let plan = plan(context.node, context.threads, is_whole(extents)).ok_or_else(too_large)?;
     let attention = Attention::new(context, plan, context.scratch(plan.total)?)?;
     let rows = extents.rows();
@@ -206,7 +206,7 @@ struct Part {
 
 impl Attention {
     fn new(context: &KernelContext<'_>, plan: Plan, scratch: Scratch) -> Result<Self> {
-        let operands = Operands::of(context)?;
+        let operands = Operands::new(context)?;
         let (isa, v) = (context.isa, &operands.v);
         Ok(Attention {
             plan,
@@ -288,7 +288,7 @@ impl Attention {
             let head = kv_head * group + first_head + c;
             rows[c] = Row {
                 head,
-                slope: own.slopes.of(head),
+                slope: own.slopes.for_head(head),
                 base: f32::NEG_INFINITY,
                 sums: [0.0; LANES],
             };

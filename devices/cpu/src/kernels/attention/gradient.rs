@@ -12,7 +12,7 @@ use samite_core::{DType, Error, Node, Op, Result};
 
 /// Returns the bytes of scratch memory for all threads. A task is a KV head.
 pub(crate) fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
-    let floats = floats(&Extents::of(node, 1)?)?;
+    let floats = floats(&Extents::from_node(node, 1)?)?;
     floats.checked_mul(size_of::<f32>())?.checked_mul(threads)
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
             "{op} is not a gradient of attention"
         )));
     };
-    let extents = Extents::of(context.node, 1).ok_or_else(too_large)?;
+    let extents = Extents::from_node(context.node, 1).ok_or_else(too_large)?;
     let floats = floats(&extents).ok_or_else(too_large)?;
     let bytes = scratch(context.node, context.isa, context.threads).ok_or_else(too_large)?;
     let blocks = Blocks::new(extents);

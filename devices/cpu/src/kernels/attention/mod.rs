@@ -45,7 +45,7 @@ struct Extents {
 impl Extents {
     /// Returns the extents of the node whose queries, keys and values are sources `first` to
     /// `first + 2`, or `None` if there are too many rows.
-    fn of(node: Node<'_>, first: usize) -> Option<Self> {
+    fn from_node(node: Node<'_>, first: usize) -> Option<Self> {
         let [d, tokens, heads, batch] = node.source_layout(first)?.shape();
         let [_, keys, kv_heads, _] = node.source_layout(first + 1)?.shape();
         let dv = node.source_layout(first + 2)?.shape()[0];
@@ -86,7 +86,7 @@ struct Logits {
 }
 
 impl Logits {
-    fn of(op: &Op) -> Option<Self> {
+    fn from_op(op: &Op) -> Option<Self> {
         let Op::FlashAttn {
             scale,
             max_bias,
@@ -125,7 +125,7 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     }
     Ok(Kernel::with_scratch(
         |node, isa, threads| {
-            if Extents::of(node, 0)?.tokens < PROMPT_TOKENS {
+            if Extents::from_node(node, 0)?.tokens < PROMPT_TOKENS {
                 decode::scratch(node, threads)
             } else {
                 prompt::scratch(node, isa, threads)
@@ -136,7 +136,7 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
 }
 
 fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let extents = Extents::of(context.node, 0).ok_or_else(too_large)?;
+    let extents = Extents::from_node(context.node, 0).ok_or_else(too_large)?;
     if extents.tokens < PROMPT_TOKENS {
         decode::build(context)
     } else {
@@ -189,10 +189,10 @@ struct Operands {
 }
 
 impl Operands {
-    fn of(context: &KernelContext<'_>) -> Result<Self> {
+    fn new(context: &KernelContext<'_>) -> Result<Self> {
         let op = context.node.op();
         let logits =
-            Logits::of(op).ok_or_else(|| Error::invalid(format!("{op} is not attention")))?;
+            Logits::from_op(op).ok_or_else(|| Error::invalid(format!("{op} is not attention")))?;
         let q = context.source(0)?;
         Ok(Operands {
             logits,

@@ -21,7 +21,7 @@ const _: () = assert!(KEYS <= u8::MAX as usize);
 
 /// Maximum number of query blocks of a task. Keys, and usually values, are converted once for all
 /// of them.
-const MOST_BLOCKS: usize = 8;
+const MAX_BLOCKS: usize = 8;
 
 /// Minimum average number of rows that must see a block of keys, among blocks that any row sees, to
 /// compute the rows together.
@@ -64,13 +64,13 @@ struct Plan {
 impl Plan {
     /// Returns `None` if it takes too much memory.
     fn new(node: Node<'_>, isa: Isa, threads: usize) -> Option<Self> {
-        let extents = Extents::of(node, 0)?;
+        let extents = Extents::from_node(node, 0)?;
         let Extents { d, dv, .. } = extents;
         let blocks = Blocks::new(extents);
         let all = blocks.of_a_head().checked_mul(blocks.kv_heads())?;
         let tasks = threads.max(1).checked_mul(ENOUGH_TASKS)?;
-        let each = (all / tasks).clamp(1, MOST_BLOCKS);
-        let arithmetic = Arithmetic::of(node, isa, extents)?;
+        let each = (all / tasks).clamp(1, MAX_BLOCKS);
+        let arithmetic = Arithmetic::for_node(node, isa, extents)?;
         let (queries, lanes, [keys, values, weights]) = match arithmetic {
             Arithmetic::F32(_) => (d.checked_mul(ROWS)?, KEYS * ROWS, [0; 3]),
             Arithmetic::Int16(_) => {
@@ -136,7 +136,7 @@ struct Parts {
 
 impl Arithmetic {
     /// Returns `None` if there is no kernel.
-    fn of(node: Node<'_>, isa: Isa, Extents { d, dv, .. }: Extents) -> Option<Self> {
+    fn for_node(node: Node<'_>, isa: Isa, Extents { d, dv, .. }: Extents) -> Option<Self> {
         let is_coarse = |source| {
             let layout = node.source_layout(source);
             layout.is_some_and(|layout| layout.dtype() != DType::F32)
@@ -180,7 +180,7 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let scratch = context.scratch(parts.end)?;
     let attention = Attention {
         plan,
-        operands: Operands::of(context)?,
+        operands: Operands::new(context)?,
         scratch,
         classes: scratch.at(parts.classes).cast(),
         alone: scratch.at(parts.alone).cast(),
@@ -409,7 +409,7 @@ impl Attention {
             rounded_weights,
         };
         let end = blocks.of_a_head().min(first + self.plan.each);
-        let mut states: [Option<State<'_>>; MOST_BLOCKS] = from_fn(|i| {
+        let mut states: [Option<State<'_>>; MAX_BLOCKS] = from_fn(|i| {
             let number = first + i;
             let block = (number < end).then(|| blocks.block(kv_head, number))?;
             if self.is_alone(block.batch, blocks.tokens_of(&block)) {

@@ -290,7 +290,8 @@ impl Block {
                     } else if m != 0 {
                         let m = f16::from_bits(m).to_f32();
                         for lane in lanes.clone() {
-                            logits[lane] += slopes.of(self.first_head + lane % self.heads) * m;
+                            logits[lane] +=
+                                slopes.for_head(self.first_head + lane % self.heads) * m;
                         }
                     }
                 }

@@ -134,9 +134,12 @@ fn tokens_of_many_sequences_see_their_own_keys() {
     let (d, heads, kv_heads, alone, own, before) = (32, 6, 2, 42, 32, 40);
     let tokens = alone + 54;
     let keys = alone * own + before + 54;
-    let is_seen = |token: usize, key: usize| match token < alone {
-        true => key / own == token,
-        false => key >= alone * own && key - alone * own <= before + token - alone,
+    let is_seen = |token: usize, key: usize| {
+        if token < alone {
+            key / own == token
+        } else {
+            key >= alone * own && key - alone * own <= before + token - alone
+        }
     };
     for dtype in [DType::F32, DType::F16, DType::Q8_0] {
         let mut g = Graph::new();
@@ -156,9 +159,12 @@ fn tokens_of_many_sequences_see_their_own_keys() {
             .unwrap();
         let queries = numbers(1, d * tokens * heads);
         let mask_rows: Vec<f32> = (0..tokens * keys)
-            .map(|i| match is_seen(i / keys, i % keys) {
-                true => 0.0,
-                false => f32::NEG_INFINITY,
+            .map(|i| {
+                if is_seen(i / keys, i % keys) {
+                    0.0
+                } else {
+                    f32::NEG_INFINITY
+                }
             })
             .collect();
         let [(got, key_rows, values), other] = [1, 3].map(|threads| {
@@ -177,9 +183,12 @@ fn tokens_of_many_sequences_see_their_own_keys() {
             for head in 0..heads {
                 let kv = head / (heads / kv_heads) * keys * d;
                 let query = &queries[(head * tokens + token) * d..];
-                let hidden = |key| match is_seen(token, key) {
-                    true => 0.0,
-                    false => f64::NEG_INFINITY,
+                let hidden = |key| {
+                    if is_seen(token, key) {
+                        0.0
+                    } else {
+                        f64::NEG_INFINITY
+                    }
                 };
                 let expected = attend(query, &key_rows[kv..], &values[kv..], [d, keys], hidden);
                 let got = &got[(token * heads + head) * d..][..d];

@@ -22,11 +22,11 @@ pub(crate) fn are_worth_gating(products: [Node<'_>; 2], isa: Isa) -> bool {
         && is_one(products[0].layout())
         && products.iter().all(|&node| {
             matches!(node.op(), Op::MulMat { .. })
-                && Product::of(node, isa).is_some_and(|product| product.goes_by_panels())
+                && Product::for_node(node, isa).is_some_and(|product| product.goes_by_panels())
         })
 }
 
-/// Returns the phase of a gated unit of two products, one of which is `product`: of the rows of two
+/// Returns the phase of a gated unit of two products, including `product`: of the rows of two
 /// matrices with the packed columns `x`.
 pub(crate) fn gated(
     context: &KernelContext<'_>,

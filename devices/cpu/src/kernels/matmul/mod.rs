@@ -33,7 +33,7 @@ struct Plan {
 fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
     let x = node.source_layout(1)?;
     let k = x.shape()[0];
-    let product = Product::of(node, isa)?;
+    let product = Product::for_node(node, isa)?;
     let columns = Columns::bytes(product.form, x)?;
     let worker = product.worker_bytes(k)?;
     Some(Plan {

@@ -109,7 +109,7 @@ impl Product {
     }
 
     /// Returns the best product for source 0 of a node.
-    pub fn of(node: Node<'_>, isa: Isa) -> Option<Self> {
+    pub fn for_node(node: Node<'_>, isa: Isa) -> Option<Self> {
         let weights = node.source_layout(0)?;
         let [k, rows, ..] = weights.shape();
         let x = node.source_layout(1)?;
@@ -272,7 +272,7 @@ impl Product {
                     first,
                     layout.panel_bytes,
                     *past_caches,
-                    readings.of(columns.len()),
+                    readings.for_columns(columns.len()),
                 )
             }
             _ => {

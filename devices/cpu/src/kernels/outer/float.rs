@@ -15,7 +15,7 @@ use samite_core::DType;
 const TERMS: usize = 256;
 
 /// Maximum number of columns of a tile.
-const MOST_COLUMNS: usize = 12;
+const MAX_COLUMNS: usize = 12;
 
 /// `out[j][i] = sum of rows[k][i] * factor[j][k]` over `terms` rows, optionally added to `out`.
 #[derive(Clone, Copy)]
@@ -93,7 +93,7 @@ unsafe fn tile<V: Vector, E: Element, const R: usize, const C: usize>(outer: &Ou
             }
         }
         // Three columns per address: there are too few registers for the addresses of all.
-        let mut factors = [outer.factor(tile, 0); MOST_COLUMNS / TRIPLE];
+        let mut factors = [outer.factor(tile, 0); MAX_COLUMNS / TRIPLE];
         for group in 0..C.div_ceil(TRIPLE) {
             factors[group] = outer.factor(tile, group * TRIPLE);
         }
@@ -177,7 +177,7 @@ unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize>(
 unsafe fn outer<V: Vector, E: Element, const R: usize, const C: usize, const NARROW: usize>(
     outer: &Outer,
 ) {
-    const { assert!(C <= MOST_COLUMNS && NARROW <= MOST_COLUMNS) };
+    const { assert!(C <= MAX_COLUMNS && NARROW <= MAX_COLUMNS) };
     let mut first = 0;
     loop {
         let end = (first + TERMS).min(outer.terms);

@@ -253,8 +253,8 @@ impl Format for Q6K {
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale, 16
-        // bytes of scales and 48 words of codes: 24 for each part, of which `3 * j + 2` is the
-        // last. They fill 64 words and 16 groups of the slab of `to`.
+        // bytes of scales and 48 words of codes: 24 for each part, and `3 * j + 2` is the last of
+        // these. They fill 64 words and 16 groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);

@@ -19,9 +19,9 @@ unsafe fn five_bits<F: Format, V: Simd>(
     i: usize,
     to: &mut impl Sink<F, V>,
 ) {
-    // SAFETY: block `i` has one word of fifth bits and four of codes, of which `j` is below 4, and
-    // `to` a slab with its eight words from `i * 8` on. Prefetching is allowed at any address, and
-    // the instructions of `V` are available.
+    // SAFETY: block `i` has one word of fifth bits and four of codes, `j` is below 4, and `to` a
+    // slab with its eight words from `i * 8` on. Prefetching is allowed at any address, and the
+    // instructions of `V` are available.
     unsafe {
         let ahead = rows.ahead::<F>(i);
         let bits = bits.words::<V>(i);

@@ -58,7 +58,7 @@ unsafe fn or_masked<V: Simd>(a: V::Words, b: V::Words, mask: u8) -> V::Words {
     unsafe { V::or(a, V::and(b, V::splat(i32::from_ne_bytes([mask; 4])))) }
 }
 
-/// Returns `bits` bits of integers, the lowest of which is bit `at`.
+/// Returns `bits` bits of integers, starting with bit `at`.
 #[inline(always)]
 unsafe fn number<V: Simd>(x: V::Words, at: usize, bits: usize) -> V::Words {
     // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
@@ -118,9 +118,9 @@ unsafe fn four_bits<F: Format, V: Simd>(
     table: Option<&[i8; 16]>,
     to: &mut impl Sink<F, V>,
 ) {
-    // SAFETY: block `i` has four words of codes, of which `j` is below 4, and `to` a slab with its
-    // eight words from `i * 8` on. Prefetching is allowed at any address, and the instructions of
-    // `V` are available.
+    // SAFETY: block `i` has four words of codes, `j` is below 4, and `to` a slab with its eight
+    // words from `i * 8` on. Prefetching is allowed at any address, and the instructions of `V` are
+    // available.
     unsafe {
         let ahead = rows.ahead::<F>(i);
         for j in 0..4 {

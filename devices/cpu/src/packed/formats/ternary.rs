@@ -22,7 +22,7 @@ unsafe fn ternary<V: Simd>(
     (first, step, digits): (usize, usize, usize),
     to: &mut impl Sink<Tq1_0, V>,
 ) {
-    // SAFETY: the block has 13 words of codes, of which `i` is one; the last word written, `first +
+    // SAFETY: the block has 13 words of codes, including word `i`; the last word written, `first +
     // (digits - 1) * step`, is below the 64 of the slab. Prefetching is allowed at any address.
     unsafe {
         rows.ahead::<Tq1_0>(0).ask::<V>(i);

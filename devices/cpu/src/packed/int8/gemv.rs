@@ -97,7 +97,7 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
 const STREAMS: usize = 4;
 
 /// Maximum number of groups whose codes are interleaved.
-const MOST_MIXED: usize = 8;
+const MAX_MIXED: usize = 8;
 
 /// Multiplies rows of a register with columns while they are unpacked.
 struct GemvSums<V: Simd, const C: usize> {
@@ -105,7 +105,7 @@ struct GemvSums<V: Simd, const C: usize> {
     x: [*const u8; C],
     /// Sums of products of codes, for each of the current groups. Groups with a single sum use two,
     /// so that they are independent.
-    whole: [[[V::Sum; 2]; C]; MOST_MIXED],
+    whole: [[[V::Sum; 2]; C]; MAX_MIXED],
     /// Sums before multiplication with the column's scale, if there is one for the slab.
     sums: [V::Floats; C],
     /// Prefetch distance of weights in bytes.
@@ -120,7 +120,7 @@ impl<V: Simd, const C: usize> GemvSums<V, C> {
         unsafe {
             GemvSums {
                 x,
-                whole: [[[V::start(V::splat(0)); 2]; C]; MOST_MIXED],
+                whole: [[[V::start(V::splat(0)); 2]; C]; MAX_MIXED],
                 sums: [V::splat_float(0.0); C],
                 ahead,
             }
@@ -130,7 +130,7 @@ impl<V: Simd, const C: usize> GemvSums<V, C> {
     /// Returns the index of a group's sums.
     #[inline(always)]
     fn place<F: Format>(group: usize) -> usize {
-        const { assert!(F::MIXED <= MOST_MIXED) };
+        const { assert!(F::MIXED <= MAX_MIXED) };
         group % F::MIXED
     }
 }

@@ -115,8 +115,7 @@ macro_rules! compile {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn gemv<F: Format, const C: usize>(panel: &Panel, columns: &[Column; C]) {
                     // SAFETY: the features above are those of the registers, and only a detected
-                    // instruction set leads here; the rest is asked of the caller of `gemv` in the
-                    // same words.
+                    // instruction set leads here; the caller of `gemv` has the same obligations.
                     unsafe { super::gemv::multiply::<F, $simd, C>(panel, columns) }
                 }
 

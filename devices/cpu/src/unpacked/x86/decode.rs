@@ -39,7 +39,7 @@ pub(crate) unsafe fn halves(bytes: &[u8]) -> __m256i {
     }
 }
 
-/// Returns bytes of which byte `i` is 16 if bit `i` is set.
+/// Returns bytes with the value 16 in byte `i` if bit `i` is set.
 #[inline(always)]
 pub(crate) unsafe fn fifth_bits(bits: [u8; 4]) -> __m256i {
     // SAFETY: callers have AVX2.
@@ -217,7 +217,7 @@ pub(crate) unsafe fn two_scales(scales: &[f32], group: usize) -> __m256 {
     }
 }
 
-/// Returns bytes of which byte `i` has all bits set if bit `i` of `bits` is set.
+/// Returns bytes with all bits of byte `i` set if bit `i` of `bits` is set.
 #[inline(always)]
 pub(crate) unsafe fn spread_bits(bits: u32) -> __m256i {
     // SAFETY: callers have AVX2.
@@ -342,19 +342,13 @@ macro_rules! grouped_signed {
                 // SAFETY: callers are compiled for AVX2; `group` is one of the block's, each of
                 // which has one or two scales.
                 unsafe {
-                    match Self::HALVES {
-                        true => two_scales(unpacked, group),
-                        false => _mm256_set1_ps(*unpacked.get_unchecked(group)),
-                    }
+                    if Self::HALVES { two_scales(unpacked, group) } else { _mm256_set1_ps(*unpacked.get_unchecked(group)) }
                 }
             }
 
             #[inline(always)]
             unsafe fn halves(unpacked: &[f32; $scales], group: usize) -> [(f32, f32); 2] {
-                match Self::HALVES {
-                    true => [(unpacked[2 * group], 0.0), (unpacked[2 * group + 1], 0.0)],
-                    false => [(unpacked[group], 0.0); 2],
-                }
+                if Self::HALVES { [(unpacked[2 * group], 0.0), (unpacked[2 * group + 1], 0.0)] } else { [(unpacked[group], 0.0); 2] }
             }
 
             #[inline(always)]

@@ -16,9 +16,10 @@ unsafe fn codes<B: Codebook>(block: &B, group: usize) -> __m256i {
         let [a, b, c, d] = block.points(group).map(|points| points as i64);
         let points = _mm256_set_epi64x(d, c, b, a);
         let marked = spread_bits(block.marks(group));
-        match B::SIGNS {
-            true => _mm256_sub_epi8(_mm256_xor_si256(points, marked), marked),
-            false => _mm256_sub_epi8(points, _mm256_and_si256(marked, _mm256_set1_epi8(2))),
+        if B::SIGNS {
+            _mm256_sub_epi8(_mm256_xor_si256(points, marked), marked)
+        } else {
+            _mm256_sub_epi8(points, _mm256_and_si256(marked, _mm256_set1_epi8(2)))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Parses arguments that come one by one, each between marks.
 
-use super::{MOST_HELD, Machine, State, Step, TagValue};
+use super::{MAX_HELD, Machine, State, Step, TagValue};
 use crate::answer::format::Calls;
 use crate::answer::head::key_head;
 use crate::answer::json::Stop;
@@ -47,7 +47,7 @@ impl Machine {
                 }
             }
         }
-        let held = trimmed.floor_char_boundary(MOST_HELD);
+        let held = trimmed.floor_char_boundary(MAX_HELD);
         match key_head(calls, &trimmed[..held], is_end) {
             Ok((key, head, length)) => {
                 sink.arguments(if is_first { "{" } else { ", " });
@@ -64,11 +64,11 @@ impl Machine {
                     tool: name,
                     kind,
                     close,
-                    is_begun: false,
+                    has_started: false,
                     seen: 0,
                 }))
             }
-            Err(Stop::More) if !is_end && trimmed.len() < MOST_HELD => {
+            Err(Stop::More) if !is_end && trimmed.len() < MAX_HELD => {
                 self.wait(State::Between { name, is_first })
             }
             Err(_) if waits => self.wait(State::Between { name, is_first }),
@@ -94,7 +94,7 @@ impl Machine {
             Found::Mark { at, .. } => {
                 let at = seen + at;
                 let text = &self.buffer[..at];
-                let text = if value.is_begun {
+                let text = if value.has_started {
                     text
                 } else {
                     text.strip_prefix('\n').unwrap_or(text)
@@ -121,14 +121,14 @@ impl Machine {
                 if end == 0 {
                     return self.wait(State::Value(value));
                 }
-                let begin = if value.is_begun {
+                let begin = if value.has_started {
                     0
                 } else {
                     usize::from(text.starts_with('\n'))
                 };
-                if !value.is_begun {
+                if !value.has_started {
                     sink.arguments("\"");
-                    value.is_begun = true;
+                    value.has_started = true;
                 }
                 let mut json = String::new();
                 push_escaped(&mut json, &text[begin..]);
@@ -160,7 +160,7 @@ impl Machine {
 /// Reports the rest of a text after a part of it.
 fn end_text(text: &str, value: &mut TagValue, sink: &mut Sink) {
     let mut json = String::new();
-    if !value.is_begun {
+    if !value.has_started {
         json.push('"');
     }
     push_escaped(&mut json, text);

@@ -39,9 +39,10 @@ impl Base<'_> {
         let labels = self.keys.get::<&StringArray>("classifier.output_labels")?;
         let labels = labels.map_or(0, StringArray::len).max(1);
         // Without a matrix of labels, the first matrix returns the scores.
-        let width = match has("cls.output") {
-            true => self.n_embd,
-            false => labels,
+        let width = if has("cls.output") {
+            self.n_embd
+        } else {
+            labels
         };
         let matrix = |name, to| Linear::new(name, [self.n_embd, to]).bias(Presence::Optional);
         let kind = match self.norm {

@@ -50,19 +50,21 @@ fn delta_net(base: &Base<'_>, il: usize, neighbours: bool) -> Result<DeltaNet> {
         n_head,
         size,
         width: keys.require_extent("ssm.conv_kernel")?,
-        input: match is_one {
-            true => DeltaInput::ByHead(Linear::new("ssm_in", [n_embd, channels + values])),
-            false => DeltaInput::Split(
+        input: if is_one {
+            DeltaInput::ByHead(Linear::new("ssm_in", [n_embd, channels + values]))
+        } else {
+            DeltaInput::Split(
                 Linear::new("attn_qkv", [n_embd, channels]),
                 Linear::new("attn_gate", [n_embd, values]),
-            ),
+            )
         },
-        rates: match neighbours {
-            true => DeltaRates::ByHead(Linear::new("ssm_ba", [n_embd, 2 * n_head])),
-            false => DeltaRates::Split(
+        rates: if neighbours {
+            DeltaRates::ByHead(Linear::new("ssm_ba", [n_embd, 2 * n_head]))
+        } else {
+            DeltaRates::Split(
                 Linear::new("ssm_alpha", [n_embd, n_head]),
                 Linear::new("ssm_beta", [n_embd, n_head]),
-            ),
+            )
         },
         neighbours,
         names: ["ssm_conv1d.weight", "ssm_dt.bias", "ssm_a"],
@@ -88,9 +90,10 @@ fn hybrid(
     };
     base.decoder(|il| {
         let norm = base.stream_norm("attn_norm");
-        let mixer: Mixer = match is_recurrent(il) {
-            true => delta_net(&base, il, neighbours)?.into(),
-            false => gated_attention(&base, il)?.into(),
+        let mixer: Mixer = if is_recurrent(il) {
+            delta_net(&base, il, neighbours)?.into()
+        } else {
+            gated_attention(&base, il)?.into()
         };
         let second = base.stream_norm("post_attention_norm");
         let parts = [

@@ -92,9 +92,10 @@ pub(super) const NOMIC_BERT_MOE: Architecture = Architecture {
         let base = Base::read_layer_norm(keys, RopeMode::Neox)?;
         let each = keys.count("moe_every_n_layers")?.unwrap_or(0);
         bert(&base, |il| {
-            let feed_forward = match each > 0 && il % each == 1 {
-                true => experts(&base, il)?.into(),
-                false => gelu(&base, il)?,
+            let feed_forward = if each > 0 && il % each == 1 {
+                experts(&base, il)?.into()
+            } else {
+                gelu(&base, il)?
             };
             Ok((base.attention(il)?, feed_forward))
         })
@@ -167,9 +168,10 @@ fn again(norm: Norm) -> Part {
 fn jina_mlp(base: &Base<'_>, il: usize) -> Result<Mlp> {
     let names = ["ffn_gate", "ffn_up", "ffn_down"];
     let width = base.width(il)?;
-    let mut mlp = match base.keys.has_tensor(&format!("blk.{il}.ffn_gate.weight")) {
-        true => base.gated(names, width, Glu::GegluErf),
-        false => base.fused_gated(width, Glu::GegluErf),
+    let mut mlp = if base.keys.has_tensor(&format!("blk.{il}.ffn_gate.weight")) {
+        base.gated(names, width, Glu::GegluErf)
+    } else {
+        base.fused_gated(width, Glu::GegluErf)
     };
     if let Some(gate) = &mut mlp.gate {
         gate.bias = Presence::Absent;

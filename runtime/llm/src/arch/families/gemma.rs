@@ -36,9 +36,10 @@ fn finish(base: &Base<'_>, keys: &Keys<'_>, mut spec: Spec, softcap: f32) -> Res
 /// Returns the scale of the attention logits. The largest model of a generation, with `largest`
 /// layers, uses the width divided by the number of heads.
 fn scale(base: &Base<'_>, attention: &Attention, largest: usize) -> f32 {
-    let size = match base.n_layer == largest {
-        true => base.n_embd / attention.n_head,
-        false => attention.head_k,
+    let size = if base.n_layer == largest {
+        base.n_embd / attention.n_head
+    } else {
+        attention.head_k
     };
     1.0 / (size as f32).sqrt()
 }
@@ -89,14 +90,15 @@ fn sharing_attention(
     const WINDOW: &str = "attention.sliding_window";
     let keys = base.keys;
     let is_windowed = windowed[il];
-    let sizes = match is_windowed {
-        true => [
+    let sizes = if is_windowed {
+        [
             keys.extent("attention.key_length_swa")?
                 .unwrap_or(base.head_k),
             keys.extent("attention.value_length_swa")?
                 .unwrap_or(base.head_v),
-        ],
-        false => [base.head_k, base.head_v],
+        ]
+    } else {
+        [base.head_k, base.head_v]
     };
     let heads = [base.heads[il], base.heads_kv[il]];
     keys.at_least_1("attention.head_count", heads[0])?;

@@ -23,9 +23,10 @@ pub(super) const GLM4: Architecture = Architecture {
     spec: |keys| {
         // If positions have several axes, heads are rotated by halves.
         let sections = keys.counts("rope.dimension_sections", 4)?;
-        let mode = match sections.is_some_and(|sections| sections.iter().any(|&n| n != 0)) {
-            true => RopeMode::Neox,
-            false => RopeMode::Normal,
+        let mode = if sections.is_some_and(|sections| sections.iter().any(|&n| n != 0)) {
+            RopeMode::Neox
+        } else {
+            RopeMode::Normal
         };
         let base = Base::read(keys, mode)?;
         base.decoder(|il| {

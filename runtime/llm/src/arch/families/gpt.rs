@@ -128,9 +128,10 @@ pub(super) const MPT: Architecture = Architecture {
         let clamp = keys.factor("attention.clamp_kqv")?;
         let normed = keys.has_tensor("blk.0.attn_q_norm.weight");
         let mut spec = base.decoder(|il| {
-            let mut attention = match normed {
-                true => base.token_normed_attention(il)?,
-                false => base.attention(il)?,
+            let mut attention = if normed {
+                base.token_normed_attention(il)?
+            } else {
+                base.attention(il)?
             };
             attention.rotation = None;
             attention.max_bias = max_bias;
@@ -216,12 +217,11 @@ pub(super) const STABLELM: Architecture = Architecture {
                 norms_by_head(&base, &mut attention);
             }
             let mlp = base.swiglu(il)?;
-            Ok(
-                match keys.has_tensor(&format!("blk.{il}.ffn_norm.weight")) {
-                    true => base.pre_norm(il, attention, mlp),
-                    false => side_by_side(&base, il, attention, mlp),
-                },
-            )
+            Ok(if keys.has_tensor(&format!("blk.{il}.ffn_norm.weight")) {
+                base.pre_norm(il, attention, mlp)
+            } else {
+                side_by_side(&base, il, attention, mlp)
+            })
         })
     },
 };
@@ -261,9 +261,10 @@ pub(super) const COHERE2: Architecture = Architecture {
         let windowed = base.windowed(4, false)?;
         let mut spec = base.decoder(|il| {
             let mut attention = base.attention(il)?;
-            match windowed[il] {
-                true => attention.set_window(window, base.rope),
-                false => attention.rotation = None,
+            if windowed[il] {
+                attention.set_window(window, base.rope)
+            } else {
+                attention.rotation = None
             }
             Ok(side_by_side(&base, il, attention, base.swiglu(il)?))
         })?;

@@ -49,14 +49,16 @@ fn attention(base: &Base<'_>, il: usize, sizes: Sizes, absorbed: bool) -> Result
         q,
         kv: Linear::new("attn_kv_a_mqa", [n_embd, rank + rotated]),
         norm: base.norm("attn_kv_a_norm", rank),
-        up: match absorbed {
-            true => LatentUp::Absorbed(["attn_k_b.weight", "attn_v_b.weight"]),
-            false => LatentUp::Joint(Linear::new("attn_kv_b", [rank, n_head * (plain + head_v)])),
+        up: if absorbed {
+            LatentUp::Absorbed(["attn_k_b.weight", "attn_v_b.weight"])
+        } else {
+            LatentUp::Joint(Linear::new("attn_kv_b", [rank, n_head * (plain + head_v)]))
         },
     };
-    let (heads_kv, sizes, before) = match absorbed {
-        true => (1, [rank + rotated, rank], rank),
-        false => (n_head, sizes, plain),
+    let (heads_kv, sizes, before) = if absorbed {
+        (1, [rank + rotated, rank], rank)
+    } else {
+        (n_head, sizes, plain)
     };
     let mut attention = base.attention_of([n_head, heads_kv], sizes, il);
     attention.projection = Projection::Latent(Box::new(latent));

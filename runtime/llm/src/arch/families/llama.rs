@@ -502,9 +502,10 @@ pub(super) const MUSE_GLIMMER: Architecture = Architecture {
         let rope = base.window_rope(false)?;
         let mut spec = base.decoder(|il| {
             let mut attention = base.normed_attention(il)?;
-            match windowed[il] {
-                true => attention.set_window(window, rope),
-                false => attention.rotation = None,
+            if windowed[il] {
+                attention.set_window(window, rope)
+            } else {
+                attention.rotation = None
             }
             let width = attention.n_head * attention.head_v;
             let gate = Linear::new("attn_gate", [base.n_embd, width]);

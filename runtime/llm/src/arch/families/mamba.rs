@@ -77,9 +77,10 @@ fn mamba1(base: &Base<'_>, il: usize) -> Result<StateSpace> {
         ("ssm_c_norm", columns),
     ];
     let norms = norms.map(|(name, size)| Norm {
-        weight: match is_normed {
-            true => Presence::Required,
-            false => Presence::Absent,
+        weight: if is_normed {
+            Presence::Required
+        } else {
+            Presence::Absent
         },
         ..base.norm(name, size)
     });
@@ -138,14 +139,13 @@ pub(super) const JAMBA: Architecture = Architecture {
                 }
             };
             let has_experts = keys.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight"));
-            let second: Mixer = match has_experts {
-                true => {
-                    let counts = base.require_expert_counts()?;
-                    let mut experts = base.experts(il, counts, base.width(il)?)?;
-                    experts.normalize = false;
-                    experts.into()
-                }
-                false => base.swiglu(il)?.into(),
+            let second: Mixer = if has_experts {
+                let counts = base.require_expert_counts()?;
+                let mut experts = base.experts(il, counts, base.width(il)?)?;
+                experts.normalize = false;
+                experts.into()
+            } else {
+                base.swiglu(il)?.into()
             };
             let parts = [
                 Part::new(base.stream_norm("attn_norm"), mixer),
@@ -165,9 +165,10 @@ pub(super) const FALCON_H1: Architecture = Architecture {
             let mut attention = llama::attention(&base, il)?;
             attention.set_divisors(Divisors::None);
             let has_norm = keys.has_tensor(&format!("blk.{il}.ssm_norm.weight"));
-            let norm = match has_norm {
-                true => Presence::Required,
-                false => Presence::Absent,
+            let norm = if has_norm {
+                Presence::Required
+            } else {
+                Presence::Absent
             };
             let mut first = Part::new(base.stream_norm("attn_norm"), attention);
             first.branches.push(Branch::new(mamba2(&base, norm)?));

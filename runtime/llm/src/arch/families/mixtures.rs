@@ -65,9 +65,10 @@ impl<'a> Mixture<'a> {
 
     /// Creates the feed-forward network of layer `il`, which is dense in the first layers.
     fn mixer(&self, il: usize) -> Result<Mixer> {
-        Ok(match il < self.lead {
-            true => self.base.swiglu(il)?.into(),
-            false => self.experts(il)?.into(),
+        Ok(if il < self.lead {
+            self.base.swiglu(il)?.into()
+        } else {
+            self.experts(il)?.into()
         })
     }
 }
@@ -192,13 +193,12 @@ pub(super) const HY_V3: Architecture = Architecture {
             let width = base.expert_width_or_share(il, mixture.counts[1])?;
             mixture.shared = mixture.shared.or(Some(width));
             let has_experts = keys.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight"));
-            let mixer = match has_experts {
-                true => {
-                    let mut experts = mixture.experts_of(il, width)?;
-                    experts.choice_bias = Some(("exp_probs_b", Presence::Optional));
-                    experts.into()
-                }
-                false => base.swiglu(il)?.into(),
+            let mixer = if has_experts {
+                let mut experts = mixture.experts_of(il, width)?;
+                experts.choice_bias = Some(("exp_probs_b", Presence::Optional));
+                experts.into()
+            } else {
+                base.swiglu(il)?.into()
             };
             let feed_forward: Mixer = mixer;
             Ok(base.pre_norm(il, base.normed_attention(il)?, feed_forward))
@@ -225,9 +225,10 @@ pub(super) const ERNIE4_5_MOE: Architecture = Architecture {
         let step = keys.require_extent("interleave_moe_layer_step")?;
         base.decoder(|il| {
             let is_mixture = il >= mixture.lead && (il + 1) % step == 0;
-            let mixer = match is_mixture {
-                true => mixture.experts(il)?.into(),
-                false => Mixer::from(base.swiglu(il)?),
+            let mixer = if is_mixture {
+                mixture.experts(il)?.into()
+            } else {
+                Mixer::from(base.swiglu(il)?)
             };
             Ok(base.pre_norm(il, base.attention(il)?, mixer))
         })
@@ -266,9 +267,10 @@ pub(super) const EXAONE_MOE: Architecture = Architecture {
         base.decoder(|il| {
             let mut attention = base.normed_attention(il)?;
             attention.set_divisors(Divisors::Frequencies);
-            match windowed[il] {
-                true => attention.set_window(window, base.rope),
-                false => attention.rotation = None,
+            if windowed[il] {
+                attention.set_window(window, base.rope)
+            } else {
+                attention.rotation = None
             }
             Ok(base.pre_norm(il, attention, mixture.mixer(il)?))
         })
@@ -417,9 +419,10 @@ pub(super) const GROK: Architecture = Architecture {
                     branch.scale = Some(std::f32::consts::FRAC_1_SQRT_2);
                 }
             }
-            let name = match keys.has_tensor(&format!("blk.{il}.layer_output_norm.weight")) {
-                true => "layer_output_norm",
-                false => "post_ffw_norm",
+            let name = if keys.has_tensor(&format!("blk.{il}.layer_output_norm.weight")) {
+                "layer_output_norm"
+            } else {
+                "post_ffw_norm"
             };
             feed_forward.post = Some(base.stream_norm(name));
             let mut first = Part::new(base.stream_norm("attn_norm"), attention);
@@ -457,9 +460,10 @@ pub(super) const MIMO2: Architecture = Architecture {
                 attention.sinks = Some("attn_sinks.weight");
             }
             let has_experts = keys.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight"));
-            let mixer = match has_experts {
-                true => mixture.experts(il)?.into(),
-                false => Mixer::from(base.swiglu(il)?),
+            let mixer = if has_experts {
+                mixture.experts(il)?.into()
+            } else {
+                Mixer::from(base.swiglu(il)?)
             };
             let mut layer = base.pre_norm(il, attention, mixer);
             if let Some(first) = layer.parts.first_mut() {
@@ -584,9 +588,10 @@ pub(super) const MAPLE: Architecture = Architecture {
         let counts = base.require_expert_counts()?;
         base.decoder(|il| {
             let mut attention = base.normed_attention(il)?;
-            match windowed[il] {
-                true => attention.set_window(window, rope),
-                false => attention.rotation = None,
+            if windowed[il] {
+                attention.set_window(window, rope)
+            } else {
+                attention.rotation = None
             }
             let mut experts = base.experts(il, counts, base.require_expert_width()?)?;
             experts.scale = None;
@@ -641,21 +646,21 @@ pub(super) const STEP35: Architecture = Architecture {
         let mixture = Mixture::read(&base, Routing::Sigmoid)?;
         base.decoder(|il| {
             let mut attention = base.normed_attention(il)?;
-            match windowed[il] {
-                true => attention.set_window(window, rope),
-                false => attention.set_divisors(Divisors::Frequencies),
+            if windowed[il] {
+                attention.set_window(window, rope)
+            } else {
+                attention.set_divisors(Divisors::Frequencies)
             }
             gate_heads(&mut attention, Unary::Sigmoid);
             let has_experts = keys.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight"));
-            let mixer = match has_experts {
-                true => {
-                    let mut experts = mixture.experts(il)?;
-                    if let Some((shared, _)) = &mut experts.shared {
-                        shared.activation = base.clamped_swiglu("swiglu_clamp_shexp", il)?;
-                    }
-                    Mixer::from(experts)
+            let mixer = if has_experts {
+                let mut experts = mixture.experts(il)?;
+                if let Some((shared, _)) = &mut experts.shared {
+                    shared.activation = base.clamped_swiglu("swiglu_clamp_shexp", il)?;
                 }
-                false => base.swiglu(il)?.into(),
+                Mixer::from(experts)
+            } else {
+                base.swiglu(il)?.into()
             };
             Ok(base.pre_norm(il, attention, mixer))
         })

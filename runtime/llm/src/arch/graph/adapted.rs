@@ -82,9 +82,10 @@ impl Builder<'_> {
                 Share::OfEach(place) => {
                     let [_, n1, n2, _] = self.extents(y);
                     let by_sequence = n2 == self.shape.n_seqs && n1 * n2 == self.shape.n_tokens;
-                    let columns = match by_sequence {
-                        true => [1, n1, n2, 1],
-                        false => [1, n1, 1, 1],
+                    let columns = if by_sequence {
+                        [1, n1, n2, 1]
+                    } else {
+                        [1, n1, 1, 1]
                     };
                     let columns = tokens.unwrap_or(columns);
                     let shares = self.shares(place, pair.factor, columns)?;
@@ -134,9 +135,10 @@ impl Builder<'_> {
             let rows = self.input(Input::Outputs, DType::I32, [n_outputs, 1, 1, 1])?;
             shares = self.graph.get_rows(shares, rows)?;
         }
-        match self.extents(shares) == shape {
-            true => Ok(shares),
-            false => self.graph.reshape(shares, shape),
+        if self.extents(shares) == shape {
+            Ok(shares)
+        } else {
+            self.graph.reshape(shares, shape)
         }
     }
 }

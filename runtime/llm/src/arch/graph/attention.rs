@@ -36,9 +36,10 @@ impl Builder<'_> {
                 None => None,
             };
             let k = self.prepared(a, k, 1, "Kcur")?;
-            match a.sees_later {
-                true => own = Some((k, v)),
-                false => self.store(k, v)?,
+            if a.sees_later {
+                own = Some((k, v))
+            } else {
+                self.store(k, v)?
             }
         }
         let Some(q) = q else {
@@ -106,9 +107,10 @@ impl Builder<'_> {
                 });
             }
             Projection::Separate { q, kv } => {
-                let q = match is_finished {
-                    true => None,
-                    false => Some(self.linear(x, q, "Qcur")?),
+                let q = if is_finished {
+                    None
+                } else {
+                    Some(self.linear(x, q, "Qcur")?)
                 };
                 match kv {
                     None => (q, None, None),
@@ -160,9 +162,10 @@ impl Builder<'_> {
         is_finished: bool,
     ) -> Result<(Option<TensorId>, KeysValues)> {
         let (n_head, n_tokens) = (a.n_head, self.shape.n_tokens);
-        let q = match is_finished {
-            true => None,
-            false => Some(self.latent_queries(l, a, x)?),
+        let q = if is_finished {
+            None
+        } else {
+            Some(self.latent_queries(l, a, x)?)
         };
         let all = self.linear(x, &l.kv, "kv_cmpr_pe")?;
         let short = self.columns(all, 0, l.rank)?;
@@ -371,9 +374,10 @@ impl Builder<'_> {
             let cache = self.stored(cache)?;
             let width = self.extents(cache)[0];
             let is_dense = self.graph.tensor(rows).layout.is_contiguous();
-            let rows = match is_dense {
-                true => rows,
-                false => self.graph.cont(rows)?,
+            let rows = if is_dense {
+                rows
+            } else {
+                self.graph.cont(rows)?
             };
             let shape = [width, self.shape.n_tokens, 1, 1];
             let rows = self.graph.reshape(rows, shape)?;

@@ -50,9 +50,10 @@ impl Builder<'_> {
         if let Some(linear) = &classifier.output {
             x = self.linear(x, linear, "cls_out")?;
         }
-        match classifier.shares {
-            true => self.graph.soft_max(x, None, None, 1.0, 0.0),
-            false => Ok(x),
+        if classifier.shares {
+            self.graph.soft_max(x, None, None, 1.0, 0.0)
+        } else {
+            Ok(x)
         }
     }
 }

@@ -6,7 +6,7 @@ use samite_core::{Error, Glu, Result, SortOrder, TensorId, Unary};
 
 /// Minimum divisor when weights are normalized: the smallest normal number of half precision, as in
 /// llama.cpp.
-const LEAST_SUM: f32 = 6.103_515_6e-5;
+const MIN_SUM: f32 = 6.103_515_6e-5;
 
 impl Builder<'_> {
     /// Appends a feed-forward network, whose result is called `name`.
@@ -225,7 +225,7 @@ impl Builder<'_> {
         if e.normalize {
             let sum = self.graph.sum_rows(weights)?;
             self.named(sum, "ffn_moe_weights_sum");
-            let sum = self.graph.clamp(sum, LEAST_SUM, f32::INFINITY)?;
+            let sum = self.graph.clamp(sum, MIN_SUM, f32::INFINITY)?;
             self.named(sum, "ffn_moe_weights_sum_clamped");
             weights = self.graph.div(weights, sum)?;
             self.named(weights, "ffn_moe_weights_norm");

@@ -88,9 +88,10 @@ impl Builder<'_> {
         let [before, behind, x] = [0, 1, 2].map(|i| self.part_of(all, i * c.channels, c.channels));
         let (before, behind, x) = (before?, behind?, x?);
         let x = self.graph.mul(before, x)?;
-        let sums = match c.sees_later {
-            true => self.convolved_on_both_sides(x, c.weights)?,
-            false => self.convolved(x, c.weights)?,
+        let sums = if c.sees_later {
+            self.convolved_on_both_sides(x, c.weights)?
+        } else {
+            self.convolved(x, c.weights)?
         };
         if self.is_finished() {
             return Ok(None);

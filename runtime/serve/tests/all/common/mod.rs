@@ -95,13 +95,13 @@ impl Server {
     /// Starts a server with this engine.
     pub fn with(options: ServeOptions, engine: Engine) -> Self {
         let (app, driver) = served_by(options, engine);
-        let mut server = Server::of(Hub::single(app));
+        let mut server = Server::with_hub(Hub::single(app));
         server.threads.push(driver);
         server
     }
 
     /// Starts a server with these models.
-    pub fn of(hub: Hub) -> Self {
+    pub fn with_hub(hub: Hub) -> Self {
         let stop = CancelToken::new();
         let (sender, receiver) = mpsc::channel();
         let stopped = stop.clone();
@@ -150,9 +150,10 @@ impl Server {
             .unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let body = match head.to_lowercase().contains("transfer-encoding: chunked") {
-            true => unchunked(body),
-            false => body.to_owned(),
+        let body = if head.to_lowercase().contains("transfer-encoding: chunked") {
+            unchunked(body)
+        } else {
+            body.to_owned()
         };
         (status, head.to_owned(), body)
     }
