@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Plants one mistake after the other in a copy of the sources, and says which seed of the simulator finds it:
 #   runtime/sim/mistakes/run.sh [NAME...]
-# A mistake is a patch in this folder whose first line says what is wrong; NAME is a part of its file's name. All but one have to be found within
+# A mistake is a patch in this folder whose first line says what is wrong; NAME is a part of its file's name. All but two have to be found within
 # 10,000 seeds, or those of SAMITE_SIM_SEEDS=first..end. Fails, too, if a patch does not apply or does not compile.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
@@ -50,4 +50,4 @@ for patch in "${patches[@]}"; do
   git apply -R "$patch"
 done
 echo "$((${#patches[@]} - missed)) of ${#patches[@]} found"
-[ "$missed" -le 1 ]
+[ "$missed" -le 2 ]
