@@ -36,7 +36,7 @@ use std::time::Duration;
 /// Number of CPU threads.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ThreadArgs {
-    /// CPU threads; as many as this process may use by default
+    /// Number of CPU threads [default: all available]
     #[arg(short = 't', long, value_name = "N", value_parser = thread_count)]
     threads: Option<usize>,
 }
@@ -51,17 +51,17 @@ impl ThreadArgs {
 /// Flags that select backends.
 #[derive(Clone, Debug, Default, Args)]
 pub struct RegistryArgs {
-    /// Backends that are not loaded: `blas`, or plugins such as `vulkan`; several separated by `,`
-    /// [also: SAMITE_DISABLE]
+    /// Backends to disable: `blas`, or plugins such as `vulkan`; several separated by `,` [also:
+    /// SAMITE_DISABLE]
     #[arg(long, value_name = "NAME", help_heading = "Backends")]
     disable: Vec<String>,
 
-    /// A plugin of ggml, besides those of SAMITE_BACKEND_PATH
+    /// ggml plugin to load, in addition to those of SAMITE_BACKEND_PATH
     #[arg(long, value_name = "FILE", help_heading = "Backends")]
     plugin: Vec<PathBuf>,
 
-    /// Servers whose devices are used as RPC0, RPC1 and so on: addresses such as 192.168.0.7:50052,
-    /// several separated by `,`
+    /// RPC servers whose devices are used as RPC0, RPC1 and so on: addresses such as
+    /// 192.168.0.7:50052, several separated by `,`
     #[arg(long, value_name = "SERVERS", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), help_heading = "Backends")]
     rpc: Vec<String>,
 
@@ -74,17 +74,17 @@ pub struct RegistryArgs {
 #[cfg(feature = "remote")]
 #[derive(Clone, Debug, Default, Args)]
 pub struct RemoteArgs {
-    /// Servers of samite whose devices are used as remote0, remote1 and so on: addresses that
-    /// `samite remote-server` prints, several separated by `,`
+    /// samite servers whose devices are used as remote0, remote1 and so on: addresses that `samite
+    /// remote-server` prints, several separated by `,`
     #[arg(long, value_name = "SERVERS", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), help_heading = "Backends")]
     remote: Vec<String>,
 
-    /// File with the token for these servers: a copy of the one that the server names
+    /// File with the token for these servers, a copy of the token file that the server names
     #[arg(long, value_name = "FILE", help_heading = "Backends")]
     remote_token: Option<PathBuf>,
 
-    /// Seconds that a model whose device is lost waits for the server to come back, to be loaded
-    /// again and go on where it was
+    /// Seconds to wait for the server of a lost device to come back; the model is then reloaded and
+    /// resumes
     #[arg(long, value_name = "SECONDS", default_value_t = 60, help_heading = "Backends", value_parser = clap::value_parser!(u32).range(0..=86400))]
     remote_wait: u32,
 }
@@ -174,8 +174,8 @@ pub struct DeviceArgs {
     )]
     list: String,
 
-    /// Nothing but the devices that are named: without the CPU behind a GPU, for what that cannot
-    /// do
+    /// Use only the named devices, without the CPU as a fallback for operations that a GPU does not
+    /// support
     #[arg(long)]
     only: bool,
 
@@ -374,11 +374,11 @@ pub fn number(text: &str, least: usize, most: usize) -> Result<usize, String> {
 /// Flags for adapters of a model.
 #[derive(Clone, Debug, Args)]
 pub struct AdapterArgs {
-    /// Adapters that change the model: GGUF files, several separated by `,`
+    /// LoRA adapters to apply: GGUF files, several separated by `,`
     #[arg(long, value_name = "FILE", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     lora: Vec<String>,
 
-    /// Adapters that count more or less than 1, or the other way round: `FILE:SCALE`, several
+    /// LoRA adapters with a scale other than 1, which may be negative: `FILE:SCALE`, several
     /// separated by `,`
     #[arg(long, value_name = "FILE:SCALE", value_delimiter = ',', value_parser = scaled_file)]
     lora_scaled: Vec<(PathBuf, f32)>,
@@ -395,17 +395,17 @@ impl AdapterArgs {
 /// Flags for control vectors.
 #[derive(Clone, Debug, Args)]
 pub struct ControlArgs {
-    /// Control vectors, which are added to what layers give: GGUF files, several separated by `,`
+    /// Control vectors to add to the outputs of layers: GGUF files, several separated by `,`
     #[arg(long, value_name = "FILE", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), group = "vectors")]
     control_vector: Vec<String>,
 
-    /// Control vectors that count more or less than 1, or the other way round: `FILE:SCALE`,
-    /// several separated by `,`
+    /// Control vectors with a scale other than 1, which may be negative: `FILE:SCALE`, several
+    /// separated by `,`
     #[arg(long, value_name = "FILE:SCALE", value_delimiter = ',', value_parser = scaled_file, group = "vectors")]
     control_vector_scaled: Vec<(PathBuf, f32)>,
 
-    /// The layers that control vectors change, from START to END; the first layer, which has number
-    /// 0, never is [default: all]
+    /// Layers that control vectors change, from START to END inclusive; never the first layer,
+    /// number 0 [default: all]
     #[arg(long, value_names = ["START", "END"], num_args = 2, requires = "vectors")]
     control_vector_layer_range: Option<Vec<usize>>,
 }
@@ -447,8 +447,8 @@ fn scaled_file(text: &str) -> Result<(PathBuf, f32), String> {
 /// Flags that select a model, its placement and its options.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
-    /// GGUF file; of a split model, any part. A small model that writes stories is part of this
-    /// program and the default
+    /// GGUF file; of a split model, any part [default: a small built-in model that generates
+    /// stories]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
 
@@ -465,12 +465,12 @@ pub struct ModelArgs {
     #[command(flatten)]
     devices: DeviceArgs,
 
-    /// Where parts of the model go, among the devices in use: `layers=0-3:cpu`, `*_exps*:cpu`,
+    /// Placement of model parts on the devices in use: `layers=0-3:cpu`, `*_exps*:cpu`,
     /// `output:blas`; several separated by `;`
     #[arg(long, value_name = "RULES", help_heading = "Placement", value_parser = NonEmptyStringValueParser::new())]
     place: Vec<String>,
 
-    /// Only the last N layers on devices other than the last one; the output counts as a layer
+    /// Place only the last N layers, including the output, on devices other than the last one
     /// [also: -ngl]
     #[arg(
         long = "ngl",
@@ -482,7 +482,8 @@ pub struct ModelArgs {
     )]
     ngl: Option<usize>,
 
-    /// Tensors whose name matches an expression go to a device: `expression=device,…` [also: -ot]
+    /// Place tensors whose names match a regular expression on a device: `expression=device,…`
+    /// [also: -ot]
     #[arg(
         long = "override-tensor",
         value_name = "LIST",
@@ -503,98 +504,97 @@ pub struct ModelArgs {
     )]
     n_cpu_moe: Option<u16>,
 
-    /// What is divided over several devices: whole layers; tensors, so that all devices named by
-    /// --device work on each layer together; or nothing, and the first device has all [also: -sm]
+    /// Split a model across devices by whole layers; by tensors, so that all devices named by
+    /// --device compute each layer together; or not at all, so that the first device has everything
+    /// [also: -sm]
     #[arg(long, value_enum, default_value_t = SplitMode::Layer, value_name = "MODE", help_heading = "Placement")]
     split_mode: SplitMode,
 
-    /// Divide tensors also where that is predicted to be slower than one device alone
+    /// Split tensors even if a single device is predicted to be faster
     #[arg(long, help_heading = "Placement")]
     split_anyway: bool,
 
-    /// Proportions in which layers are divided over the devices before the last one, or tensors
-    /// over all [also: -ts]
+    /// Proportions for splitting layers across the devices before the last one, or tensors across
+    /// all [also: -ts]
     #[arg(long = "tensor-split", value_name = "LIST", help_heading = "Placement")]
     tensor_split: Option<String>,
 
     #[command(flatten)]
     ranks: RankArgs,
 
-    /// Fit layers to the free memory of the devices before the last one, unless other flags say
-    /// where layers go [also: -fit]
+    /// Fit layers to the free memory of the devices before the last one, unless other flags place
+    /// layers [also: -fit]
     #[arg(long, value_enum, default_value_t = Switch::On, help_heading = "Placement")]
     fit: Switch,
 
-    /// MiB of each device that stay free when layers are fitted [also: -fitt]
+    /// MiB to leave free on each device when fitting layers [also: -fitt]
     #[arg(long, value_name = "MIB", default_value = "512", help_heading = "Placement", value_parser = clap::value_parser!(u32))]
     fit_target: u32,
 
-    /// What to do about operations that land on a slower device because a faster one refuses them
+    /// Action for operations that run on a slower device because a faster one refuses them
     #[arg(long, value_enum, default_value_t = FallbackArg::Warn, help_heading = "Placement")]
     fallback: FallbackArg,
 
-    /// How the file comes into memory. Whatever happens to a file that is read, the worst is an
-    /// error; if one that is mapped becomes shorter meanwhile, or its disk goes away, the system
-    /// kills the program (SIGBUS)
+    /// Method of loading the file. A file that is read causes an error at worst; if a mapped file
+    /// is shortened, or its disk goes away, the system kills the program (SIGBUS)
     #[arg(long, value_enum, default_value_t = LoadArg::Read, value_name = "MODE", help_heading = "Loading")]
     load_mode: LoadArg,
 
-    /// The same as `--load-mode mmap`: weights that need no packing stay in the file, which nobody
-    /// may shorten meanwhile
+    /// Same as `--load-mode mmap`: weights that need no packing stay in the file, which must not be
+    /// shortened while in use
     #[arg(long, overrides_with_all = ["load_mode", "no_mmap"], help_heading = "Loading")]
     mmap: bool,
 
-    /// The same as `--load-mode read`, the default
+    /// Same as `--load-mode read` (default)
     #[arg(long, overrides_with_all = ["load_mode", "mmap"], help_heading = "Loading")]
     no_mmap: bool,
 
-    /// Lock the weights in host memory, packed or mapped, so that they are never paged out. The
-    /// system sets a limit: see `ulimit -l`
+    /// Lock the weights in host memory, packed or mapped, so that they are never paged out; the
+    /// system limits how much (see `ulimit -l`)
     #[arg(long, help_heading = "Loading")]
     mlock: bool,
 
-    /// Keep weights in the file's layout instead of the device's own, which is faster to compute
-    /// with [also: -nr]
+    /// Keep weights in the file's layout instead of the device's own, which computes faster [also:
+    /// -nr]
     #[arg(long)]
     no_repack: bool,
 
-    /// Size of the context in tokens; by default, or with 0, the model's own, as far as memory
-    /// allows
+    /// Context size in tokens; 0 for the model's own, as far as memory allows [default: 0]
     #[arg(short = 'c', long, value_name = "N", value_parser = token_count)]
     ctx_size: Option<usize>,
 
-    /// Type of the KV cache: f16, f32, bf16, q8_0, …; or two, for keys and values: `q8_0,f16`
+    /// Type of the KV cache: f16, f32, bf16, q8_0, …; or two types, for keys and values: `q8_0,f16`
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     kv: String,
 
-    /// Type of cached keys, instead of what --kv says [also: -ctk]
+    /// Type of cached keys; overrides --kv [also: -ctk]
     #[arg(long, value_name = "TYPE")]
     cache_type_k: Option<String>,
 
-    /// Type of cached values, instead of what --kv says [also: -ctv]
+    /// Type of cached values; overrides --kv [also: -ctv]
     #[arg(long, value_name = "TYPE")]
     cache_type_v: Option<String>,
 
-    /// Most tokens that are computed at once [also: -ub]
+    /// Maximum number of tokens computed at once [also: -ub]
     #[arg(long = "ubatch-size", value_name = "N", default_value = "512", value_parser = size)]
     pub ubatch_size: usize,
 
-    /// Attention in several steps instead of one operation
+    /// Compute attention in several operations instead of one
     #[arg(long)]
     no_flash: bool,
 
-    /// Layers that look through a window keep all tokens of the context, too, instead of what the
-    /// window needs: takes more memory, but a prompt can be taken back to any point
+    /// Keep all tokens of the context in sliding-window layers, instead of only those in the
+    /// window: uses more memory, but the context can be rewound to any point
     #[arg(long)]
     swa_full: bool,
 
-    /// Products of long prompts stay on the CPU if their weights are there, also if a GPU would
-    /// take them over
+    /// Keep matrix products of long prompts on the CPU if their weights are there, even if a GPU
+    /// could compute them
     #[arg(long, alias = "nopo")]
     no_op_offload: bool,
 
-    /// Copies of inputs and of tensors between devices, so that work on several asynchronous
-    /// devices overlaps
+    /// Number of copies of inputs and of tensors passed between devices, so that work on several
+    /// asynchronous devices overlaps
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=16))]
     copies: u8,
 
@@ -610,25 +610,25 @@ pub enum SplitMode {
     Layer,
     /// Tensors: every device has a part of each layer
     Tensor,
-    /// Nothing: the first device has everything
+    /// No split: the first device has everything
     None,
 }
 
 /// A flag that is on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Switch {
-    /// Do it
+    /// Enable
     On,
-    /// Leave it
+    /// Disable
     Off,
 }
 
 /// `--fallback`
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum FallbackArg {
-    /// Nothing
+    /// Continue silently
     Allow,
-    /// Say so
+    /// Print a warning
     Warn,
     /// Fail
     Deny,
@@ -637,14 +637,14 @@ pub enum FallbackArg {
 /// `--load-mode`
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum LoadArg {
-    /// Read it
+    /// Read the file
     Read,
-    /// Read it past the page cache of the system, which keeps what is in it; where that is refused,
+    /// Read the file past the system's page cache, whose contents stay; where the system refuses,
     /// as `read` with a warning
     Direct,
-    /// Map it: shared with other processes, and larger than memory if need be
+    /// Map the file: shared with other processes, and may be larger than memory
     Mmap,
-    /// The same as `mmap` with --mlock
+    /// Same as `mmap` with --mlock
     Mlock,
 }
 

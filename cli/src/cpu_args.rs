@@ -12,25 +12,26 @@ use samite::registry::{
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Threads")]
 pub struct PoolArgs {
-    /// Processors that threads run on, as bits of a hexadecimal number: 0xF0 for 4 to 7. Adds to
+    /// CPU affinity of threads as a hexadecimal mask: 0xF0 for processors 4 to 7. Adds to
     /// --cpu-range [also: -C]
     #[arg(short = 'C', long, value_name = "MASK", value_parser = CpuSet::parse_mask)]
     cpu_mask: Option<CpuSet>,
 
-    /// Processors that threads run on, from the first to the last. Adds to --cpu-mask [also: -Cr]
+    /// CPU affinity of threads as a range of processors, from the first to the last. Adds to
+    /// --cpu-mask [also: -Cr]
     #[arg(long, value_name = "LO-HI", value_parser = CpuSet::parse_range, allow_hyphen_values = true)]
     cpu_range: Option<CpuSet>,
 
-    /// Whether each thread keeps to one of these processors: 0 or 1
+    /// Pin each thread to one of these processors: 0 or 1
     #[arg(long, value_name = "0|1", default_value = "0", action = clap::ArgAction::Set, value_parser = zero_or_one)]
     cpu_strict: bool,
 
-    /// Priority of threads: -1 low, 0 normal, 1 medium, 2 high, 3 realtime
+    /// Thread priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime
     #[arg(long, value_name = "N", default_value = "0", value_parser = priority, allow_negative_numbers = true)]
     prio: Priority,
 
-    /// How long waiting threads spin before they sleep: 0 not at all, 50 some tens of microseconds;
-    /// each 5 more double it
+    /// Polling level: time that waiting threads spin before they sleep; 0 for none, 50 for some
+    /// tens of microseconds, doubled by each 5 more
     #[arg(long, value_name = "0-100", value_parser = clap::value_parser!(u8).range(..=100))]
     poll: Option<u8>,
 }
@@ -39,12 +40,12 @@ pub struct PoolArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Threads")]
 pub struct CpuArgs {
-    /// CPU threads; as many as this process may use by default
+    /// Number of CPU threads [default: all available]
     #[arg(short = 't', long, value_name = "N", value_parser = thread_count)]
     threads: Option<usize>,
 
-    /// CPU threads for several tokens at once, such as those of a prompt; as many as for one by
-    /// default [also: -tb]
+    /// Number of CPU threads for several tokens at once, such as prefill [default: same as
+    /// --threads] [also: -tb]
     #[arg(long, value_name = "N", value_parser = thread_count)]
     threads_batch: Option<usize>,
 

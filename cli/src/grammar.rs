@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Grammar")]
 pub struct GrammarArgs {
-    /// Only text that this grammar derives, in GBNF: `root ::= "yes" | "no"`
+    /// Constrain the text to this GBNF grammar: `root ::= "yes" | "no"`
     #[arg(
         long,
         value_name = "GRAMMAR",
@@ -21,15 +21,15 @@ pub struct GrammarArgs {
     )]
     grammar: Option<String>,
 
-    /// The same with the grammar in a file
+    /// File with the GBNF grammar
     #[arg(long, value_name = "FILE", group = "keeps_to")]
     grammar_file: Option<PathBuf>,
 
-    /// Only JSON that this schema describes; `{}` for any JSON
+    /// Constrain the text to JSON that matches this schema; `{}` for any JSON
     #[arg(short, long, value_name = "SCHEMA", group = "keeps_to")]
     json_schema: Option<String>,
 
-    /// The same with the schema in a file [also: -jf]
+    /// File with the JSON schema [also: -jf]
     #[arg(long, value_name = "FILE", group = "keeps_to")]
     json_schema_file: Option<PathBuf>,
 }

@@ -12,8 +12,8 @@ use std::time::Duration;
 /// Flags for a model that is named rather than given as a file.
 #[derive(Clone, Debug, Args)]
 pub struct HubArgs {
-    /// Model of a hub instead of a file: owner and name of its repository, perhaps a quantization;
-    /// downloaded if it is not there [also: -hf, -hfr]
+    /// Model on a hub instead of a file: OWNER/NAME of its repository, optionally with a
+    /// quantization type; downloaded if not present [also: -hf, -hfr]
     #[arg(
         long,
         value_name = "OWNER/NAME[:TYPE]",
@@ -22,7 +22,7 @@ pub struct HubArgs {
     )]
     hf_repo: Option<Reference>,
 
-    /// File of that repository, instead of a quantization [also: -hff]
+    /// File of that repository, instead of a quantization type [also: -hff]
     #[arg(
         long,
         value_name = "PATH",
@@ -34,7 +34,7 @@ pub struct HubArgs {
     #[command(flatten)]
     access: AccessArgs,
 
-    /// Only what was downloaded before
+    /// Use only models that were downloaded before
     #[arg(long, requires = "hf_repo", help_heading = "Model by name")]
     offline: bool,
 
@@ -45,8 +45,8 @@ pub struct HubArgs {
 /// Flags for access to the hub.
 #[derive(Clone, Debug, Args)]
 pub struct AccessArgs {
-    /// Token of an account at the hub; HF_TOKEN, or what the hub's own program has stored, by
-    /// default [also: -hft]
+    /// Access token for the hub [default: HF_TOKEN, or the token stored by the hub's own program]
+    /// [also: -hft]
     #[arg(long, value_name = "TOKEN", help_heading = "Model by name")]
     hf_token: Option<String>,
 }

@@ -21,13 +21,13 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Logging")]
 pub struct LogArgs {
-    /// Say what is done, on standard error; -vv also where each operation runs and why, -vvv
-    /// everything
+    /// Log actions to standard error; -vv adds the device of each operation and the reason for it,
+    /// -vvv everything
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 
-    /// How much which part says: `debug`, `samite_sched=debug`, `off`, several with commas; like
-    /// the variable SAMITE_LOG
+    /// Log filter: `debug`, `samite_sched=debug`, `off`, several separated by `,`; overrides the
+    /// variable SAMITE_LOG
     #[arg(long, global = true, value_name = "FILTER")]
     log: Option<String>,
 }

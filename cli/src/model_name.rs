@@ -10,7 +10,7 @@ use std::path::Path;
 /// Flag group for a model as the only positional argument of a command.
 #[derive(Clone, Debug, Args)]
 pub struct ModelName {
-    /// Model: a GGUF file (as -m), or OWNER/NAME of a repository (as -hf)
+    /// Model: a GGUF file (as -m) or OWNER/NAME of a repository (as -hf)
     #[arg(value_name = "MODEL")]
     model_name: Option<String>,
 }

@@ -20,15 +20,14 @@ use std::time::{Duration, SystemTime};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Placement")]
 pub struct RankArgs {
-    /// How the members of --split-mode tensor exchange what they compute: `threads` of this
-    /// process; or processes, each of which is one member, through `mpi` or, on one machine, memory
-    /// that they share. `auto`: processes if `mpirun`, `srun` or SAMITE_RANKS say that there are
-    /// several
+    /// Communication between the members of --split-mode tensor: `threads` of this process; or
+    /// processes, one per member, through `mpi` or, on one machine, `shared` memory. `auto`:
+    /// processes if `mpirun`, `srun` or SAMITE_RANKS report several
     #[arg(long, value_enum, default_value_t = Communicator::Auto, value_name = "KIND")]
     communicator: Communicator,
 
-    /// Seconds that the members of --split-mode tensor wait for each other before the run ends with
-    /// an error
+    /// Seconds that the members of --split-mode tensor wait for each other before the run fails
+    /// with an error
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86400))]
     deadline: u32,
 }
@@ -36,7 +35,7 @@ pub struct RankArgs {
 /// `--communicator`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Communicator {
-    /// What fits how this process was started
+    /// Chosen by the way this process was started
     Auto,
     /// Threads of one process
     Threads,

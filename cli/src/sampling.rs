@@ -10,12 +10,12 @@ use samite::text::{SamplerParams, Stage};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Samplers in their order, separated by `;` [default:
-    /// penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature, or as the model says, as
-    /// all of these]
+    /// Samplers in order, separated by `;` [default:
+    /// penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]. The model file may set
+    /// other defaults of sampling flags
     #[arg(long, value_name = "LIST")]
     samplers: Option<String>,
-    /// The same as letters [default: edskypmxt]
+    /// Samplers in order, as letters [default: edskypmxt]
     #[arg(
         long,
         visible_alias = "sampling-seq",
@@ -23,10 +23,10 @@ pub struct SamplingArgs {
         conflicts_with = "samplers"
     )]
     sampler_seq: Option<String>,
-    /// Same seed, same text; -1 for a random one, which is printed at the end
+    /// Random seed; the same seed gives the same text, -1 a random one, which is printed at the end
     #[arg(short, long, value_name = "N", default_value = "-1", value_parser = seed, allow_negative_numbers = true)]
     seed: Seed,
-    /// Randomness; 0 always takes the most likely token [default: 0.8]
+    /// Temperature; 0 always takes the most likely token [default: 0.8]
     #[arg(
         long,
         visible_alias = "temperature",
@@ -34,16 +34,16 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     temp: Option<f32>,
-    /// Only the K most likely tokens; 0 or less for all [default: 40]
+    /// Keep the K most likely tokens; 0 or less for all [default: 40]
     #[arg(long, value_name = "K", value_parser = count_or_none, allow_negative_numbers = true)]
     top_k: Option<usize>,
-    /// Only the most likely tokens that together have this probability [default: 0.95]
+    /// Keep the most likely tokens that together have this probability [default: 0.95]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
-    /// Only tokens at least P times as likely as the most likely one [default: 0.05]
+    /// Keep tokens at least P times as likely as the most likely one [default: 0.05]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
-    /// Only tokens whose logit is within N standard deviations of the best; -1 for all [default:
+    /// Keep tokens whose logit is within N standard deviations of the maximum; -1 for all [default:
     /// -1]
     #[arg(
         long,
@@ -52,15 +52,16 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     top_n_sigma: Option<f32>,
-    /// How often the most likely tokens are left out, see --xtc-threshold; 0 for never [default: 0]
+    /// Probability of dropping the most likely tokens (XTC), see --xtc-threshold; 0 for never
+    /// [default: 0]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     xtc_probability: Option<f32>,
-    /// Of tokens with at least this probability, --xtc-probability leaves all out but the least
-    /// likely; above 0.5, none [default: 0.1]
+    /// Probability threshold of XTC: of the tokens that reach it, only the least likely is kept;
+    /// above 0.5, none is dropped [default: 0.1]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     xtc_threshold: Option<f32>,
-    /// Only the tokens that are about as surprising as is to be expected, with this probability
-    /// together; 1 for all [default: 1]
+    /// Keep the tokens whose surprise is closest to the expected one and that together have this
+    /// probability (typical-p); 1 for all [default: 1]
     #[arg(
         long,
         visible_alias = "typical-p",
@@ -68,62 +69,63 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     typical: Option<f32>,
-    /// Top-p, min-p, typical-p and XTC leave at least N tokens [default: 0]
+    /// Minimum number of tokens that top-p, min-p, typical-p and XTC keep [default: 0]
     #[arg(long, value_name = "N")]
     min_keep: Option<usize>,
-    /// Recent tokens that the penalties look at; 0 for none, -1 for all [default: 64]
+    /// Recent tokens to penalize; 0 for none, -1 for all [default: 64]
     #[arg(long, value_name = "N", value_parser = number_or_all, allow_negative_numbers = true)]
     repeat_last_n: Option<usize>,
-    /// Divides the logits of recent tokens; 1 for no effect [default: 1]
+    /// Divisor for the logits of recent tokens; 1 for no effect [default: 1]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
-    /// Subtracted from the logits of recent tokens [default: 0]
+    /// Penalty subtracted from the logits of recent tokens [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
-    /// Subtracted from the logits of recent tokens for each time they came [default: 0]
+    /// Penalty subtracted from the logits of recent tokens for each of their occurrences [default:
+    /// 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
-    /// Penalty of tokens that go on with a repetition (DRY): this, times --dry-base to the power of
-    /// its length; 0 for none [default: 0]
+    /// DRY penalty of tokens that continue a repetition: this, times --dry-base to the power of the
+    /// excess length; 0 for none [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     dry_multiplier: Option<f32>,
-    /// See --dry-multiplier [default: 1.75]
+    /// Base of the DRY penalty, see --dry-multiplier [default: 1.75]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     dry_base: Option<f32>,
-    /// Repetitions of fewer tokens are free for --dry-multiplier [default: 2]
+    /// Minimum length of repetitions with a DRY penalty, in tokens [default: 2]
     #[arg(long, value_name = "N")]
     dry_allowed_length: Option<usize>,
-    /// Recent tokens that --dry-multiplier looks at; 0 for none, -1 for all [default: 64]
+    /// Recent tokens that DRY searches for repetitions; 0 for none, -1 for all [default: 64]
     #[arg(long, value_name = "N", value_parser = number_or_all, allow_negative_numbers = true)]
     dry_penalty_last_n: Option<usize>,
-    /// Text at which a repetition begins anew for --dry-multiplier; `none` for none [default: line
-    /// end, `:`, `"` and `*`]
+    /// Text that interrupts a repetition for DRY; `none` for none [default: line end, `:`, `"` and
+    /// `*`]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     dry_sequence_breaker: Vec<String>,
-    /// Draws tokens that have about this probability (adaptive-p); -1 for off [default: -1]
+    /// Target probability of drawn tokens (adaptive-p); -1 for off [default: -1]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     adaptive_target: Option<f32>,
-    /// How much the past counts for --adaptive-target [default: 0.9]
+    /// Decay of earlier probabilities for --adaptive-target [default: 0.9]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     adaptive_decay: Option<f32>,
-    /// The temperature moves by so much up and down with the model's entropy; 0 keeps it [default:
-    /// 0]
+    /// Maximum change of the temperature, up or down, with the model's entropy; 0 for a fixed
+    /// temperature [default: 0]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     dynatemp_range: Option<f32>,
-    /// The entropy counts to this power for --dynatemp-range [default: 1]
+    /// Exponent of the entropy for --dynatemp-range [default: 1]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     dynatemp_exp: Option<f32>,
-    /// Mirostat, which keeps the text's surprise: version 1 or 2; 0 for none. Of the other
-    /// samplers, temperature remains [default: 0]
+    /// Mirostat version, 1 or 2, which keeps the text's surprise near a target; 0 for none. Of the
+    /// other samplers, only temperature remains [default: 0]
     #[arg(long, value_name = "VERSION")]
     mirostat: Option<u8>,
-    /// How fast mirostat corrects itself [default: 0.1]
+    /// Learning rate of mirostat [default: 0.1]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     mirostat_lr: Option<f32>,
-    /// The surprise that mirostat keeps, in bits [default: 5]
+    /// Target surprise of mirostat, in bits [default: 5]
     #[arg(long, value_name = "BITS", allow_negative_numbers = true)]
     mirostat_ent: Option<f32>,
-    /// Adds to the logit of a token: `ID+X` or `ID-X`; `ID-inf` bans it
+    /// Bias to add to the logit of a token: `ID+X` or `ID-X`; `ID-inf` bans it
     #[arg(short, long, value_name = "ID+X", value_parser = bias)]
     logit_bias: Vec<(u32, f32)>,
 }

@@ -26,17 +26,17 @@ const INDEX: &str = "index.jsonl";
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Watching")]
 pub struct WatchArgs {
-    /// Show the nodes with such a name as they are computed, on standard error: `l_out-*`, `*` for
+    /// Print nodes with matching names to standard error as they are computed: `l_out-*`, `*` for
     /// all; may be repeated
     #[arg(long, value_name = "PATTERN", value_parser = NonEmptyStringValueParser::new())]
     watch: Vec<String>,
 
-    /// Write them to an empty or new folder instead: a NumPy file each (outermost extent first),
-    /// and index.jsonl
+    /// Write these nodes to an empty or new folder instead: one NumPy file each (outermost extent
+    /// first), and index.jsonl
     #[arg(long, value_name = "FOLDER", requires = "watch")]
     watch_dir: Option<PathBuf>,
 
-    /// MiB that are written there at most
+    /// Maximum amount of data to write to --watch-dir, in MiB
     #[arg(
         long,
         value_name = "MIB",

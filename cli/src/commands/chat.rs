@@ -28,8 +28,9 @@ use std::path::{Path, PathBuf};
 /// Flags of `samite chat`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A line that ends with \\ goes on in the next one; \"\"\" begins and ends a text of several lines. Type /help for commands. \
-Ctrl-C stops an answer, Ctrl-D ends the conversation. The text of -p and the input from a pipe are one message.
+    after_help = "A line that ends with \\ continues on the next line; \"\"\" starts and ends a \
+message of several lines. Type /help for commands. Ctrl-C stops the answer, Ctrl-D ends the \
+conversation. The text of -p and input from a pipe form one message.
 
 Examples:
   samite chat model.gguf
@@ -41,24 +42,24 @@ pub struct ChatArgs {
     #[command(flatten)]
     name: ModelName,
 
-    /// The first message; input from a pipe continues it
+    /// First message; input from a pipe is appended to it
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
 
-    /// Most tokens of an answer; as many as the context holds by default
+    /// Maximum number of tokens per answer [default: as many as the context holds]
     #[arg(short = 'n', long, value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
     n_predict: Option<usize>,
 
-    /// Whether thoughts are told apart from what the model says
+    /// Format in which reasoning is separated from the answer
     #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = reasoning_format)]
     reasoning_format: ReasoningFormat,
 
-    /// Whether the model thinks before it answers; it decides itself by default
+    /// Enable reasoning before the answer [default: the model decides]
     #[arg(long, value_name = "on|off", value_parser = on_or_off)]
     thinking: Option<bool>,
 
-    /// Go on with the conversation in this file, if it is there, and save it to it at the end:
-    /// nothing of it is computed again
+    /// Resume the conversation in this file if it exists, and save it there at the end; nothing is
+    /// computed again
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
 
@@ -66,7 +67,7 @@ pub struct ChatArgs {
     #[arg(short, long)]
     quiet: bool,
 
-    /// Take each line of a pipe as a message or command, not the whole input as one message
+    /// Treat each line of a pipe as a message or command, instead of the whole input as one message
     #[arg(long)]
     lines: bool,
 
@@ -91,7 +92,7 @@ pub struct ChatArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Conversation")]
 pub(super) struct TemplateArgs {
-    /// How the model is to behave [also: -sys]
+    /// System prompt [also: -sys]
     #[arg(
         long,
         visible_alias = "system-prompt",
@@ -100,12 +101,12 @@ pub(super) struct TemplateArgs {
     )]
     system: Option<String>,
 
-    /// How a conversation becomes a text: a name (docs/chat-templates.md has the list), or a
-    /// template's text; the model's own by default
+    /// Chat template: a name (docs/chat-templates.md has the list) or the text of a template
+    /// [default: the model's own]
     #[arg(long, value_name = "NAME|TEXT")]
     chat_template: Option<String>,
 
-    /// The same, from a file
+    /// File with the chat template
     #[arg(long, value_name = "FILE", conflicts_with = "chat_template")]
     chat_template_file: Option<PathBuf>,
 }

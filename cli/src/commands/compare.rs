@@ -19,11 +19,13 @@ use std::path::PathBuf;
 /// Flags of `samite compare`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The text without its last token is computed at once, and then the last token alone. Each operation gets the same operands on both \
-devices: the first device goes on with the results of the second. What a device cannot do is done by the CPU. Kernels that do \
-several operations at once are not seen, because each result is looked at.
+    after_help = "The text without its last token is computed at once, and then the last token \
+alone. Each operation gets the same operands on both devices: the first device continues with the \
+results of the second. The CPU computes operations that a device does not support. Fused kernels \
+are not tested, because each result is read.
 
-Both have the same result where both are NaN; operations with nothing but NaN are counted. In JSON, what is no finite number is one of the strings \
+Results that are NaN on both devices are equal; the number of operations with only NaN is \
+reported. In JSON, non-finite numbers are the strings \
 \"Infinity\", \"-Infinity\" and \"NaN\".
 
 Examples:
@@ -32,7 +34,7 @@ Examples:
   samite compare --device cpu,reference --limit 1e-6 --json"
 )]
 pub struct CompareArgs {
-    /// Text to compute; a sentence by default
+    /// Text to compute [default: a built-in sentence]
     #[arg(
         short,
         long,
@@ -46,12 +48,12 @@ pub struct CompareArgs {
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Normalised mean squared error beyond which an operation differs; a single element may be off
-    /// by ten times its root. The default is twice what rounding activations to 8 bits costs
+    /// Normalized mean squared error above which an operation differs; a single element may deviate
+    /// by ten times its root. The default is twice the error of rounding activations to 8 bits
     #[arg(long, value_name = "X", default_value = "1e-3", value_parser = limit, allow_negative_numbers = true)]
     limit: f64,
 
-    /// Go on after the first operation that differs, and list all
+    /// Continue after the first operation that differs, and list all
     #[arg(long)]
     all: bool,
 

@@ -13,7 +13,7 @@ use std::io::Write;
   samite completions zsh > ~/.zfunc/_samite
   samite completions fish > ~/.config/fish/completions/samite.fish")]
 pub struct CompletionsArgs {
-    /// The shell
+    /// Shell to complete commands and flags in
     shell: Shell,
 }
 

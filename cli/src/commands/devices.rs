@@ -12,7 +12,8 @@ use std::io::Write;
 /// Flags of `samite devices`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "With -v, also features, capabilities, and what was found but cannot be used.
+    after_help = "With -v, also prints features, capabilities, and the devices and \
+plugins that were found but cannot be used.
 
 Examples:
   samite devices

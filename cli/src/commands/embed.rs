@@ -18,9 +18,9 @@ const MAX_BYTES: u64 = 1 << 30;
 /// Flags of `samite embed`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Each line of a file or of standard input is a text; --separator says what else
-ends one. With --pooling rank, a text is a query and a document with
---cls-separator between them, and how well they go together is printed.
+    after_help = "Each line of a file or of standard input is a text, unless --separator sets
+another separator. With --pooling rank, a text is a query and a document with
+--cls-separator between them, and their relevance score is printed.
 
 Examples:
   samite embed -m model.gguf \"a cat\" \"a dog\" --embd-output-format json+
@@ -28,7 +28,7 @@ Examples:
   printf 'who?\\tnobody\\n' | samite embed -m reranker.gguf --pooling rank"
 )]
 pub struct EmbedArgs {
-    /// Texts; standard input if none is given
+    /// Texts to embed [default: standard input]
     texts: Vec<String>,
     /// More texts, separated as in a file
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -36,8 +36,8 @@ pub struct EmbedArgs {
     /// File with texts
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["texts", "prompt"])]
     file: Option<PathBuf>,
-    /// What ends a text in a file; `\n`, `\t` and `\\` stand for a new line, a tab and a backslash
-    /// [also: --embd-separator]
+    /// Separator of texts in a file; `\n`, `\t` and `\\` stand for a new line, a tab and a
+    /// backslash [also: --embd-separator]
     #[arg(
         long,
         alias = "embd-separator",
@@ -47,7 +47,7 @@ pub struct EmbedArgs {
         allow_hyphen_values = true
     )]
     separator: String,
-    /// What is between the parts of a text that is ranked
+    /// Separator between the parts of a text to rank
     #[arg(
         long,
         value_name = "TEXT",
@@ -56,17 +56,17 @@ pub struct EmbedArgs {
         allow_hyphen_values = true
     )]
     cls_separator: String,
-    /// What an embedding is made of; what the file says, or none, by default
+    /// Pooling of embeddings [default: as the model file says, or none]
     #[arg(long, value_enum)]
     pooling: Option<PoolingArg>,
-    /// How embeddings are scaled: -1 not at all, 0 to whole numbers of 16 bits, 1 to a sum of 1, 2
-    /// to a length of 1, other numbers to a norm of that power [default: 2, of ranks -1]
+    /// Normalization of embeddings: -1 none, 0 to 16-bit integers, 1 to a sum of 1, 2 to a length
+    /// of 1, other numbers to a norm of that power [default: 2, or -1 for ranks]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = normalization)]
     embd_normalize: Option<Normalization>,
-    /// Only the first N elements of each embedding, for models that are made for it
+    /// Keep only the first N elements of each embedding, for models trained for it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     dimensions: Option<u32>,
-    /// What is printed
+    /// Output format
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Raw)]
     embd_output_format: Format,
 
@@ -80,13 +80,13 @@ pub struct EmbedArgs {
 /// `--pooling`
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(super) enum PoolingArg {
-    /// One of every token
+    /// One embedding per token
     None,
-    /// The mean over all tokens
+    /// Mean over all tokens
     Mean,
-    /// That of the first token
+    /// Embedding of the first token
     Cls,
-    /// That of the last token
+    /// Embedding of the last token
     Last,
     /// Scores of the model's classifier
     Rank,
@@ -101,13 +101,13 @@ impl PoolingArg {
 /// `--embd-output-format`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// Numbers with spaces between them, an embedding a line
+    /// Numbers separated by spaces, one embedding per line
     Raw,
-    /// A list of lists
+    /// List of lists
     Array,
-    /// An object as OpenAI's servers send it
+    /// Object as in OpenAI's API
     Json,
-    /// The same with the cosines between all embeddings
+    /// Same as `json`, with the cosine similarities between all embeddings
     #[value(name = "json+")]
     JsonPlus,
 }

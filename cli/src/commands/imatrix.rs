@@ -25,30 +25,30 @@ const MIN_CHUNK: usize = 16;
   samite imatrix -m f16.gguf -f more.txt --in-file imatrix.gguf -o both.gguf
   samite quantize --imatrix imatrix.gguf f16.gguf iq2.gguf IQ2_M")]
 pub struct ImatrixArgs {
-    /// Text that the model reads, such as it will read and write; without --chunks, of at most 67
-    /// million tokens
+    /// Calibration text, similar to the text that the model will be used for; at most 67 million
+    /// tokens without --chunks
     #[arg(short, long, value_name = "FILE", required_unless_present = "in_file")]
     file: Option<PathBuf>,
-    /// File to write; it is replaced
+    /// File to write; an existing file is replaced
     #[arg(short, long, value_name = "FILE", default_value = "imatrix.gguf")]
     output: PathBuf,
-    /// Add what this file says, of the same model; may be repeated. Without --file, such files are
-    /// only put together
+    /// Add the data of this importance matrix of the same model; may be repeated. Without --file,
+    /// such files are only merged
     #[arg(long, value_name = "FILE")]
     in_file: Vec<PathBuf>,
-    /// Only N chunks
+    /// Process only N chunks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     chunks: Option<u32>,
-    /// Leave out the first N chunks [also: --chunk]
+    /// Skip the first N chunks [also: --chunk]
     #[arg(long, alias = "chunk", value_name = "N", default_value = "0")]
     from_chunk: u32,
-    /// Look at the output matrix, too
+    /// Include the output matrix
     #[arg(long)]
     process_output: bool,
-    /// Names of special tokens in the text are these tokens
+    /// Parse the names of special tokens in the text as these tokens
     #[arg(long)]
     parse_special: bool,
-    /// Write the file every N chunks, as far as it is then
+    /// Write the intermediate result to the file every N chunks
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
     output_frequency: u32,
     /// Print JSON

@@ -20,13 +20,13 @@ const LINE_WIDTH: usize = 78;
 pub struct InspectArgs {
     /// GGUF file
     model: PathBuf,
-    /// Only keys and tensors whose name contains this
+    /// Show only keys and tensors whose names contain this text
     #[arg(short, long, value_name = "TEXT", default_value = "")]
     filter: String,
     /// Do not list tensors
     #[arg(long)]
     no_tensors: bool,
-    /// Show long arrays, strings and names whole
+    /// Show long arrays, strings and names in full
     #[arg(long)]
     full: bool,
     /// Print JSON

@@ -24,30 +24,30 @@ const DEFAULT_TOP: usize = 5;
 /// Flags of `samite logits`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The file is NumPy's: F32, an array [tokens, vocabulary] whose row i is what
-the model says after token i, or with --embeddings, an array [tokens, width].
+    after_help = "The file is in NumPy's format: F32, an array [tokens, vocabulary] whose row i has
+the logits after token i, or with --embeddings, an array [tokens, width].
 
 Examples:
   samite logits -p \"Once upon a time\" --top 3
   samite logits -m model.gguf --ids 1,17,93 -o logits.npy"
 )]
 pub struct LogitsArgs {
-    /// Text; the beginning-of-text token is added where the model wants it
+    /// Input text; the BOS token is added if the model uses one
     #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["ids", "file"], allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// File with the text
+    /// File with the input text
     #[arg(short, long, value_name = "FILE", conflicts_with = "ids")]
     file: Option<PathBuf>,
-    /// Tokens by number, and no others
+    /// Input as token IDs; no other tokens are added
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     ids: Option<Vec<u32>>,
     /// Write all values to this file
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Print the N most likely tokens after each position; 5 without --output
+    /// Print the N most likely tokens after each position [default: 5 without --output]
     #[arg(long, value_name = "N")]
     top: Option<usize>,
-    /// Write what the last norm gives of each token instead, an array [tokens, width]
+    /// Write the output of the final norm for each token instead, an array [tokens, width]
     #[arg(long, requires = "output", conflicts_with_all = ["top", "json"])]
     embeddings: bool,
     /// Print JSON

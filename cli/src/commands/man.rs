@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
   samite man ~/.local/share/man/man1
   samite man . && man ./samite-run.1")]
 pub struct ManArgs {
-    /// Folder for the pages; it is made if it does not exist
+    /// Folder for the pages; created if it does not exist
     folder: PathBuf,
 }
 

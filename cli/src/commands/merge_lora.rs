@@ -16,13 +16,13 @@ use std::path::PathBuf;
   samite merge-lora model.gguf merged.gguf --lora adapter.gguf
   samite merge-lora in.gguf out.gguf --lora-scaled lora.gguf:0.5 --dtype q8_0")]
 pub struct MergeLoraArgs {
-    /// Model that the adapters belong to
+    /// Model to merge the adapters into
     input: PathBuf,
     /// File to write
     output: PathBuf,
     #[command(flatten)]
     adapters: AdapterArgs,
-    /// Type of the matrices that change; the one that they have by default
+    /// Type of the changed matrices [default: the type that they have]
     #[arg(long, value_name = "TYPE")]
     dtype: Option<String>,
     #[command(flatten)]

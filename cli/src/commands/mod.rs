@@ -38,62 +38,62 @@ use clap::Subcommand;
 /// The command to run.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Write text with a language model
+    /// Generate text with a language model
     Run(Box<run::RunArgs>),
-    /// Download a model by its name
+    /// Download a model by name
     #[cfg(feature = "hub")]
     Pull(pull::PullArgs),
     /// List or delete downloaded models
     #[cfg(feature = "hub")]
     Models(models::ModelsArgs),
-    /// Talk with a language model
+    /// Chat with a language model in the terminal
     Chat(Box<chat::ChatArgs>),
-    /// Serve a language model over HTTP, for many users and the clients that there are
+    /// Serve language models over HTTP to concurrent users and existing clients
     #[cfg(feature = "serve")]
     Serve(Box<serve::ServeArgs>),
     /// List devices, their memory and features
     Devices(devices::DevicesArgs),
-    /// Explain how a model would be spread over devices, from the header of its file
+    /// Explain how a model would be split across devices, from the header of its file
     Plan(plan::PlanArgs),
-    /// Show metadata and tensors of a GGUF file
+    /// Show the metadata and tensors of a GGUF file
     Inspect(inspect::InspectArgs),
-    /// Turn text into tokens
+    /// Convert text to tokens
     Tokenize(tokenize::TokenizeArgs),
     /// Convert a model's weights to other types
     Quantize(quantize::QuantizeArgs),
-    /// Measure on a text what matters in a model's weights, for quantization
+    /// Compute an importance matrix from a text, for quantization
     Imatrix(Box<imatrix::ImatrixArgs>),
-    /// Write a model with adapters merged into its weights
+    /// Merge LoRA adapters into a model's weights and write the result
     MergeLora(merge_lora::MergeLoraArgs),
     /// Write a model of a known shape with random weights
     Synth(synth::SynthArgs),
-    /// Compare a device's operations with the reference
+    /// Compare a device's operations with the reference device
     TestOps(test_ops::TestOpsArgs),
-    /// Run a model on two devices in step, and find the first operation that differs
+    /// Run a model on two devices in lockstep and find the first operation that differs
     Compare(compare::CompareArgs),
-    /// Measure speed
+    /// Measure prefill and decode speed
     Bench(bench::BenchArgs),
-    /// Print or write what a model says after each token
+    /// Print or save a model's logits after each token
     Logits(logits::LogitsArgs),
-    /// Print embeddings of texts, or how well pairs of texts go together
+    /// Print embeddings of texts, or relevance scores of text pairs
     Embed(Box<embed::EmbedArgs>),
-    /// Measure how well a model predicts a text
+    /// Measure a model's perplexity on a text
     Perplexity(perplexity::PerplexityArgs),
-    /// Lend devices to programs on other machines, such as llama.cpp's with --rpc
+    /// Serve devices to programs on other machines, such as llama.cpp's with --rpc
     RpcServer(rpc_server::RpcServerArgs),
-    /// Lend devices to samite on other machines, encrypted, to those who have a token
+    /// Serve devices to samite on other machines, encrypted and authenticated by token
     #[cfg(feature = "remote")]
     RemoteServer(remote_server::RemoteServerArgs),
     /// Train a small language model
     Train(train::TrainArgs),
-    /// Print what a shell needs to complete commands and flags
+    /// Print a shell completion script
     Completions(completions::CompletionsArgs),
     /// Write manual pages
     Man(man::ManArgs),
-    /// Run the scheduler and models on simulated devices with faults; for the program's developers
+    /// Run the scheduler and models on simulated devices with faults; for samite's developers
     #[command(hide = true)]
     Sim(sim::SimArgs),
-    /// Try a plugin of ggml; for the program itself
+    /// Test a ggml plugin; for internal use
     #[command(hide = true)]
     ProbePlugin(probe_plugin::ProbePluginArgs),
 }

@@ -26,10 +26,10 @@ pub struct ModelsArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Delete a model, or all of a repository
+    /// Delete a model, or all models of a repository
     #[command(alias = "rm")]
     Remove {
-        /// Owner and name of the repository, perhaps a quantization or a file
+        /// OWNER/NAME of the repository, optionally with a quantization type or a file
         #[arg(value_name = "OWNER/NAME[:TYPE|:FILE]")]
         model: Reference,
     },

@@ -24,7 +24,7 @@ const MIN_CHUNK: usize = 4;
 /// Flags of `samite perplexity`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "To measure what quantization costs, write the log-probabilities of the original
+    after_help = "To measure the loss of quantization, write the log-probabilities of the original
 model to a file, and compare the quantized model with that file.
 
 Examples:
@@ -34,7 +34,7 @@ Examples:
   samite perplexity -m q4.gguf --kl-divergence --kl-divergence-base f16.kld"
 )]
 pub struct PerplexityArgs {
-    /// Text to predict; without --chunks, of at most 67 million tokens
+    /// Text to evaluate; at most 67 million tokens without --chunks
     #[arg(
         short,
         long,
@@ -42,14 +42,14 @@ pub struct PerplexityArgs {
         required_unless_present = "kl_divergence"
     )]
     file: Option<PathBuf>,
-    /// Only the first N chunks
+    /// Evaluate only the first N chunks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     chunks: Option<u32>,
     /// Write the log-probabilities of all predicted tokens to this file, in llama-perplexity's
-    /// format; it is replaced [also: --save-all-logits]
+    /// format; an existing file is replaced [also: --save-all-logits]
     #[arg(long, alias = "save-all-logits", value_name = "FILE")]
     kl_divergence_base: Option<PathBuf>,
-    /// Compare the model with the log-probabilities in that file, on the file's text
+    /// Compare the model with the log-probabilities in --kl-divergence-base, on that file's text
     #[arg(long, requires = "kl_divergence_base")]
     kl_divergence: bool,
     /// Print JSON

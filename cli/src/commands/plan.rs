@@ -19,7 +19,7 @@ use std::path::PathBuf;
 /// Flags of `samite plan`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "With -vv, also every operation with its device and reason, on standard error.
+    after_help = "With -vv, also prints each operation with its device and reason, to standard error.
 
 Examples:
   samite plan model.gguf
@@ -30,19 +30,19 @@ Examples:
 pub struct PlanArgs {
     #[command(flatten)]
     name: ModelName,
-    /// Tokens in the batch that is planned; 1 for generation
+    /// Number of tokens in the planned batch; 1 for decode
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
-    /// Draw the splits over devices into an SVG file
+    /// Draw the splits across devices into an SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Foretell how fast it would be on the machines of this file, which need not be there
+    /// Predict the speed on the machines described in this file, which need not exist
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "svg"])]
     simulate: Option<PathBuf>,
-    /// Tokens of the prompt that is simulated; 0 for none
+    /// Number of prompt tokens to simulate; 0 for none
     #[arg(short = 'p', long, value_name = "N", default_value = "512", value_parser = token_count, requires = "simulate")]
     n_prompt: usize,
-    /// Generated tokens that are simulated, behind the prompt; 0 for none
+    /// Number of generated tokens to simulate after the prompt; 0 for none
     #[arg(short = 'n', long, value_name = "N", default_value = "64", value_parser = token_count, requires = "simulate")]
     n_gen: usize,
     /// Print JSON

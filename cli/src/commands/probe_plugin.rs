@@ -9,10 +9,10 @@ use std::path::PathBuf;
 /// Flags of `samite probe-plugin`.
 #[derive(Debug, Args)]
 pub struct ProbePluginArgs {
-    /// No graph is computed
+    /// Load the plugin without computing a graph
     #[arg(long)]
     load_only: bool,
-    /// The library
+    /// Plugin library
     path: PathBuf,
 }
 

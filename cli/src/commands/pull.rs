@@ -17,9 +17,9 @@ use std::io::Write;
   samite pull unsloth/Qwen3-0.6B-GGUF --list
   samite run -hf unsloth/Qwen3-0.6B-GGUF:Q8_0 Hello")]
 pub struct PullArgs {
-    /// Owner and name of the repository, perhaps a quantization or a file; Q4_K_M by default, if
-    /// there is one. A download that was ended goes on where it ended. Models are in the folder
-    /// that HF_HUB_CACHE names, or that other programs for the hub use
+    /// OWNER/NAME of the repository, optionally with a quantization type or a file; Q4_K_M by
+    /// default, if the repository has it. An interrupted download resumes where it stopped. Models
+    /// are stored in the folder that HF_HUB_CACHE names, or that other programs for the hub use
     #[arg(value_name = "OWNER/NAME[:TYPE|:FILE]")]
     model: Reference,
 
@@ -30,7 +30,7 @@ pub struct PullArgs {
     #[command(flatten)]
     access: AccessArgs,
 
-    /// Print which models the repository has, and download nothing
+    /// List the models of the repository without downloading any
     #[arg(long)]
     list: bool,
 

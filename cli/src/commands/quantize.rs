@@ -26,27 +26,28 @@ mod bench;
   samite quantize --tensor-type attn_v=Q8_0 model-f16.gguf q4.gguf Q4_K_M
   samite quantize --bench Q4_0 Q4_K")]
 pub struct QuantizeArgs {
-    /// Model to convert, best in F32, F16 or BF16
+    /// Model to convert, preferably in F32, F16 or BF16
     #[arg(required_unless_present = "bench")]
     input: Option<PathBuf>,
     /// File to write
     #[arg(required_unless_present = "bench")]
     output: Option<PathBuf>,
-    /// Types, as llama.cpp names them: Q4_0, Q4_K_M, Q8_0, F16, …
+    /// Quantization type, as named by llama.cpp: Q4_0, Q4_K_M, Q8_0, F16, …
     #[arg(value_name = "TYPE", required_unless_present = "bench")]
     mixture: Option<Mixture>,
     #[command(flatten)]
     threads: ThreadArgs,
-    /// Accept weights that are quantized already, at a loss of quality
+    /// Accept weights that are already quantized, at a loss of quality
     #[arg(long)]
     allow_requantize: bool,
-    /// The same type for all matrices
+    /// Use the same type for all matrices
     #[arg(long)]
     pure: bool,
-    /// What matters in the weights, as 'samite imatrix' or llama.cpp measured it: it is kept best
+    /// Importance matrix from `samite imatrix` or llama.cpp; the most important weights lose the
+    /// least precision
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Of the importance matrix, use only weights with this in their names; may be repeated
+    /// Use the importance matrix only for weights with this in their names; may be repeated
     #[arg(
         long,
         value_name = "NAME",
@@ -54,10 +55,10 @@ pub struct QuantizeArgs {
         conflicts_with = "exclude_weights"
     )]
     include_weights: Vec<String>,
-    /// Do not use the importance of weights with this in their names; may be repeated
+    /// Do not use the importance matrix for weights with this in their names; may be repeated
     #[arg(long, value_name = "NAME", requires = "imatrix")]
     exclude_weights: Vec<String>,
-    /// Leave the output matrix as it is
+    /// Keep the type of the output matrix
     #[arg(long)]
     leave_output_tensor: bool,
     /// Type of the output matrix
@@ -67,13 +68,14 @@ pub struct QuantizeArgs {
     #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
     token_embedding_type: Option<DType>,
     /// Type of the tensors whose names match a regular expression: `attn_v=Q8_0`; may be repeated,
-    /// and the first match counts
+    /// and the first match is used
     #[arg(long, value_name = "NAME=TYPE", value_parser = named_type)]
     tensor_type: Vec<(TensorPattern, DType)>,
-    /// Only show what would be done
+    /// Print the planned conversion without writing a file
     #[arg(long)]
     dry_run: bool,
-    /// Instead, measure how fast one thread encodes and decodes these types, or all of them
+    /// Measure how fast one thread encodes and decodes these types, or all types, instead of
+    /// converting a model
     #[arg(
         long,
         value_name = "TYPE",
@@ -85,7 +87,7 @@ pub struct QuantizeArgs {
         ]
     )]
     bench: Option<Vec<DType>>,
-    /// Print what was measured as JSON
+    /// Print the measurements as JSON
     #[arg(long, requires = "bench")]
     json: bool,
 }

@@ -13,36 +13,38 @@ use std::path::PathBuf;
 /// Flags of `samite remote-server`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The connection is encrypted (gRPC over TLS 1.3). The server makes a key and a token at its first start. Clients need the address that it prints,
-which names the key, and a copy of the file of tokens:
+    after_help = "The connection is encrypted (gRPC over TLS 1.3). The server creates a key and a \
+token at its first start. Clients need the address that it prints, which identifies the key, \
+and a copy of the token file:
 
   samite remote-server --host 192.168.0.7
   samite run --remote 'samite://192.168.0.7:50053#…' --remote-token token …
 
-The file has one token a line, 64 hexadecimal digits each; a token more lets another client in, a token less shuts it out at the next start."
+The file has one token per line, 64 hexadecimal digits each. \
+Add a token to admit another client, or remove one to reject its client from the next start on."
 )]
 pub struct RemoteServerArgs {
-    /// Address to listen at [also: -H]
+    /// Address to listen on [also: -H]
     #[arg(short = 'H', long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: String,
-    /// Port to listen at; 0 for any that is free
+    /// Port to listen on; 0 for any free port
     #[arg(short, long, value_name = "PORT", default_value = "50053")]
     port: u16,
     #[command(flatten)]
     devices: DeviceArgs,
     #[command(flatten)]
     threads: ThreadArgs,
-    /// File of the server's key; `samite/remote-key` in the folder for settings by default
-    #[arg(long, value_name = "FILE", help_heading = "Who may use it")]
+    /// File with the server's key [default: `samite/remote-key` in the settings folder]
+    #[arg(long, value_name = "FILE", help_heading = "Access")]
     key: Option<PathBuf>,
-    /// File of tokens; `samite/remote-token` in the folder for settings by default
-    #[arg(long, value_name = "FILE", help_heading = "Who may use it")]
+    /// File with tokens [default: `samite/remote-token` in the settings folder]
+    #[arg(long, value_name = "FILE", help_heading = "Access")]
     tokens: Option<PathBuf>,
-    /// Folder where pieces of weights are kept, so that they are sent once; `samite/remote` in the
-    /// folder for caches by default
+    /// Folder to store pieces of weights in, so that they are sent only once [default:
+    /// `samite/remote` in the cache folder]
     #[arg(long, value_name = "FOLDER", help_heading = "Limits")]
     store: Option<PathBuf>,
-    /// MiB that they may take; 0 keeps none
+    /// Maximum size of --store in MiB; 0 disables it
     #[arg(
         long,
         value_name = "MIB",
@@ -50,16 +52,16 @@ pub struct RemoteServerArgs {
         help_heading = "Limits"
     )]
     store_size: u32,
-    /// MiB of memory for all sessions together; as much as there is by default
+    /// Maximum memory of all sessions together, in MiB [default: all available]
     #[arg(long, value_name = "MIB", value_parser = mebibytes, help_heading = "Limits")]
     memory: Option<usize>,
-    /// MiB of memory for each session
+    /// Maximum memory of each session, in MiB
     #[arg(long, value_name = "MIB", value_parser = mebibytes, help_heading = "Limits")]
     memory_per_session: Option<usize>,
-    /// Sessions at the same time
+    /// Maximum number of sessions at the same time
     #[arg(long, value_name = "N", default_value = "64", value_parser = clients, help_heading = "Limits")]
     sessions: usize,
-    /// Sessions of one token at the same time
+    /// Maximum number of sessions of one token at the same time
     #[arg(long, value_name = "N", default_value = "16", value_parser = clients, help_heading = "Limits")]
     sessions_per_token: usize,
     #[command(flatten)]

@@ -14,34 +14,34 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(
     after_help = "The protocol is that of ggml's RPC backend, version 7.0.0. It has no passwords and no encryption:
-whoever can connect can compute, so let nobody connect whom you do not trust.
-Programs of llama.cpp use it with --rpc 127.0.0.1:50052.
+any client that can connect can compute, so let only trusted clients connect.
+llama.cpp's programs use it with --rpc 127.0.0.1:50052.
 
 Examples:
   samite rpc-server
   samite rpc-server --device cpu -t 8 --memory 16384"
 )]
 pub struct RpcServerArgs {
-    /// Address to listen at [also: -H]
+    /// Address to listen on [also: -H]
     #[arg(short = 'H', long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: String,
-    /// Port to listen at; 0 for any that is free
+    /// Port to listen on; 0 for any free port
     #[arg(short, long, value_name = "PORT", default_value = "50052")]
     port: u16,
     #[command(flatten)]
     devices: DeviceArgs,
     #[command(flatten)]
     threads: ThreadArgs,
-    /// MiB of memory for all clients together; as much as there is by default
+    /// Maximum memory of all clients together, in MiB [default: all available]
     #[arg(long, value_name = "MIB", value_parser = mebibytes, help_heading = "Limits")]
     memory: Option<usize>,
-    /// MiB of memory for each client
+    /// Maximum memory of each client, in MiB
     #[arg(long, value_name = "MIB", value_parser = mebibytes, help_heading = "Limits")]
     memory_per_client: Option<usize>,
-    /// Clients at the same time
+    /// Maximum number of clients at the same time
     #[arg(long, value_name = "N", default_value = "64", value_parser = clients, help_heading = "Limits")]
     clients: usize,
-    /// Seconds for a client to greet, to go on with a message, or to read a reply
+    /// Seconds for a client to send its greeting, send the rest of a message, or read a reply
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Limits")]
     patience: u16,
     #[command(flatten)]

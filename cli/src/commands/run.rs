@@ -36,11 +36,11 @@ use std::time::Duration;
   samite run -n 2 --watch 'l_out-*' --watch 'result_output' Hello
   git log -1 | samite run -m model.gguf -c 8192 -q")]
 pub struct RunArgs {
-    /// Text to continue; standard input if it is not given
+    /// Text to continue [default: standard input]
     #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["text", "file"], allow_hyphen_values = true)]
     prompt: Option<String>,
 
-    /// Model: a GGUF file (as -m), or OWNER/NAME of a repository (as -hf). Any other text is the
+    /// Model: a GGUF file (as -m) or OWNER/NAME of a repository (as -hf). Any other text is the
     /// text to continue
     #[arg(value_name = "MODEL|TEXT")]
     first: Option<String>,
@@ -53,50 +53,50 @@ pub struct RunArgs {
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Most tokens to write; as many as the context holds by default
+    /// Maximum number of tokens to generate [default: as many as the context holds]
     #[arg(short = 'n', long, value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
     n_predict: Option<usize>,
 
-    /// Stop when the model writes this
+    /// Stop when the model generates this text
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
 
-    /// Go on after tokens that end a text
+    /// Continue after end-of-text tokens
     #[arg(long)]
     ignore_eos: bool,
 
-    /// When the context is full, forget half of what comes after the first N tokens and go on
+    /// When the context is full, discard half of the tokens after the first N and continue
     #[arg(long, value_name = "N", value_parser = token_count)]
     keep: Option<usize>,
 
-    /// Do not repeat the prompt in the output
+    /// Print only the generated text, without the prompt
     #[arg(long)]
     no_display_prompt: bool,
 
-    /// Begin with what this file has of the text, if it is there, and save the text to it at the
-    /// end: a prompt that begins with it is not computed again. Without a prompt, the saved text
-    /// goes on where it stopped, as if it had not
+    /// Restore the saved text and its KV cache from this file if it exists, and save them there at
+    /// the end. A prompt that starts with the saved text does not compute it again; without a
+    /// prompt, generation resumes exactly where it stopped
     #[arg(long, visible_alias = "prompt-cache", value_name = "FILE")]
     session: Option<PathBuf>,
 
-    /// The text is a message, and the model answers it: put it into the form that the model knows
+    /// Answer the text as a chat message, formatted with the chat template
     #[arg(long)]
     chat: bool,
 
-    /// Record what runs when, for <https://ui.perfetto.dev>
+    /// Record a timeline of the run to a file, for <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
-    /// Print only the text, no timings
+    /// Print only the text, without timings
     #[arg(short, long)]
     quiet: bool,
 
-    /// Print one object at the end instead: text, tokens, why it ended (end, stop, grammar, limit,
-    /// full), timings and seed
+    /// Print one JSON object at the end instead: text, tokens, finish reason (end, stop, grammar,
+    /// limit, full), timings and seed
     #[arg(long)]
     json: bool,
 
-    /// With --json: how likely the model found each token, and the N likeliest, as logarithms
+    /// With --json: add the log-probability of each token, and of the N most likely tokens
     #[arg(long, visible_alias = "n-probs", value_name = "N", requires = "json")]
     logprobs: Option<usize>,
 

@@ -37,7 +37,8 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(
     args_override_self = true,
-    after_help = "llama-server's flags and its variables (LLAMA_ARG_…) are understood, too. docs/serve.md tells about the interfaces.
+    after_help = "llama-server's flags and environment variables (LLAMA_ARG_…) also work. \
+docs/serve.md describes the APIs.
 
 Examples:
   samite serve
@@ -79,24 +80,24 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Several models")]
 struct ModelsArgs {
-    /// Folder of GGUF files, each of which is served under its name; they are loaded when requests
-    /// name them
+    /// Folder of GGUF files to serve, each under its name; a model is loaded when a request names
+    /// it
     #[arg(long, value_name = "FOLDER")]
     models_dir: Option<PathBuf>,
-    /// Further files: what -m means when it is given again
+    /// Further model files, from repeated -m
     #[arg(long, value_name = "FILE", hide = true)]
     also_model: Vec<PathBuf>,
-    /// Most models in memory at a time; 0 for as many as fit
+    /// Maximum number of models in memory at a time; 0 for as many as fit
     #[arg(long, value_name = "N", default_value = "4")]
     models_max: usize,
-    /// MiB that all models in memory may take, by their plans [default: nine tenths of the memory
-    /// that is free at the start]
+    /// Maximum planned memory of all loaded models in MiB [default: nine tenths of the free memory
+    /// at startup]
     #[arg(long, value_name = "MIB")]
     models_memory: Option<u64>,
-    /// Load a model only when POST /models/load asks for it
+    /// Load a model only on POST /models/load
     #[arg(long, overrides_with = "models_autoload")]
     no_models_autoload: bool,
-    /// Load a model when a request names it, the default
+    /// Load a model when a request names it (default)
     #[arg(long, overrides_with = "no_models_autoload")]
     models_autoload: bool,
 }
@@ -125,31 +126,31 @@ impl ModelsArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Server")]
 struct HttpArgs {
-    /// Addresses to listen at, separated by `,`; 0.0.0.0 lets other machines in
+    /// Addresses to listen on, separated by `,`; 0.0.0.0 accepts connections from other machines
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: String,
-    /// Port to listen at; 0 for any that is free
+    /// Port to listen on; 0 for any free port
     #[arg(long, value_name = "PORT", default_value = "8080")]
     port: u16,
-    /// Keys, one of which each request must have; several separated by `,`
+    /// API keys, separated by `,`; each request must have one of them
     #[arg(long, value_name = "KEYS")]
     api_key: Option<String>,
-    /// The same from a file, a key a line
+    /// File of API keys, one per line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Keys that may also load and unload models, set adapters, and read metrics and all slots;
-    /// several separated by `,`. Without any, a single key may
+    /// Keys that may also load and unload models, set adapters, and read metrics and all slots,
+    /// separated by `,`. Without any, a single API key may
     #[arg(long, value_name = "KEYS")]
     admin_key: Option<String>,
-    /// File of such keys, a key a line
+    /// File of admin keys, one per line
     #[arg(long, value_name = "FILE")]
     admin_key_file: Option<PathBuf>,
-    /// Share cached prefixes among keys, which then see from the speed of an answer whether another
-    /// one sent the same prompt
+    /// Share cached prefixes among keys; response times can then reveal that another key sent the
+    /// same prompt
     #[arg(long)]
     share_prefixes: bool,
-    /// Names of this server, separated by `,`: without keys, requests must be for one of them, a
-    /// private name such as gpu.local, or an address
+    /// Host names of this server, separated by `,`. Without keys, requests must be for one of them,
+    /// a private name such as gpu.local, or an address
     #[arg(
         long,
         value_name = "NAMES",
@@ -157,14 +158,14 @@ struct HttpArgs {
         hide_default_value = true
     )]
     allowed_hosts: String,
-    /// Encrypt connections (TLS): a certificate, and those that vouch for it, as PEM
+    /// PEM file with the TLS certificate and its chain; enables HTTPS
     #[arg(long, value_name = "FILE", requires = "ssl_key_file")]
     ssl_cert_file: Option<PathBuf>,
-    /// The key of the certificate, as PEM
+    /// PEM file with the private key of the certificate
     #[arg(long, value_name = "FILE", requires = "ssl_cert_file")]
     ssl_key_file: Option<PathBuf>,
-    /// Origins whose pages may read answers, separated by `,`: `*` for all, `localhost` for this
-    /// machine's
+    /// Origins whose pages may read responses, separated by `,`: `*` for all, `localhost` for those
+    /// of this machine
     #[arg(
         long,
         value_name = "LIST",
@@ -181,7 +182,7 @@ struct HttpArgs {
         hide_default_value = true
     )]
     alias: String,
-    /// Words about the model for the list of models, separated by `,`
+    /// Tags of the model in the list of models, separated by `,`
     #[arg(
         long,
         value_name = "WORDS",
@@ -189,42 +190,42 @@ struct HttpArgs {
         hide_default_value = true
     )]
     tags: String,
-    /// A beginning of all paths, such as /model
+    /// Prefix of all paths, such as /model
     #[arg(long, value_name = "PATH", default_value = "")]
     api_prefix: String,
-    /// Tell no slots at /slots
+    /// Disable the /slots endpoint
     #[arg(long, overrides_with = "slots")]
     no_slots: bool,
-    /// Tell slots at /slots, the default
+    /// Enable the /slots endpoint (default)
     #[arg(long, overrides_with = "no_slots")]
     slots: bool,
-    /// Tell metrics at /metrics
+    /// Enable the /metrics endpoint
     #[arg(long)]
     metrics: bool,
-    /// What stands before the colon in the names of metrics that are not llama.cpp's, such as vllm
-    /// for what watches vLLM
+    /// Prefix before the colon in the names of metrics that are not llama.cpp's, such as vllm for
+    /// tools that monitor vLLM
     #[arg(long, value_name = "NAME", default_value = "samite", value_parser = metrics_name)]
     metrics_names: String,
-    /// Allow settings to be asked for at /props
+    /// Allow changing settings with POST /props
     #[arg(long)]
     props: bool,
-    /// No page to talk on [also: --no-webui]
+    /// Disable the web UI [also: --no-webui]
     #[arg(long, alias = "no-webui")]
     no_ui: bool,
-    /// Folder where slots are saved
+    /// Folder for saved slots
     #[arg(long, value_name = "FOLDER")]
     slot_save_path: Option<PathBuf>,
-    /// MiB that the body of a request may have
+    /// Maximum size of a request body in MiB
     #[arg(long, value_name = "MIB", default_value = "64", value_parser = clap::value_parser!(u32).range(1..=4096))]
     body_limit: u32,
-    /// Seconds that the headers of a request may take to come, once they began to
+    /// Seconds to receive the headers of a request once they have started to arrive
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
     header_timeout: u32,
-    /// Connections at a time; of more, those that wait are closed [default: what the limit of open
-    /// files allows, at most 4096]
+    /// Maximum number of connections; beyond it, connections that wait for their clients are closed
+    /// [default: limited by the number of open files, at most 4096]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     connections: Option<u32>,
-    /// Seconds after which a connection ends whose client does not read its answer
+    /// Seconds before closing a connection whose client does not read its response
     #[arg(
         long,
         value_name = "N",
@@ -232,11 +233,11 @@ struct HttpArgs {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     write_timeout: u32,
-    /// MiB of memory that requests may hold together, beside the context, and one request half of
+    /// MiB of memory for all requests together, excluding the context; one request may use half of
     /// it [default: a quarter of the free memory, at most 4096]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
     request_memory: Option<u32>,
-    /// Seconds between comments in a quiet stream; -1 for none
+    /// Seconds between keep-alive comments in an idle stream; -1 for none
     #[arg(
         long,
         value_name = "N",
@@ -244,7 +245,7 @@ struct HttpArgs {
         allow_negative_numbers = true
     )]
     sse_ping_interval: i64,
-    /// Seconds that answers may take once the server was told to end
+    /// Seconds to finish requests in flight when the server is stopped
     #[arg(long, value_name = "N", default_value = "30")]
     drain: u32,
 }
@@ -253,24 +254,23 @@ struct HttpArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Requests")]
 struct RequestArgs {
-    /// Requests that are computed at the same time [default: 4] [also: -np]
+    /// Number of slots, which are requests computed at the same time [default: 4] [also: -np]
     #[arg(long, value_name = "N", value_parser = slot_count)]
     parallel: Option<usize>,
-    /// A request may use the whole context, instead of its share of it. The default where
-    /// --parallel is not given [also: -kvu]
+    /// Let a request use the whole context instead of its share; the default without --parallel
+    /// [also: -kvu]
     #[arg(long, overrides_with = "no_kv_unified")]
     kv_unified: bool,
-    /// Each request has its share of the context [also: -no-kvu]
+    /// Limit each request to its share of the context [also: -no-kvu]
     #[arg(long, overrides_with = "kv_unified")]
     no_kv_unified: bool,
-    /// Requests that wait for a slot; more are told to come again
+    /// Maximum number of requests of a key that wait for a slot; more are rejected with status 503
     #[arg(long, value_name = "N", default_value = "1024")]
     queue: usize,
-    /// Most cached prefixes; twice --parallel by default
+    /// Maximum number of cached prefixes [default: twice --parallel]
     #[arg(long, value_name = "N", value_parser = sequence_count)]
     cached_prefixes: Option<usize>,
-    /// MiB of memory for requests that make room for others; beyond, they are computed again [also:
-    /// -cram]
+    /// MiB of host memory for preempted requests; beyond it, they are recomputed [also: -cram]
     #[arg(
         long,
         value_name = "MIB",
@@ -278,10 +278,10 @@ struct RequestArgs {
         allow_negative_numbers = true
     )]
     cache_ram: i64,
-    /// Folder where texts are kept, too, so that they are known after a restart
+    /// Folder to store cached prefixes in, so that they survive a restart
     #[arg(long, value_name = "FOLDER")]
     cache_disk: Option<PathBuf>,
-    /// MiB that --cache-disk may have; the texts not used for the longest time go first
+    /// Maximum size of --cache-disk in MiB; the least recently used prefixes are evicted first
     #[arg(
         long,
         value_name = "MIB",
@@ -289,41 +289,39 @@ struct RequestArgs {
         requires = "cache_disk"
     )]
     cache_disk_limit: u64,
-    /// Do not reuse what prompts begin with, unless a request asks for it
+    /// Do not use the prefix cache unless a request asks for it
     #[arg(long, overrides_with = "cache_prompt")]
     no_cache_prompt: bool,
-    /// Reuse what prompts begin with, the default
+    /// Use the prefix cache (default)
     #[arg(long, overrides_with = "no_cache_prompt")]
     cache_prompt: bool,
-    /// Most tokens of one step: of those that are written first, then of prompts in turns [also:
-    /// -b]
+    /// Maximum number of tokens per step: decode first, then prompts in turns [also: -b]
     #[arg(short = 'b', long, value_name = "N", default_value = "2048", value_parser = batch)]
     batch_size: usize,
-    /// Most tokens of an answer, where a request says nothing [also: -n, --predict]
+    /// Maximum number of tokens per response if the request sets none [also: -n, --predict]
     #[arg(short = 'n', long, visible_alias = "predict", value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
     n_predict: Option<usize>,
-    /// Most tokens of a text that are guessed, from what it had before or by a draft model, and
-    /// computed together where that is faster; the text is the same. The default is 16 with a draft
-    /// model, and 0 without
+    /// Maximum draft length in tokens, by prompt lookup or a draft model; drafts are used where
+    /// that is faster and do not change the text [default: 16 with a draft model, otherwise 0]
     #[arg(long, visible_alias = "draft-max", value_name = "N", value_parser = draft)]
     draft: Option<usize>,
-    /// A smaller model with the same vocabulary, which says what texts may go on with [also: -md]
+    /// Draft model for speculative decoding: a smaller model with the same vocabulary [also: -md]
     #[arg(long, value_name = "FILE")]
     model_draft: Option<PathBuf>,
-    /// The draft model goes on as long as it finds its tokens so probable
+    /// Minimum probability of a drafted token; a less probable one ends the draft
     #[arg(long, value_name = "SHARE", default_value = "0.75", value_parser = share)]
     draft_p_min: f32,
-    /// The same request gets the same numbers, and so the same tokens, whatever else the server
-    /// computes: requests are computed one after the other, and nothing is reused
+    /// Make a request's logits, and thus its tokens, independent of other requests: compute
+    /// requests one at a time and reuse nothing
     #[arg(long, conflicts_with_all = ["parallel", "cached_prefixes", "cache_disk", "draft", "model_draft", "context_shift"])]
     deterministic: bool,
-    /// A text that is as long as its context goes on: a part is forgotten
+    /// Continue when a text fills its context, by discarding some of its tokens
     #[arg(long, overrides_with = "no_context_shift")]
     context_shift: bool,
-    /// A text ends when it is as long as its context, the default
+    /// End a text when it fills its context (default)
     #[arg(long, overrides_with = "context_shift")]
     no_context_shift: bool,
-    /// Tokens that stay with --context-shift
+    /// Number of first tokens that --context-shift keeps
     #[arg(
         long,
         visible_alias = "keep",
@@ -332,7 +330,7 @@ struct RequestArgs {
         allow_negative_numbers = true
     )]
     n_keep: i64,
-    /// Give up the memory of the context after so many seconds without a request; -1 never
+    /// Free the context's memory after N seconds without a request; -1 for never
     #[arg(
         long,
         value_name = "N",
@@ -340,16 +338,16 @@ struct RequestArgs {
         allow_negative_numbers = true
     )]
     sleep_idle_seconds: i64,
-    /// Compute embeddings, too [also: --embedding]
+    /// Enable embeddings [also: --embedding]
     #[arg(long, alias = "embedding")]
     embeddings: bool,
-    /// Rank documents, with a model that is made for it [also: --rerank]
+    /// Rank documents with a reranking model [also: --rerank]
     #[arg(long, alias = "rerank")]
     reranking: bool,
-    /// What an embedding is made of; what the file says by default
+    /// Pooling of embeddings [default: as the model file says]
     #[arg(long, value_enum)]
     pooling: Option<PoolingArg>,
-    /// How embeddings are scaled, as for `samite embed`
+    /// Normalization of embeddings, as for `samite embed`
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     embd_normalize: Option<i32>,
 }
@@ -358,30 +356,30 @@ struct RequestArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Conversation")]
 struct TalkArgs {
-    /// How a conversation becomes a text: a name (docs/chat-templates.md has the list), or a
-    /// template's text; the model's own by default
+    /// Chat template: a name (docs/chat-templates.md has the list) or the text of a template
+    /// [default: the model's own]
     #[arg(long, value_name = "NAME|TEXT")]
     chat_template: Option<String>,
-    /// The same, from a file
+    /// File with the chat template
     #[arg(long, value_name = "FILE")]
     chat_template_file: Option<PathBuf>,
-    /// Names that the template sees, as an object of JSON
+    /// Variables for the chat template, as a JSON object
     #[arg(long, value_name = "JSON")]
     chat_template_kwargs: Option<String>,
-    /// Whether thoughts are told apart from what the model says
+    /// Format in which reasoning is separated from the answer
     #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = reasoning_format)]
     reasoning_format: ReasoningFormat,
-    /// Whether the model thinks before it answers: on, off, or auto for what its template says
-    /// [also: -rea]
+    /// Enable reasoning before the answer: on, off, or auto for the chat template's default [also:
+    /// -rea]
     #[arg(long, value_name = "on|off|auto", default_value = "auto")]
     reasoning: String,
     /// Most reasoning tokens per answer; 0 for none, -1 for no limit
     #[arg(long, value_name = "N", default_value = "-1", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=i64::from(i32::MAX)))]
     reasoning_budget: i64,
-    /// A last message of the assistant is complete, instead of the beginning of the answer
+    /// Treat a last assistant message as complete instead of as the start of the response
     #[arg(long, overrides_with = "prefill_assistant")]
     no_prefill_assistant: bool,
-    /// A last message of the assistant is the beginning of the answer, the default
+    /// Treat a last assistant message as the start of the response (default)
     #[arg(long, overrides_with = "no_prefill_assistant", action = ArgAction::SetTrue)]
     prefill_assistant: bool,
 }

@@ -18,35 +18,34 @@ const MANY: u64 = 5_000;
 
 /// Flags of `samite sim`.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "A case that fails is made smaller, and its flags are printed. docs/simulation.md tells how it works.
+#[command(after_help = "A failing case is shrunk, and its flags are printed. \
+docs/simulation.md describes the simulation.
 
 Examples:
   samite sim --count 100000
   samite sim --seed 2026 --trace -
-  samite sim --seed 841 --devices 1 --steps 3 --faults 'compute@1,lose@0'"
-)]
+  samite sim --seed 841 --devices 1 --steps 3 --faults 'compute@1,lose@0'")]
 pub struct SimArgs {
-    /// The case to run, or the first of several
+    /// Seed of the case to run, or of the first of several
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// How many seeds to run
+    /// Number of seeds to run
     #[arg(long, value_name = "N", default_value_t = 1)]
     count: u64,
-    /// What is done: graphs, models, requests, rpc or remote; by default, what the seed says
+    /// Workload: graphs, models, requests, rpc or remote [default: chosen by the seed]
     #[arg(long, value_name = "NAME")]
     workload: Option<Workload>,
-    /// At most so many devices beside the host's processor
+    /// Maximum number of devices in addition to the host's CPU
     #[arg(long, value_name = "N", conflicts_with = "count")]
     devices: Option<usize>,
-    /// At most so many computed nodes in a random graph
+    /// Maximum number of computed nodes in a random graph
     #[arg(long, value_name = "N", conflicts_with = "count")]
     nodes: Option<usize>,
-    /// At most so many steps
+    /// Maximum number of steps
     #[arg(long, value_name = "N", conflicts_with = "count")]
     steps: Option<usize>,
-    /// Exactly these faults, such as `compute@1,lose@0`: the second node that is computed fails,
-    /// the first chance to lose a device is taken
+    /// Inject exactly these faults, such as `compute@1,lose@0`: the second computed node fails, and
+    /// the first opportunity to lose a device is taken
     #[arg(
         long,
         value_name = "LIST",
@@ -54,14 +53,14 @@ pub struct SimArgs {
         conflicts_with = "count"
     )]
     faults: Option<Vec<String>>,
-    /// Write everything that happens to a file, `-` for standard output
+    /// Write all events to a file; `-` for standard output
     #[arg(long, value_name = "FILE", conflicts_with = "count")]
     trace: Option<PathBuf>,
-    /// Cases that run at once; by default, one for each processor
+    /// Number of cases to run at once [default: one per processor]
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
-    /// Fail unless each fault struck so often; by default once, in 5,000 cases or more of all
-    /// workloads
+    /// Fail unless each fault struck at least N times [default: 1 for 5,000 cases or more of all
+    /// workloads, otherwise 0]
     #[arg(long, value_name = "N")]
     least: Option<u64>,
     /// Print JSON

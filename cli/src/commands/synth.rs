@@ -19,16 +19,16 @@ pub struct SynthArgs {
     /// Shape of a known model
     #[arg(long, value_enum, default_value_t = Shape::Tiny)]
     shape: Shape,
-    /// A tiny model of this architecture instead: one of docs/models.md
+    /// Create a tiny model of this architecture instead, one of docs/models.md
     #[arg(long, value_name = "NAME", conflicts_with = "shape", value_parser = architecture)]
     arch: Option<&'static str>,
     /// Type of all matrices whose rows are whole blocks of it: f32, f16, q4_0, q8_0, q4_K, …
     #[arg(long = "type", value_name = "TYPE", default_value = "q8_0", value_parser = dtype)]
     dtype: DType,
-    /// Start of the random numbers
+    /// Random seed
     #[arg(short, long, value_name = "N", default_value = "1")]
     seed: u64,
-    /// Only the header of the file: enough for `samite plan`
+    /// Write only the header of the file, which is enough for `samite plan`
     #[arg(long)]
     header: bool,
 }
@@ -44,10 +44,10 @@ enum Shape {
     /// TinyLlama 1.1B
     #[value(name = "tinyllama-1.1b")]
     TinyLlama,
-    /// Qwen3 0.6B, with its output tied to the embedding
+    /// Qwen3 0.6B, with tied embeddings
     #[value(name = "qwen3-0.6b")]
     Qwen3Small,
-    /// Qwen3 4B, with its output tied to the embedding
+    /// Qwen3 4B, with tied embeddings
     #[value(name = "qwen3-4b")]
     Qwen3,
     /// Llama 3 8B
@@ -56,24 +56,24 @@ enum Shape {
     /// Llama 3 70B
     #[value(name = "llama3-70b")]
     Llama3Large,
-    /// Qwen3 30B-A3B: 128 experts, of which 8 are used
+    /// Qwen3 30B-A3B: 128 experts, 8 of them active
     #[value(name = "qwen3-30b-a3b")]
     Mixture,
-    /// 6 layers with 64 experts of width 768, of which 8 are used: like Qwen3 30B-A3B, but smaller
+    /// Like Qwen3 30B-A3B, but smaller: 6 layers with 64 experts of width 768, 8 of them active
     #[value(name = "small-moe")]
     SmallMixture,
-    /// Gemma 3 1B: five of six layers look through a window
+    /// Gemma 3 1B: five of six layers have a sliding window
     #[value(name = "gemma3-1b")]
     Gemma3,
     /// Qwen3.5 0.8B: three of four layers are gated delta nets
     #[value(name = "qwen3.5-0.8b")]
     Qwen35,
-    /// 8 layers of half the width of gpt-oss 20B, with its 32 experts, of which 4 are used, its
-    /// windows and sinks
+    /// Like gpt-oss 20B, but smaller: 8 layers of half its width, with its 32 experts (4 of them
+    /// active), windows and attention sinks
     #[value(name = "small-gpt-oss")]
     SmallGptOss,
-    /// 8 layers like those of DeepSeek-V3, but smaller: latent attention, 64 experts of width 768,
-    /// of which 6 are used, and one for all
+    /// Like DeepSeek-V3, but smaller: 8 layers with latent attention, 64 experts of width 768 (6 of
+    /// them active) and a shared expert
     #[value(name = "small-deepseek")]
     SmallDeepSeek,
     /// BERT base, an encoder of 109 million parameters

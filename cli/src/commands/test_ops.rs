@@ -17,7 +17,7 @@ mod perf;
 
 /// Flags of `samite test-ops`.
 #[derive(Debug, Args)]
-#[command(after_help = "With -v, also why cases are not supported.
+#[command(after_help = "With -v, also prints why cases are unsupported.
 
 Examples:
   samite test-ops
@@ -29,19 +29,20 @@ pub struct TestOpsArgs {
     devices: DeviceArgs,
     #[command(flatten)]
     threads: ThreadArgs,
-    /// Only cases whose name contains this, for example an operation
+    /// Test only cases whose names contain this text, for example an operation
     #[arg(short, long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Only the contract: buffers, streams, events, copies and order instead of operations
+    /// Test only the device contract: buffers, streams, events, copies and order instead of
+    /// operations
     #[arg(long, conflicts_with = "filter")]
     contract: bool,
-    /// Time operations with shapes of a model of 8 billion parameters instead. On a CPU, the share
-    /// of what its threads could do at most is printed, too: read from memory, or multiply (8-bit
-    /// numbers for quantized weights, else F32). More than 100 % is what fits into caches, and
-    /// floats that are multiplied as whole numbers or BF16
+    /// Benchmark operations with shapes of a model of 8 billion parameters instead. On a CPU, also
+    /// print the share of the peak of its threads: memory bandwidth, or multiplication (8-bit for
+    /// quantized weights, otherwise F32). It exceeds 100 % for data that fits into caches, and for
+    /// floats that are multiplied as integers or BF16
     #[arg(long, conflicts_with = "contract")]
     perf: bool,
-    /// Time only these operations, separated by `,`
+    /// Benchmark only these operations, separated by `,`
     #[arg(
         short,
         long,

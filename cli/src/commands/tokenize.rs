@@ -18,13 +18,13 @@ use std::path::PathBuf;
   samite tokenize \"Once upon a time\"
   samite tokenize -m model.gguf --ids -f book.txt")]
 pub struct TokenizeArgs {
-    /// GGUF file with the vocabulary; that of the model that is part of this program by default
+    /// GGUF file with the vocabulary [default: that of the built-in model]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
     #[cfg(feature = "hub")]
     #[command(flatten)]
     hub: crate::hub::HubArgs,
-    /// Text; standard input if it is not given
+    /// Text to tokenize [default: standard input]
     #[arg(
         short,
         long,
@@ -33,19 +33,19 @@ pub struct TokenizeArgs {
         allow_hyphen_values = true
     )]
     prompt: Option<String>,
-    /// Text
+    /// Text to tokenize
     #[arg(conflicts_with = "file")]
     text: Option<String>,
-    /// File with the text
+    /// File with the text to tokenize
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Do not add the beginning-of-text token
+    /// Do not add the BOS token
     #[arg(long)]
     no_bos: bool,
-    /// Treat the text of special tokens as plain text
+    /// Treat the names of special tokens as plain text
     #[arg(long)]
     no_parse_special: bool,
-    /// Print only ids, as a list
+    /// Print only token IDs, as a list
     #[arg(long)]
     ids: bool,
     /// Print the number of tokens

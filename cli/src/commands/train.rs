@@ -39,22 +39,22 @@ const VOCABULARY_BYTES: usize = 4 << 20;
   samite train models/stories/train.toml -o stories
   samite train models/stories/train.toml -o stories --resume")]
 pub struct TrainArgs {
-    /// What to train, how, and on what: a TOML file (see docs/training.md)
+    /// TOML file with the model, the training settings and the data (see docs/training.md)
     config: PathBuf,
 
-    /// Folder for the checkpoint, the loss as table and picture, and the model or adapter
+    /// Folder for the checkpoint, the loss as a table and a plot, and the model or adapter
     #[arg(short, long, value_name = "FOLDER")]
     out: PathBuf,
 
-    /// Go on from the checkpoint in the folder
+    /// Resume from the checkpoint in the folder
     #[arg(long)]
     resume: bool,
 
-    /// Stop after this many steps of all: a later run can go on with --resume
+    /// Stop after this many steps in total; a later run can continue with --resume
     #[arg(long, value_name = "N")]
     stop_after: Option<u64>,
 
-    /// Begin of the text that is written at each measurement; none if it is empty
+    /// Prompt of the text generated at each measurement; no text if it is empty
     #[arg(long, value_name = "TEXT", default_value = "Once upon a time")]
     sample: String,
 

@@ -10,17 +10,17 @@ use std::sync::Arc;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Fleet")]
 pub struct FleetArgs {
-    /// Tell over ZeroMQ which blocks of tokens are in the cache, as vLLM does, to whoever connects
-    /// here, such as tcp://*:5557. It is not encrypted
+    /// Publish over ZeroMQ which blocks of tokens are in the cache, in vLLM's format, at this
+    /// endpoint, such as tcp://*:5557. It is not encrypted
     #[arg(long, value_name = "ENDPOINT")]
     kv_events: Option<String>,
-    /// Where those ask who missed some of it, such as tcp://*:5558
+    /// Endpoint where subscribers request missed messages, such as tcp://*:5558
     #[arg(long, value_name = "ENDPOINT", requires = "kv_events")]
     kv_events_replay: Option<String>,
-    /// What the messages begin with [default: kv@HOSTNAME@MODEL]
+    /// Topic of the messages [default: kv@HOSTNAME@MODEL]
     #[arg(long, value_name = "TOPIC", requires = "kv_events")]
     kv_events_topic: Option<String>,
-    /// Tokens of a block
+    /// Number of tokens per block
     #[arg(long, value_name = "N", default_value = "16", value_parser = block_size, requires = "kv_events")]
     kv_events_block: usize,
 }
