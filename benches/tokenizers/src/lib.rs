@@ -10,7 +10,7 @@ use tokenizers::models::wordpiece::{WordPiece, WordPieceTrainerBuilder};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer};
 
-/// The same vocabulary in both libraries.
+/// A vocabulary, in both libraries.
 pub struct Pair {
     pub name: &'static str,
     pub theirs: Tokenizer,

@@ -75,7 +75,7 @@
 //! | `kernels` | the operations |
 //! | `table` | which kernel computes which operation: a new operation needs an entry here and a function in `kernels` |
 //! | `fuse`, `program` | fused regions; compiled graphs and how they run |
-//! | `packed_buffer_type`, `high_bandwidth`, `calibrate`, `device` | memory for packed weights, quicker memory, limits of the machine, the device |
+//! | `packed_buffer_type`, `high_bandwidth`, `calibrate`, `device` | memory for packed weights, high-bandwidth memory, limits of the machine, the device |
 //!
 //! # What kernels promise
 //! - Results do not depend on the number of threads: one task computes each element, in a fixed

@@ -143,7 +143,7 @@ fn cancelled_work_stops_and_can_run_again() {
     }
 }
 
-/// A node that takes long does not keep whoever cancelled it waiting.
+/// Cancelling a run does not wait for the end of a long node.
 #[test]
 fn long_nodes_look_whether_they_are_cancelled() {
     let mut product = Graph::new();

@@ -106,7 +106,7 @@ impl BuiltIn {
 /// Returns a message about disabled names that no backend or plugin has. `plugins` are the plugins
 /// found.
 fn unknown(disabled: &[String], plugins: &[String]) -> Option<String> {
-    let is_known = |name: &str| {
+    let has_backend = |name: &str| {
         let plugin = match name.split_at_checked(5) {
             Some((start, plugin)) if start.eq_ignore_ascii_case("ggml:") => plugin,
             _ => name,
@@ -117,7 +117,7 @@ fn unknown(disabled: &[String], plugins: &[String]) -> Option<String> {
                 .any(|known| known.eq_ignore_ascii_case(plugin))
     };
     let mut unknown: Vec<_> = Vec::new();
-    for name in disabled.iter().filter(|name| !is_known(name)) {
+    for name in disabled.iter().filter(|name| !has_backend(name)) {
         let name = format!("'{name}'");
         if !unknown.contains(&name) {
             unknown.push(name);

@@ -1,4 +1,5 @@
-//! How long planning takes, step by step, and what a steady run costs: `cargo run --release -p samite-sched --example planning_time`.
+//! Measures the time of each planning step and of a steady run:
+//! `cargo run --release -p samite-sched --example planning_time`.
 //!
 //! The graph has the shape of a language model: layers with weights on three devices in turn, written caches, and
 //! experts in host memory that a faster device takes over.

@@ -18,7 +18,7 @@
 //! let mut sampler = Sampler::new(SamplerParams::greedy())?;
 //! sampler.set_constraint(Some(Box::new(grammar.constraint(&vocabulary)?)));
 //!
-//! // The likeliest token is "maybe", which is no answer.
+//! // The most probable token is "maybe", which is no answer.
 //! let token = sampler.sample(&[0.0, 0.0, 0.0, 1.0, 0.5, 2.0])?;
 //! sampler.accept(token)?;
 //! assert_eq!(token, 3);

@@ -184,7 +184,7 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
                         tasks.spawn(taken);
                     }
                 }
-                // For example, too many files are open: close connections that wait for a request.
+                // For example, too many open files: close connections that wait for a request.
                 Err(error) => {
                     tracing::warn!(%error, "a connection cannot be taken");
                     shared.connections.make_room();

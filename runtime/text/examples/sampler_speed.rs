@@ -1,4 +1,5 @@
-//! How long the chain takes for a token of a large vocabulary: `cargo run --release -p samite-text --example sampler_speed`.
+//! Measures the sampler chain on a large vocabulary:
+//! `cargo run --release -p samite-text --example sampler_speed`.
 
 use samite_text::{Rng, Sampler, SamplerParams};
 use std::time::Instant;

@@ -439,8 +439,9 @@ impl Device for GgmlDevice {
         };
         // For another device of the plugin, the receiving device copies.
         let is_peer = || self.core.plugin.joins_devices() && self.core.plugin.has_memory(from);
-        let is_known = || own(from) || is_peer();
-        (own(to) && is_known()) || (from.is_host() && to.is_host() && self.supports_buffer_type(to))
+        let is_reachable = || own(from) || is_peer();
+        (own(to) && is_reachable())
+            || (from.is_host() && to.is_host() && self.supports_buffer_type(to))
     }
 
     fn wants_offload(&self, node: Node<'_>) -> bool {

@@ -49,19 +49,19 @@ type Extent = Option<(usize, u64)>;
 pub fn choose(grammar: &Gbnf) -> Lexemes {
     let is_recursive = recursive(grammar);
     let mut rules = vec![Extent::None; grammar.rules.len()];
-    let mut is_known = is_recursive.clone();
+    let mut has_extent = is_recursive.clone();
     let mut divided = vec![false; grammar.nodes];
     // Visit rules after the rules that they refer to.
     let mut todo: Vec<usize> = (0..grammar.rules.len()).collect();
     while let Some(rule) = todo.pop() {
-        if is_known[rule] {
+        if has_extent[rule] {
             continue;
         }
         let mut missing = Vec::new();
-        needed(&grammar.rules[rule].body, &is_known, &mut missing);
+        needed(&grammar.rules[rule].body, &has_extent, &mut missing);
         if missing.is_empty() {
             rules[rule] = extent(&grammar.rules[rule].body, &rules);
-            is_known[rule] = true;
+            has_extent[rule] = true;
         } else {
             todo.push(rule);
             todo.extend(missing);
@@ -112,16 +112,16 @@ pub fn choose(grammar: &Gbnf) -> Lexemes {
 }
 
 /// Collects the rules of unknown extent that a node refers to.
-fn needed(node: &Node, is_known: &[bool], missing: &mut Vec<usize>) {
+fn needed(node: &Node, has_extent: &[bool], missing: &mut Vec<usize>) {
     match &node.kind {
         Kind::Chars(_) | Kind::Token { .. } => {}
-        Kind::Rule(rule) if is_known[*rule] => {}
+        Kind::Rule(rule) if has_extent[*rule] => {}
         Kind::Rule(rule) => missing.push(*rule),
-        Kind::Repeat { node, .. } => needed(node, is_known, missing),
+        Kind::Repeat { node, .. } => needed(node, has_extent, missing),
         Kind::Sequence(nodes) | Kind::Choice(nodes) => {
             nodes
                 .iter()
-                .for_each(|node| needed(node, is_known, missing));
+                .for_each(|node| needed(node, has_extent, missing));
         }
     }
 }

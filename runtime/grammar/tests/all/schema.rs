@@ -402,7 +402,7 @@ fn what_is_not_enforced_is_refused_with_its_place() {
     assert!(Grammar::json_schema("true").is_ok());
 }
 
-/// Schemas of the keywords that are enforced, not all of which make sense.
+/// Schemas of the keywords that are enforced. Some make no sense.
 fn schemas() -> impl Strategy<Value = Value> {
     let number = -20i32..20;
     let leaf = prop_oneof![

@@ -73,9 +73,9 @@ impl<'a> MicroBatches<'a> {
         if of(0) == of(1) {
             return (1..most).find(|&at| of(at) != of(0)).unwrap_or(most);
         }
-        let is_known =
+        let repeats =
             |at: usize| (0..at).any(|before| of(before).iter().any(|s| of(at).contains(s)));
-        (1..most).find(|&at| is_known(at)).unwrap_or(most)
+        (1..most).find(|&at| repeats(at)).unwrap_or(most)
     }
 }
 
