@@ -344,11 +344,10 @@ fn a_process_that_stands_still_is_lost_at_the_deadline() {
         };
         let line = said.lines().find(names_it).unwrap_or_default();
         assert!(line.contains("device lost"), "{way:?}: {said}");
-        // Another rank's deadline may have passed just before.
-        assert!(
-            line.contains("within 4 s") || line.contains("rank 2 gave up"),
-            "{way:?}: {said}"
-        );
+        // The deadline of either waiting rank may pass first. The other one then reports that.
+        let reasons = ["within 4 s", "rank 0 gave up", "rank 2 gave up"];
+        let has_reason = reasons.iter().any(|reason| line.contains(reason));
+        assert!(has_reason, "{way:?}: {said}");
         if way == Way::Own {
             // It notices when it continues.
             send("CONT", 1, &word);
