@@ -195,17 +195,18 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
         if must_end {
             engine.end_all();
         }
-        let step = engine.step();
+        let step = engine.step_then(|engine| {
+            let view = engine.view();
+            totals = view.totals;
+            shared.lock().count_waiting(view.queued.clone());
+            shared.show(view);
+        });
         if engine.is_lost() {
             engine.fail_all(FailureKind::Device, "a device is lost");
             shared.show(engine.view());
             shared.lock().is_lost = true;
             return;
         }
-        let view = engine.view();
-        totals = view.totals;
-        shared.lock().count_waiting(view.queued.clone());
-        shared.show(view);
         let Step::Idle(until) = step else {
             busy_at = clock.now();
             continue;

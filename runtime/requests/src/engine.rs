@@ -12,7 +12,7 @@ use crate::draft::{Account, Costs, Luck};
 use crate::drafter::Drafter;
 use crate::event::{FailureKind, Reason};
 use crate::kept::{Kept, KeptTexts, Key};
-use crate::outbox::{Bell, Reader, outbox};
+use crate::outbox::{Bell, Outbox, Reader, outbox};
 use crate::request::{Limits, Prepared, Refusal, Request};
 use crate::running::Running;
 use crate::view::{SlotView, Totals, View, count_owners};
@@ -125,6 +125,8 @@ pub struct Engine {
     limits: Limits,
     /// Waiting requests, in the order in which they get a slot.
     queue: Vec<Running>,
+    /// Outboxes of requests that ended in this step.
+    ended: Vec<Outbox>,
     active: Vec<Active>,
     kept: KeptTexts,
     disk: Option<DiskTexts>,
@@ -211,6 +213,7 @@ impl Engine {
             clock,
             limits,
             queue: Vec::new(),
+            ended: Vec::new(),
             active: Vec::new(),
             kept: KeptTexts::default(),
             disk: None,
@@ -426,6 +429,7 @@ impl Engine {
             active.running.fail(kind, why, now);
             self.leave(active, false);
         }
+        self.ended.clear();
     }
 
     /// Returns the number of a set of adapters.
@@ -509,8 +513,16 @@ impl Engine {
 
     /// Does the available work, for the time of one batch.
     pub fn step(&mut self) -> Step {
+        self.step_then(|_| ())
+    }
+
+    /// Does a step like [`step`](Self::step), and calls `show` before readers get the events of
+    /// ends: so a client that has its answer sees counts that include it.
+    pub(crate) fn step_then(&mut self, show: impl FnOnce(&Self)) -> Step {
         let step = self.work();
         self.tell_blocks();
+        show(self);
+        self.ended.clear();
         step
     }
 
@@ -543,6 +555,7 @@ impl Engine {
             let mut running = self.queue.remove(at);
             self.forget_swapped(&mut running);
             self.tell_end(&mut running, now);
+            self.ended.push(running.outbox);
         }
         let mut at = 0;
         while let Some(active) = self.active.get(at) {
@@ -601,6 +614,7 @@ impl Engine {
             decoded,
             ..
         } = active;
+        self.ended.push(running.outbox);
         let last = self.context.cells().last_position(sequence);
         let is_whole = last.map_or(0, |last| last as usize + 1) == decoded;
         let is_kept = is_kept

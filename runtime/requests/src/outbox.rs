@@ -12,6 +12,8 @@ pub type Bell = Arc<dyn Fn() + Send + Sync>;
 #[derive(Debug, Default)]
 struct State {
     events: VecDeque<Event>,
+    /// The event of the end, which the reader gets when the engine drops its side.
+    last: Option<Event>,
     waker: Option<Waker>,
     /// The reader was dropped.
     is_closed: bool,
@@ -68,11 +70,14 @@ impl Outbox {
         self.0.lock().is_closed
     }
 
-    /// Sends an event; there is always room for the last one.
+    /// Sends an event; there is always room for the last one, which arrives when this is dropped.
     pub fn send(&self, event: Event) {
         let mut state = self.0.lock();
+        if event.is_end() {
+            state.last = Some(event);
+            return;
+        }
         if !state.is_closed {
-            state.is_ended |= event.is_end();
             state.events.push_back(event);
         }
         let waker = state.waker.take();
@@ -88,6 +93,11 @@ impl Drop for Outbox {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.is_ended = true;
+        if let Some(last) = state.last.take()
+            && !state.is_closed
+        {
+            state.events.push_back(last);
+        }
         let waker = state.waker.take();
         drop(state);
         self.0.changed.notify_all();
@@ -158,7 +168,7 @@ impl Drop for Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Started, Token};
+    use crate::event::{Counts, Failed, FailureKind, Started, Token};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn token(id: u32) -> Event {
@@ -203,6 +213,23 @@ mod tests {
         outbox.send(started.clone());
         drop(outbox);
         assert_eq!(reader.wait(), Some(started));
+        assert_eq!(reader.wait(), None);
+    }
+
+    #[test]
+    fn the_end_arrives_when_the_engine_drops_its_side() {
+        let (outbox, mut reader) = outbox(1, Arc::new(|| {}));
+        let end = Event::Failed(Failed {
+            kind: FailureKind::Closing,
+            message: String::new(),
+            counts: Counts::default(),
+        });
+        outbox.send(token(1));
+        outbox.send(end.clone());
+        assert_eq!(reader.try_next(), Some(token(1)));
+        assert_eq!(reader.try_next(), None);
+        drop(outbox);
+        assert_eq!(reader.wait(), Some(end));
         assert_eq!(reader.wait(), None);
     }
 }

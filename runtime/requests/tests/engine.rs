@@ -695,6 +695,22 @@ fn a_thread_answers_drains_and_ends() {
     thread.join().unwrap();
 }
 
+/// A client that has its answer reads counts that include it.
+#[test]
+fn an_end_is_counted_before_its_reader_gets_it() {
+    let (handle, thread) = drive(engine(1)).unwrap();
+    for i in 1..=200 {
+        let mut reader = handle.submit(request([5, 6, 7], 1)).unwrap();
+        let last = std::iter::from_fn(|| reader.wait()).last();
+        let view = handle.view();
+        assert!(matches!(last, Some(Event::Finished(_))), "{last:?}");
+        assert_eq!(view.totals.finished, i);
+        assert!(view.slots.iter().all(|slot| slot.request.is_none()));
+    }
+    handle.close();
+    thread.join().unwrap();
+}
+
 #[test]
 fn an_engine_that_nobody_asks_is_dropped_and_made_again() {
     // Long enough to see that it is awake in the end.

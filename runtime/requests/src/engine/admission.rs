@@ -234,6 +234,7 @@ impl Engine {
                 self.totals.failed += 1;
                 self.forget_swapped(&mut running);
                 running.fail(FailureKind::Device, error.to_string(), now);
+                self.ended.push(running.outbox);
             }
         }
     }

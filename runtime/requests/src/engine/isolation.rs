@@ -8,6 +8,7 @@ use super::Engine;
 use super::batch::Part;
 use crate::event::FailureKind;
 use crate::kept::{Kept, common};
+use crate::running::Running;
 use samite_llm::Error;
 
 impl Engine {
@@ -112,7 +113,13 @@ impl Engine {
         let running = &mut active.running;
         running.fail(FailureKind::Sampling, error.to_string(), now);
         self.scrub(active.sequence);
-        let (key, tokens) = (active.running.key, active.running.tokens);
+        let Running {
+            key,
+            tokens,
+            outbox,
+            ..
+        } = active.running;
+        self.ended.push(outbox);
         self.remove_spoilt_texts(|text| text.key == key && common(&text.tokens, &tokens) > 0);
     }
 }
