@@ -32,7 +32,11 @@ fn open(name: &str) -> Result<Writer, JsError> {
     let registry = Registry::built_in(Default::default());
     let devices = registry.parse(name).map_err(|error| {
         let reasons = reasons(&registry);
-        text(if reasons.is_empty() { error.to_string() } else { reasons })
+        text(if reasons.is_empty() {
+            error.to_string()
+        } else {
+            reasons
+        })
     })?;
     let device = devices.iter().map(|device| device.description());
     let device = device.collect::<Vec<_>>().join(", ");

@@ -6,8 +6,7 @@
 use std::error::Error;
 use std::path::Path;
 
-const HEADER: &str =
-    "// Made by devices/remote/codegen from proto/samite.proto. Change that file, and run it again.\n\n";
+const HEADER: &str = "// Made by devices/remote/codegen from proto/samite.proto. Change that file, and run it again.\n\n";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let remote = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -23,7 +22,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let file = remote.join("src/proto.rs");
     if std::env::args().any(|flag| flag == "--check") {
         if std::fs::read_to_string(&file)? != text {
-            return Err("src/proto.rs is not what proto/samite.proto gives: run this without --check".into());
+            return Err(
+                "src/proto.rs is not what proto/samite.proto gives: run this without --check"
+                    .into(),
+            );
         }
         return Ok(());
     }
