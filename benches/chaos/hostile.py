@@ -14,6 +14,7 @@ Needs Linux and Python's own library only.
 import argparse
 import collections
 import json
+import multiprocessing
 import random
 import resource
 import signal
@@ -27,6 +28,8 @@ import time
 MIB = 1 << 20
 # Longer than any honest answer takes.
 PATIENCE = 120
+# Hostile clients at once.
+SENDERS = 64
 HONEST = {"prompt": "Once upon a time there was", "n_predict": 8, "temperature": 0}
 
 
@@ -48,61 +51,68 @@ def schema(value):
 
 
 def kinds():
-    """The kinds of hostile requests: each returns a path and a body, as JSON or as bytes."""
+    """Returns the path and the body, as JSON or as bytes, of each kind of hostile request."""
     chain = "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(40)) + 'r40 ::= "a"\nroot ::= r0'
     deep = '{"a":' * 60 + "1" + "}" * 60
     return [
-        lambda: completion(samplers="t" * (5 * MIB)),
-        lambda: completion(samplers="k" * 32, dynatemp_range=5, n_predict=64),
-        lambda: completion(logit_bias=[[words(800_000), 1]] * 6),
-        lambda: completion(logit_bias=[[i % 40_000, 1] for i in range(4096)]),
-        lambda: completion(stop=[words(MIB)] * 4),
-        lambda: ("/completion", {"prompt": ["a"] * 256, "n_predict": 64, "n_probs": 100}),
-        lambda: completion(n_probs=100, n_predict=512),
-        lambda: ("/tokenize", {"content": words(3 * MIB), "with_pieces": True}),
-        lambda: ("/tokenize", {"content": "a" * (2 * MIB)}),
-        lambda: ("/tokenize", {"content": ["a"] * 300_000}),
-        lambda: ("/detokenize", {"tokens": [100] * 500_000}),
-        lambda: ("/apply-template", {"messages": [{"role": "user", "content": "a"}] * 10_000}),
-        lambda: ("/completion", b"[" * MIB),
-        lambda: ("/completion", b"[" + b"1," * MIB + b"1]"),
-        lambda: ("/completion", b"[" + b"{}," * 300_000 + b"{}]"),
-        lambda: ("/completion", deep.encode()),
-        lambda: ("/completion", b'{"prompt": "' + b"\\u0000" * 200_000 + b'"}'),
-        lambda: completion(prompt=words(8 * MIB)),
-        lambda: completion(prompt=[100] * 400_000),
-        lambda: completion(prompt=words(6000), n_predict=1),
-        lambda: completion(prompt=["a"] * 256),
-        lambda: completion(extra="a" * (20 * MIB)),
-        lambda: completion(grammar=chain),
-        lambda: completion(grammar="root ::= ((\"a\"{1,1000}){1,1000}){1,1000}"),
-        lambda: completion(grammar="root ::= " + "\"a\" | " * 20_000 + "\"b\""),
-        lambda: completion(grammar="root ::= [^x]*", n_predict=16),
-        lambda: schema({"type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}"}),
-        lambda: schema({"enum": [str(i) for i in range(50_000)]}),
-        lambda: schema({"anyOf": [{"properties": {f"a{i}": {"const": i}}} for i in range(5000)]}),
-        lambda: chat(messages=[{"role": "user", "content": "a"}] * 16_000),
-        lambda: chat(tools=[{"type": "function", "function": {"name": f"f{i}"}} for i in range(3000)]),
-        lambda: chat(chat_template_kwargs={f"k{i}": [i] * 100 for i in range(1000)}),
-        lambda: chat(n=4, top_logprobs=20, logprobs=True, max_tokens=64),
-        lambda: ("/v1/messages", {"messages": [{"role": "user", "content": words(MIB)}], "max_tokens": 1}),
-        lambda: ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 5000}),
-        lambda: ("/api/chat", {"messages": [{"role": "user", "content": "a"}], "keep_alive": 18446744073709549568}),
-        lambda: ("/infill", {"input_prefix": words(MIB), "input_suffix": words(MIB)}),
-        lambda: ("/lora-adapters", [{"id": 0, "scale": 1e300}]),
-        lambda: ("/models/unload", {"model": "x"}),
-        lambda: ("/slots/0?action=erase", {}),
+        completion(samplers="t" * (5 * MIB)),
+        completion(samplers="k" * 32, dynatemp_range=5, n_predict=64),
+        completion(logit_bias=[[words(800_000), 1]] * 6),
+        completion(logit_bias=[[i % 40_000, 1] for i in range(4096)]),
+        completion(stop=[words(MIB)] * 4),
+        ("/completion", {"prompt": ["a"] * 256, "n_predict": 64, "n_probs": 100}),
+        completion(n_probs=100, n_predict=512),
+        ("/tokenize", {"content": words(3 * MIB), "with_pieces": True}),
+        ("/tokenize", {"content": "a" * (2 * MIB)}),
+        ("/tokenize", {"content": ["a"] * 300_000}),
+        ("/detokenize", {"tokens": [100] * 500_000}),
+        ("/apply-template", {"messages": [{"role": "user", "content": "a"}] * 10_000}),
+        ("/completion", b"[" * MIB),
+        ("/completion", b"[" + b"1," * MIB + b"1]"),
+        ("/completion", b"[" + b"{}," * 300_000 + b"{}]"),
+        ("/completion", deep.encode()),
+        ("/completion", b'{"prompt": "' + b"\\u0000" * 200_000 + b'"}'),
+        completion(prompt=words(8 * MIB)),
+        completion(prompt=[100] * 400_000),
+        completion(prompt=words(6000), n_predict=1),
+        completion(prompt=["a"] * 256),
+        completion(extra="a" * (20 * MIB)),
+        completion(grammar=chain),
+        completion(grammar="root ::= ((\"a\"{1,1000}){1,1000}){1,1000}"),
+        completion(grammar="root ::= " + "\"a\" | " * 20_000 + "\"b\""),
+        completion(grammar="root ::= [^x]*", n_predict=16),
+        schema({"type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}"}),
+        schema({"enum": [str(i) for i in range(50_000)]}),
+        schema({"anyOf": [{"properties": {f"a{i}": {"const": i}}} for i in range(5000)]}),
+        chat(messages=[{"role": "user", "content": "a"}] * 16_000),
+        chat(tools=[{"type": "function", "function": {"name": f"f{i}"}} for i in range(3000)]),
+        chat(chat_template_kwargs={f"k{i}": [i] * 100 for i in range(1000)}),
+        chat(n=4, top_logprobs=20, logprobs=True, max_tokens=64),
+        ("/v1/messages", {"messages": [{"role": "user", "content": words(MIB)}], "max_tokens": 1}),
+        ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 5000}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a"}], "keep_alive": 18446744073709549568}),
+        ("/infill", {"input_prefix": words(MIB), "input_suffix": words(MIB)}),
+        ("/lora-adapters", [{"id": 0, "scale": 1e300}]),
+        ("/models/unload", {"model": "x"}),
+        ("/slots/0?action=erase", {}),
     ]
+
+
+def as_bytes(body):
+    return body if isinstance(body, bytes) else json.dumps(body).encode()
 
 
 class Load:
     def __init__(self, arguments):
         self.arguments = arguments
-        self.statuses = collections.Counter()
         self.faults = []
         self.times = []
         self.lock = threading.Lock()
-        self.stop = threading.Event()
+        # Hostile clients are processes of their own, so that honest ones do not wait for their
+        # interpreter.
+        self.stop = multiprocessing.Event()
+        self.reports = multiprocessing.SimpleQueue()
+        self.statuses = collections.Counter()
 
     def start(self):
         def limits():
@@ -142,12 +152,12 @@ class Load:
 
     def send(self, path, body, key, timeout=PATIENCE):
         """Sends a request and returns its status, 0 if the connection ended."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
         head = (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Api-Key: {key}\r\n"
-                f"Content-Length: {len(data)}\r\n\r\n")
+                f"Content-Length: {len(body)}\r\n\r\n")
         with self.connect(timeout) as stream:
             try:
-                stream.sendall(head.encode() + data)
+                stream.sendall(head.encode())
+                stream.sendall(body)
             except OSError:
                 pass  # A server that has seen enough may close.
             first = stream.recv(64)
@@ -156,10 +166,11 @@ class Load:
         return int(first.split()[1]) if first.startswith(b"HTTP/1.1 ") else 0
 
     def honest(self, count):
+        body = as_bytes(HONEST)
         for _ in range(count):
             start = time.monotonic()
             try:
-                status = self.send("/completion", HONEST, "honest")
+                status = self.send("/completion", body, "honest")
             except OSError as error:
                 status = repr(error)
             with self.lock:
@@ -179,21 +190,17 @@ class Load:
 
     def hostile(self, seed, count):
         random_numbers = random.Random(seed)
-        made = kinds()
         for _ in range(count):
             if self.stop.is_set():
                 return
-            number = random_numbers.randrange(len(made))
-            path, body = made[number]()
+            path, body = random_numbers.choice(self.kinds)
             try:
                 # Some leave before they have an answer.
                 patience = 0.5 if random_numbers.random() < 0.3 else PATIENCE
                 status = self.send(path, body, "hostile", patience)
             except OSError as error:
                 status = type(error).__name__
-            with self.lock:
-                self.statuses[status] += 1
-                self.statuses["requests"] += 1
+            self.reports.put(status)
 
     def open_connection(self, random_numbers):
         key = "X-Api-Key: hostile\r\n"
@@ -230,9 +237,9 @@ class Load:
                 break
             try:
                 held.append(self.open_connection(random_numbers))
-                self.statuses["connections"] += 1
+                self.reports.put("connections")
             except OSError as error:
-                self.statuses["connection " + type(error).__name__] += 1
+                self.reports.put("connection " + type(error).__name__)
             if len(held) > 150:
                 held.popleft().close()
         while not self.stop.is_set():
@@ -240,27 +247,36 @@ class Load:
         for connection in held:
             connection.close()
 
+    def read_reports(self):
+        while not self.reports.empty():
+            self.statuses[self.reports.get()] += 1
+
     def run(self):
         arguments = self.arguments
         self.start()
         quiet = self.honest_times(4)
         print(f"quiet: median {quiet[len(quiet) // 2]:.2f} s, longest {quiet[-1]:.2f} s, "
               f"address space and memory {self.memory()} MiB", flush=True)
-        senders = [threading.Thread(target=self.hostile, args=(arguments.seed + i, arguments.requests // 8))
-                   for i in range(8)]
-        holders = [threading.Thread(target=self.connections, args=(1000 + i, arguments.connections // 2))
+        self.kinds = [(path, as_bytes(body)) for path, body in kinds()]
+        senders = [multiprocessing.Process(target=self.hostile,
+                                           args=(arguments.seed + i, arguments.requests // SENDERS))
+                   for i in range(SENDERS)]
+        holders = [multiprocessing.Process(target=self.connections,
+                                           args=(1000 + i, arguments.connections // 2))
                    for i in range(2)]
-        for thread in senders + holders:
-            thread.start()
+        for process in senders + holders:
+            process.start()
         loud = []
-        while any(thread.is_alive() for thread in senders) and self.server.poll() is None:
+        while any(process.is_alive() for process in senders) and self.server.poll() is None:
             loud += self.honest_times(1)
-            done = self.statuses["requests"]
+            self.read_reports()
+            done = sum(count for status, count in self.statuses.items() if "connection" not in str(status))
             print(f"\r{done} hostile requests, {len(loud)} honest ones, longest {max(loud):.2f} s ",
                   end="", file=sys.stderr, flush=True)
         self.stop.set()
-        for thread in senders + holders:
-            thread.join()
+        for process in senders + holders:
+            process.join()
+        self.read_reports()
         print(file=sys.stderr)
         loud.sort()
         print(f"beside {dict(self.statuses)}:")

@@ -62,7 +62,8 @@ pub struct RegistryArgs {
 
     /// RPC servers whose devices are used as RPC0, RPC1 and so on: addresses such as
     /// 192.168.0.7:50052, several separated by `,`
-    #[arg(long, value_name = "SERVERS", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), help_heading = "Backends")]
+    #[arg(long, value_name = "SERVERS", value_delimiter = ',',
+        value_parser = NonEmptyStringValueParser::new(), help_heading = "Backends")]
     rpc: Vec<String>,
 
     #[cfg(feature = "remote")]
@@ -76,7 +77,8 @@ pub struct RegistryArgs {
 pub struct RemoteArgs {
     /// samite servers whose devices are used as remote0, remote1 and so on: addresses that `samite
     /// remote-server` prints, several separated by `,`
-    #[arg(long, value_name = "SERVERS", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), help_heading = "Backends")]
+    #[arg(long, value_name = "SERVERS", value_delimiter = ',',
+        value_parser = NonEmptyStringValueParser::new(), help_heading = "Backends")]
     remote: Vec<String>,
 
     /// File with the token for these servers, a copy of the token file that the server names
@@ -85,7 +87,8 @@ pub struct RemoteArgs {
 
     /// Seconds to wait for the server of a lost device to come back; the model is then reloaded and
     /// resumes
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, help_heading = "Backends", value_parser = clap::value_parser!(u32).range(0..=86400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, help_heading = "Backends",
+        value_parser = clap::value_parser!(u32).range(0..=86400))]
     remote_wait: u32,
 }
 
@@ -375,7 +378,8 @@ pub fn number(text: &str, least: usize, most: usize) -> Result<usize, String> {
 #[derive(Clone, Debug, Args)]
 pub struct AdapterArgs {
     /// LoRA adapters to apply: GGUF files, several separated by `,`
-    #[arg(long, value_name = "FILE", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "FILE", value_delimiter = ',',
+        value_parser = NonEmptyStringValueParser::new())]
     lora: Vec<String>,
 
     /// LoRA adapters with a scale other than 1, which may be negative: `FILE:SCALE`, several
@@ -396,12 +400,14 @@ impl AdapterArgs {
 #[derive(Clone, Debug, Args)]
 pub struct ControlArgs {
     /// Control vectors to add to the outputs of layers: GGUF files, several separated by `,`
-    #[arg(long, value_name = "FILE", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), group = "vectors")]
+    #[arg(long, value_name = "FILE", value_delimiter = ',',
+        value_parser = NonEmptyStringValueParser::new(), group = "vectors")]
     control_vector: Vec<String>,
 
     /// Control vectors with a scale other than 1, which may be negative: `FILE:SCALE`, several
     /// separated by `,`
-    #[arg(long, value_name = "FILE:SCALE", value_delimiter = ',', value_parser = scaled_file, group = "vectors")]
+    #[arg(long, value_name = "FILE:SCALE", value_delimiter = ',', value_parser = scaled_file,
+        group = "vectors")]
     control_vector_scaled: Vec<(PathBuf, f32)>,
 
     /// Layers that control vectors change, from START to END inclusive; never the first layer,
@@ -467,7 +473,8 @@ pub struct ModelArgs {
 
     /// Placement of model parts on the devices in use: `layers=0-3:cpu`, `*_exps*:cpu`,
     /// `output:blas`; several separated by `;`
-    #[arg(long, value_name = "RULES", help_heading = "Placement", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "RULES", help_heading = "Placement",
+        value_parser = NonEmptyStringValueParser::new())]
     place: Vec<String>,
 
     /// Place only the last N layers, including the output, on devices other than the last one
@@ -507,7 +514,8 @@ pub struct ModelArgs {
     /// Split a model across devices by whole layers; by tensors, so that all devices named by
     /// --device compute each layer together; or not at all, so that the first device has everything
     /// [also: -sm]
-    #[arg(long, value_enum, default_value_t = SplitMode::Layer, value_name = "MODE", help_heading = "Placement")]
+    #[arg(long, value_enum, default_value_t = SplitMode::Layer, value_name = "MODE",
+        help_heading = "Placement")]
     split_mode: SplitMode,
 
     /// Split tensors even if a single device is predicted to be faster
@@ -528,7 +536,8 @@ pub struct ModelArgs {
     fit: Switch,
 
     /// MiB to leave free on each device when fitting layers [also: -fitt]
-    #[arg(long, value_name = "MIB", default_value = "512", help_heading = "Placement", value_parser = clap::value_parser!(u32))]
+    #[arg(long, value_name = "MIB", default_value = "512", help_heading = "Placement",
+        value_parser = clap::value_parser!(u32))]
     fit_target: u32,
 
     /// Action for operations that run on a slower device because a faster one refuses them
@@ -537,7 +546,8 @@ pub struct ModelArgs {
 
     /// Method of loading the file. A file that is read causes an error at worst; if a mapped file
     /// is shortened, or its disk goes away, the system kills the program (SIGBUS)
-    #[arg(long, value_enum, default_value_t = LoadArg::Read, value_name = "MODE", help_heading = "Loading")]
+    #[arg(long, value_enum, default_value_t = LoadArg::Read, value_name = "MODE",
+        help_heading = "Loading")]
     load_mode: LoadArg,
 
     /// Same as `--load-mode mmap`: weights that need no packing stay in the file, which must not be
@@ -595,7 +605,8 @@ pub struct ModelArgs {
 
     /// Number of copies of inputs and of tensors passed between devices, so that work on several
     /// asynchronous devices overlaps
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, value_name = "N", default_value = "1",
+        value_parser = clap::value_parser!(u8).range(1..=16))]
     copies: u8,
 
     /// True if another model or context needs memory on the same devices.
@@ -822,7 +833,8 @@ impl ModelArgs {
                 divided,
                 exchanging,
             }) => Err(Failure::error(format_args!(
-                "--split-mode tensor would be slower: {:.2} ms for a token, {:.2} of them for exchanges, instead of {:.2} on {best} alone; \
+                "--split-mode tensor would be slower: {:.2} ms for a token, {:.2} of them for \
+                 exchanges, instead of {:.2} on {best} alone; \
                  leave it out, or do it with --split-anyway",
                 divided * 1e3,
                 exchanging * 1e3,

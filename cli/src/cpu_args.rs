@@ -19,15 +19,18 @@ pub struct PoolArgs {
 
     /// CPU affinity of threads as a range of processors, from the first to the last. Adds to
     /// --cpu-mask [also: -Cr]
-    #[arg(long, value_name = "LO-HI", value_parser = CpuSet::parse_range, allow_hyphen_values = true)]
+    #[arg(long, value_name = "LO-HI", value_parser = CpuSet::parse_range,
+        allow_hyphen_values = true)]
     cpu_range: Option<CpuSet>,
 
     /// Pin each thread to one of these processors: 0 or 1
-    #[arg(long, value_name = "0|1", default_value = "0", action = clap::ArgAction::Set, value_parser = zero_or_one)]
+    #[arg(long, value_name = "0|1", default_value = "0", action = clap::ArgAction::Set,
+        value_parser = zero_or_one)]
     cpu_strict: bool,
 
     /// Thread priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime
-    #[arg(long, value_name = "N", default_value = "0", value_parser = priority, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = priority,
+        allow_negative_numbers = true)]
     prio: Priority,
 
     /// Polling level: time that waiting threads spin before they sleep; 0 for none, 50 for some
@@ -62,13 +65,17 @@ pub struct CpuArgs {
 struct BatchArgs {
     #[arg(long, hide = true, value_name = "MASK", value_parser = CpuSet::parse_mask)]
     cpu_mask_batch: Option<CpuSet>,
-    #[arg(long, hide = true, value_name = "LO-HI", value_parser = CpuSet::parse_range, allow_hyphen_values = true)]
+    #[arg(long, hide = true, value_name = "LO-HI", value_parser = CpuSet::parse_range,
+        allow_hyphen_values = true)]
     cpu_range_batch: Option<CpuSet>,
-    #[arg(long, hide = true, value_name = "0|1", action = clap::ArgAction::Set, value_parser = zero_or_one)]
+    #[arg(long, hide = true, value_name = "0|1", action = clap::ArgAction::Set,
+        value_parser = zero_or_one)]
     cpu_strict_batch: Option<bool>,
-    #[arg(long, hide = true, value_name = "N", value_parser = priority, allow_negative_numbers = true)]
+    #[arg(long, hide = true, value_name = "N", value_parser = priority,
+        allow_negative_numbers = true)]
     prio_batch: Option<Priority>,
-    #[arg(long, hide = true, value_name = "0-100", value_parser = clap::value_parser!(u8).range(..=100))]
+    #[arg(long, hide = true, value_name = "0-100",
+        value_parser = clap::value_parser!(u8).range(..=100))]
     poll_batch: Option<u8>,
 }
 

@@ -28,7 +28,8 @@ pub struct RankArgs {
 
     /// Seconds that the members of --split-mode tensor wait for each other before the run fails
     /// with an error
-    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86400))]
+    #[arg(long, default_value = "30", value_name = "SECONDS",
+        value_parser = clap::value_parser!(u32).range(1..=86400))]
     deadline: u32,
 }
 
@@ -87,7 +88,8 @@ impl RankArgs {
         if !splits_tensors {
             let launcher = launcher.map_or("--communicator".to_owned(), |l| l.to_string());
             return Err(Failure::usage(format_args!(
-                "{launcher} says that there are several processes: add --split-mode tensor (-sm tensor), so that they share the model, or \
+                "{launcher} says that there are several processes: add --split-mode tensor (-sm \
+                 tensor), so that they share the model, or \
                  --communicator threads, so that each works alone",
             )));
         }

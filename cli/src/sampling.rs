@@ -24,7 +24,8 @@ pub struct SamplingArgs {
     )]
     sampler_seq: Option<String>,
     /// Random seed; the same seed gives the same text, -1 a random one, which is printed at the end
-    #[arg(short, long, value_name = "N", default_value = "-1", value_parser = seed, allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "N", default_value = "-1", value_parser = seed,
+        allow_negative_numbers = true)]
     seed: Seed,
     /// Temperature; 0 always takes the most likely token [default: 0.8]
     #[arg(
@@ -267,11 +268,14 @@ mod tests {
 
     #[test]
     fn every_flag_has_its_parameter() {
-        let line = "--seed 9 --samplers dry;top_k --temperature 0.11 --dynatemp-range 0.12 --dynatemp-exp 0.13 --top-k 14 --top-p 0.15 \
-             --min-p 0.16 --typical-p 0.17 --top-nsigma 0.18 --xtc-probability 0.19 --xtc-threshold 0.2 --min-keep 20 --repeat-penalty 0.21 \
-             --frequency-penalty 0.22 --presence-penalty 0.23 --repeat-last-n 24 --dry-multiplier 0.25 --dry-base 0.26 --dry-allowed-length 27 \
-             --dry-penalty-last-n 28 --dry-sequence-breaker a --dry-sequence-breaker b --mirostat 2 --mirostat-ent 0.29 --mirostat-lr 0.3 \
-             --adaptive-target 0.31 --adaptive-decay 0.32 --logit-bias 33-1";
+        let line = "--seed 9 --samplers dry;top_k --temperature 0.11 --dynatemp-range 0.12 \
+            --dynatemp-exp 0.13 --top-k 14 --top-p 0.15 --min-p 0.16 --typical-p 0.17 \
+            --top-nsigma 0.18 --xtc-probability 0.19 --xtc-threshold 0.2 --min-keep 20 \
+            --repeat-penalty 0.21 --frequency-penalty 0.22 --presence-penalty 0.23 \
+            --repeat-last-n 24 --dry-multiplier 0.25 --dry-base 0.26 --dry-allowed-length 27 \
+            --dry-penalty-last-n 28 --dry-sequence-breaker a --dry-sequence-breaker b \
+            --mirostat 2 --mirostat-ent 0.29 --mirostat-lr 0.3 --adaptive-target 0.31 \
+            --adaptive-decay 0.32 --logit-bias 33-1";
         let expected = SamplerParams {
             generator: samite::text::Generator::Xoshiro,
             seed: 9,

@@ -19,7 +19,8 @@ fuzz_target!(|bytes: &[u8]| {
             ..Limits::default()
         };
         if let Ok(template) = Template::with_limits(&text, limits) {
-            let context = serde_json::json!({"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": true});
+            let context = serde_json::json!({"messages": [{"role": "user", "content": "a"}],
+                "add_generation_prompt": true});
             let _ = template.render(&context, DateTime::new(0, 0));
         }
         return;

@@ -83,13 +83,23 @@ fn with_kinds(kinds: impl Iterator<Item = u8> + Clone, texts: &[&str]) -> Vec<Ve
 #[test]
 fn bodies() {
     let texts = [
-        r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "max_tokens": 9}"#,
-        r#"{"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}, {"role": "tool", "tool_call_id": "1", "content": "b"}], "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}], "tool_choice": "required"}"#,
-        r#"{"prompt": ["a", [1, 2]], "n_predict": 4, "temperature": 0.5, "logit_bias": [[3, -1]], "stop": ["x"], "stream": true}"#,
-        r#"{"input": [{"type": "message", "role": "user", "content": "a"}], "instructions": "b", "text": {"format": {"type": "json_schema", "schema": {"type": "integer"}}}}"#,
-        r#"{"system": "s", "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "c"}]}], "max_tokens": 4, "thinking": {"type": "enabled", "budget_tokens": 1024}}"#,
-        r#"{"model": "m", "prompt": "a", "options": {"num_predict": 3, "top_k": 5}, "format": {"type": "object"}, "keep_alive": "5m"}"#,
-        r#"{"content": "a", "tokens": [1, 2, 300], "input_prefix": "a", "input_suffix": "b", "grammar": "root ::= \"a\"", "lora": [{"id": 0, "scale": 1}]}"#,
+        r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+            "max_tokens": 9}"#,
+        r#"{"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f",
+            "arguments": "{}"}}]}, {"role": "tool", "tool_call_id": "1", "content": "b"}],
+            "tools": [{"type": "function", "function": {"name": "f",
+            "parameters": {"type": "object"}}}], "tool_choice": "required"}"#,
+        r#"{"prompt": ["a", [1, 2]], "n_predict": 4, "temperature": 0.5, "logit_bias": [[3, -1]],
+            "stop": ["x"], "stream": true}"#,
+        r#"{"input": [{"type": "message", "role": "user", "content": "a"}], "instructions": "b",
+            "text": {"format": {"type": "json_schema", "schema": {"type": "integer"}}}}"#,
+        r#"{"system": "s", "messages": [{"role": "user", "content": [{"type": "tool_result",
+            "tool_use_id": "1", "content": "c"}]}], "max_tokens": 4,
+            "thinking": {"type": "enabled", "budget_tokens": 1024}}"#,
+        r#"{"model": "m", "prompt": "a", "options": {"num_predict": 3, "top_k": 5},
+            "format": {"type": "object"}, "keep_alive": "5m"}"#,
+        r#"{"content": "a", "tokens": [1, 2, 300], "input_prefix": "a", "input_suffix": "b",
+            "grammar": "root ::= \"a\"", "lora": [{"id": 0, "scale": 1}]}"#,
     ];
     check(samite_fuzz::body, INPUTS, &with_kinds(0..17, &texts));
 }
@@ -97,7 +107,10 @@ fn bodies() {
 #[test]
 fn grammars() {
     let gbnf = "root ::= item{2,5} | [^a-z]+ (\"x\" item)*\nitem ::= \"\\u00e9\" root?";
-    let schema = r##"{"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}, "c": {"enum": [1, "x"]}}, "required": ["a"], "$defs": {"b": {"anyOf": [{"type": "integer", "minimum": 3}, {"type": "array", "items": {"pattern": "^a+$", "type": "string"}, "maxItems": 4}]}}}"##;
+    let schema = r##"{"type": "object", "properties": {"a": {"$ref": "#/$defs/b"},
+        "c": {"enum": [1, "x"]}}, "required": ["a"], "$defs": {"b": {"anyOf": [{"type": "integer",
+        "minimum": 3}, {"type": "array", "items": {"pattern": "^a+$", "type": "string"},
+        "maxItems": 4}]}}}"##;
     let regex = r"(a|b{2,9})*[^\d\s]+(?i:x)\u{1F600}?";
     let seeds: Vec<Vec<u8>> = [gbnf, schema, regex]
         .iter()

@@ -210,7 +210,8 @@ mod tests {
     proptest! {
         #[test]
         fn live_blocks_never_overlap(
-            steps in prop::collection::vec((0usize..200, any::<prop::sample::Index>(), any::<bool>()), 1..200),
+            steps in prop::collection::vec((0usize..200, any::<prop::sample::Index>(),
+                any::<bool>()), 1..200),
             max in 200usize..600,
         ) {
             let mut arena = Arena::new(8, max);
@@ -231,12 +232,22 @@ mod tests {
                 }
                 for (chunk, size) in arena.chunk_sizes().enumerate() {
                     prop_assert!(size <= max);
-                    prop_assert!(live.iter().filter(|b| b.chunk == chunk).all(|b| b.offset + b.size <= size));
+                    prop_assert!(
+                        live.iter()
+                            .filter(|b| b.chunk == chunk)
+                            .all(|b| b.offset + b.size <= size)
+                    );
                 }
             }
             let total = arena.chunks.len();
             live.into_iter().for_each(|block| arena.free(block));
-            prop_assert!(arena.chunks.iter().all(|chunk| chunk.end == 0 && chunk.free.is_empty()), "{total} chunks");
+            prop_assert!(
+                arena
+                    .chunks
+                    .iter()
+                    .all(|chunk| chunk.end == 0 && chunk.free.is_empty()),
+                "{total} chunks"
+            );
         }
     }
 }

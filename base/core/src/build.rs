@@ -11,7 +11,8 @@ use crate::op::{Glu, Op, Precision, Rope, SortOrder, Unary};
 
 /// Declares methods that append an operation with fixed sources.
 macro_rules! operations {
-    ($($(#[$doc:meta])* $name:ident($($source:ident),*; $($param:ident: $type:ty),*) = $op:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident($($source:ident),*;
+        $($param:ident: $type:ty),*) = $op:expr;)*) => {
         /// # Operations
         impl Graph {
             $(
@@ -86,7 +87,8 @@ operations! {
     /// [`Op::Reshape`]
     reshape(a; shape: Shape) = Op::Reshape { shape };
     /// [`Op::View`]: `strides` are those of dimensions 1 to 3, in bytes
-    view(a; shape: Shape, strides: [usize; DIMS - 1], offset: usize) = Op::View { shape, strides, offset };
+    view(a; shape: Shape, strides: [usize; DIMS - 1], offset: usize) = Op::View { shape, strides,
+        offset };
     /// [`Op::Permute`]
     permute(a; axes: [usize; DIMS]) = Op::Permute { axes };
     /// [`Op::Transpose`]

@@ -33,7 +33,8 @@ pub enum Error {
     },
 
     /// Not enough memory on a device.
-    #[error("{device}: out of memory: {asked} bytes are needed for {what}{}", free.map_or(String::new(), |f| format!(", {f} are free")))]
+    #[error("{device}: out of memory: {asked} bytes are needed for {what}{}",
+        free.map_or(String::new(), |f| format!(", {f} are free")))]
     OutOfMemory {
         /// The device's name.
         device: Box<str>,

@@ -161,7 +161,8 @@ mod tests {
         assert_eq!(
             sample().to_json()[4],
             json!({
-                "id": 4, "name": "", "op": "Transpose", "sources": [3], "dtype": "f32", "shape": [5, 8, 1, 1],
+                "id": 4, "name": "", "op": "Transpose", "sources": [3], "dtype": "f32",
+                "shape": [5, 8, 1, 1],
                 "strides": [32, 4, 160, 160], "view": {"base": 3, "offset": 0}, "roles": ["output"],
             })
         );

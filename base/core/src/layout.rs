@@ -574,7 +574,10 @@ mod tests {
             }
             let turned = l.permuted(axes).unwrap();
             proptest::prop_assert_eq!(turned.permuted(inverse).unwrap(), l);
-            proptest::prop_assert_eq!((turned.bytes(), turned.elements()), (l.bytes(), l.elements()));
+            proptest::prop_assert_eq!(
+                (turned.bytes(), turned.elements()),
+                (l.bytes(), l.elements())
+            );
             proptest::prop_assert!(turned.has_distinct_elements());
             proptest::prop_assert_eq!(turned.compact().unwrap().bytes(), l.bytes());
         }
@@ -588,8 +591,18 @@ mod tests {
             for strides in [strides, strides.map(|s| s % 64 * dtype.block_bytes())] {
                 if let Ok(l) = Layout::strided(dtype, n, strides) {
                     proptest::prop_assert!(l.bytes() <= isize::MAX as usize);
-                    let _ = (l.elements(), l.rows(), l.row_bytes(), l.is_contiguous(), l.contiguous_from(2));
-                    let _ = (l.has_distinct_elements(), l.compact(), l.permuted([0, 3, 1, 2]));
+                    let _ = (
+                        l.elements(),
+                        l.rows(),
+                        l.row_bytes(),
+                        l.is_contiguous(),
+                        l.contiguous_from(2),
+                    );
+                    let _ = (
+                        l.has_distinct_elements(),
+                        l.compact(),
+                        l.permuted([0, 3, 1, 2]),
+                    );
                     if !l.is_empty() {
                         let [a, b, c] = l.row_index(l.rows() - 1);
                         proptest::prop_assert!(l.row_offset(a, b, c) < l.bytes());

@@ -114,7 +114,8 @@ fn refused(needed: usize, error: &io::Error, limit: Option<u64>) -> LockRefused 
         Some(limit) if limit < needed as u64 => {
             let kibibytes = needed.div_ceil(1024);
             format!(
-                "the limit RLIMIT_MEMLOCK of this process is {limit} bytes; raise it with `ulimit -l {kibibytes}`, systemd's LimitMEMLOCK={kibibytes}K, or docker's \
+                "the limit RLIMIT_MEMLOCK of this process is {limit} bytes; raise it with `ulimit \
+                 -l {kibibytes}`, systemd's LimitMEMLOCK={kibibytes}K, or docker's \
                  --ulimit memlock={needed}"
             )
         }

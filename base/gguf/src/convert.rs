@@ -238,7 +238,8 @@ macro_rules! slices {
         }
     )*};
 }
-slices!(u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, f32 => F32, bool => Bool, u64 => U64,
+slices!(u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, f32 => F32,
+    bool => Bool, u64 => U64,
     i64 => I64, f64 => F64);
 
 #[cfg(test)]

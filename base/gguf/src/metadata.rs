@@ -355,7 +355,8 @@ mod tests {
     proptest! {
         /// Compares a sequence of edits with the same edits of a plain list.
         #[test]
-        fn edits_agree_with_a_list(edits in prop::collection::vec((0u8..3, 0u8..6, 0u8..6), 0..40)) {
+        fn edits_agree_with_a_list(edits in prop::collection::vec((0u8..3, 0u8..6, 0u8..6),
+            0..40)) {
             let mut metadata = Metadata::new();
             let mut list: Vec<(String, u8)> = Vec::new();
             for (edit, a, b) in edits {
@@ -369,17 +370,27 @@ mod tests {
                             None => list.push((key, b)),
                         }
                     }
-                    1 => prop_assert_eq!(metadata.remove(&key), at.map(|at| Value::U8(list.remove(at).1))),
+                    1 => prop_assert_eq!(
+                        metadata.remove(&key),
+                        at.map(|at| Value::U8(list.remove(at).1))
+                    ),
                     _ => {
                         let free = key == other || list.iter().all(|entry| entry.0 != other);
-                        prop_assert_eq!(metadata.rename(&key, &other).is_ok(), at.is_some() && free);
+                        prop_assert_eq!(
+                            metadata.rename(&key, &other).is_ok(),
+                            at.is_some() && free
+                        );
                         if let (Some(at), true) = (at, free) {
                             list[at].0 = other;
                         }
                     }
                 }
-                prop_assert!(metadata.iter().map(|(k, v)| (k.to_owned(), v.clone()))
-                    .eq(list.iter().map(|(k, v)| (k.clone(), Value::U8(*v)))));
+                prop_assert!(
+                    metadata
+                        .iter()
+                        .map(|(k, v)| (k.to_owned(), v.clone()))
+                        .eq(list.iter().map(|(k, v)| (k.clone(), Value::U8(*v))))
+                );
                 for (key, value) in &list {
                     prop_assert_eq!(metadata.require::<u8>(key), Ok(*value));
                 }

@@ -63,8 +63,8 @@ pub(crate) fn part_paths(path: &Path, split: Split) -> Result<Vec<PathBuf>> {
     let ending = split_file_name("", split.no, split.count);
     let prefix = name.strip_suffix(&*ending).ok_or_else(|| {
         let message = format!(
-            "is part {} of {} of a model, so its name must end in \"{ending}\" for the other parts to be found: \
-             restore the original name",
+            "is part {} of {} of a model, so its name must end in \"{ending}\" for the other \
+             parts to be found: restore the original name",
             u32::from(split.no) + 1,
             split.count
         );

@@ -135,7 +135,8 @@ fn mutate(bytes: &mut Vec<u8>, mutation: &Mutation) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     #[test]
     fn mutated_files(mutations in prop::collection::vec(mutation(), 1..6)) {
@@ -146,7 +147,8 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_behind_a_good_start(tensors in 0u64..8, keys in 0u64..8, rest in prop::collection::vec(any::<u8>(), 0..512)) {
+    fn arbitrary_bytes_behind_a_good_start(tensors in 0u64..8, keys in 0u64..8,
+        rest in prop::collection::vec(any::<u8>(), 0..512)) {
         let bytes = common::Bytes::header(tensors, keys).raw(rest);
         let peak = peak_of_parsing(&bytes.0);
         prop_assert!(peak <= bytes.len() + CONSTANT, "{peak} bytes for a file of {}", bytes.len());

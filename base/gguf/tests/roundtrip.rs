@@ -347,27 +347,36 @@ proptest! {
     /// alignment.
     #[test]
     fn what_is_written_is_read_back(
-        keys in prop::collection::btree_map("[^\0]{1,12}", prop::collection::vec(any::<u8>(), 0..20), 0..6),
+        keys in prop::collection::btree_map("[^\0]{1,12}",
+            prop::collection::vec(any::<u8>(), 0..20), 0..6),
         strings in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..6), 0..6),
         shapes in prop::collection::vec((0usize..35, prop::collection::vec(1usize..4, 1..5)), 0..5),
         alignment in prop::option::of(0u32..8),
     ) {
         let mut metadata = Metadata::new();
         for (key, bytes) in &keys {
-            metadata.set(key, Value::String(bytes.as_slice().into())).unwrap();
+            metadata
+                .set(key, Value::String(bytes.as_slice().into()))
+                .unwrap();
         }
-        metadata.set("strings", strings.iter().collect::<StringArray>()).unwrap();
+        metadata
+            .set("strings", strings.iter().collect::<StringArray>())
+            .unwrap();
         if let Some(bits) = alignment {
             metadata.set("general.alignment", 1u32 << bits).unwrap();
         }
-        let tensors: Vec<(TensorSpec, Vec<u8>)> = shapes.iter().enumerate().map(|(index, (dtype, dims))| {
-            let dtype = DType::all().nth(*dtype).unwrap();
-            let mut dims = dims.clone();
-            dims[0] *= dtype.block_len();
-            let spec = TensorSpec::new(&format!("t{index}"), dtype, &dims).unwrap();
-            let data = vec![index as u8 + 1; spec.size()];
-            (spec, data)
-        }).collect();
+        let tensors: Vec<(TensorSpec, Vec<u8>)> = shapes
+            .iter()
+            .enumerate()
+            .map(|(index, (dtype, dims))| {
+                let dtype = DType::all().nth(*dtype).unwrap();
+                let mut dims = dims.clone();
+                dims[0] *= dtype.block_len();
+                let spec = TensorSpec::new(&format!("t{index}"), dtype, &dims).unwrap();
+                let data = vec![index as u8 + 1; spec.size()];
+                (spec, data)
+            })
+            .collect();
         let bytes = to_bytes(&metadata, &tensors);
         let header = Header::from_bytes(&bytes).unwrap();
         prop_assert_eq!(&header.metadata, &metadata);

@@ -68,7 +68,8 @@ fn not_blocks<B: Block>(bytes: &[u8], reason: bytemuck::PodCastError) -> Error {
 }
 
 macro_rules! blocks {
-    ($($(#[$doc:meta])* $name:ident, $dtype:ident, $len:literal { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {$(
+    ($($(#[$doc:meta])* $name:ident, $dtype:ident,
+        $len:literal { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
         #[repr(C)]

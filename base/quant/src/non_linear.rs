@@ -287,9 +287,15 @@ mod tests {
             let loss = |block: BlockIq4Nl| {
                 let mut out = [0.0; 32];
                 block.decode(&mut out);
-                x.iter().zip(out).map(|(v, o)| f64::from(v * v * (v - o) * (v - o))).sum::<f64>()
+                x.iter()
+                    .zip(out)
+                    .map(|(v, o)| f64::from(v * v * (v - o) * (v - o)))
+                    .sum::<f64>()
             };
-            prop_assert!(loss(BlockIq4Nl::quantize(&x, None, 0.0)) <= loss(BlockIq4Nl::encode(&x)) * 1.02 + 1e-9);
+            prop_assert!(
+                loss(BlockIq4Nl::quantize(&x, None, 0.0))
+                    <= loss(BlockIq4Nl::encode(&x)) * 1.02 + 1e-9
+            );
         }
     }
 }

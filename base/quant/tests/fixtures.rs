@@ -143,13 +143,16 @@ fn points_for_odd_rows_are_those_of_ggml() {
 /// Types whose files depend on an importance matrix.
 #[rustfmt::skip]
 const WEIGHTED: &[DType] = &[
-    DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS,
-    DType::IQ1_S, DType::IQ1_M, DType::IQ2_XXS, DType::IQ2_XS, DType::IQ2_S, DType::IQ3_XXS, DType::IQ3_S,
+    DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q2_K, DType::Q3_K, DType::Q4_K,
+    DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS,
+    DType::IQ1_S, DType::IQ1_M, DType::IQ2_XXS, DType::IQ2_XS, DType::IQ2_S, DType::IQ3_XXS,
+    DType::IQ3_S,
 ];
 
 /// Types in `WEIGHTED` whose files use something else than rows of activations, or do not exist.
 #[rustfmt::skip]
-const WEIGHTED_EVENLY: &[DType] = &[DType::IQ4_NL, DType::IQ1_M, DType::IQ2_S, DType::IQ3_XXS, DType::IQ3_S];
+const WEIGHTED_EVENLY: &[DType] = &[DType::IQ4_NL, DType::IQ1_M, DType::IQ2_S, DType::IQ3_XXS,
+    DType::IQ3_S];
 
 #[test]
 #[cfg_attr(miri, ignore = "slow, and nothing but numbers")]

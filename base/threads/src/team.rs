@@ -52,9 +52,9 @@ impl Team {
         self.generation.raise();
     }
 
-    /// Takes the next of `units` units of work, between `least` and `most` of them while as many are
-    /// left: much of the rest at first, so that neighbours stay together, and little at the end, so
-    /// that no worker waits long for the last one.
+    /// Takes the next of `units` units of work, between `least` and `most` of them while as many
+    /// are left: much of the rest at first, so that neighbours stay together, and little at the
+    /// end, so that no worker waits long for the last one.
     #[inline]
     pub fn take(&self, units: usize, least: usize, most: usize) -> Range<usize> {
         let size = self.size.load(Ordering::Relaxed);

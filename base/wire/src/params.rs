@@ -48,7 +48,8 @@ macro_rules! conversions {
         }
 
         /// Contents of the table, in order.
-        pub const TABLE: &[(u32, samite_core::OpKind)] = &[$((op::$number, samite_core::OpKind::$kind)),*];
+        pub const TABLE: &[(u32, samite_core::OpKind)] = &[$((op::$number,
+            samite_core::OpKind::$kind)),*];
     };
 }
 

@@ -82,17 +82,20 @@ const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\
 const DEEPSEEK: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
 fn byte_level() -> Value {
-    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false})
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+        "use_regex": false})
 }
 
 fn isolated(expression: &str) -> Value {
-    json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false})
+    json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated",
+        "invert": false})
 }
 
 /// Creates a tokenizer of the crate `tokenizers`, as from `tokenizer.json`.
 fn theirs(model: &Value, normalizer: Value, pre_tokenizer: Value) -> Tokenizer {
     let whole = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": normalizer,
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": null, "model": model,
     });
     whole.to_string().parse().expect("a tokenizer")
@@ -107,7 +110,8 @@ fn train(
     texts: &[&str],
 ) -> Value {
     let config = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": normalizer,
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": null,
         "model": {"type": "BPE", "vocab": {}, "merges": []},
     });
@@ -197,7 +201,8 @@ pub fn bpe(name: &'static str, texts: &[&str], size: usize, across: bool) -> Pai
 /// Trains BPE on raw text. `across` lets merges cross spaces.
 pub fn gemma(name: &'static str, texts: &[&str], size: usize, across: bool) -> Pair {
     let escape = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
-    let splitter = json!({"type": "Split", "pattern": {"Regex": "[^\n]+|[\n]+"}, "behavior": "Isolated", "invert": false});
+    let splitter = json!({"type": "Split", "pattern": {"Regex": "[^\n]+|[\n]+"},
+        "behavior": "Isolated", "invert": false});
     let words = json!({"type": "Sequence", "pretokenizers": [splitter.clone(), {
         "type": "Split", "pattern": {"String": "▁"}, "behavior": "MergedWithNext", "invert": false,
     }]});
@@ -239,7 +244,8 @@ pub fn gemma(name: &'static str, texts: &[&str], size: usize, across: bool) -> P
 /// Trains WordPiece with BERT's normalizer.
 pub fn bert(name: &'static str, texts: &[&str], size: usize, lowercase: bool) -> Pair {
     let normalizer = json!({
-        "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": lowercase,
+        "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+        "strip_accents": null, "lowercase": lowercase,
     });
     let splitter = json!({"type": "BertPreTokenizer"});
     let special: Vec<AddedToken> = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

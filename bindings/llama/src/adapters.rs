@@ -34,13 +34,15 @@ fn load(handle: *const Opaque, path: &str) -> Outcome<*mut Opaque> {
 
 export! {
     /// Loads an adapter for a model.
-    fn llama_adapter_lora_init(handle: *mut Opaque, path: *const c_char) -> *mut Opaque, or std::ptr::null_mut(); {
+    fn llama_adapter_lora_init(handle: *mut Opaque, path: *const c_char) -> *mut Opaque,
+        or std::ptr::null_mut(); {
         // SAFETY: the caller upholds the header's contract.
         load(handle, unsafe { required_text("path", path) }?)
     }
 
     /// Loads an adapter from an open C file: not supported.
-    fn llama_adapter_lora_init_from_file_ptr(handle: *mut Opaque, _file: *mut libc::FILE) -> *mut Opaque, or std::ptr::null_mut(); {
+    fn llama_adapter_lora_init_from_file_ptr(handle: *mut Opaque,
+        _file: *mut libc::FILE) -> *mut Opaque, or std::ptr::null_mut(); {
         model(handle)?;
         Err(Failure::unsupported("an adapter from an open file; load it by its path"))
     }
@@ -51,7 +53,8 @@ export! {
     }
 
     /// Writes a metadata value as text.
-    fn llama_adapter_meta_val_str(adapter: *const Opaque, key: *const c_char, buffer: *mut c_char, size: usize) -> i32, or -1; {
+    fn llama_adapter_meta_val_str(adapter: *const Opaque, key: *const c_char, buffer: *mut c_char,
+        size: usize) -> i32, or -1; {
         // SAFETY: the caller upholds the header's contract.
         unsafe { ADAPTERS.get(adapter)?.readable.print_value_of(key, buffer, size) }
     }
@@ -62,13 +65,15 @@ export! {
     }
 
     /// Writes a metadata key by its index.
-    fn llama_adapter_meta_key_by_index(adapter: *const Opaque, index: i32, buffer: *mut c_char, size: usize) -> i32, or -1; {
+    fn llama_adapter_meta_key_by_index(adapter: *const Opaque, index: i32, buffer: *mut c_char,
+        size: usize) -> i32, or -1; {
         // SAFETY: the caller upholds the header's contract.
         unsafe { ADAPTERS.get(adapter)?.readable.print_key(index, buffer, size) }
     }
 
     /// Writes a metadata value by its index.
-    fn llama_adapter_meta_val_str_by_index(adapter: *const Opaque, index: i32, buffer: *mut c_char, size: usize) -> i32, or -1; {
+    fn llama_adapter_meta_val_str_by_index(adapter: *const Opaque, index: i32, buffer: *mut c_char,
+        size: usize) -> i32, or -1; {
         // SAFETY: the caller upholds the header's contract.
         unsafe { ADAPTERS.get(adapter)?.readable.print_value(index, buffer, size) }
     }
@@ -80,24 +85,34 @@ export! {
     }
 
     /// See the previous function.
-    fn llama_adapter_get_alora_invocation_tokens(adapter: *const Opaque) -> *const i32, or std::ptr::null(); {
+    fn llama_adapter_get_alora_invocation_tokens(adapter: *const Opaque) -> *const i32,
+        or std::ptr::null(); {
         ADAPTERS.get(adapter).map(|_| std::ptr::null())
     }
 
     /// Replaces the adapters of a context's model, each with its scale.
-    fn llama_set_adapters_lora(handle: *mut Opaque, adapters: *mut *mut Opaque, count: usize, shares: *mut f32) -> i32, or -1; {
+    fn llama_set_adapters_lora(handle: *mut Opaque, adapters: *mut *mut Opaque, count: usize,
+        shares: *mut f32) -> i32, or -1; {
         let context = context(handle)?;
         // SAFETY: the caller upholds the header's contract.
-        let (adapters, shares) = unsafe { (array("adapters", adapters, count)?, array("scales", shares, count)?) };
+        let (adapters, shares) = unsafe {
+            (
+                array("adapters", adapters, count)?,
+                array("scales", shares, count)?,
+            )
+        };
         let scaled = adapters.iter().zip(shares).map(|(&adapter, &share)| {
             let adapter = Arc::clone(&ADAPTERS.get(adapter.cast_const())?.engine);
             Ok(ScaledAdapter { adapter, share })
         });
-        context.set_adapters(scaled.collect::<Outcome<_>>()?).map(|()| 0)
+        context
+            .set_adapters(scaled.collect::<Outcome<_>>()?)
+            .map(|()| 0)
     }
 
     /// Sets a control vector, which is added to the output of layers; null removes it.
-    fn llama_set_adapter_cvec(handle: *mut Opaque, data: *const f32, length: usize, width: i32, first: i32, last: i32) -> i32, or -1; {
+    fn llama_set_adapter_cvec(handle: *mut Opaque, data: *const f32, length: usize, width: i32,
+        first: i32, last: i32) -> i32, or -1; {
         let context = context(handle)?;
         if data.is_null() {
             return context.set_directions(None).map(|()| 0);
@@ -107,13 +122,20 @@ export! {
         let engine = context.model.engine()?;
         let n_embd = engine.spec().n_embd;
         if usize::try_from(width).ok() != Some(n_embd) {
-            return Err(Failure::new(format!("directions of {width} elements: this model needs {n_embd}")));
+            return Err(Failure::new(format!(
+                "directions of {width} elements: this model needs {n_embd}"
+            )));
         }
         // The first direction belongs to layer 1.
         let layers = usize::try_from(first).unwrap_or(0)..=usize::try_from(last).unwrap_or(0);
         let directions = (1..).zip(data.chunks_exact(n_embd));
         let directions = directions.filter(|(layer, _)| layers.contains(layer));
         let adapter = Engine::control_vector(engine, directions)?;
-        context.set_directions(Some(ScaledAdapter { adapter, share: 1.0 })).map(|()| 0)
+        context
+            .set_directions(Some(ScaledAdapter {
+                adapter,
+                share: 1.0,
+            }))
+            .map(|()| 0)
     }
 }

@@ -377,8 +377,15 @@ export! {
     fn llama_batch_init(n_tokens: i32, embd: i32, n_seq_max: i32) -> Batch, or NO_BATCH; {
         let fits = |each: i32| i64::from(n_tokens) * i64::from(each) <= MAX_ELEMENTS;
         let numbers = [n_tokens, embd, n_seq_max];
-        if numbers.iter().any(|number| !(0..=MAX_TOKENS).contains(number)) || !fits(embd) || !fits(n_seq_max) {
-            return Err(Failure::new(format!("a batch of {n_tokens} tokens in {n_seq_max} sequences, or embeddings of {embd} elements")));
+        if numbers
+            .iter()
+            .any(|number| !(0..=MAX_TOKENS).contains(number))
+            || !fits(embd)
+            || !fits(n_seq_max)
+        {
+            return Err(Failure::new(format!(
+                "a batch of {n_tokens} tokens in {n_seq_max} sequences, or embeddings of {embd} elements"
+            )));
         }
         let count = n_tokens as usize;
         let mut batch = Batch {
@@ -394,7 +401,12 @@ export! {
             0 => batch.token = memory(count),
             _ => batch.embd = memory(count.saturating_mul(embd as usize)),
         }
-        let lists = [batch.pos.cast(), batch.n_seq_id.cast(), batch.seq_id.cast(), batch.logits.cast::<u8>()];
+        let lists = [
+            batch.pos.cast(),
+            batch.n_seq_id.cast(),
+            batch.seq_id.cast(),
+            batch.logits.cast::<u8>(),
+        ];
         let has_values = !batch.token.is_null() || !batch.embd.is_null();
         let mut is_whole = has_values && lists.iter().all(|list| !list.is_null());
         for index in 0..count {
@@ -423,7 +435,14 @@ export! {
                 libc::free((*next).cast());
                 next = next.add(1);
             }
-            for memory in [batch.token.cast(), batch.embd.cast(), batch.pos.cast(), batch.n_seq_id.cast(), batch.seq_id.cast(), batch.logits.cast()] {
+            for memory in [
+                batch.token.cast(),
+                batch.embd.cast(),
+                batch.pos.cast(),
+                batch.n_seq_id.cast(),
+                batch.seq_id.cast(),
+                batch.logits.cast(),
+            ] {
                 libc::free(memory);
             }
         }
@@ -500,30 +519,35 @@ export! {
     }
 
     /// Sets an item's embedding.
-    fn llama_batch_ext_set_embd_token(batch: *mut Opaque, index: i32, embedding: Embd) -> bool, or false; {
+    fn llama_batch_ext_set_embd_token(batch: *mut Opaque, index: i32, embedding: Embd) -> bool,
+        or false; {
         // SAFETY: the caller upholds the header's contract.
         let row = unsafe { row_of(batch, &embedding) }?;
         change(batch, index, |entry| entry.embedding = Some(row))
     }
 
     /// Sets a state of another model: not supported.
-    fn llama_batch_ext_set_embd_state(batch: *mut Opaque, _index: i32, _embedding: Embd) -> bool, or false; {
+    fn llama_batch_ext_set_embd_state(batch: *mut Opaque, _index: i32, _embedding: Embd) -> bool,
+        or false; {
         extended(batch)?;
         Err(Failure::unsupported("states of another model"))
     }
 
     /// Requests the results of an item.
-    fn llama_batch_ext_set_output_embd(batch: *mut Opaque, index: i32, value: Flag) -> bool, or false; {
+    fn llama_batch_ext_set_output_embd(batch: *mut Opaque, index: i32, value: Flag) -> bool,
+        or false; {
         change(batch, index, |entry| entry.wants = Some(value.is_on()))
     }
 
     /// See the previous function.
-    fn llama_batch_ext_set_output_logits(batch: *mut Opaque, index: i32, value: Flag) -> bool, or false; {
+    fn llama_batch_ext_set_output_logits(batch: *mut Opaque, index: i32, value: Flag) -> bool,
+        or false; {
         change(batch, index, |entry| entry.wants = Some(value.is_on()))
     }
 
     /// Sets the position of an item.
-    fn llama_batch_ext_set_pos(batch: *mut Opaque, index: i32, position: *const i32) -> bool, or false; {
+    fn llama_batch_ext_set_pos(batch: *mut Opaque, index: i32, position: *const i32) -> bool,
+        or false; {
         if position.is_null() {
             return Err(Failure::new("the position is null"));
         }
@@ -540,6 +564,10 @@ export! {
         if batch.context != handle.addr() {
             log::line(Level::Debug, "llama_process: the batch was made for another context");
         }
-        if entries.is_empty() { Err(Failure::new("the batch is empty")) } else { decode(&context, &entries) }
+        if entries.is_empty() {
+            Err(Failure::new("the batch is empty"))
+        } else {
+            decode(&context, &entries)
+        }
     }
 }

@@ -38,24 +38,39 @@ export! {
     /// Formats a conversation with a template, given by its text or the name of one of
     /// [`llama_chat_builtin_templates`]; "chatml" for null.
     fn llama_chat_apply_template(
-        template: *const c_char, messages: *const ChatMessage, count: usize, add_assistant: crate::layout::Flag, buffer: *mut c_char, length: i32
+        template: *const c_char, messages: *const ChatMessage, count: usize,
+            add_assistant: crate::layout::Flag, buffer: *mut c_char, length: i32
     ) -> i32, or -1; {
         // SAFETY: the caller upholds the header's contract.
         let (template, messages) = unsafe { (text(template), array("messages", messages, count)?) };
         let template = template.map_or("chatml".into(), |template| template.to_string_lossy());
         let messages = messages.iter().map(|one| {
             // SAFETY: as above.
-            let (role, content) = unsafe { (required_text("role", one.role)?, required_text("content", one.content)?) };
+            let (role, content) = unsafe {
+                (
+                    required_text("role", one.role)?,
+                    required_text("content", one.content)?,
+                )
+            };
             message(role, content)
         });
         let messages = messages.collect::<Outcome<Vec<_>>>()?;
         let chat = ChatTemplate::choose(&Sources::default(), Some(&template))?;
-        let options = PromptOptions { add_generation_prompt: add_assistant.is_on(), ..PromptOptions::new(now()) };
+        let options = PromptOptions {
+            add_generation_prompt: add_assistant.is_on(),
+            ..PromptOptions::new(now())
+        };
         let prompt = chat.prompt(&messages, &options, &Guard::new([]))?.text();
         // Like `strncpy`, write a 0 only if there is room: callers use the returned length.
         let length = usize::try_from(length).unwrap_or(0);
         // SAFETY: as above.
-        let out = unsafe { crate::entry::array_mut("buf", buffer.cast::<u8>(), if buffer.is_null() { 0 } else { length }) }?;
+        let out = unsafe {
+            crate::entry::array_mut(
+                "buf",
+                buffer.cast::<u8>(),
+                if buffer.is_null() { 0 } else { length },
+            )
+        }?;
         let mut bytes = prompt.bytes();
         for to in out.iter_mut() {
             *to = bytes.next().unwrap_or(0);

@@ -327,7 +327,8 @@ fn make(handle: *mut Opaque, params: &ContextParams) -> Outcome<*mut Opaque> {
 
 export! {
     /// Creates a context for a model.
-    fn llama_init_from_model(handle: *mut Opaque, params: ContextParams) -> *mut Opaque, or std::ptr::null_mut(); {
+    fn llama_init_from_model(handle: *mut Opaque, params: ContextParams) -> *mut Opaque,
+        or std::ptr::null_mut(); {
         make(handle, &params)
     }
 
@@ -386,7 +387,10 @@ export! {
     fn llama_pooling_type(handle: *const Opaque) -> c_int, or -1; {
         Ok(match context(handle)?.pooling {
             None | Some(Pooling::None) => 0,
-            Some(pooling) => Pooling::ALL.iter().position(|known| *known == pooling).map_or(-1, |number| number as c_int),
+            Some(pooling) => Pooling::ALL
+                .iter()
+                .position(|known| *known == pooling)
+                .map_or(-1, |number| number as c_int),
         })
     }
 
@@ -421,7 +425,11 @@ export! {
     fn llama_set_causal_attn(handle: *mut Opaque, causal: Flag), or (); {
         let context = context(handle)?;
         let sees_later = context.model.spec().is_some_and(|spec| spec.sees_later());
-        if causal.is_on() == sees_later { Err(Failure::unsupported("another attention than the model's")) } else { Ok(()) }
+        if causal.is_on() == sees_later {
+            Err(Failure::unsupported("another attention than the model's"))
+        } else {
+            Ok(())
+        }
     }
 
     /// Returns whether attention is causal.
@@ -435,7 +443,8 @@ export! {
     }
 
     /// Sets the abort callback.
-    fn llama_set_abort_callback(handle: *mut Opaque, callback: AbortCallback, data: *mut c_void), or (); {
+    fn llama_set_abort_callback(handle: *mut Opaque, callback: AbortCallback, data: *mut c_void),
+        or (); {
         context(handle)?.abort.set(callback, data);
         Ok(())
     }
@@ -448,7 +457,8 @@ export! {
     }
 
     /// Attaches the caller's thread pools: ignored, because the library has its own threads.
-    fn llama_attach_threadpool(handle: *mut Opaque, _pool: *mut c_void, _pool_batch: *mut c_void), or (); {
+    fn llama_attach_threadpool(handle: *mut Opaque, _pool: *mut c_void, _pool_batch: *mut c_void),
+        or (); {
         context(handle).map(drop)
     }
 
@@ -458,12 +468,18 @@ export! {
     }
 
     /// Attaches a sampler to the device: not supported, so it must be applied on the host.
-    fn llama_set_sampler(handle: *mut Opaque, _sequence: i32, sampler: *mut Sampler) -> bool, or false; {
+    fn llama_set_sampler(handle: *mut Opaque, _sequence: i32, sampler: *mut Sampler) -> bool,
+        or false; {
         context(handle)?;
-        if sampler.is_null() { Ok(false) } else { Err(Failure::unsupported("samplers on devices; apply it on the host")) }
+        if sampler.is_null() {
+            Ok(false)
+        } else {
+            Err(Failure::unsupported("samplers on devices; apply it on the host"))
+        }
     }
 }
 
 alias! {
-    fn llama_new_context_with_model(handle: *mut Opaque, params: ContextParams) -> *mut Opaque = llama_init_from_model;
+    fn llama_new_context_with_model(handle: *mut Opaque,
+        params: ContextParams) -> *mut Opaque = llama_init_from_model;
 }

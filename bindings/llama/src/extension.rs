@@ -67,7 +67,8 @@ pub unsafe extern "C" fn llama_get_memory_breakdown(
 extension! {
     /// Reserves a graph: not supported, because ggml graphs are not built.
     "_Z19llama_graph_reserveP13llama_contextjjj"
-    fn llama_graph_reserve(handle: *mut Opaque, _tokens: u32, _sequences: u32, _outputs: u32) -> *mut c_void, or std::ptr::null_mut(); {
+    fn llama_graph_reserve(handle: *mut Opaque, _tokens: u32, _sequences: u32,
+        _outputs: u32) -> *mut c_void, or std::ptr::null_mut(); {
         context(handle)?;
         Err(Failure::unsupported("graphs of ggml"))
     }
@@ -76,13 +77,18 @@ extension! {
     "_Z28llama_ftype_get_default_type11llama_ftype"
     fn llama_ftype_get_default_type(file_type: c_int) -> c_int, or 43; {
         let mixture = crate::names::mixture(file_type);
-        let mixture = mixture.ok_or_else(|| Failure::new(format!("ftype {file_type}: this quantization is not supported")))?;
+        let mixture = mixture.ok_or_else(|| {
+            Failure::new(format!(
+                "ftype {file_type}: this quantization is not supported"
+            ))
+        })?;
         Ok(mixture.base().id() as c_int)
     }
 
     /// Plans a quantization: not supported.
     "_Z16llama_quant_initPK11llama_modelPK27llama_model_quantize_params"
-    fn llama_quant_init(_model: *const Opaque, _params: *const QuantizeParams) -> *mut c_void, or std::ptr::null_mut(); {
+    fn llama_quant_init(_model: *const Opaque, _params: *const QuantizeParams) -> *mut c_void,
+        or std::ptr::null_mut(); {
         Err(Failure::unsupported("plans of a quantization"))
     }
 
@@ -94,19 +100,22 @@ extension! {
 
     /// See the previous function.
     "_Z31llama_quant_model_from_metadataPK22llama_quant_model_desc"
-    fn llama_quant_model_from_metadata(_model: *const c_void) -> *mut Opaque, or std::ptr::null_mut(); {
+    fn llama_quant_model_from_metadata(_model: *const c_void) -> *mut Opaque,
+        or std::ptr::null_mut(); {
         Err(Failure::unsupported("plans of a quantization"))
     }
 
     /// See the previous function.
     "_Z38llama_quant_tensor_allows_quantizationPK19quantize_state_implPK11ggml_tensor"
-    fn llama_quant_tensor_allows_quantization(_state: *const c_void, _tensor: *const c_void) -> bool, or false; {
+    fn llama_quant_tensor_allows_quantization(_state: *const c_void,
+        _tensor: *const c_void) -> bool, or false; {
         Err(Failure::unsupported("plans of a quantization"))
     }
 
     /// See the previous function.
     "_Z25llama_quant_compute_typesP19quantize_state_impl11llama_ftypePP11ggml_tensorP9ggml_typem"
-    fn llama_quant_compute_types(_state: *mut c_void, _type: c_int, _tensors: *mut *mut c_void, _types: *mut c_int, _count: usize), or (); {
+    fn llama_quant_compute_types(_state: *mut c_void, _type: c_int, _tensors: *mut *mut c_void,
+        _types: *mut c_int, _count: usize), or (); {
         Err(Failure::unsupported("plans of a quantization"))
     }
 
@@ -124,15 +133,21 @@ extension! {
 
     /// See the previous function.
     "_Z22llama_model_get_devicePK11llama_modeli"
-    fn llama_model_get_device(handle: *const Opaque, _index: c_int) -> *mut c_void, or std::ptr::null_mut(); {
+    fn llama_model_get_device(handle: *const Opaque, _index: c_int) -> *mut c_void,
+        or std::ptr::null_mut(); {
         model(handle).map(|_| std::ptr::null_mut())
     }
 
     /// Enables embeddings for MTP layers: not supported.
     "_Z26llama_set_embeddings_nextnP13llama_contextbb"
-    fn llama_set_embeddings_nextn(handle: *mut Opaque, value: crate::layout::Flag, _masked: crate::layout::Flag), or (); {
+    fn llama_set_embeddings_nextn(handle: *mut Opaque, value: crate::layout::Flag,
+        _masked: crate::layout::Flag), or (); {
         context(handle)?;
-        if value.is_on() { Err(Failure::unsupported("layers that predict further tokens")) } else { Ok(()) }
+        if value.is_on() {
+            Err(Failure::unsupported("layers that predict further tokens"))
+        } else {
+            Ok(())
+        }
     }
 
     /// See the previous function.
@@ -149,20 +164,27 @@ extension! {
 
     /// See the previous function.
     "_Z30llama_get_embeddings_nextn_ithP13llama_contexti"
-    fn llama_get_embeddings_nextn_ith(handle: *mut Opaque, _index: i32) -> *mut f32, or std::ptr::null_mut(); {
+    fn llama_get_embeddings_nextn_ith(handle: *mut Opaque, _index: i32) -> *mut f32,
+        or std::ptr::null_mut(); {
         context(handle).map(|_| std::ptr::null_mut())
     }
 
     /// Enables the output of layer inputs: not supported.
     "_Z30llama_set_embeddings_layer_inpP13llama_contextjb"
-    fn llama_set_embeddings_layer_inp(handle: *mut Opaque, _layer: u32, value: crate::layout::Flag), or (); {
+    fn llama_set_embeddings_layer_inp(handle: *mut Opaque, _layer: u32,
+        value: crate::layout::Flag), or (); {
         context(handle)?;
-        if value.is_on() { Err(Failure::unsupported("what goes into a layer")) } else { Ok(()) }
+        if value.is_on() {
+            Err(Failure::unsupported("what goes into a layer"))
+        } else {
+            Ok(())
+        }
     }
 
     /// See the previous function.
     "_Z30llama_get_embeddings_layer_inpP13llama_contextj"
-    fn llama_get_embeddings_layer_inp(handle: *mut Opaque, _layer: u32) -> *mut f32, or std::ptr::null_mut(); {
+    fn llama_get_embeddings_layer_inp(handle: *mut Opaque, _layer: u32) -> *mut f32,
+        or std::ptr::null_mut(); {
         context(handle).map(|_| std::ptr::null_mut())
     }
 

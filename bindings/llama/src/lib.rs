@@ -20,11 +20,15 @@
 //! # Files
 //! | file | content |
 //! |---|---|
-//! | `entry.rs`, `handles.rs`, `log.rs` | entry and failure of calls, handles of callers, the caller's log |
+//! | `entry.rs`, `log.rs` | entry and failure of calls; the caller's log |
+//! | `handles.rs` | handles of callers |
 //! | `layout.rs` | structures, constants, defaults of a release |
 //! | `names.rs`, `metadata.rs` | functions that need no model; keys and values as text |
-//! | `load.rs`, `devices.rs`, `model.rs`, `vocabulary.rs`, `adapters.rs` | models and their placement, tokens, adapters |
-//! | `context.rs`, `abort.rs`, `watch.rs`, `batch.rs`, `results.rs`, `memory.rs`, `state.rs`, `perf.rs` | contexts: batches, results, memory, states, times |
+//! | `load.rs`, `devices.rs`, `model.rs` | models and their placement |
+//! | `vocabulary.rs`, `adapters.rs` | tokens; adapters |
+//! | `context.rs`, `abort.rs`, `watch.rs` | contexts |
+//! | `batch.rs`, `results.rs`, `memory.rs`, `state.rs` | what goes into a context and comes out |
+//! | `perf.rs` | times |
 //! | `sampler.rs` | samplers, with files for chains, grammars and the others |
 //! | `chat.rs`, `quantize.rs`, `training.rs` | templates, quantization; unsupported training |
 //! | `extension.rs` | C++ names that llama.cpp's own programs need |

@@ -183,13 +183,15 @@ unsafe fn path_of(file: *mut libc::FILE) -> Outcome<CString> {
 
 export! {
     /// Loads a model; for a split model, any part may be named.
-    fn llama_model_load_from_file(path: *const c_char, params: ModelParams) -> *mut Opaque, or std::ptr::null_mut(); {
+    fn llama_model_load_from_file(path: *const c_char, params: ModelParams) -> *mut Opaque,
+        or std::ptr::null_mut(); {
         // SAFETY: the caller upholds the header's contract.
         unsafe { load(Path::new(required_text("path", path)?), &params) }
     }
 
     /// Loads a model from an open C file.
-    fn llama_model_load_from_file_ptr(file: *mut libc::FILE, params: ModelParams) -> *mut Opaque, or std::ptr::null_mut(); {
+    fn llama_model_load_from_file_ptr(file: *mut libc::FILE, params: ModelParams) -> *mut Opaque,
+        or std::ptr::null_mut(); {
         // SAFETY: the caller upholds the header's contract.
         unsafe {
             let path = path_of(file)?;
@@ -198,7 +200,8 @@ export! {
     }
 
     /// Loads a split model from its parts, which must have llama.cpp's names.
-    fn llama_model_load_from_splits(paths: *const *const c_char, count: usize, params: ModelParams) -> *mut Opaque, or std::ptr::null_mut(); {
+    fn llama_model_load_from_splits(paths: *const *const c_char, count: usize,
+        params: ModelParams) -> *mut Opaque, or std::ptr::null_mut(); {
         // SAFETY: the caller upholds the header's contract.
         let paths = unsafe { array("paths", paths, count) }?;
         let first = paths.first().ok_or_else(|| Failure::new("no path is given"))?;
@@ -220,5 +223,6 @@ export! {
 }
 
 alias! {
-    fn llama_load_model_from_file(path: *const c_char, params: ModelParams) -> *mut Opaque = llama_model_load_from_file;
+    fn llama_load_model_from_file(path: *const c_char,
+        params: ModelParams) -> *mut Opaque = llama_model_load_from_file;
 }

@@ -94,7 +94,8 @@ export! {
     }
 
     /// Shifts positions.
-    fn llama_memory_seq_add(handle: *mut Opaque, id: i32, first: i32, end: i32, delta: i32), or (); {
+    fn llama_memory_seq_add(handle: *mut Opaque, id: i32, first: i32, end: i32, delta: i32), or ();
+        {
         change(handle, |engine| {
             let id = sequence(engine, id)?;
             let range = range(first, end);
@@ -106,7 +107,8 @@ export! {
     }
 
     /// Divides positions: not supported.
-    fn llama_memory_seq_div(handle: *mut Opaque, id: i32, _first: i32, _end: i32, divisor: c_int), or (); {
+    fn llama_memory_seq_div(handle: *mut Opaque, id: i32, _first: i32, _end: i32, divisor: c_int),
+        or (); {
         ask(handle, |engine| {
             sequence(engine, id)?;
             match divisor {

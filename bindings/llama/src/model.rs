@@ -197,8 +197,11 @@ export! {
     /// Returns the RoPE type of its layers.
     fn llama_model_rope_type(handle: *const Opaque) -> c_int, or -1; {
         let model = model(handle)?;
-        let attentions = model.spec().map(|spec| spec.layers.iter().filter_map(Layer::attention));
-        let rotation = attentions.and_then(|mut attentions| attentions.find_map(|a| a.rotation.as_ref()));
+        let attentions = model
+            .spec()
+            .map(|spec| spec.layers.iter().filter_map(Layer::attention));
+        let rotation =
+            attentions.and_then(|mut attentions| attentions.find_map(|a| a.rotation.as_ref()));
         let has_sections = model.has_position_axes();
         Ok(match rotation.map(|rotation| rotation.rope.mode) {
             None => -1,
@@ -283,13 +286,15 @@ export! {
     }
 
     /// Returns the label of a classifier output.
-    fn llama_model_cls_label(handle: *const Opaque, index: u32) -> *const c_char, or std::ptr::null(); {
+    fn llama_model_cls_label(handle: *const Opaque, index: u32) -> *const c_char,
+        or std::ptr::null(); {
         let model = model(handle)?;
         Ok(model.labels.get(index as usize).map_or(std::ptr::null(), |label| label.as_ptr()))
     }
 
     /// Writes a metadata value as text.
-    fn llama_model_meta_val_str(handle: *const Opaque, key: *const c_char, buffer: *mut c_char, size: usize) -> i32, or -1; {
+    fn llama_model_meta_val_str(handle: *const Opaque, key: *const c_char, buffer: *mut c_char,
+        size: usize) -> i32, or -1; {
         // SAFETY: the caller upholds the header's contract.
         unsafe { model(handle)?.readable.print_value_of(key, buffer, size) }
     }
@@ -300,13 +305,15 @@ export! {
     }
 
     /// Writes a metadata key by its index.
-    fn llama_model_meta_key_by_index(handle: *const Opaque, index: i32, buffer: *mut c_char, size: usize) -> i32, or -1; {
+    fn llama_model_meta_key_by_index(handle: *const Opaque, index: i32, buffer: *mut c_char,
+        size: usize) -> i32, or -1; {
         // SAFETY: the caller upholds the header's contract.
         unsafe { model(handle)?.readable.print_key(index, buffer, size) }
     }
 
     /// Writes a metadata value by its index.
-    fn llama_model_meta_val_str_by_index(handle: *const Opaque, index: i32, buffer: *mut c_char, size: usize) -> i32, or -1; {
+    fn llama_model_meta_val_str_by_index(handle: *const Opaque, index: i32, buffer: *mut c_char,
+        size: usize) -> i32, or -1; {
         // SAFETY: the caller upholds the header's contract.
         unsafe { model(handle)?.readable.print_value(index, buffer, size) }
     }
@@ -333,7 +340,8 @@ export! {
     }
 
     /// Returns a chat template of the file, or null.
-    fn llama_model_chat_template(handle: *const Opaque, name: *const c_char) -> *const c_char, or std::ptr::null(); {
+    fn llama_model_chat_template(handle: *const Opaque, name: *const c_char) -> *const c_char,
+        or std::ptr::null(); {
         let model = model(handle)?;
         // SAFETY: the caller upholds the header's contract.
         let name = unsafe { text(name) };

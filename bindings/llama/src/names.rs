@@ -25,11 +25,16 @@ const FILE_TYPES: [(i32, &CStr, &CStr); 37] = {
         };
     }
     table! {
-        0 "all F32", 1 "F16", 2 "Q4_0", 3 "Q4_1", 7 "Q8_0", 8 "Q5_0", 9 "Q5_1", 10 "Q2_K - Medium", 11 "Q3_K - Small", 12 "Q3_K - Medium",
-        13 "Q3_K - Large", 14 "Q4_K - Small", 15 "Q4_K - Medium", 16 "Q5_K - Small", 17 "Q5_K - Medium", 18 "Q6_K", 19 "IQ2_XXS - 2.0625 bpw",
-        20 "IQ2_XS - 2.3125 bpw", 21 "Q2_K - Small", 22 "IQ3_XS - 3.3 bpw", 23 "IQ3_XXS - 3.0625 bpw", 24 "IQ1_S - 1.5625 bpw",
-        25 "IQ4_NL - 4.5 bpw", 26 "IQ3_S - 3.4375 bpw", 27 "IQ3_S mix - 3.66 bpw", 28 "IQ2_S - 2.5 bpw", 29 "IQ2_M - 2.7 bpw",
-        30 "IQ4_XS - 4.25 bpw", 31 "IQ1_M - 1.75 bpw", 32 "BF16", 36 "TQ1_0 - 1.69 bpw ternary", 37 "TQ2_0 - 2.06 bpw ternary", 38 "MXFP4 MoE",
+        0 "all F32", 1 "F16", 2 "Q4_0", 3 "Q4_1", 7 "Q8_0", 8 "Q5_0", 9 "Q5_1", 10 "Q2_K - Medium",
+        11 "Q3_K - Small", 12 "Q3_K - Medium",
+        13 "Q3_K - Large", 14 "Q4_K - Small", 15 "Q4_K - Medium", 16 "Q5_K - Small",
+        17 "Q5_K - Medium", 18 "Q6_K", 19 "IQ2_XXS - 2.0625 bpw",
+        20 "IQ2_XS - 2.3125 bpw", 21 "Q2_K - Small", 22 "IQ3_XS - 3.3 bpw",
+        23 "IQ3_XXS - 3.0625 bpw", 24 "IQ1_S - 1.5625 bpw",
+        25 "IQ4_NL - 4.5 bpw", 26 "IQ3_S - 3.4375 bpw", 27 "IQ3_S mix - 3.66 bpw",
+        28 "IQ2_S - 2.5 bpw", 29 "IQ2_M - 2.7 bpw",
+        30 "IQ4_XS - 4.25 bpw", 31 "IQ1_M - 1.75 bpw", 32 "BF16", 36 "TQ1_0 - 1.69 bpw ternary",
+        37 "TQ2_0 - 2.06 bpw ternary", 38 "MXFP4 MoE",
         39 "NVFP4", 40 "Q1_0", 41 "Q2_0", -1 "unknown, may not work"
     }
 };
@@ -188,7 +193,8 @@ export! {
     }
 
     /// Writes the file name of a part of a split model.
-    fn llama_split_path(buffer: *mut c_char, size: usize, prefix: *const c_char, number: i32, count: i32) -> i32, or 0; {
+    fn llama_split_path(buffer: *mut c_char, size: usize, prefix: *const c_char, number: i32,
+        count: i32) -> i32, or 0; {
         // SAFETY: the caller upholds the header's contract.
         let prefix = unsafe { required_text("prefix", prefix) }?;
         let path = format!("{prefix}-{:05}-of-{count:05}.gguf", number.saturating_add(1));
@@ -197,7 +203,8 @@ export! {
     }
 
     /// Writes the prefix before the numbers in such a name. Returns 0 if the numbers differ.
-    fn llama_split_prefix(buffer: *mut c_char, size: usize, path: *const c_char, number: i32, count: i32) -> i32, or 0; {
+    fn llama_split_prefix(buffer: *mut c_char, size: usize, path: *const c_char, number: i32,
+        count: i32) -> i32, or 0; {
         // SAFETY: the caller upholds the header's contract.
         let Some(path) = (unsafe { text(path) }) else { return Ok(0) };
         let ending = format!("-{:05}-of-{count:05}.gguf", number.saturating_add(1));

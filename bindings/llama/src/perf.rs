@@ -64,14 +64,32 @@ export! {
         let data = context(handle)?.lock().times.data();
         let per_token = |ms: f64, count: i32| {
             let count = f64::from(count);
-            format!("({:8.2} ms per token, {:8.2} tokens per second)", ms / count, count * 1e3 / ms)
+            format!(
+                "({:8.2} ms per token, {:8.2} tokens per second)",
+                ms / count,
+                count * 1e3 / ms
+            )
         };
-        let say = |text: String| log::line(Level::Info, &format!("llama_perf_context_print: {text}"));
+        let say =
+            |text: String| log::line(Level::Info, &format!("llama_perf_context_print: {text}"));
         say(format!("       load time = {:10.2} ms", data.t_load_ms));
-        say(format!("prompt eval time = {:10.2} ms / {:5} tokens {}", data.t_p_eval_ms, data.n_p_eval, per_token(data.t_p_eval_ms, data.n_p_eval)));
-        say(format!("       eval time = {:10.2} ms / {:5} runs   {}", data.t_eval_ms, data.n_eval, per_token(data.t_eval_ms, data.n_eval)));
+        say(format!(
+            "prompt eval time = {:10.2} ms / {:5} tokens {}",
+            data.t_p_eval_ms,
+            data.n_p_eval,
+            per_token(data.t_p_eval_ms, data.n_p_eval)
+        ));
+        say(format!(
+            "       eval time = {:10.2} ms / {:5} runs   {}",
+            data.t_eval_ms,
+            data.n_eval,
+            per_token(data.t_eval_ms, data.n_eval)
+        ));
         let total = now_us() as f64 * 1e-3 - data.t_start_ms;
-        say(format!("      total time = {total:10.2} ms / {:5} tokens", data.n_p_eval + data.n_eval));
+        say(format!(
+            "      total time = {total:10.2} ms / {:5} tokens",
+            data.n_p_eval + data.n_eval
+        ));
         Ok(())
     }
 

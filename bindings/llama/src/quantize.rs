@@ -87,15 +87,24 @@ unsafe fn importance(params: &QuantizeParams) -> Outcome<Option<ImportanceMatrix
 
 export! {
     /// Writes a file with weights of other types. Returns 0 on success.
-    fn llama_model_quantize(from: *const c_char, to: *const c_char, params: *const QuantizeParams) -> u32, or 1; {
+    fn llama_model_quantize(from: *const c_char, to: *const c_char,
+        params: *const QuantizeParams) -> u32, or 1; {
         log::listen();
         // SAFETY: the caller upholds the header's contract.
-        let (from, to) = unsafe { (required_text("fname_inp", from)?, required_text("fname_out", to)?) };
+        let (from, to) = unsafe {
+            (
+                required_text("fname_inp", from)?,
+                required_text("fname_out", to)?,
+            )
+        };
         // SAFETY: as above.
         let params = unsafe { crate::entry::array("params", params, 1) }?[0];
         check(&params)?;
         let mixture = mixture(params.ftype).ok_or_else(|| {
-            Failure::new(format!("ftype {}: this quantization is not supported", params.ftype))
+            Failure::new(format!(
+                "ftype {}: this quantization is not supported",
+                params.ftype
+            ))
         })?;
         // SAFETY: as above.
         let (types, importance) = unsafe { (types(&params)?, importance(&params)?) };
@@ -107,20 +116,31 @@ export! {
             mixture,
             types,
             importance: importance.as_ref(),
-            threads: usize::try_from(params.nthread).ok().filter(|&n| n > 0).unwrap_or(available),
+            threads: usize::try_from(params.nthread)
+                .ok()
+                .filter(|&n| n > 0)
+                .unwrap_or(available),
             allow_requantize: params.allow_requantize.is_on(),
             pure: params.pure.is_on(),
             progress: &|_, _| {},
             cancel: &CancelToken::new(),
         };
-        let done = if params.dry_run.is_on() { plan(&source, &options)? } else { quantize(&source, Path::new(to), &options)? };
+        let done = if params.dry_run.is_on() {
+            plan(&source, &options)?
+        } else {
+            quantize(&source, Path::new(to), &options)?
+        };
         let sum = |bytes: fn(&samite_llm::quantize::Conversion) -> usize| {
             done.iter().map(bytes).sum::<usize>() as f64 / f64::from(1 << 20)
         };
-        log::line(Level::Info, &format!(
-            "llama_model_quantize: {:.2} MiB become {:.2} MiB",
-            sum(|one| one.bytes_before), sum(|one| one.bytes_after)
-        ));
+        log::line(
+            Level::Info,
+            &format!(
+                "llama_model_quantize: {:.2} MiB become {:.2} MiB",
+                sum(|one| one.bytes_before),
+                sum(|one| one.bytes_after)
+            ),
+        );
         Ok(0)
     }
 

@@ -179,16 +179,22 @@ export! {
     }
 
     /// Returns the embedding of one token.
-    fn llama_get_embeddings_ith(handle: *mut Opaque, index: i32) -> *mut f32, or std::ptr::null_mut(); {
+    fn llama_get_embeddings_ith(handle: *mut Opaque, index: i32) -> *mut f32,
+        or std::ptr::null_mut(); {
         let context = context(handle)?;
         let results = &mut context.lock().results;
         let row = results.row_of(index)?;
         let found = results.embeddings.row(row);
-        found.ok_or_else(|| Failure::new("there are no embeddings of tokens: ask for them (embeddings), and for no pooling"))
+        found.ok_or_else(|| {
+            Failure::new(
+                "there are no embeddings of tokens: ask for them (embeddings), and for no pooling",
+            )
+        })
     }
 
     /// Returns the pooled embedding of a sequence.
-    fn llama_get_embeddings_seq(handle: *mut Opaque, sequence: i32) -> *mut f32, or std::ptr::null_mut(); {
+    fn llama_get_embeddings_seq(handle: *mut Opaque, sequence: i32) -> *mut f32,
+        or std::ptr::null_mut(); {
         let context = context(handle)?;
         let results = &mut context.lock().results;
         let row = results.sequences.get(&sequence).copied();
@@ -201,7 +207,8 @@ export! {
     }
 
     /// See the previous function.
-    fn llama_get_sampled_probs_ith(handle: *mut Opaque, _index: i32) -> *mut f32, or std::ptr::null_mut(); {
+    fn llama_get_sampled_probs_ith(handle: *mut Opaque, _index: i32) -> *mut f32,
+        or std::ptr::null_mut(); {
         context(handle).map(|_| std::ptr::null_mut())
     }
 
@@ -211,7 +218,8 @@ export! {
     }
 
     /// See the previous function.
-    fn llama_get_sampled_logits_ith(handle: *mut Opaque, _index: i32) -> *mut f32, or std::ptr::null_mut(); {
+    fn llama_get_sampled_logits_ith(handle: *mut Opaque, _index: i32) -> *mut f32,
+        or std::ptr::null_mut(); {
         context(handle).map(|_| std::ptr::null_mut())
     }
 
@@ -221,7 +229,8 @@ export! {
     }
 
     /// Returns the tokens of these logits: all.
-    fn llama_get_sampled_candidates_ith(handle: *mut Opaque, _index: i32) -> *mut i32, or std::ptr::null_mut(); {
+    fn llama_get_sampled_candidates_ith(handle: *mut Opaque, _index: i32) -> *mut i32,
+        or std::ptr::null_mut(); {
         // Callers do not write here: the header lacks a `const`.
         Ok(context(handle)?.all_tokens().as_ptr().cast_mut())
     }

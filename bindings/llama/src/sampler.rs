@@ -223,8 +223,13 @@ unsafe fn items<'a>(
 
 export! {
     /// Creates a sampler with the caller's functions.
-    fn llama_sampler_init(iface: *mut SamplerI, ctx: *mut c_void) -> *mut Sampler, or std::ptr::null_mut(); {
-        if iface.is_null() { Err(Failure::new("the table of functions is null")) } else { Ok(structure(iface, ctx)) }
+    fn llama_sampler_init(iface: *mut SamplerI, ctx: *mut c_void) -> *mut Sampler,
+        or std::ptr::null_mut(); {
+        if iface.is_null() {
+            Err(Failure::new("the table of functions is null"))
+        } else {
+            Ok(structure(iface, ctx))
+        }
     }
 
     /// Returns a sampler's name.
@@ -294,14 +299,18 @@ export! {
     }
 
     /// Samples a token from a row of logits of the last batch, and accepts it.
-    fn llama_sampler_sample(sampler: *mut Sampler, handle: *mut crate::layout::Opaque, index: i32) -> i32, or TOKEN_NULL; {
+    fn llama_sampler_sample(sampler: *mut Sampler, handle: *mut crate::layout::Opaque,
+        index: i32) -> i32, or TOKEN_NULL; {
         let context = crate::context::context(handle)?;
         let mut items = {
             let mut state = context.lock();
             let (logits, count) = state.results.logits_of(index)?;
             // SAFETY: the row has this length while the context is locked.
             let logits = unsafe { crate::entry::array("logits", logits.cast_const(), count) }?;
-            (0..).zip(logits).map(|(id, &logit)| TokenData { id, logit, p: 0.0 }).collect::<Vec<_>>()
+            (0..)
+                .zip(logits)
+                .map(|(id, &logit)| TokenData { id, logit, p: 0.0 })
+                .collect::<Vec<_>>()
         };
         let mut list = TokenDataArray {
             data: items.as_mut_ptr(),
@@ -311,8 +320,12 @@ export! {
         };
         // SAFETY: the list is complete; the caller upholds the header's contract.
         unsafe { apply(sampler, &raw mut list) }?;
-        let chosen = usize::try_from(list.selected).ok().filter(|&chosen| chosen < list.size && chosen < items.len());
-        let chosen = chosen.ok_or_else(|| Failure::new("the sampler chose no token: a chain ends with one that does"))?;
+        let chosen = usize::try_from(list.selected)
+            .ok()
+            .filter(|&chosen| chosen < list.size && chosen < items.len());
+        let chosen = chosen.ok_or_else(|| {
+            Failure::new("the sampler chose no token: a chain ends with one that does")
+        })?;
         // SAFETY: a sampler that changes the list guarantees that its data is valid.
         let token = unsafe { (*list.data.add(chosen)).id };
         // SAFETY: as above.

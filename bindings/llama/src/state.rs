@@ -267,13 +267,15 @@ export! {
     }
 
     /// Restores a context from a file.
-    fn llama_state_load_file(handle: *mut Opaque, path: *const c_char, tokens: *mut i32, room: usize, count: *mut usize) -> bool, or false; {
+    fn llama_state_load_file(handle: *mut Opaque, path: *const c_char, tokens: *mut i32,
+        room: usize, count: *mut usize) -> bool, or false; {
         // SAFETY: the caller upholds the header's contract.
         unsafe { load(handle, None, path, tokens, room, count) }.map(|_| true)
     }
 
     /// Saves a context to a file.
-    fn llama_state_save_file(handle: *mut Opaque, path: *const c_char, tokens: *const i32, count: usize) -> bool, or false; {
+    fn llama_state_save_file(handle: *mut Opaque, path: *const c_char, tokens: *const i32,
+        count: usize) -> bool, or false; {
         // SAFETY: the caller upholds the header's contract.
         unsafe { save(handle, None, path, tokens, count) }.map(|_| true)
     }
@@ -284,13 +286,15 @@ export! {
     }
 
     /// Copies a sequence's state.
-    fn llama_state_seq_get_data(handle: *mut Opaque, to: *mut u8, room: usize, id: i32) -> usize, or 0; {
+    fn llama_state_seq_get_data(handle: *mut Opaque, to: *mut u8, room: usize, id: i32) -> usize,
+        or 0; {
         // SAFETY: the caller upholds the header's contract.
         unsafe { copy(handle, Some(id), to, room) }
     }
 
     /// Restores a sequence from its saved state.
-    fn llama_state_seq_set_data(handle: *mut Opaque, from: *const u8, length: usize, id: i32) -> usize, or 0; {
+    fn llama_state_seq_set_data(handle: *mut Opaque, from: *const u8, length: usize,
+        id: i32) -> usize, or 0; {
         let context = context(handle)?;
         // SAFETY: the caller upholds the header's contract.
         let bytes = unsafe { array("src", from, length) }?;
@@ -299,13 +303,15 @@ export! {
     }
 
     /// Saves a sequence to a file.
-    fn llama_state_seq_save_file(handle: *mut Opaque, path: *const c_char, id: i32, tokens: *const i32, count: usize) -> usize, or 0; {
+    fn llama_state_seq_save_file(handle: *mut Opaque, path: *const c_char, id: i32,
+        tokens: *const i32, count: usize) -> usize, or 0; {
         // SAFETY: the caller upholds the header's contract.
         unsafe { save(handle, Some(id), path, tokens, count) }
     }
 
     /// Restores a sequence from a file.
-    fn llama_state_seq_load_file(handle: *mut Opaque, path: *const c_char, id: i32, tokens: *mut i32, room: usize, count: *mut usize) -> usize, or 0; {
+    fn llama_state_seq_load_file(handle: *mut Opaque, path: *const c_char, id: i32,
+        tokens: *mut i32, room: usize, count: *mut usize) -> usize, or 0; {
         // SAFETY: the caller upholds the header's contract.
         unsafe { load(handle, Some(id), path, tokens, room, count) }
     }
@@ -317,13 +323,15 @@ export! {
     }
 
     /// Copies a sequence's state.
-    fn llama_state_seq_get_data_ext(handle: *mut Opaque, to: *mut u8, room: usize, id: i32, _flags: u32) -> usize, or 0; {
+    fn llama_state_seq_get_data_ext(handle: *mut Opaque, to: *mut u8, room: usize, id: i32,
+        _flags: u32) -> usize, or 0; {
         // SAFETY: the caller upholds the header's contract.
         unsafe { copy(handle, Some(id), to, room) }
     }
 
     /// Restores a sequence from its saved state.
-    fn llama_state_seq_set_data_ext(handle: *mut Opaque, from: *const u8, length: usize, id: i32, _flags: u32) -> usize, or 0; {
+    fn llama_state_seq_set_data_ext(handle: *mut Opaque, from: *const u8, length: usize, id: i32,
+        _flags: u32) -> usize, or 0; {
         let context = context(handle)?;
         // SAFETY: the caller upholds the header's contract.
         let bytes = unsafe { array("src", from, length) }?;
@@ -346,6 +354,8 @@ export! {
 
 alias! {
     fn llama_get_state_size(handle: *mut Opaque) -> usize = llama_state_get_size;
-    fn llama_load_session_file(handle: *mut Opaque, path: *const c_char, tokens: *mut i32, room: usize, count: *mut usize) -> bool = llama_state_load_file;
-    fn llama_save_session_file(handle: *mut Opaque, path: *const c_char, tokens: *const i32, count: usize) -> bool = llama_state_save_file;
+    fn llama_load_session_file(handle: *mut Opaque, path: *const c_char, tokens: *mut i32,
+        room: usize, count: *mut usize) -> bool = llama_state_load_file;
+    fn llama_save_session_file(handle: *mut Opaque, path: *const c_char, tokens: *const i32,
+        count: usize) -> bool = llama_state_save_file;
 }

@@ -18,7 +18,8 @@ export! {
 
     /// Trains for an epoch: not supported.
     fn llama_opt_epoch(
-        context: *mut Opaque, _data: *mut c_void, _trained: *mut c_void, _evaluated: *mut c_void, _split: i64, _train: *const c_void,
+        context: *mut Opaque, _data: *mut c_void, _trained: *mut c_void, _evaluated: *mut c_void,
+        _split: i64, _train: *const c_void,
         _evaluate: *const c_void
     ), or (); {
         crate::context::context(context)?;

@@ -151,7 +151,8 @@ export! {
     }
 
     /// Returns a token's text as stored in the file.
-    fn llama_vocab_get_text(handle: *const Opaque, token: i32) -> *const c_char, or std::ptr::null(); {
+    fn llama_vocab_get_text(handle: *const Opaque, token: i32) -> *const c_char,
+        or std::ptr::null(); {
         of_token(handle, token, |vocabulary, id| {
             vocabulary.texts.get(id as usize).map_or(std::ptr::null(), |text| text.as_ptr())
         })
@@ -238,7 +239,8 @@ export! {
     }
 
     /// Returns tokens that must never be generated.
-    fn llama_vocab_get_suppress_tokens(handle: *const Opaque, count: *mut i32) -> *const i32, or std::ptr::null(); {
+    fn llama_vocab_get_suppress_tokens(handle: *const Opaque, count: *mut i32) -> *const i32,
+        or std::ptr::null(); {
         let model = model(handle)?;
         let tokens = model.vocabulary.as_ref().map_or(&[][..], |vocabulary| &vocabulary.suppressed);
         if !count.is_null() {
@@ -281,16 +283,22 @@ export! {
     /// Tokenizes a text. Returns the number of tokens as a negative value if the buffer is too
     /// small.
     fn llama_tokenize(
-        handle: *const Opaque, text: *const c_char, length: i32, tokens: *mut i32, room: i32, add_special: Flag, parse_special: Flag
+        handle: *const Opaque, text: *const c_char, length: i32, tokens: *mut i32, room: i32,
+            add_special: Flag, parse_special: Flag
     ) -> i32, or i32::MIN; {
         let model = model(handle)?;
         let vocabulary = model.vocabulary()?;
-        let length = usize::try_from(length).map_err(|_| Failure::new("the length of the text is negative"))?;
+        let length = usize::try_from(length)
+            .map_err(|_| Failure::new("the length of the text is negative"))?;
         // SAFETY: the caller upholds the header's contract.
         let text = unsafe { array("text", text.cast::<u8>(), length) }?;
         let text = String::from_utf8_lossy(text);
-        let found = vocabulary.tokenizer.tokenize(&text, add_special.is_on(), parse_special.is_on())?;
-        let count = i32::try_from(found.len()).map_err(|_| Failure::new("the text has too many tokens"))?;
+        let found =
+            vocabulary
+                .tokenizer
+                .tokenize(&text, add_special.is_on(), parse_special.is_on())?;
+        let count =
+            i32::try_from(found.len()).map_err(|_| Failure::new("the text has too many tokens"))?;
         if room < count {
             return Ok(-count);
         }
@@ -305,7 +313,8 @@ export! {
     /// Writes the text of a token, without up to `strip` leading spaces. Returns its size as a
     /// negative value if the buffer is too small.
     fn llama_token_to_piece(
-        handle: *const Opaque, token: i32, buffer: *mut c_char, length: i32, strip: i32, special: Flag
+        handle: *const Opaque, token: i32, buffer: *mut c_char, length: i32, strip: i32,
+            special: Flag
     ) -> i32, or 0; {
         let model = model(handle)?;
         let mut piece = model.vocabulary()?.piece(token, special.is_on())?;
@@ -321,29 +330,39 @@ export! {
 
     /// Writes the text of tokens. Returns its size as a negative value if the buffer is too small.
     fn llama_detokenize(
-        handle: *const Opaque, tokens: *const i32, count: i32, buffer: *mut c_char, length: i32, remove_special: Flag, unparse_special: Flag
+        handle: *const Opaque, tokens: *const i32, count: i32, buffer: *mut c_char, length: i32,
+            remove_special: Flag, unparse_special: Flag
     ) -> i32, or 0; {
         let model = model(handle)?;
         let vocabulary = model.vocabulary()?;
-        let count = usize::try_from(count).map_err(|_| Failure::new("the number of tokens is negative"))?;
+        let count =
+            usize::try_from(count).map_err(|_| Failure::new("the number of tokens is negative"))?;
         // SAFETY: the caller upholds the header's contract.
         let mut tokens = unsafe { array("tokens", tokens, count) }?;
         let tokenizer = &vocabulary.tokenizer;
         let is = |token: &i32, special: Option<u32>| special.is_some_and(|id| id as i32 == *token);
         let mut strip = vocabulary.adds_space;
         if remove_special.is_on() {
-            if let [first, rest @ ..] = tokens && tokenizer.adds_bos() && is(first, tokenizer.bos()) {
+            if let [first, rest @ ..] = tokens
+                && tokenizer.adds_bos()
+                && is(first, tokenizer.bos())
+            {
                 tokens = rest;
                 strip = false;
             }
-            if let [rest @ .., last] = tokens && tokenizer.adds_eos() && is(last, tokenizer.eos()) {
+            if let [rest @ .., last] = tokens
+                && tokenizer.adds_eos()
+                && is(last, tokenizer.eos())
+            {
                 tokens = rest;
             }
         }
         let mut text = Vec::new();
         for &token in tokens {
             let piece = vocabulary.piece(token, unparse_special.is_on())?;
-            let stripped = piece.strip_prefix(b" ").filter(|_| std::mem::take(&mut strip));
+            let stripped = piece
+                .strip_prefix(b" ")
+                .filter(|_| std::mem::take(&mut strip));
             strip = false;
             text.extend_from_slice(stripped.unwrap_or(piece));
         }
@@ -355,7 +374,8 @@ export! {
 alias! {
     fn llama_n_vocab(handle: *const Opaque) -> i32 = llama_vocab_n_tokens;
     fn llama_vocab_cls(handle: *const Opaque) -> i32 = llama_vocab_bos;
-    fn llama_token_get_text(handle: *const Opaque, token: i32) -> *const c_char = llama_vocab_get_text;
+    fn llama_token_get_text(handle: *const Opaque,
+        token: i32) -> *const c_char = llama_vocab_get_text;
     fn llama_token_get_score(handle: *const Opaque, token: i32) -> f32 = llama_vocab_get_score;
     fn llama_token_get_attr(handle: *const Opaque, token: i32) -> c_int = llama_vocab_get_attr;
     fn llama_token_is_eog(handle: *const Opaque, token: i32) -> bool = llama_vocab_is_eog;

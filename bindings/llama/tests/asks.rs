@@ -23,10 +23,10 @@ fn written(size: usize, call: impl Fn(*mut c_char, usize) -> i32) -> (i32, Strin
 fn values_of_files_are_texts() {
     let model = load();
     let value = |key: &CStr, size| {
-        written(
-            size,
-            |buffer, size| call!(llama_model_meta_val_str(model => *const Opaque, key.as_ptr() => *const c_char, buffer => *mut c_char, size => usize) -> i32),
-        )
+        written(size, |buffer, size| {
+            call!(llama_model_meta_val_str(model => *const Opaque,
+                key.as_ptr() => *const c_char, buffer => *mut c_char, size => usize) -> i32)
+        })
     };
     assert_eq!(value(c"general.architecture", 32), (5, "llama".to_owned()));
     // Truncated like `snprintf`, with the full length.
@@ -37,20 +37,20 @@ fn values_of_files_are_texts() {
     let count = call!(llama_model_meta_count(model => *const Opaque) -> i32);
     assert!(count > 10);
     for index in 0..count {
-        let (_, key) = written(
-            100,
-            |buffer, size| call!(llama_model_meta_key_by_index(model => *const Opaque, index => i32, buffer => *mut c_char, size => usize) -> i32),
-        );
-        let by_number = written(
-            4000,
-            |buffer, size| call!(llama_model_meta_val_str_by_index(model => *const Opaque, index => i32, buffer => *mut c_char, size => usize) -> i32),
-        );
+        let (_, key) = written(100, |buffer, size| {
+            call!(llama_model_meta_key_by_index(model => *const Opaque,
+                index => i32, buffer => *mut c_char, size => usize) -> i32)
+        });
+        let by_number = written(4000, |buffer, size| {
+            call!(llama_model_meta_val_str_by_index(model => *const Opaque,
+                index => i32, buffer => *mut c_char, size => usize) -> i32)
+        });
         assert_eq!(value(&CString::new(key).unwrap(), 4000), by_number);
     }
-    let beyond = written(
-        8,
-        |buffer, size| call!(llama_model_meta_key_by_index(model => *const Opaque, count => i32, buffer => *mut c_char, size => usize) -> i32),
-    );
+    let beyond = written(8, |buffer, size| {
+        call!(llama_model_meta_key_by_index(model => *const Opaque, count => i32,
+            buffer => *mut c_char, size => usize) -> i32)
+    });
     assert_eq!(beyond, (-1, String::new()));
     let epsilon = value(c"llama.attention.layer_norm_rms_epsilon", 32).1;
     assert_eq!(epsilon, "0.000010", "six digits");
@@ -123,17 +123,17 @@ fn numbers_are_those_of_the_file() {
         call!(llama_load_mode_from_str(c"fast".as_ptr() => *const c_char) -> i32),
         -1
     );
-    let path = written(
-        64,
-        |buffer, size| call!(llama_split_path(buffer => *mut c_char, size => usize, c"/m/a".as_ptr() => *const c_char, 1 => i32, 4 => i32) -> i32),
-    );
+    let path = written(64, |buffer, size| {
+        call!(llama_split_path(buffer => *mut c_char, size => usize,
+            c"/m/a".as_ptr() => *const c_char, 1 => i32, 4 => i32) -> i32)
+    });
     assert_eq!(path, (24, "/m/a-00002-of-00004.gguf".to_owned()));
     let path = CString::new(path.1).unwrap();
     let prefix = |number: i32| {
-        written(
-            64,
-            |buffer, size| call!(llama_split_prefix(buffer => *mut c_char, size => usize, path.as_ptr() => *const c_char, number => i32, 4 => i32) -> i32),
-        )
+        written(64, |buffer, size| {
+            call!(llama_split_prefix(buffer => *mut c_char, size => usize,
+                path.as_ptr() => *const c_char, number => i32, 4 => i32) -> i32)
+        })
     };
     assert_eq!(prefix(1), (4, "/m/a".to_owned()));
     assert_eq!(prefix(2).0, 0);
@@ -150,7 +150,8 @@ fn kinds_of_memory_are_known_by_models() {
         let path = folder.path().join(name);
         SyntheticModel::tiny(name).write(&path).unwrap();
         let path = CString::new(path.to_str().unwrap()).unwrap();
-        let model = call!(llama_model_load_from_file(path.as_ptr() => *const c_char, ModelParams::DEFAULT => ModelParams) -> *mut Opaque);
+        let model = call!(llama_model_load_from_file(path.as_ptr() => *const c_char,
+            ModelParams::DEFAULT => ModelParams) -> *mut Opaque);
         assert_eq!(
             call!(llama_model_is_recurrent(model => *const Opaque) -> bool),
             recurrent,
@@ -168,7 +169,10 @@ fn kinds_of_memory_are_known_by_models() {
         );
         assert_eq!(decode(context, &mut [5, 6, 7, 8]), 0);
         // In a KV cache, a part can be removed; in all kinds of memory, everything.
-        let remove = |first: i32| call!(llama_memory_seq_rm(context => *mut Opaque, 0 => i32, first => i32, -1 => i32) -> bool);
+        let remove = |first: i32| {
+            call!(llama_memory_seq_rm(context => *mut Opaque, 0 => i32,
+            first => i32, -1 => i32) -> bool)
+        };
         assert_eq!(remove(2), !recurrent && !hybrid, "{name}");
         assert!(remove(-1));
         assert_eq!(
@@ -243,15 +247,18 @@ fn adapters_and_directions_change_what_comes_and_can_be_taken_away() {
         .write(&path, &lora, |name| name.contains("attn_q"), next)
         .unwrap();
     let [path, lora] = [path, lora].map(|path| CString::new(path.to_str().unwrap()).unwrap());
-    let model = call!(llama_model_load_from_file(path.as_ptr() => *const c_char, ModelParams::DEFAULT => ModelParams) -> *mut Opaque);
+    let model = call!(llama_model_load_from_file(path.as_ptr() => *const c_char,
+        ModelParams::DEFAULT => ModelParams) -> *mut Opaque);
     let context = context(model, |_| {});
     let plain = logits(context);
-    let adapter = call!(llama_adapter_lora_init(model => *mut Opaque, lora.as_ptr() => *const c_char) -> *mut Opaque);
+    let adapter = call!(llama_adapter_lora_init(model => *mut Opaque,
+        lora.as_ptr() => *const c_char) -> *mut Opaque);
     assert!(!adapter.is_null());
     let set = |count: usize, share: f32| {
         let (mut adapters, mut shares) = ([adapter], [share]);
         call!(llama_set_adapters_lora(
-            context => *mut Opaque, adapters.as_mut_ptr() => *mut *mut Opaque, count => usize, shares.as_mut_ptr() => *mut f32
+            context => *mut Opaque, adapters.as_mut_ptr() => *mut *mut Opaque, count => usize,
+                shares.as_mut_ptr() => *mut f32
         ) -> i32)
     };
     assert_eq!(set(1, 1.0), 0);
@@ -266,7 +273,8 @@ fn adapters_and_directions_change_what_comes_and_can_be_taken_away() {
     let directions = vec![0.5f32; (n_embd * (n_layer - 1)) as usize];
     let steer = |data: *const f32, width: i32| {
         call!(llama_set_adapter_cvec(
-            context => *mut Opaque, data => *const f32, directions.len() => usize, width => i32, 1 => i32, n_layer => i32
+            context => *mut Opaque, data => *const f32, directions.len() => usize, width => i32,
+                1 => i32, n_layer => i32
         ) -> i32)
     };
     assert_eq!(steer(directions.as_ptr(), n_embd), 0);
@@ -290,7 +298,8 @@ fn pieces_lose_as_many_spaces_as_they_are_told() {
     let piece = |token: i32, room: i32, strip: i32, special: bool| {
         let mut buffer = [7u8; 32];
         let length = call!(llama_token_to_piece(
-            model => *const Opaque, token => i32, buffer.as_mut_ptr().cast() => *mut c_char, room => i32, strip => i32, special => bool
+            model => *const Opaque, token => i32, buffer.as_mut_ptr().cast() => *mut c_char,
+                room => i32, strip => i32, special => bool
         ) -> i32);
         (length, buffer[..length.max(0) as usize].to_vec())
     };

@@ -86,12 +86,14 @@ fn embeddings_stand_in_the_place_of_tokens() {
             0 => {
                 let place = call!(llama_batch_ext_add(list => *mut Opaque, 0 => i32) -> i32);
                 assert!(
-                    call!(llama_batch_ext_set_embd_token(list => *mut Opaque, place => i32, embedding(token) => Embd) -> bool)
+                    call!(llama_batch_ext_set_embd_token(list => *mut Opaque, place => i32,
+                        embedding(token) => Embd) -> bool)
                 );
                 place
             }
             _ => {
-                call!(llama_batch_ext_add_embd(list => *mut Opaque, 0 => i32, embedding(token) => Embd) -> i32)
+                call!(llama_batch_ext_add_embd(list => *mut Opaque, 0 => i32,
+                    embedding(token) => Embd) -> i32)
             }
         };
         assert_eq!(place, index as i32);

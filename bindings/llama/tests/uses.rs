@@ -62,30 +62,35 @@ fn a_text_is_that_of_the_engine() {
     assert_eq!(decode(context, &mut tokens), 0);
     let size = call!(llama_state_seq_get_size(context => *mut Opaque, 0 => i32) -> usize);
     let mut bytes = vec![0u8; size];
-    let written = call!(llama_state_seq_get_data(context => *mut Opaque, bytes.as_mut_ptr() => *mut u8, size => usize, 0 => i32) -> usize);
+    let written = call!(llama_state_seq_get_data(context => *mut Opaque,
+        bytes.as_mut_ptr() => *mut u8, size => usize, 0 => i32) -> usize);
     assert_eq!((written, size > 1000), (size, true));
     let folder = tempfile::tempdir().unwrap();
     let path = std::ffi::CString::new(folder.path().join("state").to_str().unwrap()).unwrap();
     let saved = call!(llama_state_save_file(
-        context => *mut Opaque, path.as_ptr() => *const c_char, prompt.as_ptr() => *const i32, prompt.len() => usize
+        context => *mut Opaque, path.as_ptr() => *const c_char, prompt.as_ptr() => *const i32,
+            prompt.len() => usize
     ) -> bool);
     assert!(saved);
     let first = expected(1)[0];
     let of_bytes = common::context(model, |params| params.n_seq_max = 2);
-    let read = call!(llama_state_seq_set_data(of_bytes => *mut Opaque, bytes.as_ptr() => *const u8, size => usize, 0 => i32) -> usize);
+    let read = call!(llama_state_seq_set_data(of_bytes => *mut Opaque, bytes.as_ptr() => *const u8,
+        size => usize, 0 => i32) -> usize);
     assert_eq!(read, size);
     assert_eq!(greedy(of_bytes, &[first], 8), expected(9)[1..]);
     let of_file = common::context(model, |_| {});
     let (mut tokens, mut count) = (vec![0; 64], 0usize);
     let loaded = call!(llama_state_load_file(
-        of_file => *mut Opaque, path.as_ptr() => *const c_char, tokens.as_mut_ptr() => *mut i32, 64 => usize, &raw mut count => *mut usize
+        of_file => *mut Opaque, path.as_ptr() => *const c_char, tokens.as_mut_ptr() => *mut i32,
+            64 => usize, &raw mut count => *mut usize
     ) -> bool);
     assert!(loaded && tokens[..count] == prompt);
     assert_eq!(greedy(of_file, &[first], 8), expected(9)[1..]);
     // A state with any byte damaged changes nothing.
     for at in (0..size).step_by(size / 50) {
         bytes[at] ^= 0x40;
-        let read = call!(llama_state_seq_set_data(of_file => *mut Opaque, bytes.as_ptr() => *const u8, size => usize, 0 => i32) -> usize);
+        let read = call!(llama_state_seq_set_data(of_file => *mut Opaque,
+            bytes.as_ptr() => *const u8, size => usize, 0 => i32) -> usize);
         assert_eq!(read, 0, "byte {at}");
         bytes[at] ^= 0x40;
     }
@@ -251,14 +256,16 @@ fn samplers_of_the_library_and_of_callers_work_in_a_chain() {
     let mut tokens = tokenize(model, PROMPT);
     assert_eq!(decode(context, &mut tokens), 0);
     let chain = call!(llama_sampler_chain_init(false => bool) -> *mut Sampler);
-    let add = |sampler: *mut Sampler| call!(llama_sampler_chain_add(chain => *mut Sampler, sampler => *mut Sampler));
+    let add = |sampler: *mut Sampler| {
+        call!(llama_sampler_chain_add(chain => *mut Sampler,
+        sampler => *mut Sampler))
+    };
     let bias = [LogitBias {
         token: 7,
         bias: 1e6,
     }];
-    add(
-        call!(llama_sampler_init_logit_bias(100 => i32, 1 => i32, bias.as_ptr() => *const LogitBias) -> *mut Sampler),
-    );
+    add(call!(llama_sampler_init_logit_bias(100 => i32, 1 => i32,
+            bias.as_ptr() => *const LogitBias) -> *mut Sampler));
     add(call!(llama_sampler_init_top_k(5 => i32) -> *mut Sampler));
     let mut table = SamplerI {
         name: Some(name),
@@ -274,10 +281,12 @@ fn samplers_of_the_library_and_of_callers_work_in_a_chain() {
         backend_reset: None,
         copy_state: None,
     };
-    add(
-        call!(llama_sampler_init(&raw mut table => *mut SamplerI, std::ptr::null_mut() => *mut c_void) -> *mut Sampler),
-    );
-    let sample = |sampler: *mut Sampler| call!(llama_sampler_sample(sampler => *mut Sampler, context => *mut Opaque, -1 => i32) -> i32);
+    add(call!(llama_sampler_init(&raw mut table => *mut SamplerI,
+            std::ptr::null_mut() => *mut c_void) -> *mut Sampler));
+    let sample = |sampler: *mut Sampler| {
+        call!(llama_sampler_sample(sampler => *mut Sampler,
+        context => *mut Opaque, -1 => i32) -> i32)
+    };
     assert_eq!((sample(chain), ACCEPTED.load(Ordering::Relaxed)), (7, 7));
     let own = call!(llama_sampler_chain_get(chain => *mut Sampler, 2 => i32) -> *mut Sampler);
     let named = call!(llama_sampler_name(own => *const Sampler) -> *const c_char);
@@ -307,12 +316,16 @@ fn samplers_of_the_library_and_of_callers_work_in_a_chain() {
     // A grammar is enforced; an invalid one returns null.
     let grammar = |text: &CStr| {
         call!(llama_sampler_init_grammar(
-            model => *const Opaque, text.as_ptr() => *const c_char, c"root".as_ptr() => *const c_char
+            model => *const Opaque, text.as_ptr() => *const c_char,
+                c"root".as_ptr() => *const c_char
         ) -> *mut Sampler)
     };
     assert!(grammar(c"root ::= (").is_null());
     let chain = call!(llama_sampler_chain_init(true => bool) -> *mut Sampler);
-    let add = |sampler: *mut Sampler| call!(llama_sampler_chain_add(chain => *mut Sampler, sampler => *mut Sampler));
+    let add = |sampler: *mut Sampler| {
+        call!(llama_sampler_chain_add(chain => *mut Sampler,
+        sampler => *mut Sampler))
+    };
     add(grammar(c"root ::= \"xyz\""));
     add(call!(llama_sampler_init_greedy() -> *mut Sampler));
     let mut text = Vec::new();
@@ -323,7 +336,8 @@ fn samplers_of_the_library_and_of_callers_work_in_a_chain() {
         }
         let mut piece = [0u8; 16];
         let length = call!(llama_token_to_piece(
-            model => *const Opaque, token => i32, piece.as_mut_ptr().cast() => *mut c_char, 16 => i32, 0 => i32, false => bool
+            model => *const Opaque, token => i32, piece.as_mut_ptr().cast() => *mut c_char,
+                16 => i32, 0 => i32, false => bool
         ) -> i32);
         text.extend_from_slice(&piece[..length as usize]);
         assert!(text.len() <= 3, "{text:?}");
@@ -376,7 +390,8 @@ fn callers_stop_what_goes_on() {
         call!(llama_memory_seq_pos_max(context => *mut Opaque, 0 => i32) -> i32),
         -1
     );
-    call!(llama_set_abort_callback(context => *mut Opaque, None => AbortCallback, std::ptr::null_mut() => *mut c_void));
+    call!(llama_set_abort_callback(context => *mut Opaque, None => AbortCallback,
+        std::ptr::null_mut() => *mut c_void));
     assert_eq!(decode(context, &mut tokens), 0);
     let mut told: c_int = 0;
     let params = ModelParams {
@@ -385,7 +400,8 @@ fn callers_stop_what_goes_on() {
         ..ModelParams::DEFAULT
     };
     let path = path();
-    let stopped = call!(llama_model_load_from_file(path.as_ptr() => *const c_char, params => ModelParams) -> *mut Opaque);
+    let stopped = call!(llama_model_load_from_file(path.as_ptr() => *const c_char,
+        params => ModelParams) -> *mut Opaque);
     assert!(stopped.is_null() && told > 0);
 }
 
@@ -398,7 +414,8 @@ fn what_is_wrong_is_answered() {
     let mut buffer = [0u8; 16];
     let bad = [1_000_000];
     let length = call!(llama_detokenize(
-        model => *const Opaque, bad.as_ptr() => *const i32, 1 => i32, buffer.as_mut_ptr().cast() => *mut c_char, 16 => i32, false => bool, false => bool
+        model => *const Opaque, bad.as_ptr() => *const i32, 1 => i32,
+            buffer.as_mut_ptr().cast() => *mut c_char, 16 => i32, false => bool, false => bool
     ) -> i32);
     assert_eq!(length, 0);
     assert!(was_said("token 1000000"));
@@ -417,7 +434,8 @@ fn what_is_wrong_is_answered() {
     // A buffer that is too small yields the required size as a negative number.
     let text = "Once upon a time";
     let needed = call!(llama_tokenize(
-        model => *const Opaque, text.as_ptr().cast() => *const c_char, 16 => i32, std::ptr::null_mut() => *mut i32, 0 => i32, true => bool, false => bool
+        model => *const Opaque, text.as_ptr().cast() => *const c_char, 16 => i32,
+            std::ptr::null_mut() => *mut i32, 0 => i32, true => bool, false => bool
     ) -> i32);
     assert_eq!(-needed, tokenize(model, text).len() as i32);
     // Stale handles, and handles of another kind.
@@ -434,7 +452,8 @@ fn what_is_wrong_is_answered() {
     std::fs::write(&path, b"GGUF").unwrap();
     for path in [path, folder.path().join("none.gguf")] {
         let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-        let model = call!(llama_model_load_from_file(path.as_ptr() => *const c_char, ModelParams::DEFAULT => ModelParams) -> *mut Opaque);
+        let model = call!(llama_model_load_from_file(path.as_ptr() => *const c_char,
+            ModelParams::DEFAULT => ModelParams) -> *mut Opaque);
         assert!(model.is_null());
     }
 }
@@ -451,17 +470,26 @@ fn threads_that_share_a_context_are_served_in_turn() {
             scope.spawn(move || {
                 let context: *mut Opaque = std::ptr::without_provenance_mut(context);
                 for _ in 0..20 {
-                    call!(llama_memory_seq_rm(context => *mut Opaque, sequence => i32, -1 => i32, -1 => i32) -> bool);
+                    call!(llama_memory_seq_rm(context => *mut Opaque, sequence => i32, -1 => i32,
+                        -1 => i32) -> bool);
                     let batch = call!(llama_batch_ext_init(context => *mut Opaque) -> *mut Opaque);
                     for (position, &token) in (0i32..).zip(prompt) {
-                        let index = call!(llama_batch_ext_add_token(batch => *mut Opaque, sequence => i32, token => i32) -> i32);
-                        call!(llama_batch_ext_set_pos(batch => *mut Opaque, index => i32, &raw const position => *const i32) -> bool);
-                        call!(llama_batch_ext_set_output_logits(batch => *mut Opaque, index => i32, true => bool) -> bool);
+                        let index = call!(llama_batch_ext_add_token(batch => *mut Opaque,
+                            sequence => i32, token => i32) -> i32);
+                        call!(llama_batch_ext_set_pos(batch => *mut Opaque, index => i32,
+                            &raw const position => *const i32) -> bool);
+                        call!(llama_batch_ext_set_output_logits(batch => *mut Opaque, index => i32,
+                            true => bool) -> bool);
                     }
-                    assert_eq!(call!(llama_process(context => *mut Opaque, 1 => c_int, batch => *mut Opaque) -> i32), 0);
+                    assert_eq!(
+                        call!(llama_process(context => *mut Opaque, 1 => c_int,
+                        batch => *mut Opaque) -> i32),
+                        0
+                    );
                     // The last batch may be any thread's: all have the same text.
                     let sampler = call!(llama_sampler_init_greedy() -> *mut Sampler);
-                    let token = call!(llama_sampler_sample(sampler => *mut Sampler, context => *mut Opaque, -1 => i32) -> i32);
+                    let token = call!(llama_sampler_sample(sampler => *mut Sampler,
+                        context => *mut Opaque, -1 => i32) -> i32);
                     assert_eq!(token, first);
                     call!(llama_batch_ext_free(batch => *mut Opaque));
                     call!(llama_sampler_free(sampler => *mut Sampler));
@@ -483,7 +511,8 @@ fn files_are_those_of_the_engine() {
     };
     let quantize = |params: &QuantizeParams| {
         call!(llama_model_quantize(
-            from.as_ptr() => *const c_char, to.as_ptr() => *const c_char, std::ptr::from_ref(params) => *const QuantizeParams
+            from.as_ptr() => *const c_char, to.as_ptr() => *const c_char,
+                std::ptr::from_ref(params) => *const QuantizeParams
         ) -> u32)
     };
     assert_eq!(
@@ -531,7 +560,8 @@ fn files_are_made_with_an_importance_and_given_types() {
     let from = path();
     let quantize = |params: &QuantizeParams| {
         call!(llama_model_quantize(
-            from.as_ptr() => *const c_char, target.as_ptr() => *const c_char, std::ptr::from_ref(params) => *const QuantizeParams
+            from.as_ptr() => *const c_char, target.as_ptr() => *const c_char,
+                std::ptr::from_ref(params) => *const QuantizeParams
         ) -> u32)
     };
     let [name, pattern, unclosed] = ["blk.0.ffn_up.weight", "attn_[kv]", "("].map(c);
@@ -634,7 +664,8 @@ fn a_vocabulary_alone_is_enough_for_tokens() {
         vocab_only: Flag::new(true),
         ..ModelParams::DEFAULT
     };
-    let model = call!(llama_model_load_from_file(path.as_ptr() => *const c_char, params => ModelParams) -> *mut Opaque);
+    let model = call!(llama_model_load_from_file(path.as_ptr() => *const c_char,
+        params => ModelParams) -> *mut Opaque);
     let whole = load();
     assert_eq!(tokenize(model, PROMPT), tokenize(whole, PROMPT));
     for handle in [model, whole] {
@@ -662,7 +693,8 @@ fn conversations_become_prompts_by_a_template() {
     ];
     let apply = |template: *const c_char, buffer: &mut [u8]| {
         call!(llama_chat_apply_template(
-            template => *const c_char, chat.as_ptr() => *const ChatMessage, 2 => usize, true => bool, buffer.as_mut_ptr().cast() => *mut c_char,
+            template => *const c_char, chat.as_ptr() => *const ChatMessage, 2 => usize,
+                true => bool, buffer.as_mut_ptr().cast() => *mut c_char,
             buffer.len() as i32 => i32
         ) -> i32)
     };

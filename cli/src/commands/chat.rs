@@ -47,7 +47,8 @@ pub struct ChatArgs {
     prompt: Option<String>,
 
     /// Maximum number of tokens per answer [default: as many as the context holds]
-    #[arg(short = 'n', long, value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
+    #[arg(short = 'n', long, value_name = "N|all", value_parser = number_or_all,
+        allow_negative_numbers = true)]
     n_predict: Option<usize>,
 
     /// Format in which reasoning is separated from the answer
@@ -238,7 +239,8 @@ pub fn run(mut args: ChatArgs) -> Outcome {
         say(format_args!("{name}; /help lists commands"));
         if args.model.is_embedded() {
             say(
-                "This small model only tells stories: begin one with \"Once upon a time\".\nFor a conversation, give a model with -m.",
+                "This small model only tells stories: begin one with \"Once upon a time\".\nFor a \
+                 conversation, give a model with -m.",
             );
         }
     }

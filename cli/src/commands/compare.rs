@@ -50,7 +50,8 @@ pub struct CompareArgs {
 
     /// Normalized mean squared error above which an operation differs; a single element may deviate
     /// by ten times its root. The default is twice the error of rounding activations to 8 bits
-    #[arg(long, value_name = "X", default_value = "1e-3", value_parser = limit, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value = "1e-3", value_parser = limit,
+        allow_negative_numbers = true)]
     limit: f64,
 
     /// Continue after the first operation that differs, and list all

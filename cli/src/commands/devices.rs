@@ -6,7 +6,7 @@ use crate::log;
 use clap::Args;
 use samite::sched::explain::human_bytes;
 use samite::{Device, Rejected};
-use serde_json::json;
+use serde_json::{Map, json};
 use std::io::Write;
 
 /// Flags of `samite devices`.
@@ -57,9 +57,18 @@ pub fn run(args: DevicesArgs) -> Outcome {
                         })
                     })
                     .collect();
-                let features: serde_json::Map<_, _> = backend.features().into_iter().map(|(k, v)| (k, v.into())).collect();
-                let rejected: Vec<_> = backend.rejected().into_iter().map(|r| json!({ "what": r.what, "why": r.why })).collect();
-                json!({ "name": backend.name(), "devices": devices, "features": features, "rejected": rejected })
+                let features = backend.features().into_iter();
+                let features: Map<_, _> = features.map(|(k, v)| (k, v.into())).collect();
+                let rejected = backend.rejected().into_iter();
+                let rejected: Vec<_> = rejected
+                    .map(|r| json!({ "what": r.what, "why": r.why }))
+                    .collect();
+                json!({
+                    "name": backend.name(),
+                    "devices": devices,
+                    "features": features,
+                    "rejected": rejected,
+                })
             })
             .collect();
         writeln!(

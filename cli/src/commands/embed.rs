@@ -335,7 +335,8 @@ impl<W: Write> Output<W> {
                 let before = if count == 0 { "" } else { ",\n" };
                 write!(
                     out,
-                    "{before}    {{\n      \"object\": \"embedding\",\n      \"index\": {count},\n      \"embedding\": ["
+                    "{before}    {{\n      \"object\": \"embedding\",\n      \"index\": \
+                     {count},\n      \"embedding\": ["
                 )?;
             }
         }

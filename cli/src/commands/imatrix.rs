@@ -49,7 +49,8 @@ pub struct ImatrixArgs {
     #[arg(long)]
     parse_special: bool,
     /// Write the intermediate result to the file every N chunks
-    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value = "10",
+        value_parser = clap::value_parser!(u32).range(1..))]
     output_frequency: u32,
     /// Print JSON
     #[arg(long)]
@@ -158,7 +159,8 @@ fn report(args: &ImatrixArgs, matrix: &ImportanceMatrix, perplexity: Option<f64>
             .map(|(name, none, all)| json!({"weight": name, "unseen": none, "experts": all}))
             .collect();
         let value = json!({
-            "file": args.output, "weights": weights, "chunks": matrix.chunks(), "perplexity": perplexity, "unseen_experts": unseen,
+            "file": args.output, "weights": weights, "chunks": matrix.chunks(),
+            "perplexity": perplexity, "unseen_experts": unseen,
         });
         writeln!(out, "{value:#}")?;
         return Ok(());

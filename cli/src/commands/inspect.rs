@@ -53,12 +53,19 @@ pub fn run(args: InspectArgs) -> Outcome {
             .map(|(key, value)| (key.to_owned(), to_json(value)))
             .collect();
         let tensors: Vec<_> = tensors()
-            .map(|t| json!({ "name": &*t.name, "dtype": t.dtype.name(), "shape": &t.shape[..t.n_dims], "bytes": t.size, "offset": t.offset, "file": t.file }))
+            .map(|t| {
+                json!({ "name": &*t.name, "dtype": t.dtype.name(),
+                "shape": &t.shape[..t.n_dims], "bytes": t.size, "offset": t.offset,
+                "file": t.file })
+            })
             .collect();
         let parts: Vec<_> = file
             .parts()
             .iter()
-            .map(|part| json!({ "path": part.path(), "bytes": part.file_bytes(), "version": part.version(), "alignment": part.alignment() }))
+            .map(|part| {
+                json!({ "path": part.path(), "bytes": part.file_bytes(),
+                "version": part.version(), "alignment": part.alignment() })
+            })
             .collect();
         writeln!(
             out,

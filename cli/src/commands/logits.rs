@@ -33,7 +33,8 @@ Examples:
 )]
 pub struct LogitsArgs {
     /// Input text; the BOS token is added if the model uses one
-    #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["ids", "file"], allow_hyphen_values = true)]
+    #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["ids", "file"],
+        allow_hyphen_values = true)]
     prompt: Option<String>,
     /// File with the input text
     #[arg(short, long, value_name = "FILE", conflicts_with = "ids")]
@@ -217,7 +218,8 @@ impl Printer<'_> {
         });
         if self.json {
             let best = best.map(|(next, logit, log_probability)| {
-                json!({ "id": next, "piece": self.piece(next), "logit": logit, "log_probability": log_probability })
+                json!({ "id": next, "piece": self.piece(next), "logit": logit,
+                    "log_probability": log_probability })
             });
             let value =
                 json!({ "id": id, "piece": self.piece(id), "top": best.collect::<Vec<_>>() });

@@ -19,7 +19,8 @@ use std::path::PathBuf;
 /// Flags of `samite plan`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "With -vv, also prints each operation with its device and reason, to standard error.
+    after_help = "With -vv, also prints each operation with its device and reason, to standard \
+        error.
 
 Examples:
   samite plan model.gguf
@@ -31,7 +32,8 @@ pub struct PlanArgs {
     #[command(flatten)]
     name: ModelName,
     /// Number of tokens in the planned batch; 1 for decode
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value = "1",
+        value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
     /// Draw the splits across devices into an SVG file
     #[arg(long, value_name = "FILE")]
@@ -40,10 +42,12 @@ pub struct PlanArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "svg"])]
     simulate: Option<PathBuf>,
     /// Number of prompt tokens to simulate; 0 for none
-    #[arg(short = 'p', long, value_name = "N", default_value = "512", value_parser = token_count, requires = "simulate")]
+    #[arg(short = 'p', long, value_name = "N", default_value = "512", value_parser = token_count,
+        requires = "simulate")]
     n_prompt: usize,
     /// Number of generated tokens to simulate after the prompt; 0 for none
-    #[arg(short = 'n', long, value_name = "N", default_value = "64", value_parser = token_count, requires = "simulate")]
+    #[arg(short = 'n', long, value_name = "N", default_value = "64", value_parser = token_count,
+        requires = "simulate")]
     n_gen: usize,
     /// Print JSON
     #[arg(long)]
@@ -95,7 +99,8 @@ pub fn run(mut args: PlanArgs) -> Outcome {
             out,
             "{:#}",
             json!({
-                "plan": plan.to_json(), "memory": memory_json(&memory), "fit": fit_json(context.model()), "cpu_added": cpu_added,
+                "plan": plan.to_json(), "memory": memory_json(&memory),
+                "fit": fit_json(context.model()), "cpu_added": cpu_added,
                 "shortages": shortages_json(&shortages),
                 "divided": explanation, "prediction": prediction,
             })
@@ -175,7 +180,10 @@ fn write_memory(out: &mut impl Write, memory: &[MemoryUse]) -> std::io::Result<(
 }
 
 fn memory_json(memory: &[MemoryUse]) -> serde_json::Value {
-    let row = |row: &MemoryUse| json!({ "memory": row.memory, "weights": row.weights, "kv": row.kv, "compute": row.compute });
+    let row = |row: &MemoryUse| {
+        json!({ "memory": row.memory, "weights": row.weights, "kv": row.kv,
+        "compute": row.compute })
+    };
     memory.iter().map(row).collect()
 }
 

@@ -62,7 +62,8 @@ pub struct QuantizeArgs {
     #[arg(long)]
     leave_output_tensor: bool,
     /// Type of the output matrix
-    #[arg(long, value_name = "TYPE", value_parser = tensor_type, conflicts_with = "leave_output_tensor")]
+    #[arg(long, value_name = "TYPE", value_parser = tensor_type,
+        conflicts_with = "leave_output_tensor")]
     output_tensor_type: Option<DType>,
     /// Type of the token embeddings
     #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
@@ -82,7 +83,8 @@ pub struct QuantizeArgs {
         num_args = 0..,
         value_parser = bench::dtype,
         conflicts_with_all = [
-            "input", "output", "mixture", "threads", "allow_requantize", "pure", "dry_run", "imatrix", "leave_output_tensor", "output_tensor_type",
+            "input", "output", "mixture", "threads", "allow_requantize", "pure", "dry_run",
+            "imatrix", "leave_output_tensor", "output_tensor_type",
             "token_embedding_type", "tensor_type", "include_weights", "exclude_weights"
         ]
     )]

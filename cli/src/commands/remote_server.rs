@@ -59,10 +59,12 @@ pub struct RemoteServerArgs {
     #[arg(long, value_name = "MIB", value_parser = mebibytes, help_heading = "Limits")]
     memory_per_session: Option<usize>,
     /// Maximum number of sessions at the same time
-    #[arg(long, value_name = "N", default_value = "64", value_parser = clients, help_heading = "Limits")]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clients,
+        help_heading = "Limits")]
     sessions: usize,
     /// Maximum number of sessions of one token at the same time
-    #[arg(long, value_name = "N", default_value = "16", value_parser = clients, help_heading = "Limits")]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = clients,
+        help_heading = "Limits")]
     sessions_per_token: usize,
     #[command(flatten)]
     pool: PoolArgs,

@@ -13,7 +13,8 @@ use std::time::Duration;
 /// Flags of `samite rpc-server`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The protocol is that of ggml's RPC backend, version 7.0.0. It has no passwords and no encryption:
+    after_help = "The protocol is that of ggml's RPC backend, version 7.0.0. It has no passwords \
+        and no encryption:
 any client that can connect can compute, so let only trusted clients connect.
 llama.cpp's programs use it with --rpc 127.0.0.1:50052.
 
@@ -39,10 +40,12 @@ pub struct RpcServerArgs {
     #[arg(long, value_name = "MIB", value_parser = mebibytes, help_heading = "Limits")]
     memory_per_client: Option<usize>,
     /// Maximum number of clients at the same time
-    #[arg(long, value_name = "N", default_value = "64", value_parser = clients, help_heading = "Limits")]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clients,
+        help_heading = "Limits")]
     clients: usize,
     /// Seconds for a client to send its greeting, send the rest of a message, or read a reply
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Limits")]
+    #[arg(long, value_name = "SECONDS", default_value = "10",
+        value_parser = clap::value_parser!(u16).range(1..), help_heading = "Limits")]
     patience: u16,
     #[command(flatten)]
     pool: PoolArgs,

@@ -37,7 +37,8 @@ use std::time::Duration;
   git log -1 | samite run -m model.gguf -c 8192 -q")]
 pub struct RunArgs {
     /// Text to continue [default: standard input]
-    #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["text", "file"], allow_hyphen_values = true)]
+    #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["text", "file"],
+        allow_hyphen_values = true)]
     prompt: Option<String>,
 
     /// Model: a GGUF file (as -m) or OWNER/NAME of a repository (as -hf). Any other text is the
@@ -54,11 +55,13 @@ pub struct RunArgs {
     file: Option<PathBuf>,
 
     /// Maximum number of tokens to generate [default: as many as the context holds]
-    #[arg(short = 'n', long, value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
+    #[arg(short = 'n', long, value_name = "N|all", value_parser = number_or_all,
+        allow_negative_numbers = true)]
     n_predict: Option<usize>,
 
     /// Stop when the model generates this text
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true,
+        value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
 
     /// Continue after end-of-text tokens

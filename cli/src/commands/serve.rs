@@ -216,10 +216,12 @@ struct HttpArgs {
     #[arg(long, value_name = "FOLDER")]
     slot_save_path: Option<PathBuf>,
     /// Maximum size of a request body in MiB
-    #[arg(long, value_name = "MIB", default_value = "64", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "MIB", default_value = "64",
+        value_parser = clap::value_parser!(u32).range(1..=4096))]
     body_limit: u32,
     /// Seconds to receive the headers of a request once they have started to arrive
-    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value = "10",
+        value_parser = clap::value_parser!(u32).range(1..))]
     header_timeout: u32,
     /// Maximum number of connections; beyond it, connections that wait for their clients are closed
     /// [default: limited by the number of open files, at most 4096]
@@ -299,7 +301,8 @@ struct RequestArgs {
     #[arg(short = 'b', long, value_name = "N", default_value = "2048", value_parser = batch)]
     batch_size: usize,
     /// Maximum number of tokens per response if the request sets none [also: -n, --predict]
-    #[arg(short = 'n', long, visible_alias = "predict", value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
+    #[arg(short = 'n', long, visible_alias = "predict", value_name = "N|all",
+        value_parser = number_or_all, allow_negative_numbers = true)]
     n_predict: Option<usize>,
     /// Maximum draft length in tokens, by prompt lookup or a draft model; drafts are used where
     /// that is faster and do not change the text [default: 16 with a draft model, otherwise 0]
@@ -313,7 +316,8 @@ struct RequestArgs {
     draft_p_min: f32,
     /// Make a request's logits, and thus its tokens, independent of other requests: compute
     /// requests one at a time and reuse nothing
-    #[arg(long, conflicts_with_all = ["parallel", "cached_prefixes", "cache_disk", "draft", "model_draft", "context_shift"])]
+    #[arg(long, conflicts_with_all = ["parallel", "cached_prefixes", "cache_disk", "draft",
+        "model_draft", "context_shift"])]
     deterministic: bool,
     /// Continue when a text fills its context, by discarding some of its tokens
     #[arg(long, overrides_with = "no_context_shift")]
@@ -374,7 +378,8 @@ struct TalkArgs {
     #[arg(long, value_name = "on|off|auto", default_value = "auto")]
     reasoning: String,
     /// Most reasoning tokens per answer; 0 for none, -1 for no limit
-    #[arg(long, value_name = "N", default_value = "-1", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=i64::from(i32::MAX)))]
+    #[arg(long, value_name = "N", default_value = "-1", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i64).range(-1..=i64::from(i32::MAX)))]
     reasoning_budget: i64,
     /// Treat a last assistant message as complete instead of as the start of the response
     #[arg(long, overrides_with = "prefill_assistant")]
@@ -555,8 +560,8 @@ impl ServeArgs {
         let is_apart = api_keys.len() + admin_keys.len() > 1 && !http.share_prefixes;
         if is_apart && self.requests.cache_disk.is_some() {
             say(format_args!(
-                "warning: --cache-disk keeps nothing for several keys; set --share-prefixes if they \
-                 may share what is cached"
+                "warning: --cache-disk keeps nothing for several keys; set --share-prefixes if \
+                 they may share what is cached"
             ));
         }
         let mut aliases = list(&self.http.alias);

@@ -129,7 +129,8 @@ fn types_are_given_by_name() {
     let (dir, model) = folder();
     let small = dir.path().join("small.gguf").display().to_string();
     let line = format!("quantize M {small} Q4_0 --dry-run");
-    let said = with_model(&model, &format!("{line} --tensor-type attn_[kv]=Q8_0 --output-tensor-type F16 --token-embedding-type Q5_1")).ok();
+    let said = with_model(&model,
+        &format!("{line} --tensor-type attn_[kv]=Q8_0 --output-tensor-type F16 --token-embedding-type Q5_1")).ok();
     let to = |name: &str| {
         let line = said.lines().find(|line| line.starts_with(name)).unwrap();
         line.split("-> ")

@@ -172,34 +172,6 @@ fn paths_that_documents_name_exist() {
     assert!(count > 30, "{count}");
 }
 
-/// Appends the text of all Rust files below a folder.
-fn sources(folder: &Path, text: &mut String) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() && !path.ends_with("target") {
-            sources(&path, text);
-        } else if path.extension().is_some_and(|end| end == "rs") {
-            *text += &std::fs::read_to_string(path).unwrap();
-        }
-    }
-}
-
-#[test]
-fn tests_named_for_functions_of_ggml_exist() {
-    let table = std::fs::read_to_string(root().join("docs/ggml-functions.tsv")).unwrap();
-    let mut code = String::new();
-    for folder in ["base", "bindings", "cli", "devices", "engine", "runtime"] {
-        sources(&root().join(folder), &mut code);
-    }
-    let rows = table.lines().skip(1);
-    let tests = rows.filter_map(|row| row.split('\t').nth(3));
-    let names: Vec<_> = tests.flat_map(str::split_whitespace).collect();
-    assert!(names.len() > 60, "{}", names.len());
-    for name in names {
-        assert!(code.contains(&format!("fn {name}()")), "no test {name}");
-    }
-}
-
 /// Returns the numbers with two decimals in a table row.
 fn ratios(row: &str) -> Vec<&str> {
     let words = row.split([' ', '|']);

@@ -93,7 +93,8 @@ fn a_draft_model_changes_no_text_and_its_memory_is_planned() {
     let flags = ["-md", draft, "--draft", "8", "--draft-p-min", "0"];
     let (plain, drafting) = (Server::start(&model, &[]), Server::start(&model, &flags));
     for temperature in [0.0, 1.0] {
-        let body = json!({"prompt": [3, 70, 9, 120], "n_predict": 60, "temperature": temperature, "seed": 5, "ignore_eos": true});
+        let body = json!({"prompt": [3, 70, 9, 120], "n_predict": 60, "temperature": temperature,
+            "seed": 5, "ignore_eos": true});
         let [expected, text] = [&plain, &drafting].map(|server| {
             let answer = server.ask("POST", "/completion", &body);
             assert_eq!(answer["tokens_predicted"], 60, "{answer}");

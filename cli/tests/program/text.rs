@@ -5,8 +5,9 @@ use std::path::Path;
 
 /// Greedy continuation of "Once upon a time" by the trained model, according to the original
 /// implementation.
-const STORY: &str = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. \
-    One day, she saw a big, red ball. She wanted to play with it, but it was too high.\n\
+const STORY: &str = "Once upon a time, there was a little girl named Lily. She loved to play \
+    outside in the park. One day, she saw a big, red ball. She wanted to play with it, but it was \
+    too high.\n\
     Lily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn't know what to do. \
     She said, \"I want to play with your ball, but I can'";
 
@@ -122,7 +123,9 @@ fn a_biased_token_comes_or_does_not() {
 #[test]
 #[cfg(feature = "grammar")]
 fn what_a_grammar_asks_for_is_written() {
-    let schema = r#"{"type":"object","properties":{"name":{"type":"string","maxLength":8},"age":{"type":"integer","minimum":3,"maximum":12}},"required":["name","age"],"additionalProperties":false}"#;
+    let schema = r#"{"type":"object","properties":{"name":{"type":"string","maxLength":8},
+        "age":{"type":"integer","minimum":3,"maximum":12}},"required":["name","age"],
+        "additionalProperties":false}"#;
     let start = [
         "run",
         "Once upon a time",

@@ -1,4 +1,5 @@
-//! Measures the cost of small nodes: one step of a model of 5 layers of width 64 with about 20 nodes each, in one thread:
+//! Measures the cost of small nodes: one step of a model of 5 layers of width 64 with about 20
+//! nodes each, in one thread:
 //! `cargo run --release -p samite-cpu --example latency`.
 
 use samite_core::{

@@ -1,8 +1,10 @@
-//! Measures matrix products of 4096 x 4096 weights: `cargo run --release -p samite-cpu --example matmul
-//! [threads [columns,... [type|memory ...]]]`. Prints the median of several runs as bytes of weights per second and as
-//! operations per second, and the share of the machine's limit that is reached first: reading or arithmetic (8-bit products
-//! for quantized types, else F32, which types of 16 bits may exceed); once more for weights in packed memory (`cpu-packed`),
-//! where there is such.
+//! Measures matrix products of 4096 x 4096 weights:
+//! `cargo run --release -p samite-cpu --example matmul [threads [columns,... [type|memory ...]]]`.
+//!
+//! Prints the median of several runs as bytes of weights per second and as operations per second,
+//! and the share of the machine's first limit: memory bandwidth or arithmetic (8-bit products for
+//! quantized types, else F32, which 16-bit types may exceed). Repeats it for weights in packed
+//! memory (`cpu-packed`), if the type has a packed layout.
 
 use samite_core::{
     BufferType, CancelToken, DType, Device, Error, Graph, Layout, Placed, Result, RunControl, Slot,
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 const K: usize = 4096;
 const ROWS: usize = 4096;
 
-/// Bytes of weights, in copies that are used in turn, so that they come from memory, not from a cache.
+/// Bytes of weights. Copies are used in turn, so that they come from memory, not from a cache.
 const BYTES: usize = 512 << 20;
 
 fn place(layout: Layout, usage: Usage) -> Result<TensorRef> {

@@ -330,7 +330,8 @@ macro_rules! vectorized {
     (@define [$($before:tt)*] [$($unsafe:tt)?] $name:ident $(<$generic:ident>)? ($($argument:ident: $type:ty),* $(,)?)
         $(-> $result:ty)? $(where [$($bound:tt)*])? $body:block
     ) => {
-        $($before)* $($unsafe)? fn $name $(<$generic: $($bound)*>)? (isa: $crate::detect::Isa, $($argument: $type),*) $(-> $result)? {
+        $($before)* $($unsafe)? fn $name $(<$generic: $($bound)*>)? (isa: $crate::detect::Isa,
+            $($argument: $type),*) $(-> $result)? {
             #[inline(always)]
             #[allow(clippy::extra_unused_type_parameters)]
             $($unsafe)? fn body<$($generic: $($bound)*,)? const FUSED: bool>($($argument: $type),*) $(-> $result)? $body

@@ -114,7 +114,7 @@ impl Phase {
             cost,
             run: Box::new(run),
             grain: 1,
-            most: tasks,
+            most: 1,
             shared: false,
         }
     }

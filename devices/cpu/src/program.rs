@@ -247,7 +247,7 @@ impl Program {
                 }
                 let start = control.observer.map(|_| begin.elapsed());
                 for phase in &self.phases[step.phases.clone()] {
-                    for first in (0..phase.tasks).step_by(phase.most.max(1)) {
+                    for first in (0..phase.tasks).step_by(phase.most) {
                         if first > 0 && control.cancel.is_cancelled() {
                             return Err(Trouble::Cancelled);
                         }

@@ -326,7 +326,7 @@ unsafe fn support(tensor: *const Tensor) -> Result<(), Reason> {
 /// result wherever it runs a graph.
 fn as_ggml_computes_it(t: &Tensor, source: &Tensor) -> Result<(), Reason> {
     if t.op == op::CPY && t.dtype == DType::Q8_0.id() && source.dtype == DType::BF16.id() {
-        // Values with so few digits often lie exactly between two codes. samite rounds such ties
+        // Values with few digits often lie exactly between two codes. samite rounds such ties
         // like ggml's reference; ggml's vectorized kernels round them to even.
         return Err("ggml's kernels round ties of bf16 in another way".into());
     }

@@ -369,7 +369,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_units_are_given(units in 0usize..100, ratios in prop::collection::vec(0.01f32..9.0, 1..6), turn in 0usize..9) {
+        fn all_units_are_given(units in 0usize..100,
+            ratios in prop::collection::vec(0.01f32..9.0, 1..6), turn in 0usize..9) {
             let shares = divide(units, &ratios, turn);
             prop_assert_eq!(shares.iter().sum::<usize>(), units);
             let total: f32 = ratios.iter().sum();
@@ -381,7 +382,8 @@ mod tests {
         #[test]
         fn pieces_cover_every_byte_once(
             list in prop::collection::vec((0usize..3, 0usize..4), 1..6),
-            axis in 0usize..4, others in 1usize..4, dtype in prop::sample::select(vec![DType::F32, DType::Q8_0]),
+            axis in 0usize..4, others in 1usize..4,
+            dtype in prop::sample::select(vec![DType::F32, DType::Q8_0]),
             ends in [0usize..2000, 0..2000],
         ) {
             let block = if axis == 0 { dtype.block_len() } else { 1 };
@@ -391,7 +393,10 @@ mod tests {
             shape[0] *= dtype.block_len();
             shape[axis] = runs.total();
             let layout = Layout::contiguous(dtype, shape).unwrap();
-            let (from, to) = (ends[0].min(ends[1]).min(layout.bytes()), ends[0].max(ends[1]).min(layout.bytes()));
+            let (from, to) = (
+                ends[0].min(ends[1]).min(layout.bytes()),
+                ends[0].max(ends[1]).min(layout.bytes()),
+            );
             let mut at = from;
             let mut last = [None; 3];
             pieces(&layout, axis, &runs, from, to, |piece| {
@@ -401,9 +406,12 @@ mod tests {
                 assert!(last[piece.member] <= Some(piece.local));
                 last[piece.member] = Some(piece.local + piece.len);
                 let local = State::split(axis, runs.clone()).local_shape(shape, piece.member);
-                assert!(piece.local + piece.len <= Layout::contiguous(dtype, local).unwrap().bytes());
+                assert!(
+                    piece.local + piece.len <= Layout::contiguous(dtype, local).unwrap().bytes()
+                );
                 Ok(())
-            }).unwrap();
+            })
+            .unwrap();
             prop_assert_eq!(at, to.max(from));
         }
     }

@@ -177,7 +177,11 @@ impl MetaStream {
                 }
             }
         }
-        let is_echo = |error: &Error| matches!(error, Error::Device { device, message } if &**device == "meta" && message.starts_with("the members stopped"));
+        let is_echo = |error: &Error| {
+            matches!(error,
+            Error::Device { device,
+            message } if &**device == "meta" && message.starts_with("the members stopped"))
+        };
         let at = failures
             .iter()
             .position(|(_, error)| !is_echo(error))

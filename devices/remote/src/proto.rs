@@ -8,25 +8,27 @@ pub struct Request {
     /// that only cancels.
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    /// Number of the last reply that arrived. The server drops replies up to it. It keeps 16 replies
-    /// with results and 1024 in all: a client with more requests in flight may lose its session if
-    /// its connection breaks.
+    /// Number of the last reply that arrived. The server drops replies up to it. It keeps 16
+    /// replies with results and 1024 in all: a client with more requests in flight may lose its
+    /// session if its connection breaks.
     #[prost(uint64, tag = "2")]
     pub seen: u64,
     /// Set in the first request of each connection.
     #[prost(message, optional, tag = "3")]
     pub hello: ::core::option::Option<Hello>,
-    /// Cancels the current run, and those of requests up to this number. Overtakes waiting requests.
+    /// Cancels the current run, and those of requests up to this number. Overtakes waiting
+    /// requests.
     #[prost(uint64, tag = "4")]
     pub cancel: u64,
-    /// Commands, which run in this order. After a failure, the server skips the rest of the request.
+    /// Commands, which run in this order. After a failure, the server skips the rest of the
+    /// request.
     #[prost(message, repeated, tag = "5")]
     pub commands: ::prost::alloc::vec::Vec<Command>,
     /// True if the client wants a reply although no command has a result.
     #[prost(bool, tag = "6")]
     pub confirm: bool,
-    /// Ends the session and frees everything that it holds. A stream that ends without it is a lost
-    /// connection.
+    /// Ends the session and frees everything that it holds. A stream that ends without it is a
+    /// lost connection.
     #[prost(bool, tag = "7")]
     pub over: bool,
 }
@@ -43,8 +45,8 @@ pub struct Hello {
 /// A message of a server.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Reply {
-    /// Number of the request. 0 in the first reply of each connection, and in a reply that only sets
-    /// `done`.
+    /// Number of the request. 0 in the first reply of each connection, and in a reply that only
+    /// sets `done`.
     #[prost(uint64, tag = "1")]
     pub number: u64,
     /// All requests up to this number are done.
@@ -82,8 +84,8 @@ pub struct Device {
     /// Memory types, the device's default first. Others store weights in a layout of their own.
     #[prost(message, repeated, tag = "3")]
     pub memories: ::prost::alloc::vec::Vec<Memory>,
-    /// True if ArgMax and TopK select the first of equal numbers, and ArgMax ranks NaN no higher than
-    /// minus infinity.
+    /// True if ArgMax and TopK select the first of equal numbers, and ArgMax ranks NaN no higher
+    /// than minus infinity.
     #[prost(bool, tag = "4")]
     pub selects: bool,
 }
@@ -97,8 +99,8 @@ pub struct Memory {
     /// Size of the largest buffer in bytes.
     #[prost(uint64, tag = "3")]
     pub max_size: u64,
-    /// Number of rows that can be written together without reading the tensor; 0 if only whole tensors
-    /// can be written.
+    /// Number of rows that can be written together without reading the tensor; 0 if only whole
+    /// tensors can be written.
     #[prost(uint64, tag = "4")]
     pub row_group: u64,
 }
@@ -336,7 +338,8 @@ pub struct Prepare {
     /// The graph as samite's JSON. It is validated like any graph.
     #[prost(bytes = "bytes", tag = "3")]
     pub json: ::prost::bytes::Bytes,
-    /// Places by tensor. Views have an empty place, because they share the memory of another tensor.
+    /// Places by tensor. Views have an empty place, because they share the memory of another
+    /// tensor.
     #[prost(message, repeated, tag = "4")]
     pub places: ::prost::alloc::vec::Vec<Place>,
     /// Scratch memory of the size that the server answered for the graph. Without it, the server
@@ -439,8 +442,8 @@ pub struct Answer {
     #[prost(message, repeated, tag = "5")]
     pub keeps: ::prost::alloc::vec::Vec<Keep>,
 }
-/// Keeps the memory of a tensor until a node has been computed; even that node's result cannot reuse
-/// it. Both are positions in a graph.
+/// Keeps the memory of a tensor until a node has been computed; even that node's result cannot
+/// reuse it. Both are positions in a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Keep {
     #[prost(uint32, tag = "1")]
@@ -638,8 +641,8 @@ pub mod remote_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Starts or resumes a session, as the first request says. Further requests follow in the order of
-        /// their numbers and run in that order.
+        /// Starts or resumes a session, as the first request says. Further requests follow in the
+        /// order of their numbers and run in that order.
         pub async fn session(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::Request>,
@@ -685,8 +688,8 @@ pub mod remote_server {
             >
             + std::marker::Send
             + 'static;
-        /// Starts or resumes a session, as the first request says. Further requests follow in the order of
-        /// their numbers and run in that order.
+        /// Starts or resumes a session, as the first request says. Further requests follow in the
+        /// order of their numbers and run in that order.
         async fn session(
             &self,
             request: tonic::Request<tonic::Streaming<super::Request>>,

@@ -84,9 +84,12 @@ macro_rules! kernels {
 kernels! {
     "elementwise" "move" "cast" "encode" "add_id"
     "get_rows" "set_rows" "get_rows_back"
-    "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "rope_store" "norm_rope" "argmax" "sort" "top_k"
-    "mul_mat_vec" "mul_mat_q8" "quantize" "scaled_norm" "gated_q8" "mul_mat" "mul_mat_matrices" "mul_mat_id" "expert_lists" "out_prod"
-    "flash_attn" "flash_attn_tiles" "flash_attn_matrices" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
+    "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "rope_store" "norm_rope"
+    "argmax" "sort" "top_k"
+    "mul_mat_vec" "mul_mat_q8" "quantize" "scaled_norm" "gated_q8"
+    "mul_mat" "mul_mat_matrices" "mul_mat_id" "expert_lists" "out_prod"
+    "flash_attn" "flash_attn_tiles" "flash_attn_matrices" "flash_attn_combine"
+    "flash_attn_back_queries" "flash_attn_back_keys"
     "ssm_conv" "ssm_scan" "gated_delta_net"
     "repeat_back" "cross_entropy" "cross_entropy_back" "adamw" "sgd"
 }
@@ -159,7 +162,8 @@ fn writer(dtype: DType) -> Option<&'static str> {
     macro_rules! writers {
         ($($dtype:ident $file:literal)*) => {
             match dtype {
-                $(DType::$dtype => Some(include_str!(concat!("kernels/types/store_", $file, ".wgsl"))),)*
+                $(DType::$dtype => Some(include_str!(concat!("kernels/types/store_", $file,
+                    ".wgsl"))),)*
                 _ => None,
             }
         };

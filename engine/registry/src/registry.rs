@@ -7,7 +7,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegistryError {
     /// No device has this name.
-    #[error("there is no device '{name}'; there are: {known}{}", reasons.as_ref().map_or(String::new(), |r| format!(" ({r})")))]
+    #[error("there is no device '{name}'; there are: {known}{}",
+        reasons.as_ref().map_or(String::new(), |r| format!(" ({r})")))]
     UnknownDevice {
         /// Requested name.
         name: String,

@@ -1,8 +1,8 @@
 //! Measures the time of each planning step and of a steady run:
 //! `cargo run --release -p samite-sched --example planning_time`.
 //!
-//! The graph has the shape of a language model: layers with weights on three devices in turn, written caches, and
-//! experts in host memory that a faster device takes over.
+//! The graph has the shape of a language model: layers with weights on three devices in turn,
+//! written caches, and experts in host memory that a faster device takes over.
 
 use samite_core::environment::NoChance;
 use samite_core::{

@@ -128,23 +128,31 @@ impl Plan {
                     .iter()
                     .map(|&c| json!(self.lowered.copies[c]))
                     .collect();
-                json!({ "device": name(split.device), "nodes": nodes, "copies": copies, "kept": split.kept })
+                json!({ "device": name(split.device), "nodes": nodes, "copies": copies,
+                    "kept": split.kept })
             })
             .collect();
         let memory: Vec<_> = self
             .memory_by_type()
             .into_iter()
             .enumerate()
-            .map(|(i, (name, bytes))| json!({ "type": name, "bytes": bytes, "chunks": self.memory.chunks[i] }))
+            .map(|(i, (name, bytes))| {
+                json!({ "type": name, "bytes": bytes,
+                "chunks": self.memory.chunks[i] })
+            })
             .collect();
         let fallbacks: Vec<_> = self
             .fallbacks()
             .iter()
-            .map(|r| json!({ "node": r.node.index(), "refused_by": name(r.device), "reason": r.reason }))
+            .map(|r| {
+                json!({ "node": r.node.index(), "refused_by": name(r.device),
+                "reason": r.reason })
+            })
             .collect();
         json!({
             "devices": self.devices.iter().map(|d| json!({
-                "name": d.name(), "kind": d.kind(), "description": d.description(), "memory": d.memory(), "capabilities": d.capabilities(),
+                "name": d.name(), "kind": d.kind(), "description": d.description(),
+                "memory": d.memory(), "capabilities": d.capabilities(),
             })).collect::<Vec<_>>(),
             "pipeline_copies": self.copies,
             "splits": splits,

@@ -27,11 +27,14 @@ impl Plan {
         let width = LEFT + splits.len().max(1) * (BOX + GAP) + GAP;
         let height = self.devices().len() * LANE + 40;
         let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
-             font-family=\"sans-serif\" font-size=\"12\">\n\
-             <style>text{{fill:#222}} .lane{{fill:#f4f4f2}} .copy{{stroke:#555;stroke-width:1.6;fill:none;marker-end:url(#arrow)}} \
-             @media (prefers-color-scheme:dark){{text{{fill:#ddd}} .lane{{fill:#2a2a2a}} .copy{{stroke:#bbb}}}}</style>\n\
-             <defs><marker id=\"arrow\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto\">\
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+             width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+             <style>text{{fill:#222}} .lane{{fill:#f4f4f2}} \
+             .copy{{stroke:#555;stroke-width:1.6;fill:none;marker-end:url(#arrow)}} \
+             @media (prefers-color-scheme:dark){{text{{fill:#ddd}} .lane{{fill:#2a2a2a}} \
+             .copy{{stroke:#bbb}}}}</style>\n\
+             <defs><marker id=\"arrow\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" \
+             markerWidth=\"7\" markerHeight=\"7\" orient=\"auto\">\
              <path d=\"M0 0L8 4L0 8z\" fill=\"#777\"/></marker></defs>\n"
         );
         for (i, device) in self.devices().iter().enumerate() {
@@ -74,8 +77,10 @@ impl Plan {
             let _ = writeln!(
                 svg,
                 "<g><title>split {number} on {}: {} operations, {} … {}</title>\
-                 <rect x=\"{x}\" y=\"{y}\" width=\"{BOX}\" height=\"54\" rx=\"5\" fill=\"{}\" fill-opacity=\"0.85\"/>\
-                 <text x=\"{}\" y=\"{}\" style=\"fill:#fff\" font-weight=\"bold\">split {number} · {} ops</text>\
+                 <rect x=\"{x}\" y=\"{y}\" width=\"{BOX}\" height=\"54\" rx=\"5\" fill=\"{}\" \
+                 fill-opacity=\"0.85\"/>\
+                 <text x=\"{}\" y=\"{}\" style=\"fill:#fff\" font-weight=\"bold\">split {number} \
+                 · {} ops</text>\
                  <text x=\"{}\" y=\"{}\" style=\"fill:#fff\" font-size=\"10\">{}</text>\
                  <text x=\"{}\" y=\"{}\" style=\"fill:#fff\" font-size=\"10\">… {}</text></g>",
                 escape(self.devices().get(split.device).name()),

@@ -185,7 +185,7 @@ mod tests {
                 Step::Wait(lane, wait) => {
                     format!("{lane:?} waits for {} of {}", wait.action, wait.runs_ago)
                 }
-                Step::Issue(action) => format!("issue {action}"),
+                Step::Issue(action) => format!("start {action}"),
                 Step::Record(action) => format!("record {action}"),
                 Step::Finish(lane) => format!("finish {lane:?}"),
                 Step::Drain => "drain".to_owned(),
@@ -195,12 +195,12 @@ mod tests {
     }
 
     const OVERLAPPED: [&str; 6] = [
-        "issue 0",
+        "start 0",
         "Device(1) waits for 0 of 0",
         "Device(1) waits for 2 of 1",
-        "issue 1",
+        "start 1",
         "record 1",
-        "issue 2",
+        "start 2",
     ];
 
     #[test]
@@ -214,11 +214,11 @@ mod tests {
     fn one_by_one_each_action_is_finished() {
         let (steps, result) = steps(Pace::OneByOne, None, None);
         let expected = [
-            "issue 0",
+            "start 0",
             "finish Host",
-            "issue 1",
+            "start 1",
             "finish Device(1)",
-            "issue 2",
+            "start 2",
             "finish Device(1)",
         ];
         assert_eq!(steps, expected);

@@ -100,7 +100,8 @@ impl RunObserver for NodeObserver {
             name: tensor.op.name().to_owned(),
             start,
             end,
-            args: json!({ "node": node.index(), "name": &*tensor.name, "result": tensor.layout.to_string(), "operands": operands }),
+            args: json!({ "node": node.index(), "name": &*tensor.name,
+                "result": tensor.layout.to_string(), "operands": operands }),
         });
     }
 }
@@ -189,7 +190,8 @@ impl Trace {
             let known = named.iter().position(|track| *track == span.track);
             let number = known.unwrap_or_else(|| {
                 events.push(json!({
-                    "name": "thread_name", "ph": "M", "pid": 1, "tid": named.len(), "args": { "name": span.track },
+                    "name": "thread_name", "ph": "M", "pid": 1, "tid": named.len(),
+                    "args": { "name": span.track },
                 }));
                 named.push(span.track);
                 named.len() - 1

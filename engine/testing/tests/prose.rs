@@ -1,9 +1,14 @@
-//! Counts what the style of CONTRIBUTING.md asks to avoid, in sources and documents.
+//! Checks sources and documents as text: names of tests in documents, and the style of
+//! CONTRIBUTING.md.
 //!
-//! Each count has a ceiling. A change may lower a ceiling, but not raise it.
+//! What the style asks to avoid is counted, and each count has a ceiling. A change may lower a
+//! ceiling, but not raise it.
 
 #![allow(clippy::unwrap_used)]
 
+mod sources;
+
+use sources::text_files;
 use std::path::{Path, PathBuf};
 
 /// A rule, its ceiling, and the lines that break it.
@@ -21,17 +26,17 @@ const RULES: [Rule; 7] = [
     },
     Rule {
         name: "household words in place of the field's terms",
-        ceiling: 7,
+        ceiling: 6,
         breaks: |line| line.is_prose() && has_any(line.text, HOUSEHOLD),
     },
     Rule {
         name: "phrases that a shorter sentence does without",
-        ceiling: 11,
+        ceiling: 7,
         breaks: |line| line.is_prose() && has_any(line.text, WORDY),
     },
     Rule {
         name: "comments and text over 100 columns",
-        ceiling: 357,
+        ceiling: 338,
         breaks: is_wide,
     },
     Rule {
@@ -152,29 +157,13 @@ fn names_limit(line: &Line) -> bool {
     name.is_some_and(|name| words.iter().any(|word| name.starts_with(word)))
 }
 
-/// Adds the sources and documents in `folder` and below, without fixtures and builds.
-fn add_files(folder: &Path, files: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if path.is_dir() {
-            if !["target", "fixtures", "node_modules"].contains(&&*name) && !name.starts_with('.') {
-                add_files(&path, files);
-            }
-        } else if name.ends_with(".rs") || name.ends_with(".md") {
-            files.push(path);
-        }
-    }
-}
-
 #[test]
 fn the_style_does_not_get_worse() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     if !root.join("CONTRIBUTING.md").exists() {
         return samite_testing::skipped("the sources of the workspace are not there");
     }
-    let mut files = Vec::new();
-    add_files(&root, &mut files);
+    let files = text_files(&root);
     assert!(files.len() > 900, "only {} files", files.len());
     let mut counts = [0; RULES.len()];
     let mut words = 0;
@@ -215,6 +204,31 @@ fn the_style_does_not_get_worse() {
         words <= MAX_WORDS,
         "{words} words in documents: shorten them"
     );
+}
+
+#[test]
+fn tests_named_for_functions_of_ggml_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    if !root.join("CONTRIBUTING.md").exists() {
+        return samite_testing::skipped("the sources of the workspace are not there");
+    }
+    let table = std::fs::read_to_string(root.join("docs/ggml-functions.tsv")).unwrap();
+    let folders = ["base", "bindings", "cli", "devices", "engine", "runtime"];
+    let is_code = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "rs");
+    let files = folders
+        .iter()
+        .flat_map(|folder| text_files(&root.join(folder)));
+    let code: String = files
+        .filter(is_code)
+        .map(|path| std::fs::read_to_string(path).unwrap())
+        .collect();
+    let rows = table.lines().skip(1);
+    let tests = rows.filter_map(|row| row.split('\t').nth(3));
+    let names: Vec<_> = tests.flat_map(str::split_whitespace).collect();
+    assert!(names.len() > 60, "{}", names.len());
+    for name in names {
+        assert!(code.contains(&format!("fn {name}()")), "no test {name}");
+    }
 }
 
 #[test]

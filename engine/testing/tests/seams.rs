@@ -6,6 +6,9 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
+mod sources;
+
+use sources::text_files;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -257,19 +260,11 @@ fn findings(text: &str) -> Vec<(usize, Source, &'static str)> {
     found
 }
 
-/// Adds the Rust files of libraries in `folder` and below.
-fn add_sources(folder: &Path, files: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            add_sources(&path, files);
-        } else if path.extension().is_some_and(|ending| ending == "rs")
-            && !path.ends_with("tests.rs")
-            && !path.ends_with("testing.rs")
-        {
-            files.push(path);
-        }
-    }
+/// Returns whether a file has code of a library.
+fn is_library(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "rs")
+        && !path.ends_with("tests.rs")
+        && !path.ends_with("testing.rs")
 }
 
 #[test]
@@ -283,7 +278,8 @@ fn nothing_outside_of_the_seams_makes_runs_differ() {
         for member in std::fs::read_dir(root.join(folder)).unwrap() {
             let sources = member.unwrap().path().join("src");
             if sources.is_dir() {
-                add_sources(&sources, &mut files);
+                let all = text_files(&sources).into_iter();
+                files.extend(all.filter(|path| is_library(path)));
             }
         }
     }
@@ -307,8 +303,8 @@ fn nothing_outside_of_the_seams_makes_runs_differ() {
     }
     assert!(
         wrong.is_empty(),
-        "these depend on more than their input. Take time and threads from the environment that the caller passes, use ordered maps, or \
-         say in ALLOWED why it does no harm:\n{wrong}"
+        "these depend on more than their input. Take time and threads from the environment that \
+         the caller passes, use ordered maps, or say in ALLOWED why it does no harm:\n{wrong}"
     );
     let unused = ALLOWED
         .iter()

@@ -47,13 +47,16 @@ impl Capabilities {
         let [system, user, tool, first, second, argument, result, thought] = WORDS;
         let shown = |messages: Value, tools: bool| {
             let mut context = json!({
-                "messages": messages, "bos_token": bos, "eos_token": eos, "add_generation_prompt": true,
-                "functions": "[]", "date_string": "01 Jan 1970", "datetime": "Jan 01 1970 00:00:00 GMT"
+                "messages": messages, "bos_token": bos, "eos_token": eos,
+                "add_generation_prompt": true,
+                "functions": "[]", "date_string": "01 Jan 1970",
+                    "datetime": "Jan 01 1970 00:00:00 GMT"
             });
             if tools {
                 let parameters =
                     json!({"type": "object", "properties": {"probe_argument": {"type": "string"}}});
-                let tools = json!([{"type": "function", "function": {"name": tool, "description": "", "parameters": parameters}}]);
+                let tools = json!([{"type": "function",
+                    "function": {"name": tool, "description": "", "parameters": parameters}}]);
                 context["functions"] = tools.to_string().into();
                 context["tools"] = tools;
             }
@@ -82,13 +85,19 @@ impl Capabilities {
                 json!([{"type": "text", "text": text}])
             }
         };
-        let call = |id: &str, name: &str, arguments: Value| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        let call = |id: &str, name: &str, arguments: Value| {
+            json!({"id": id, "type": "function",
+            "function": {"name": name, "arguments": arguments}})
+        };
         let calls = |calls: Value, thought: Option<&str>| {
             let mut message = json!({"role": "assistant", "content": "", "tool_calls": calls});
             if let Some(thought) = thought {
                 message["reasoning_content"] = json!(thought);
             }
-            let answer = |id: &str, name: &str| json!({"role": "tool", "tool_call_id": id, "name": name, "content": say(result)});
+            let answer = |id: &str, name: &str| {
+                json!({"role": "tool", "tool_call_id": id,
+                "name": name, "content": say(result)})
+            };
             shown(
                 json!([
                     ask(),

@@ -135,8 +135,8 @@ impl Guard {
         }
     }
 
-    /// Returns the length in bytes of the longest prefix of `text` that, reversed, is a proper prefix
-    /// of an entry of `sorted`.
+    /// Returns the length in bytes of the longest prefix of `text` that, reversed, is a proper
+    /// prefix of an entry of `sorted`.
     fn longest_start(&self, text: impl Iterator<Item = char>, sorted: &[String]) -> usize {
         let mut turned = String::new();
         let mut found = 0;

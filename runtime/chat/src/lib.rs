@@ -32,7 +32,9 @@
 //! let prompt = chat.prompt(&[Message::user("Hello!")], &options, &Guard::new([]))?;
 //! assert_eq!(prompt.text(), "<user>Hello!<assistant>");
 //!
-//! let mut parser = AnswerParser::new(chat.format(false), &AnswerOptions::default(), &prompt.generation_prompt);
+//! let format = chat.format(false);
+//! let mut parser =
+//!     AnswerParser::new(format, &AnswerOptions::default(), &prompt.generation_prompt);
 //! let mut answer = Answer::default();
 //! for piece in ["<thi", "nk>Hm.</think>H", "i!"] {
 //!     answer.add(parser.push(piece));
@@ -47,10 +49,16 @@
 //! | file | content |
 //! |---|---|
 //! | `message.rs` | messages, tools, calls |
-//! | `template.rs` | a compiled template and its limits; `python.rs` has Python features that templates rely on, `builtin.rs` the templates by name |
+//! | `template.rs` | a compiled template and its limits |
+//! | `template/python.rs` | Python features that templates rely on |
+//! | `template/builtin.rs` | templates by name |
 //! | `capabilities.rs`, `prompt.rs` | what a template supports; from messages to a prompt |
 //! | `guard.rs` | keeps user input from becoming control tokens |
-//! | `answer.rs` | events and their sum; `format.rs` defines formats and `table.rs` lists them; `machine.rs` and `channels.rs` parse answers, `head.rs` the heads of calls; `call_grammar.rs` has grammars of calls (feature `grammar`) |
+//! | `answer.rs` | events and their sum |
+//! | `answer/format.rs`, `format/table.rs` | definition and list of answer formats |
+//! | `answer/machine.rs`, `answer/channels.rs` | parsers of answers |
+//! | `answer/head.rs` | parses the heads of calls |
+//! | `answer/call_grammar.rs` | grammars of calls (feature `grammar`) |
 #![forbid(unsafe_code)]
 
 mod answer;

@@ -325,7 +325,8 @@ mod tests {
     #[test]
     fn what_clients_send_is_read() {
         let message: Message = serde_json::from_str(
-            r#"{"role": "assistant", "content": null, "reasoning": "r", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"b": 1, "a": 2}}}], "refusal": null}"#,
+            r#"{"role": "assistant", "content": null, "reasoning": "r", "tool_calls": [{"id": "1",
+                "function": {"name": "f", "arguments": {"b": 1, "a": 2}}}], "refusal": null}"#,
         )
         .unwrap();
         assert_eq!(message.content, Content::None);
@@ -335,7 +336,8 @@ mod tests {
             [ToolCall::new("1", "f", r#"{"b":1,"a":2}"#)]
         );
         let parts: Message = serde_json::from_str(
-            r#"{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "tool_calls": null}"#,
+            r#"{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text",
+                "text": "b"}], "tool_calls": null}"#,
         )
         .unwrap();
         assert_eq!(parts.content.text().as_deref(), Some("a\nb"));

@@ -126,7 +126,8 @@ impl Prompt {
 /// Introduction of tools, for models whose template does not support them.
 const TOOLS_EXPLAINED: &str = "You may call these functions:\n";
 /// Text after the tools.
-const CALLS_EXPLAINED: &str = "\nTo call one, write nothing but <tool_call>{\"name\": its name, \"arguments\": {its arguments}}</tool_call>, once for each call.";
+const CALLS_EXPLAINED: &str = "\nTo call one, write nothing but <tool_call>{\"name\": its \
+    name, \"arguments\": {its arguments}}</tool_call>, once for each call.";
 
 impl ChatTemplate {
     /// Selects the template of a model, or another one. `wanted` is the name of one of the model's
@@ -517,7 +518,8 @@ fn show(message: &Message, can: Capabilities, guard: &Guard) -> Result<Value, (S
     }
     if !message.tool_calls.is_empty() {
         let calls = message.tool_calls.iter().map(|call| {
-            let mut value = json!({"id": guard.mark(&call.id, |_| false), "type": "function", "function": {"name": guard.mark(&call.function.name, |_| false)}});
+            let mut value = json!({"id": guard.mark(&call.id, |_| false), "type": "function",
+                "function": {"name": guard.mark(&call.function.name, |_| false)}});
             value["function"]["arguments"] = arguments(&call.function.arguments, can, guard);
             value
         });

@@ -67,7 +67,8 @@ fn options() -> AnswerOptions {
         tools: vec![
             tool(
                 "get_weather",
-                json!({"city": text(), "days": {"type": "integer"}, "rate": {"type": "number"}, "exact": {"type": "boolean"}, "nested": {"type": "object"}}),
+                json!({"city": text(), "days": {"type": "integer"}, "rate": {"type": "number"},
+                    "exact": {"type": "boolean"}, "nested": {"type": "object"}}),
             ),
             tool("now", json!({})),
             tool("write_file", json!({"path": text(), "text": text()})),

@@ -66,7 +66,8 @@ fn tools(are_strict: bool) -> Vec<Tool> {
     vec![
         tool(
             "get_weather",
-            json!({"city": text(), "days": {"type": "integer"}, "rate": rate, "exact": {"type": "boolean"}, "nested": nested}),
+            json!({"city": text(), "days": {"type": "integer"}, "rate": rate,
+                "exact": {"type": "boolean"}, "nested": nested}),
             json!(["city"]),
         ),
         tool("now", json!({}), json!([])),
@@ -77,7 +78,8 @@ fn tools(are_strict: bool) -> Vec<Tool> {
         ),
         tool(
             "search-2",
-            json!({"query": text(), "order": {"enum": ["new", "old"]}, "limit": {"$ref": "#/$defs/limit"}}),
+            json!({"query": text(), "order": {"enum": ["new", "old"]},
+                "limit": {"$ref": "#/$defs/limit"}}),
             json!(["query"]),
         ),
     ]

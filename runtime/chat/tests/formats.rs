@@ -11,7 +11,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 fn tools() -> Vec<Tool> {
-    let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]});
+    let parameters = json!({"type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city"]});
     vec![
         Tool::new("get_weather", "Weather", parameters),
         Tool::new("now", "Time", json!({"type": "object", "properties": {}})),

@@ -51,8 +51,11 @@ fn prompt(source: &str, messages: &[Message], options: &PromptOptions) -> String
 }
 
 /// Shows every field of a message.
-const ALL: &str = "{% if tools %}{{ tools|tojson }}\n{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content if m.content is string else m.content|tojson }}\
-    {% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{% for c in m.tool_calls or [] %}!{{ c.function.name }}{{ c.function.arguments|tojson }}{% endfor %}\
+const ALL: &str = "{% if tools %}{{ tools|tojson }}\n{% endif %}{% for m in messages %}\
+    {{ m.role }}:{{ m.content if m.content is string else m.content|tojson }}\
+    {% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}\
+    {% for c in m.tool_calls or [] %}!{{ c.function.name }}{{ c.function.arguments|tojson }}\
+    {% endfor %}\
     {{ m.tool_call_id }};{% endfor %}{% if add_generation_prompt %}assistant:<think>{% endif %}";
 
 #[test]
@@ -132,7 +135,8 @@ fn a_template_without_tools_has_them_explained() {
     assert!(text.starts_with("system:You may call"), "{text}");
     for part in [
         "get_weather",
-        "assistant:<tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Bern\"}}</tool_call>;",
+        "assistant:<tool_call>{\"name\": \"get_weather\", \"arguments\": \
+         {\"city\": \"Bern\"}}</tool_call>;",
         "rain",
     ] {
         assert!(text.contains(part), "{part} in {text}");
@@ -172,9 +176,8 @@ fn contents_have_the_kind_that_the_template_shows() {
         "[image ][text a]"
     );
     let refused = template(only_text).prompt(&parts(vec![picture]), &options(), &no_guard());
-    assert!(
-        matches!(refused, Err(TemplateError::Conversation { place, .. }) if place == "messages[0].content")
-    );
+    assert!(matches!(refused, Err(TemplateError::Conversation { place,
+            .. }) if place == "messages[0].content"));
 }
 
 #[test]
@@ -457,21 +460,45 @@ proptest! {
     /// Adjacent hostile texts in messages, parts, names, arguments and schemas.
     #[test]
     fn no_text_gives_special_tokens(texts in prop::collection::vec(hostile(), 8)) {
-        let source = "{% for t in tools or [] %}{{ t|tojson }}{{ t.function.description }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
-            {% if m.content is string %}{{ m.content|trim }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{{ m.reasoning_content }}\
-            {% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments if c.function.arguments is string else c.function.arguments|tojson }}{% for k, v in c.function.arguments|items if c.function.arguments is mapping %}{{ k }}{{ v }}{% endfor %}{% endfor %}{{ m.name }}<|im_end|>\n{% endfor %}";
+        let source = "{% for t in tools or [] %}{{ t|tojson }}{{ t.function.description }}\
+            {% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
+            {% if m.content is string %}{{ m.content|trim }}{% else %}{% for p in m.content %}\
+            {{ p.text }}{% endfor %}{% endif %}{{ m.reasoning_content }}\
+            {% for c in m.tool_calls or [] %}{{ c.function.name }}\
+            {{ c.function.arguments if c.function.arguments is string else \
+            c.function.arguments|tojson }}{% for k, v in c.function.arguments|items if \
+            c.function.arguments is mapping %}{{ k }}{{ v }}{% endfor %}{% endfor %}\
+            {{ m.name }}<|im_end|>\n{% endfor %}";
         let tokenizer = tokenizer();
         let chat = template(source);
         let made = |texts: &[String]| {
             let mut call = Message::assistant(texts[0].as_str());
             call.reasoning_content = Some(texts[1].clone());
-            call.tool_calls = vec![ToolCall::new(texts[1].as_str(), texts[2].as_str(), json!({texts[3].as_str(): texts[4]}).to_string())];
-            let parts = Content::Parts(texts[2..5].iter().map(|text| Part::Text { text: text.clone() }).collect());
+            call.tool_calls = vec![ToolCall::new(
+                texts[1].as_str(),
+                texts[2].as_str(),
+                json!({texts[3].as_str(): texts[4]}).to_string(),
+            )];
+            let parts = Content::Parts(
+                texts[2..5]
+                    .iter()
+                    .map(|text| Part::Text { text: text.clone() })
+                    .collect(),
+            );
             let mut result = Message::tool(texts[1].as_str(), texts[5].as_str());
             result.name = Some(texts[6].clone());
             let mut options = options();
-            options.tools = vec![Tool::new(texts[6].as_str(), texts[7].as_str(), json!({"properties": {texts[0].as_str(): {"enum": [texts[1]]}}}))];
-            counts(&chat, &[Message::user(parts), call, result], &options, &tokenizer)
+            options.tools = vec![Tool::new(
+                texts[6].as_str(),
+                texts[7].as_str(),
+                json!({"properties": {texts[0].as_str(): {"enum": [texts[1]]}}}),
+            )];
+            counts(
+                &chat,
+                &[Message::user(parts), call, result],
+                &options,
+                &tokenizer,
+            )
         };
         let neutral: Vec<String> = texts.iter().map(|_| "x".to_owned()).collect();
         // `<think>` is the model's own marker in its own content.

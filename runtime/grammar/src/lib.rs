@@ -9,7 +9,8 @@
 //! use samite_text::{Sampler, SamplerParams};
 //! # use samite_text::{Tokenizer, TokenizerModel, VocabData};
 //! # let texts = ["<unk>", "<s>", "</s>", "yes", "no", "maybe"];
-//! # let mut data = VocabData::new(TokenizerModel::Llama, texts.map(|text| text.as_bytes().to_vec()).to_vec());
+//! # let texts = texts.map(|text| text.as_bytes().to_vec()).to_vec();
+//! # let mut data = VocabData::new(TokenizerModel::Llama, texts);
 //! # data.token_types = Some(vec![2, 3, 3, 1, 1, 1]);
 //! # let tokenizer = std::sync::Arc::new(Tokenizer::new(data)?);
 //!
@@ -29,8 +30,9 @@
 //! | file | content |
 //! |---|---|
 //! | `grammar.rs` | [`Grammar`]: the grammars that can be enforced |
-//! | `schema.rs` | the enforced subset of JSON Schema; other keywords are rejected with name and location |
-//! | `gbnf.rs` | [`Gbnf`]: parsed (`parse.rs`), checked (`check.rs`), split into lexemes (`lexemes.rs`), printed for the engine (`lark.rs`) |
+//! | `schema.rs` | the enforced subset of JSON Schema; rejects other keywords by name |
+//! | `gbnf.rs` | [`Gbnf`]: parsed (`parse.rs`) and checked (`check.rs`) |
+//! | `gbnf/lexemes.rs`, `gbnf/lark.rs` | splits a grammar into lexemes; prints it for the engine |
 //! | `parts.rs` | [`Part`]: grammars that a program composes of texts and schemas |
 //! | `vocabulary.rs` | [`GrammarVocabulary`]: the trie of all tokens, built once |
 //! | `constraint.rs` | [`GrammarConstraint`]: the state of a text |

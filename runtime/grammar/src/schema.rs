@@ -668,8 +668,8 @@ impl Inline<'_> {
     }
 }
 
-/// Returns whether `options` are objects that require a property whose constants all differ, numbers
-/// among them.
+/// Returns whether `options` are objects that require a property whose constants all differ,
+/// numbers among them.
 fn differ_by_number(options: &[Value]) -> bool {
     let required = options.first().and_then(|option| option.get("required"));
     let names = required.and_then(Value::as_array).into_iter().flatten();
@@ -739,8 +739,8 @@ fn compile(factory: &ParserFactory, schema: &Value) -> Result<(), String> {
     start(factory, grammar).map(drop)
 }
 
-/// Estimates the parts that the engine makes of a part of a schema: its values, and once those that it
-/// refers to. Alternatives within `allOf` may multiply up to the engine's limit.
+/// Estimates the parts that the engine makes of a part of a schema: its values, and once those that
+/// it refers to. Alternatives within `allOf` may multiply up to the engine's limit.
 fn engine_parts(root: &Value, part: &Value) -> usize {
     let (mut count, mut has_all, mut has_any) = (0, false, false);
     let (mut todo, mut references) = (vec![part], BTreeSet::new());

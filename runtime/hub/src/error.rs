@@ -19,8 +19,8 @@ pub enum Error {
 
     /// The hub requires a token, or a different one.
     #[error(
-        "{url}: access is refused ({status}): check the name; for a repository that is private or has conditions to accept, give a token of your \
-         account (--hf-token, HF_TOKEN)"
+        "{url}: access is refused ({status}): check the name; for a repository that is private or \
+         has conditions to accept, give a token of your account (--hf-token, HF_TOKEN)"
     )]
     Refused {
         /// Requested URL.

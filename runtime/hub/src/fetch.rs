@@ -144,7 +144,7 @@ impl Hub {
                 .into());
             }
         } else {
-            // A server without range support starts from the beginning.
+            // A server without range support sends the whole file.
             unfinished.restart()?;
             let told = text(header::CONTENT_LENGTH).and_then(|told| told.parse::<u64>().ok());
             if let Some(told) = told.filter(|&told| told != size) {

@@ -1,12 +1,16 @@
-//! Compares the logits of many models with those that llama.cpp computed: `architectures FOLDER [PART OF A NAME]`. With `--write` in the
-//! place of a part of a name, tiny random models of all architectures are written to the folder first.
+//! Compares the logits of many models with those of llama.cpp:
+//! `architectures FOLDER [PART OF A NAME]`.
 //!
-//! For each `NAME.gguf` the folder has a `NAME.f32`: rows of logits after each of the [tokens], as little-endian f32. Every model decodes
-//! them in one batch with attention in one operation, in pieces with attention in steps, and token by token; one whose tokens look at later
-//! ones, in one batch both ways.
+//! `architectures FOLDER --write` first writes tiny random models of all architectures.
 //!
-//! `NAME.none.f32`, `NAME.mean.f32`, `NAME.cls.f32`, `NAME.last.f32` and `NAME.rank.f32` have embeddings of two texts in one batch: the
-//! first 60 tokens, and the rest. `tests/fixtures/llama_cpp/embeddings.c` asks llama.cpp for them.
+//! For each `NAME.gguf` the folder has a `NAME.f32`: rows of logits after each of the [tokens], as
+//! little-endian f32. Every model decodes them in one batch with attention in one operation, in
+//! pieces with attention in steps, and token by token. A model without causal attention decodes
+//! them in one batch, both ways.
+//!
+//! `NAME.none.f32`, `NAME.mean.f32`, `NAME.cls.f32`, `NAME.last.f32` and `NAME.rank.f32` have
+//! embeddings of two texts in one batch: the first 60 tokens, and the rest.
+//! `tests/fixtures/llama_cpp/embeddings.c` gets them from llama.cpp.
 
 use samite_core::{DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};

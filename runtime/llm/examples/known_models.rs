@@ -1,4 +1,5 @@
-//! Writes the models of `tests/all/llama_cpp.rs` to a folder, for `tests/fixtures/llama_cpp/make.py`.
+//! Writes the models of `tests/all/llama_cpp.rs` to a folder, for
+//! `tests/fixtures/llama_cpp/make.py`.
 
 #[path = "../tests/all/common/known.rs"]
 mod known;

@@ -79,7 +79,8 @@ impl AdapterFile {
         let kind = text(KEY_ADAPTER_TYPE)?;
         if kind != "lora" {
             return Err(wrong(format!(
-                "key \"{KEY_ADAPTER_TYPE}\": adapters of type {kind:?} are not supported, only \"lora\""
+                "key \"{KEY_ADAPTER_TYPE}\": adapters of type {kind:?} are not supported, \
+                 only \"lora\""
             )));
         }
         let known = text(KEY_ARCHITECTURE)?;
@@ -176,8 +177,8 @@ impl FilePair {
         for (info, wanted) in [(&self.a, a), (&self.b, b)] {
             if info.shape != wanted {
                 return Some(format!(
-                    "{:?} has shape {:?}, but for a weight of shape {weight:?} and rank {rank} it must be {wanted:?}: it is an \
-                     adapter of another model",
+                    "{:?} has shape {:?}, but for a weight of shape {weight:?} and rank {rank} it \
+                     must be {wanted:?}: it is an adapter of another model",
                     info.name, info.shape
                 ));
             }

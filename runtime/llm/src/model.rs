@@ -342,7 +342,8 @@ impl Model {
     pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>> {
         self.tokenizer.as_ref().ok_or_else(|| {
             Error::model(format!(
-                "{}: has no vocabulary (key \"tokenizer.ggml.model\"): only token ids can be used with it",
+                "{}: has no vocabulary (key \"tokenizer.ggml.model\"): only token ids can be used \
+                 with it",
                 self.path.display()
             ))
         })

@@ -133,7 +133,8 @@ impl DiskTexts {
             }
             outcome => {
                 let why = outcome.err().map(|error| error.to_string());
-                tracing::warn!(path = %entry.path.display(), ?why, "a text on disk is damaged, and deleted");
+                tracing::warn!(path = %entry.path.display(), ?why,
+                    "a text on disk is damaged, and deleted");
                 let _ = std::fs::remove_file(&entry.path);
                 None
             }

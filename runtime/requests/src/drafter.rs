@@ -184,7 +184,8 @@ impl Drafter {
             tracing::warn!(%error, "the draft model's context cannot be cleared");
             for sequence in 0..self.texts.len() {
                 if let Err(error) = self.context.remove(sequence, ..) {
-                    tracing::warn!(%error, sequence, "a text of the draft model cannot be forgotten");
+                    tracing::warn!(%error, sequence,
+                        "a text of the draft model cannot be forgotten");
                 }
             }
         }

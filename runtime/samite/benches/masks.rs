@@ -121,40 +121,55 @@ fn schemas() -> Vec<(&'static str, Value, Vec<Value>)> {
     vec![
         (
             "person",
-            json!({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0, "maximum": 150},
-                "email": {"type": "string", "format": "email"}, "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 10}},
+            json!({"type": "object", "properties": {"name": {"type": "string"},
+                "age": {"type": "integer", "minimum": 0, "maximum": 150},
+                "email": {"type": "string", "format": "email"},
+                    "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 10}},
                 "required": ["name", "age"], "additionalProperties": false}),
             vec![
-                json!({"name": "Ada Lovelace", "age": 36, "email": "ada@example.com", "tags": ["mathematics", "computing", "poetry"]}),
+                json!({"name": "Ada Lovelace", "age": 36, "email": "ada@example.com",
+                    "tags": ["mathematics", "computing", "poetry"]}),
                 json!({"name": "Grace Brewster Murray Hopper, rear admiral", "age": 85}),
             ],
         ),
         (
             "call",
             json!({"oneOf": [
-                {"type": "object", "properties": {"name": {"const": "get_weather"}, "arguments": {"type": "object", "properties": {
-                    "city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}, "days": {"type": "integer", "minimum": 1, "maximum": 14}},
-                    "required": ["city"], "additionalProperties": false}}, "required": ["name", "arguments"], "additionalProperties": false},
-                {"type": "object", "properties": {"name": {"const": "search"}, "arguments": {"type": "object", "properties": {
-                    "query": {"type": "string", "maxLength": 200}, "from": {"type": "string", "format": "date"}},
-                    "required": ["query"], "additionalProperties": false}}, "required": ["name", "arguments"], "additionalProperties": false}]}),
+                {"type": "object", "properties": {"name": {"const": "get_weather"},
+                    "arguments": {"type": "object", "properties": {
+                    "city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]},
+                        "days": {"type": "integer", "minimum": 1, "maximum": 14}},
+                    "required": ["city"], "additionalProperties": false}},
+                        "required": ["name", "arguments"], "additionalProperties": false},
+                {"type": "object", "properties": {"name": {"const": "search"},
+                    "arguments": {"type": "object", "properties": {
+                    "query": {"type": "string", "maxLength": 200},
+                        "from": {"type": "string", "format": "date"}},
+                    "required": ["query"], "additionalProperties": false}},
+                        "required": ["name", "arguments"], "additionalProperties": false}]}),
             vec![
-                json!({"name": "get_weather", "arguments": {"city": "San Francisco", "unit": "celsius", "days": 3}}),
-                json!({"name": "search", "arguments": {"query": "the history of structured output in language models", "from": "2024-02-29"}}),
+                json!({"name": "get_weather",
+                    "arguments": {"city": "San Francisco", "unit": "celsius", "days": 3}}),
+                json!({"name": "search", "arguments": {"query": "the history of structured output \
+                    in language models", "from": "2024-02-29"}}),
             ],
         ),
         (
             "tree",
-            json!({"$defs": {"node": {"type": "object", "properties": {"value": {"type": ["number", "string"]}, "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+            json!({"$defs": {"node": {"type": "object",
+                "properties": {"value": {"type": ["number", "string"]},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
                 "required": ["value"], "additionalProperties": false}}, "$ref": "#/$defs/node"}),
-            vec![
-                json!({"value": 1.5, "children": [{"value": "left", "children": [{"value": -3}, {"value": "a leaf with a longer text in it"}]}, {"value": 2e3}]}),
-            ],
+            vec![json!({"value": 1.5, "children": [{"value": "left",
+                    "children": [{"value": -3}, {"value": "a leaf with a longer text in it"}]},
+                    {"value": 2e3}]})],
         ),
         (
             "many",
             json!({"type": "object", "properties": many(&|n| match n % 4 {
-                0 => json!({"type": "string"}), 1 => json!({"type": "integer"}), 2 => json!({"enum": ["low", "medium", "high"]}), _ => json!({"type": "boolean"})}),
+                0 => json!({"type": "string"}), 1 => json!({"type": "integer"}),
+                    2 => json!({"enum": ["low", "medium", "high"]}),
+                    _ => json!({"type": "boolean"})}),
                 "additionalProperties": false}),
             vec![many(&|n| match n % 4 {
                 0 => json!("some text"),
@@ -167,17 +182,23 @@ fn schemas() -> Vec<(&'static str, Value, Vec<Value>)> {
             "any",
             json!({"type": "object"}),
             vec![
-                json!({"version": "3.8", "services": {"web": {"image": "nginx:latest", "ports": ["80:80", "443:443"], "environment": {"DEBUG": false, "WORKERS": 4}},
-                "database": {"image": "postgres", "volumes": ["data:/var/lib/postgresql/data"], "replicas": null}}}),
+                json!({"version": "3.8", "services": {"web": {"image": "nginx:latest",
+                    "ports": ["80:80", "443:443"], "environment": {"DEBUG": false, "WORKERS": 4}},
+                "database": {"image": "postgres", "volumes": ["data:/var/lib/postgresql/data"],
+                    "replicas": null}}}),
             ],
         ),
         (
             "pattern",
-            json!({"type": "object", "properties": {"id": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4,8}$"}, "when": {"type": "string", "format": "date-time"},
-                "amount": {"type": "number", "minimum": 0, "maximum": 1_000_000}, "note": {"type": "string", "minLength": 3, "maxLength": 500}},
+            json!({"type": "object", "properties": {"id": {"type": "string",
+                "pattern": "^[A-Z]{3}-[0-9]{4,8}$"},
+                "when": {"type": "string", "format": "date-time"},
+                "amount": {"type": "number", "minimum": 0, "maximum": 1_000_000},
+                    "note": {"type": "string", "minLength": 3, "maxLength": 500}},
                 "required": ["id", "when", "amount", "note"], "additionalProperties": false}),
             vec![
-                json!({"id": "ABC-123456", "when": "2026-11-25T10:48:13Z", "amount": 1234.56, "note": "Paid by card; the receipt was sent to the address on file."}),
+                json!({"id": "ABC-123456", "when": "2026-11-25T10:48:13Z", "amount": 1234.56,
+                    "note": "Paid by card; the receipt was sent to the address on file."}),
             ],
         ),
     ]

@@ -14,8 +14,11 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use tokio_stream::StreamExt;
 
-const TEMPLATE: &str = "{% for m in messages %}{% if m.content == 'bad' %}{{ raise_exception('bad words') }}{% endif %}\
-    [{{ m.role }}]{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}{{ m.content or '' }}{% endfor %}[assistant]";
+const TEMPLATE: &str = "{% for m in messages %}{% if m.content == 'bad' %}\
+    {{ raise_exception('bad words') }}{% endif %}\
+    [{{ m.role }}]{% for call in m.tool_calls or [] %}<tool_call>\
+    {{ call.function | tojson }}</tool_call>{% endfor %}{{ m.content or '' }}\
+    {% endfor %}[assistant]";
 
 /// Creates a model with these words as tokens and this template. The first word has the largest id.
 fn model(words: &[&str], template: &str) -> Arc<Model> {
@@ -205,7 +208,8 @@ fn a_saved_conversation_goes_on_as_if_it_had_not_ended() {
 
 /// A tool call as one token. The model generates it once per text.
 const CALL: &str = "<tool_call>{\"name\":\"add\",\"arguments\":{\"a\":1,\"b\":2}}</tool_call>";
-const CALLS: &str = "{% if tools %}{{ tools | tojson }}[tools]{% endif %}{% for m in messages %}[{{ m.role }}]{% if m.tool_calls %}\
+const CALLS: &str = "{% if tools %}{{ tools | tojson }}[tools]{% endif %}{% for m in messages %}[\
+    {{ m.role }}]{% if m.tool_calls %}\
     <tool_call>{\"name\":\"add\",\"arguments\":{\"a\":1,\"b\":2}}</tool_call>{{ m.tool_calls | tojson }}{% endif %}{{ m.content or '' }}{% endfor %}[assistant]";
 
 fn caller() -> Conversation {
@@ -281,7 +285,8 @@ fn a_tool_that_is_not_there_is_not_called() {
 fn a_model_that_must_call_a_tool_does_with_arguments_that_fit() {
     let mut chat = conversation(&[], CALLS);
     let number = json!({"type": "integer", "minimum": -9, "maximum": 9});
-    let schema = json!({"type": "object", "properties": {"a": number, "b": number}, "required": ["a", "b"], "additionalProperties": false});
+    let schema = json!({"type": "object", "properties": {"a": number, "b": number},
+        "required": ["a", "b"], "additionalProperties": false});
     chat.declare_tool(Tool::new("add", "Adds", schema));
     chat.options.tool_choice = ToolChoice::Required;
     chat.options.max_tokens = Some(200);

@@ -15,8 +15,10 @@ let database = null;
 
 async function on(mode, act) {
   database ??= opened();
-  const store = (await database).transaction(STORE, mode).objectStore(STORE);
-  const request = act(store);
+  const transaction = (await database).transaction(STORE, mode);
+  const request = act(transaction.objectStore(STORE));
+  // Without it, a reload right after a change loses the change.
+  transaction.commit();
   return new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);

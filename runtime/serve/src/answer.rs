@@ -145,7 +145,10 @@ impl Choice {
                 let parser = self.parser.as_ref();
                 let was_reasoning = parser.is_some_and(|parser| parser.reasoning_end().is_some());
                 self.parse(&token.text, &mut updates);
-                let thinks = |update: &Update| matches!(update, Update::Parsed(Parsed::Reasoning(text)) if !text.is_empty());
+                let thinks = |update: &Update| {
+                    matches!(update,
+                    Update::Parsed(Parsed::Reasoning(text)) if !text.is_empty())
+                };
                 self.thought += usize::from(was_reasoning || updates.iter().any(thinks));
             }
             Event::Finished(finished) => {

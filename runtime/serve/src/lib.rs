@@ -26,13 +26,17 @@
 //! |---|---|
 //! | `options.rs`, `app.rs` | options of a server; state that the requests of a model share |
 //! | `hub.rs`, `entry.rs` | several models: which are loaded, and which to unload |
-//! | `server.rs`, `connections.rs`, `timed.rs`, `tls.rs` | listening and draining; connection limit; time limits of clients; TLS |
-//! | `account.rs`, `context.rs`, `turns.rs` | memory of a request; its view of a model; turns at expensive work |
-//! | `paths.rs`, `route.rs`, `body.rs` | routes each request to its API; reads bodies within limits |
+//! | `server.rs`, `connections.rs` | listening and draining; connection limit |
+//! | `timed.rs`, `tls.rs` | time limits of clients; TLS |
+//! | `account.rs`, `turns.rs` | memory of a request; turns at expensive work |
+//! | `context.rs` | a request's view of a model |
+//! | `paths.rs`, `route.rs` | routes each request to its API |
+//! | `body.rs` | reads bodies within limits |
 //! | `access.rs`, `page.rs` | keys and origins; files of the web page |
 //! | `fields.rs`, `error.rs` | reads fields; errors and their objects |
 //! | `job.rs`, `chat.rs` | translation into requests of the engine; conversations |
-//! | `form.rs`, `sampling.rs`, `settings.rs` | constraints of a text; sampling parameters; their report |
+//! | `form.rs` | constraints of a text |
+//! | `sampling.rs`, `settings.rs` | sampling parameters; their report |
 //! | `reasoning_budget.rs` | limit for reasoning tokens |
 //! | `answer.rs`, `stream.rs` | an answer during generation; whole or as a stream |
 //! | `api/` | one file for each API |

@@ -7,7 +7,8 @@ use axum::response::{IntoResponse, Response};
 macro_rules! files {
     ($($path:literal $file:literal $kind:literal)*) => {
         /// Path, type and content of each file.
-        const FILES: &[(&str, &str, &str)] = &[$(($path, $kind, include_str!(concat!("../page/", $file)))),*];
+        const FILES: &[(&str, &str,
+            &str)] = &[$(($path, $kind, include_str!(concat!("../page/", $file)))),*];
     };
 }
 
@@ -20,9 +21,11 @@ files! {
     "/markdown.js" "markdown.js" "text/javascript; charset=utf-8"
     "/store.js" "store.js" "text/javascript; charset=utf-8"
     "/style.css" "style.css" "text/css; charset=utf-8"
-    "/vendor/markdown-it-15.0.3.min.js" "vendor/markdown-it-15.0.3.min.js" "text/javascript; charset=utf-8"
+    "/vendor/markdown-it-15.0.3.min.js" "vendor/markdown-it-15.0.3.min.js" "text/javascript; \
+        charset=utf-8"
     "/vendor/temml-0.13.5.min.js" "vendor/temml-0.13.5.min.js" "text/javascript; charset=utf-8"
-    "/vendor/highlight-11.12.0.min.js" "vendor/highlight-11.12.0.min.js" "text/javascript; charset=utf-8"
+    "/vendor/highlight-11.12.0.min.js" "vendor/highlight-11.12.0.min.js" "text/javascript; \
+        charset=utf-8"
     "/vendor/licences.txt" "vendor/licences.txt" "text/plain; charset=utf-8"
     "/icon.svg" "icon.svg" "image/svg+xml"
     "/manifest.webmanifest" "manifest.webmanifest" "application/manifest+json"

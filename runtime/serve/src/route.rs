@@ -123,7 +123,8 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
     let result = match caller {
         None => Err(ApiError::new(
             401,
-            "Invalid API Key: send one that this server knows, as \"Authorization: Bearer KEY\" or \"X-Api-Key: KEY\"",
+            "Invalid API Key: send one that this server knows, as \"Authorization: Bearer KEY\" \
+             or \"X-Api-Key: KEY\"",
         )),
         Some(caller) => match methods {
             None => Err(ApiError::new(

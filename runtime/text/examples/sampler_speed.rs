@@ -9,7 +9,8 @@ const ROUNDS: usize = 2000;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut rng = Rng::new(1);
-    // About what a model gives: most logits near a middle, a few far above. Several, so that no cache knows them all.
+    // About what a model gives: most logits near a middle, a few far above. Several tables, so that
+    // no cache holds them all.
     let tables: Vec<Vec<f32>> = (0..8)
         .map(|_| {
             (0..VOCABULARY)

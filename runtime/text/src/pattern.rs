@@ -321,7 +321,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
         #[test]
-        fn matches_are_those_of_a_backtracking_engine(expression in expression(), text in "[abc é]{0,80}") {
+        fn matches_are_those_of_a_backtracking_engine(expression in expression(),
+            text in "[abc é]{0,80}") {
             // Engines differ in where they continue after an empty match.
             let regex = fancy_regex::Regex::new(&expression).unwrap();
             prop_assume!(!regex.is_match("").unwrap());

@@ -300,13 +300,22 @@ mod tests {
         #[test]
         fn words_are_those_of_a_backtracking_engine(texts in prop::collection::vec(text(), 16)) {
             for family in names::families() {
-                let regexes: Vec<Regex> = family.passes.iter().map(|pass| Regex::new(as_expression(pass)).unwrap()).collect();
+                let regexes: Vec<Regex> = family
+                    .passes
+                    .iter()
+                    .map(|pass| Regex::new(as_expression(pass)).unwrap())
+                    .collect();
                 let pre = PreTokenizer::new(family);
                 for text in &texts {
                     let mut words = Vec::new();
                     pre.split(text, &mut |word| words.push(word.to_owned()));
-                    let expected = regexes.iter().fold(vec![text.clone()], |pieces, regex| by_backtracking(regex, pieces));
-                    let expected: Vec<String> = expected.into_iter().filter(|word| !word.is_empty()).collect();
+                    let expected = regexes.iter().fold(vec![text.clone()], |pieces, regex| {
+                        by_backtracking(regex, pieces)
+                    });
+                    let expected: Vec<String> = expected
+                        .into_iter()
+                        .filter(|word| !word.is_empty())
+                        .collect();
                     prop_assert_eq!(words, expected, "{:?}", family.passes);
                 }
             }

@@ -666,14 +666,22 @@ mod tests {
     proptest! {
         #[test]
         fn the_likeliest_are_enough(
-            logits in prop::collection::vec(prop_oneof![-3.0..3.0f32, (-2..3i32).prop_map(|x| x as f32)], 8..900),
+            logits in prop::collection::vec(prop_oneof![-3.0..3.0f32,
+                (-2..3i32).prop_map(|x| x as f32)], 8..900),
             temperature in prop_oneof![Just(0.0f32), 0.5..2.0f32],
             (top_k, top_p, min_p) in (1..20usize, 0.5..=1.0f32, 0.0..=0.2f32),
             suppressed in prop::collection::vec(0..8u32, 0..3),
             allowed in prop::option::of(prop::collection::vec(any::<u32>(), 29)),
             seed: u64,
         ) {
-            let params = SamplerParams { seed, temperature, top_k, top_p, min_p, ..Default::default() };
+            let params = SamplerParams {
+                seed,
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                ..Default::default()
+            };
             let mut sampler = Sampler::new(params).unwrap();
             sampler.suppress(&suppressed);
             let is_free = allowed.is_none();
@@ -705,12 +713,21 @@ mod tests {
         fn any_logits_give_a_token_or_an_error(
             logits in prop::collection::vec(prop_oneof![any::<f32>(), -5.0..5.0f32], 0..50),
             temperature in prop_oneof![Just(0.0f32), 1e-30..3.0f32],
-            (top_k, top_p, min_p, typical_p) in (0..60usize, 0.0..=1.0f32, 0.0..=1.0f32, 0.0..=1.0f32),
+            (top_k, top_p, min_p, typical_p) in (0..60usize, 0.0..=1.0f32, 0.0..=1.0f32,
+                0.0..=1.0f32),
             (repeat_penalty, frequency_penalty) in (1e-30..1e30f32, -1e38..1e38f32),
             seed: u64,
         ) {
             let params = SamplerParams {
-                seed, temperature, top_k, top_p, min_p, typical_p, repeat_penalty, frequency_penalty, ..Default::default()
+                seed,
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                typical_p,
+                repeat_penalty,
+                frequency_penalty,
+                ..Default::default()
             };
             let mut sampler = Sampler::new(params).unwrap();
             sampler.accept_prompt(&[0, 1_000_000]);
@@ -718,10 +735,20 @@ mod tests {
                 Ok(token) => {
                     let logit = logits[token as usize];
                     prop_assert!(!logit.is_nan() && logit != f32::NEG_INFINITY);
-                    let sum: f32 = sampler.candidates().as_slice().iter().map(|candidate| candidate.probability).sum();
+                    let sum: f32 = sampler
+                        .candidates()
+                        .as_slice()
+                        .iter()
+                        .map(|candidate| candidate.probability)
+                        .sum();
                     prop_assert!((sum - 1.0).abs() < 1e-4, "probabilities sum to {}", sum);
                 }
-                Err(_) => prop_assert!(logits.iter().skip(1).all(|logit| logit.is_nan() || *logit == f32::NEG_INFINITY)),
+                Err(_) => prop_assert!(
+                    logits
+                        .iter()
+                        .skip(1)
+                        .all(|logit| logit.is_nan() || *logit == f32::NEG_INFINITY)
+                ),
             }
         }
 
@@ -731,7 +758,8 @@ mod tests {
             logits in prop_oneof![
                 prop::collection::vec(logit(), 0..100),
                 prop::collection::vec(logit(), 1000..5000),
-                prop::collection::vec(prop_oneof![9 => Just(f32::NEG_INFINITY), 1 => logit()], 1000..5000),
+                prop::collection::vec(prop_oneof![9 => Just(f32::NEG_INFINITY), 1 => logit()],
+                    1000..5000),
             ],
             limit in prop_oneof![Just(f32::INFINITY), -5.0..5.0f32, Just(0.0f32)],
             temperature in prop_oneof![Just(0.0f32), 0.1..3.0f32],
@@ -740,8 +768,22 @@ mod tests {
             (top_p, min_p) in (0.0..=1.0f32, 0.0..=1.0f32),
             seed: u64,
         ) {
-            let logits: Vec<f32> = logits.into_iter().map(|x| if x > limit { limit } else { x }).collect();
-            check(&logits, SamplerParams { seed, temperature, top_k, top_p, min_p, typical_p, ..Default::default() });
+            let logits: Vec<f32> = logits
+                .into_iter()
+                .map(|x| if x > limit { limit } else { x })
+                .collect();
+            check(
+                &logits,
+                SamplerParams {
+                    seed,
+                    temperature,
+                    top_k,
+                    top_p,
+                    min_p,
+                    typical_p,
+                    ..Default::default()
+                },
+            );
         }
     }
 

@@ -216,14 +216,27 @@ mod tests {
             let text = text.repeat(times);
             let mut data = VocabData::new(
                 TokenizerModel::Llama,
-                std::iter::once("<unk>").chain(tokens.iter().map(String::as_str)).map(|token| token.as_bytes().to_vec()).collect(),
+                std::iter::once("<unk>")
+                    .chain(tokens.iter().map(String::as_str))
+                    .map(|token| token.as_bytes().to_vec())
+                    .collect(),
             );
-            data.scores = Some(scores[..tokens.len() + 1].iter().map(|&score| score.into()).collect());
+            data.scores = Some(
+                scores[..tokens.len() + 1]
+                    .iter()
+                    .map(|&score| score.into())
+                    .collect(),
+            );
             let vocab = Vocab::new(&data).unwrap();
             let spm = Spm::new(&vocab);
             let (mut by_words, mut whole) = (Vec::new(), Vec::new());
             spm.tokenize(&vocab, &text, true, &mut by_words).unwrap();
-            spm.merge(&vocab, escape(&text, true).unwrap().as_bytes(), &mut Merger::new(), &mut whole);
+            spm.merge(
+                &vocab,
+                escape(&text, true).unwrap().as_bytes(),
+                &mut Merger::new(),
+                &mut whole,
+            );
             prop_assert_eq!(by_words, whole);
         }
     }

@@ -236,7 +236,11 @@ mod tests {
         ) {
             // The earliest end; among equal ends, the earliest start.
             let expected = (0..=text.len()).find_map(|end| {
-                patterns.iter().filter(|pattern| text[..end].ends_with(pattern)).map(|pattern| end - pattern.len()).min()
+                patterns
+                    .iter()
+                    .filter(|pattern| text[..end].ends_with(pattern))
+                    .map(|pattern| end - pattern.len())
+                    .min()
             });
             let mut stop = StopSequences::new(&patterns).unwrap();
             let mut emitted = Vec::new();

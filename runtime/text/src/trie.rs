@@ -132,17 +132,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prefixes_are_found(texts in prop::collection::vec("[ab\u{e9}]{0,5}", 0..20), text in "[ab\u{e9}c]{0,8}") {
+        fn prefixes_are_found(texts in prop::collection::vec("[ab\u{e9}]{0,5}", 0..20),
+            text in "[ab\u{e9}c]{0,8}") {
             let trie = Trie::new((0..).zip(&texts).map(|(id, text)| (text.as_bytes(), id)));
             let mut expected: Vec<(usize, u32)> = Vec::new();
             for length in 1..=text.len() {
-                if let Some(id) = texts.iter().position(|other| other.as_bytes() == &text.as_bytes()[..length]) {
+                if let Some(id) = texts
+                    .iter()
+                    .position(|other| other.as_bytes() == &text.as_bytes()[..length])
+                {
                     expected.push((length, id as u32));
                 }
             }
             let mut found = Vec::new();
             trie.prefixes(text.as_bytes(), |token, length| found.push((length, token)));
-            prop_assert_eq!(trie.longest(text.as_bytes()), expected.last().map(|&(length, id)| (id, length)));
+            prop_assert_eq!(
+                trie.longest(text.as_bytes()),
+                expected.last().map(|&(length, id)| (id, length))
+            );
             prop_assert_eq!(found, expected);
         }
     }

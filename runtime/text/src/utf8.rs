@@ -127,7 +127,8 @@ mod tests {
         }
 
         #[test]
-        fn equals_lossy_decoding_in_pieces_of_every_size(bytes in almost_utf8(), size in 1..6usize) {
+        fn equals_lossy_decoding_in_pieces_of_every_size(bytes in almost_utf8(),
+            size in 1..6usize) {
             prop_assert_eq!(through_stream(bytes.chunks(size)), String::from_utf8_lossy(&bytes));
         }
     }

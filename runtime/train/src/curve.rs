@@ -104,7 +104,8 @@ impl Curve {
         let x = |step: u64| MARGIN + (SIZE[0] - 2.0 * MARGIN) * step as f32 / last;
         let y = |loss: f32| SIZE[1] - MARGIN - (SIZE[1] - 2.0 * MARGIN) * (loss / top);
         let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" \
+             font-family=\"sans-serif\" font-size=\"12\">\n\
              <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
              <text x=\"{MARGIN}\" y=\"24\" font-size=\"14\">{}</text>\n",
             SIZE[0],
@@ -116,7 +117,8 @@ impl Curve {
             let (loss, step) = (top * share, (last * share) as u64);
             let _ = writeln!(
                 svg,
-                "<path d=\"M{MARGIN} {0}H{1}\" stroke=\"#ddd\"/><text x=\"8\" y=\"{0}\">{loss:.2}</text>\
+                "<path d=\"M{MARGIN} {0}H{1}\" stroke=\"#ddd\"/><text x=\"8\" \
+                 y=\"{0}\">{loss:.2}</text>\
                  <text x=\"{2}\" y=\"{3}\">{step}</text>",
                 y(loss),
                 SIZE[0] - MARGIN,

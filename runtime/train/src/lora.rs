@@ -79,8 +79,8 @@ impl LoraConfig {
         }
         if let Some(missing) = found.iter().position(|found| !found) {
             return Err(Error::config(format!(
-                "lora.targets: the model has no matrix '{}' that an adapter can change; it has attn_q, attn_k, attn_v, attn_output, \
-                 ffn_gate, ffn_up, ffn_down{}",
+                "lora.targets: the model has no matrix '{}' that an adapter can change; it has \
+                 attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down{}",
                 self.targets[missing],
                 match base.weights().data_name("output.weight") {
                     Some("output.weight") => " and output",

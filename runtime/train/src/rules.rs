@@ -180,8 +180,8 @@ impl Rule<'_> {
     fn unsupported<T>(&self, how: &str) -> Result<T> {
         let tensor = self.graph.tensor(self.y);
         Err(Error::gradient(format!(
-            "there is no gradient of {} {how}('{}', {}): build the graph of operations that have one, or leave the \
-             parameters before it out",
+            "there is no gradient of {} {how}('{}', {}): build the graph of operations that have \
+             one, or leave the parameters before it out",
             tensor.op, tensor.name, self.y
         )))
     }

@@ -267,8 +267,9 @@ impl Trainer {
             Some(id) => {
                 let tensor = graph.tensor(id);
                 format!(
-                    "the first result that is not finite is that of {} '{}' ({id}): lower the learning rate or limit the gradient \
-                     (training.clip), and go on from the last checkpoint",
+                    "the first result that is not finite is that of {} '{}' ({id}): lower the \
+                     learning rate or limit the gradient (training.clip), and go on from the last \
+                     checkpoint",
                     tensor.op, tensor.name
                 )
             }

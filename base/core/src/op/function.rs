@@ -28,7 +28,8 @@ macro_rules! functions {
                     $($type::$kind $({ $($field),* })? => {
                         let mine = [0, $($($field.to_bits()),*)?];
                         match other {
-                            $type::$kind $({ $($field),* })? => mine == [0, $($($field.to_bits()),*)?],
+                            $type::$kind $({ $($field),* })? => mine == [0,
+                                $($($field.to_bits()),*)?],
                             _ => false,
                         }
                     })*

@@ -262,13 +262,21 @@ unsafe fn of_chain<T>(
 
 export! {
     /// Returns the default parameters.
-    fn llama_sampler_chain_default_params() -> SamplerChainParams, or SamplerChainParams { no_perf: Flag::new(true) }; {
+    fn llama_sampler_chain_default_params() -> SamplerChainParams,
+        or SamplerChainParams { no_perf: Flag::new(true) }; {
         Ok(SamplerChainParams { no_perf: Flag::new(true) })
     }
 
     /// Creates a chain without samplers.
-    fn llama_sampler_chain_init(params: SamplerChainParams) -> *mut Sampler, or std::ptr::null_mut(); {
-        let link = Link { members: Vec::new(), level: 0, no_perf: params.no_perf.is_on(), took_us: 0, sampled: 0 };
+    fn llama_sampler_chain_init(params: SamplerChainParams) -> *mut Sampler,
+        or std::ptr::null_mut(); {
+        let link = Link {
+            members: Vec::new(),
+            level: 0,
+            no_perf: params.no_perf.is_on(),
+            took_us: 0,
+            sampled: 0,
+        };
         Ok(make(Own::new(c"chain", None, Stage::Chain(link))))
     }
 
@@ -297,20 +305,25 @@ export! {
 
     /// Returns a sampler of a chain, or the chain itself for -1. Returns null if `chain` is not a
     /// chain or has fewer samplers.
-    fn llama_sampler_chain_get(chain: *mut Sampler, index: i32) -> *mut Sampler, or std::ptr::null_mut(); {
+    fn llama_sampler_chain_get(chain: *mut Sampler, index: i32) -> *mut Sampler,
+        or std::ptr::null_mut(); {
         if chain.is_null() {
             return Ok(std::ptr::null_mut());
         }
         // SAFETY: the caller upholds the header's contract.
         let found = unsafe {
-            of_chain(chain, |link| Ok(match index {
-                -1 => chain,
-                index => {
-                    let members = link.members();
-                    let index = usize::try_from(index).ok();
-                    index.and_then(|index| members.get(index).copied()).unwrap_or(std::ptr::null_mut())
-                }
-            }))
+            of_chain(chain, |link| {
+                Ok(match index {
+                    -1 => chain,
+                    index => {
+                        let members = link.members();
+                        let index = usize::try_from(index).ok();
+                        index
+                            .and_then(|index| members.get(index).copied())
+                            .unwrap_or(std::ptr::null_mut())
+                    }
+                })
+            })
         };
         // Callers use this to test whether a sampler is a chain, so it is not an error.
         Ok(found.unwrap_or(std::ptr::null_mut()))
@@ -323,13 +336,18 @@ export! {
     }
 
     /// Removes a sampler and transfers its ownership to the caller.
-    fn llama_sampler_chain_remove(chain: *mut Sampler, index: i32) -> *mut Sampler, or std::ptr::null_mut(); {
+    fn llama_sampler_chain_remove(chain: *mut Sampler, index: i32) -> *mut Sampler,
+        or std::ptr::null_mut(); {
         // SAFETY: the caller upholds the header's contract.
         unsafe {
             let _growing = GROWING.lock().unwrap_or_else(PoisonError::into_inner);
             let removed: *mut Sampler = of_chain(chain, |link| {
-                let index = usize::try_from(index).ok().filter(|&index| index < link.members.len());
-                Ok(index.map_or(std::ptr::null_mut(), |index| std::ptr::with_exposed_provenance_mut(link.members.remove(index))))
+                let index = usize::try_from(index)
+                    .ok()
+                    .filter(|&index| index < link.members.len());
+                Ok(index.map_or(std::ptr::null_mut(), |index| {
+                    std::ptr::with_exposed_provenance_mut(link.members.remove(index))
+                }))
             })?;
             if !removed.is_null() {
                 // The removal succeeds even if something in it was freed.
@@ -343,15 +361,27 @@ export! {
     fn llama_perf_sampler(chain: *const Sampler) -> PerfSampler, or PerfSampler::default(); {
         // SAFETY: the caller upholds the header's contract.
         unsafe {
-            of_chain(chain, |link| Ok(PerfSampler { t_sample_ms: link.took_us as f64 * 1e-3, n_sample: link.sampled }))
+            of_chain(chain, |link| {
+                Ok(PerfSampler {
+                    t_sample_ms: link.took_us as f64 * 1e-3,
+                    n_sample: link.sampled,
+                })
+            })
         }
     }
 
     /// Logs the sampling time.
     fn llama_perf_sampler_print(chain: *const Sampler), or (); {
         // SAFETY: the caller upholds the header's contract.
-        let data = unsafe { of_chain(chain, |link| Ok((link.took_us as f64 * 1e-3, link.sampled))) }?;
-        log::line(Level::Info, &format!("llama_perf_sampler_print:    sampling time = {:10.2} ms / {:5} runs", data.0, data.1));
+        let data =
+            unsafe { of_chain(chain, |link| Ok((link.took_us as f64 * 1e-3, link.sampled))) }?;
+        log::line(
+            Level::Info,
+            &format!(
+                "llama_perf_sampler_print:    sampling time = {:10.2} ms / {:5} runs",
+                data.0, data.1
+            ),
+        );
         Ok(())
     }
 

@@ -157,14 +157,16 @@ unsafe fn triggers(
 
 export! {
     /// Creates a sampler for a grammar in GBNF.
-    fn llama_sampler_init_grammar(vocab: *const Opaque, source: *const c_char, root: *const c_char) -> *mut Sampler, or std::ptr::null_mut(); {
+    fn llama_sampler_init_grammar(vocab: *const Opaque, source: *const c_char,
+        root: *const c_char) -> *mut Sampler, or std::ptr::null_mut(); {
         // SAFETY: the caller upholds the header's contract.
         unsafe { init(vocab, source, root, None) }
     }
 
     /// Creates a sampler for a grammar that applies from a word or token on.
     fn llama_sampler_init_grammar_lazy(
-        vocab: *const Opaque, source: *const c_char, root: *const c_char, words: *const *const c_char, n_words: usize,
+        vocab: *const Opaque, source: *const c_char, root: *const c_char,
+        words: *const *const c_char, n_words: usize,
         tokens: *const i32, n_tokens: usize
     ) -> *mut Sampler, or std::ptr::null_mut(); {
         // SAFETY: the caller upholds the header's contract.
@@ -177,7 +179,8 @@ export! {
     /// Creates a sampler for a grammar that applies from the first group of a regular expression,
     /// or a token, on.
     fn llama_sampler_init_grammar_lazy_patterns(
-        vocab: *const Opaque, source: *const c_char, root: *const c_char, patterns: *const *const c_char, n_patterns: usize,
+        vocab: *const Opaque, source: *const c_char, root: *const c_char,
+        patterns: *const *const c_char, n_patterns: usize,
         tokens: *const i32, n_tokens: usize
     ) -> *mut Sampler, or std::ptr::null_mut(); {
         // SAFETY: the caller upholds the header's contract.

@@ -413,15 +413,25 @@ export! {
     }
 
     /// Creates a dynamic temperature sampler: the temperature depends on the entropy.
-    fn llama_sampler_init_temp_ext(value: f32, range: f32, exponent: f32) -> *mut Sampler, or std::ptr::null_mut(); {
-        let stage = Stage::Temperature(number("t", value)?, number("delta", range)?, number("exponent", exponent)?);
+    fn llama_sampler_init_temp_ext(value: f32, range: f32, exponent: f32) -> *mut Sampler,
+        or std::ptr::null_mut(); {
+        let stage = Stage::Temperature(
+            number("t", value)?,
+            number("delta", range)?,
+            number("exponent", exponent)?,
+        );
         plain(c"temp-ext", value != 1.0 || range > 0.0, stage)
     }
 
     /// Creates an XTC sampler, which sometimes drops the most probable tokens.
-    fn llama_sampler_init_xtc(chance: f32, threshold: f32, least: usize, seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
+    fn llama_sampler_init_xtc(chance: f32, threshold: f32, least: usize,
+        seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
         number("p", chance)?;
-        if number("t", threshold)? <= 0.5 && chance > 0.0 { seeded(c"xtc", seed, |rng| Stage::Xtc(chance, threshold, least, rng)) } else { plain(c"xtc", false, Stage::Nothing) }
+        if number("t", threshold)? <= 0.5 && chance > 0.0 {
+            seeded(c"xtc", seed, |rng| Stage::Xtc(chance, threshold, least, rng))
+        } else {
+            plain(c"xtc", false, Stage::Nothing)
+        }
     }
 
     /// Creates a top-n-sigma sampler, which keeps logits within n standard deviations of the best.
@@ -431,14 +441,16 @@ export! {
 
     /// Creates a Mirostat sampler, which targets a given surprise. The number of tokens for its
     /// estimate is fixed at 100.
-    fn llama_sampler_init_mirostat(count: i32, seed: u32, tau: f32, eta: f32, _m: i32) -> *mut Sampler, or std::ptr::null_mut(); {
+    fn llama_sampler_init_mirostat(count: i32, seed: u32, tau: f32, eta: f32,
+        _m: i32) -> *mut Sampler, or std::ptr::null_mut(); {
         let count = usize::try_from(count).unwrap_or(0).max(1);
         let mirostat = Mirostat::new(1, number("tau", tau)?, number("eta", eta)?);
         seeded(c"mirostat", seed, |rng| Stage::Mirostat(mirostat, count, rng))
     }
 
     /// Creates a Mirostat 2.0 sampler.
-    fn llama_sampler_init_mirostat_v2(seed: u32, tau: f32, eta: f32) -> *mut Sampler, or std::ptr::null_mut(); {
+    fn llama_sampler_init_mirostat_v2(seed: u32, tau: f32, eta: f32) -> *mut Sampler,
+        or std::ptr::null_mut(); {
         let mirostat = Mirostat::new(2, number("tau", tau)?, number("eta", eta)?);
         seeded(c"mirostat-v2", seed, |rng| Stage::Mirostat(mirostat, 1, rng))
     }
@@ -447,19 +459,32 @@ export! {
     fn llama_sampler_init_penalties(
         _count: i32, last: i32, repeat: f32, frequency: f32, presence: f32
     ) -> *mut Sampler, or std::ptr::null_mut(); {
-        let (repeat, frequency, presence) = (number("penalty_repeat", repeat)?, number("penalty_freq", frequency)?, number("penalty_present", presence)?);
+        let (repeat, frequency, presence) = (
+            number("penalty_repeat", repeat)?,
+            number("penalty_freq", frequency)?,
+            number("penalty_present", presence)?,
+        );
         if repeat <= 0.0 {
-            return Err(Failure::new(format!("penalty_repeat is {repeat}, must be more than 0")));
+            return Err(Failure::new(format!(
+                "penalty_repeat is {repeat}, must be more than 0"
+            )));
         }
         let is_on = last != 0 && (repeat != 1.0 || frequency != 0.0 || presence != 0.0);
-        plain(c"penalties", is_on, Stage::Penalties(Penalties::new(last_n(last), repeat, frequency, presence)))
+        plain(
+            c"penalties",
+            is_on,
+            Stage::Penalties(Penalties::new(last_n(last), repeat, frequency, presence)),
+        )
     }
 
     /// Creates a DRY sampler, which penalizes tokens that would continue a repetition.
     fn llama_sampler_init_dry(
-        vocab: *const Opaque, multiplier: f32, base: f32, allowed: i32, last: i32, breakers: *const *const c_char, count: usize
+        vocab: *const Opaque, multiplier: f32, base: f32, allowed: i32, last: i32,
+            breakers: *const *const c_char, count: usize
     ) -> *mut Sampler, or std::ptr::null_mut(); {
-        let is_on = number("dry_multiplier", multiplier)? != 0.0 && number("dry_base", base)? >= 1.0 && last != 0;
+        let is_on = number("dry_multiplier", multiplier)? != 0.0
+            && number("dry_base", base)? >= 1.0
+            && last != 0;
         if !is_on {
             return plain(c"dry", false, Stage::Nothing);
         }
@@ -471,24 +496,39 @@ export! {
             Some(unsafe { text(breaker) }?.to_string_lossy().into_owned())
         });
         let breakers = Breakers::new(&texts.collect::<Vec<_>>(), &model.vocabulary()?.tokenizer);
-        let params = DryParams { multiplier, base, allowed_length: usize::try_from(allowed).unwrap_or(0), last_n: last_n(last) };
+        let params = DryParams {
+            multiplier,
+            base,
+            allowed_length: usize::try_from(allowed).unwrap_or(0),
+            last_n: last_n(last),
+        };
         plain(c"dry", true, Stage::Dry(Dry::new(params, breakers)))
     }
 
     /// Creates an adaptive-p sampler, which draws near a target probability; a negative target
     /// disables it and draws by probability.
-    fn llama_sampler_init_adaptive_p(target: f32, decay: f32, seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
+    fn llama_sampler_init_adaptive_p(target: f32, decay: f32, seed: u32) -> *mut Sampler,
+        or std::ptr::null_mut(); {
         number("target", target)?;
         let decay = number("decay", decay)?.clamp(0.0, 0.99);
-        seeded(c"adaptive-p", seed, |rng| if target < 0.0 { Stage::Draw(rng) } else { Stage::AdaptiveP(AdaptiveP::new(target.min(1.0), decay), rng) })
+        seeded(c"adaptive-p", seed, |rng| {
+            if target < 0.0 {
+                Stage::Draw(rng)
+            } else {
+                Stage::AdaptiveP(AdaptiveP::new(target.min(1.0), decay), rng)
+            }
+        })
     }
 
     /// Creates a sampler that adds biases to logits.
-    fn llama_sampler_init_logit_bias(_vocabulary: i32, count: i32, biases: *const LogitBias) -> *mut Sampler, or std::ptr::null_mut(); {
+    fn llama_sampler_init_logit_bias(_vocabulary: i32, count: i32,
+        biases: *const LogitBias) -> *mut Sampler, or std::ptr::null_mut(); {
         let count = usize::try_from(count).unwrap_or(0);
         // SAFETY: the caller upholds the header's contract.
         let biases = unsafe { array("logit_bias", biases, count) }?;
-        let biases = biases.iter().filter_map(|bias| Some((u32::try_from(bias.token).ok()?, bias.bias)));
+        let biases = biases
+            .iter()
+            .filter_map(|bias| Some((u32::try_from(bias.token).ok()?, bias.bias)));
         plain(c"logit-bias", count > 0, Stage::LogitBias(biases.collect()))
     }
 

@@ -1,6 +1,7 @@
 //! The library as a program finds it, and models for it.
 
-#![allow(dead_code, clippy::unwrap_used, clippy::macro_metavars_in_unsafe)] // test helpers; each test uses some
+// Test programs use some of the helpers each.
+#![allow(dead_code, clippy::unwrap_used, clippy::macro_metavars_in_unsafe)]
 
 use llama::layout::*;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -39,7 +40,8 @@ macro_rules! call {
         #[allow(unused_unsafe, clippy::macro_metavars_in_unsafe)]
         // SAFETY: the function has this type in the header, and the test follows its contract.
         unsafe {
-            std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) $(-> $result)?>(function)($($value),*)
+            std::mem::transmute::<*mut std::ffi::c_void,
+                unsafe extern "C" fn($($type),*) $(-> $result)?>(function)($($value),*)
         }
     }};
 }
@@ -83,7 +85,8 @@ pub fn path() -> CString {
 /// Loads a model.
 pub fn load() -> *mut Opaque {
     let path = path();
-    let model = call!(llama_model_load_from_file(path.as_ptr() => *const c_char, ModelParams::DEFAULT => ModelParams) -> *mut Opaque);
+    let model = call!(llama_model_load_from_file(path.as_ptr() => *const c_char,
+        ModelParams::DEFAULT => ModelParams) -> *mut Opaque);
     assert!(!model.is_null());
     model
 }
@@ -106,7 +109,8 @@ pub fn context(model: *mut Opaque, change: impl Fn(&mut ContextParams)) -> *mut 
 pub fn tokenize(model: *mut Opaque, text: &str) -> Vec<i32> {
     let mut tokens = vec![0; text.len() + 2];
     let count = call!(llama_tokenize(
-        model => *const Opaque, text.as_ptr().cast() => *const c_char, text.len() as i32 => i32, tokens.as_mut_ptr() => *mut i32,
+        model => *const Opaque, text.as_ptr().cast() => *const c_char, text.len() as i32 => i32,
+            tokens.as_mut_ptr() => *mut i32,
         tokens.len() as i32 => i32, true => bool, false => bool
     ) -> i32);
     tokens.truncate(count.try_into().unwrap());
@@ -115,7 +119,8 @@ pub fn tokenize(model: *mut Opaque, text: &str) -> Vec<i32> {
 
 /// Decodes tokens after those of sequence 0.
 pub fn decode(context: *mut Opaque, tokens: &mut [i32]) -> i32 {
-    let batch = call!(llama_batch_get_one(tokens.as_mut_ptr() => *mut i32, tokens.len() as i32 => i32) -> Batch);
+    let batch = call!(llama_batch_get_one(tokens.as_mut_ptr() => *mut i32,
+        tokens.len() as i32 => i32) -> Batch);
     call!(llama_decode(context => *mut Opaque, batch => Batch) -> i32)
 }
 
@@ -126,7 +131,8 @@ pub fn greedy(context: *mut Opaque, prompt: &[i32], count: usize) -> Vec<i32> {
     let mut written = Vec::new();
     while written.len() < count {
         assert_eq!(decode(context, &mut tokens), 0);
-        let token = call!(llama_sampler_sample(sampler => *mut Sampler, context => *mut Opaque, -1 => i32) -> i32);
+        let token = call!(llama_sampler_sample(sampler => *mut Sampler, context => *mut Opaque,
+            -1 => i32) -> i32);
         written.push(token);
         tokens = vec![token];
     }

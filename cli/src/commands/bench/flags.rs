@@ -17,30 +17,38 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub name: ModelName,
     /// Numbers of CPU threads to measure [default: all available]
-    #[arg(short = 't', long, value_name = "LIST", value_delimiter = ',', value_parser = thread_count)]
+    #[arg(short = 't', long, value_name = "LIST", value_delimiter = ',',
+        value_parser = thread_count)]
     pub threads: Vec<usize>,
     /// Prompt lengths to measure; 0 for none
-    #[arg(short = 'p', long, value_name = "LIST", value_delimiter = ',', default_value = "512", value_parser = token_count)]
+    #[arg(short = 'p', long, value_name = "LIST", value_delimiter = ',', default_value = "512",
+        value_parser = token_count)]
     pub n_prompt: Vec<usize>,
     /// Numbers of generated tokens to measure; 0 for none, as for encoders
-    #[arg(short = 'n', long, value_name = "LIST", value_delimiter = ',', default_value = "64", value_parser = token_count)]
+    #[arg(short = 'n', long, value_name = "LIST", value_delimiter = ',', default_value = "64",
+        value_parser = token_count)]
     pub n_gen: Vec<usize>,
     /// Numbers of tokens in the context before each measurement
-    #[arg(short = 'd', long, value_name = "LIST", value_delimiter = ',', default_value = "0", value_parser = token_count)]
+    #[arg(short = 'd', long, value_name = "LIST", value_delimiter = ',', default_value = "0",
+        value_parser = token_count)]
     pub depth: Vec<usize>,
     /// Numbers of sequences to generate together; prompts are measured with one
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = sequence_count)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1",
+        value_parser = sequence_count)]
     pub sequences: Vec<usize>,
     /// Number of repetitions [default: 5]. With --compare, the number for each sample, whose median
     /// is used [default: 1]
-    #[arg(short = 'r', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(short = 'r', long, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: Option<u32>,
     /// Compare with llama.cpp: path of its llama-bench (llama-batched-bench is expected in the same
     /// folder). Use `taskset` to choose the processors of both
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["cpu_mask", "cpu_range", "cpu_strict", "prio", "poll"])]
+    #[arg(long, value_name = "FILE",
+        conflicts_with_all = ["cpu_mask", "cpu_range", "cpu_strict", "prio", "poll"])]
     pub compare: Option<PathBuf>,
     /// Number of pairs of samples in a comparison
-    #[arg(long, value_name = "N", default_value = "12", value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
+    #[arg(long, value_name = "N", default_value = "12",
+        value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
     pub pairs: u32,
     /// Do not measure the machine's limits; otherwise, a comparison measures them before and after
     /// the pairs of each test, and uses the larger ones

@@ -260,7 +260,8 @@ mod tests {
 
     #[test]
     fn speeds_are_found() {
-        let output = "some words\n{\"build_commit\": \"abc\", \"build_number\": 7, \"samples_ts\": [ 30.5, 10, 20 ]}\n";
+        let output = "some words\n{\"build_commit\": \"abc\", \"build_number\": \
+            7, \"samples_ts\": [ 30.5, 10, 20 ]}\n";
         let sample = parse_bench(output).unwrap();
         assert_eq!(sample.rate, 20.0);
         assert_eq!(sample.version.as_deref(), Some("abc (build 7)"));
@@ -272,7 +273,8 @@ mod tests {
         assert_eq!(version.as_deref(), Some("0.5.0-dev (build 1, commit abc)"));
         assert_eq!(parse_version(&output[..4]), None);
 
-        let output = "{\"speed_pp\": -nan, \"t_tg\": 1, \"speed_tg\": 40.0, \"speed\": 4}\n{\"speed_tg\": 60.0}\n";
+        let output = "{\"speed_pp\": -nan, \"t_tg\": 1, \"speed_tg\": 40.0, \"speed\": \
+            4}\n{\"speed_tg\": 60.0}\n";
         assert_eq!(parse_batched(output, 2).unwrap().rate, 50.0);
         assert!(parse_batched(output, 3).is_none());
     }

@@ -65,8 +65,10 @@ pub fn run(args: &PlanArgs, file: &Path, cancel: &CancelToken) -> Outcome {
             out,
             "{:#}",
             json!({
-                "simulated": true, "machines": shown.to_string(), "prompt": found.prompt, "generation": found.generation,
-                "memory": memory_json(&memory), "short_of_memory": short, "fit": fit_json(context.model()),
+                "simulated": true, "machines": shown.to_string(), "prompt": found.prompt,
+                "generation": found.generation,
+                "memory": memory_json(&memory), "short_of_memory": short,
+                "fit": fit_json(context.model()),
             })
         )?;
         return Ok(());

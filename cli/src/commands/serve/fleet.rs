@@ -21,7 +21,8 @@ pub struct FleetArgs {
     #[arg(long, value_name = "TOPIC", requires = "kv_events")]
     kv_events_topic: Option<String>,
     /// Number of tokens per block
-    #[arg(long, value_name = "N", default_value = "16", value_parser = block_size, requires = "kv_events")]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = block_size,
+        requires = "kv_events")]
     kv_events_block: usize,
 }
 

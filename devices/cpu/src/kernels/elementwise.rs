@@ -277,7 +277,8 @@ vectorized! {
 }
 
 vectorized! {
-    pub(crate) fn zip_slices<F>(out: &mut [f32], x: &[f32], y: &[f32], f: F) where [Fn(f32, f32) -> f32] {
+    pub(crate) fn zip_slices<F>(out: &mut [f32], x: &[f32], y: &[f32],
+        f: F) where [Fn(f32, f32) -> f32] {
         let pairs = x.iter().zip(y);
         out.iter_mut().zip(pairs).for_each(|(out, (x, y))| *out = f(*x, *y));
     }

@@ -401,12 +401,16 @@ mod tests {
         #[test]
         fn the_first_largest_is_found(
             x in prop::collection::vec(
-                prop_oneof![any::<u32>().prop_map(f32::from_bits), (-5..5i32).prop_map(|x| x as f32), Just(-0.0f32)],
+                prop_oneof![any::<u32>().prop_map(f32::from_bits),
+                    (-5..5i32).prop_map(|x| x as f32), Just(-0.0f32)],
                 0..2000,
             ),
             largest in prop_oneof![Just(f32::MAX), -6.0..6.0f32],
         ) {
-            let x: Vec<f32> = x.into_iter().map(|x| if x > largest { largest } else { x }).collect();
+            let x: Vec<f32> = x
+                .into_iter()
+                .map(|x| if x > largest { largest } else { x })
+                .collect();
             for isa in Isa::all() {
                 prop_assert_eq!(first_largest(isa, &x, f32::NEG_INFINITY), one_by_one(&x));
             }

@@ -79,7 +79,8 @@ vectorized! {
     fn shares(x: &mut [f32], sink: Option<f32>) {
         let max = max_of(x).max(sink.unwrap_or(f32::NEG_INFINITY));
         x.iter_mut().for_each(|x| *x = math::bounded_exp::<FUSED>(*x - max));
-        let sum = sum_of(x, |x| x) + sink.map_or(0.0, |sink| math::bounded_exp::<FUSED>(sink - max));
+        let sum = sum_of(x, |x| x) + sink.map_or(0.0,
+            |sink| math::bounded_exp::<FUSED>(sink - max));
         let factor = 1.0 / sum;
         x.iter_mut().for_each(|x| *x *= factor);
     }

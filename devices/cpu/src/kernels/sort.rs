@@ -286,7 +286,8 @@ mod tests {
         #[test]
         fn filtering_gives_what_sorting_gives(
             values in prop::collection::vec(
-                prop_oneof![any::<u32>().prop_map(f32::from_bits), (-5..5i32).prop_map(|x| x as f32), -5.0..5.0f32],
+                prop_oneof![any::<u32>().prop_map(f32::from_bits),
+                    (-5..5i32).prop_map(|x| x as f32), -5.0..5.0f32],
                 1024..3000,
             ),
             k in 1..=64usize,

@@ -59,7 +59,8 @@ impl Configuration {
         // SAFETY: the caller has AMX. The instruction writes all 64 bytes of the configuration,
         // which has that size, and any bytes are valid in it.
         unsafe {
-            asm!("sttilecfg [{}]", in(reg) configuration.as_mut_ptr(), options(nostack, preserves_flags));
+            asm!("sttilecfg [{}]", in(reg) configuration.as_mut_ptr(),
+                options(nostack, preserves_flags));
             configuration.assume_init()
         }
     }
@@ -77,7 +78,8 @@ impl Configuration {
                 // The system need not save unused tiles.
                 asm!("tilerelease", options(nostack, preserves_flags, nomem));
             } else {
-                asm!("ldtilecfg [{}]", in(reg) &raw const *self, options(nostack, preserves_flags, readonly));
+                asm!("ldtilecfg [{}]", in(reg) &raw const *self,
+                    options(nostack, preserves_flags, readonly));
             }
         }
     }

@@ -371,16 +371,19 @@ macro_rules! compile {
             pub unsafe fn product<E: Element>(panel: &Panel, columns: &[Column]) {
                 // SAFETY: the features above are those of the vector type, and only a detected
                 // instruction set leads here. Panels and columns are as `PanelFn` requires.
-                unsafe { panels::<$vector, E, $registers, $columns>(panel, columns, multiply_decoded) }
+                unsafe { panels::<$vector, E, $registers,
+                    $columns>(panel, columns, multiply_decoded) }
             }
 
             #[inline(never)]
             $(#[target_feature(enable = $features)])?
-            unsafe fn multiply_decoded(part: &SlabPart, columns: &[Column], results: *mut Sum, bytes: usize) {
+            unsafe fn multiply_decoded(part: &SlabPart, columns: &[Column], results: *mut Sum,
+                bytes: usize) {
                 // SAFETY: the features above are those of the vector type. `panels`, which calls
                 // this, has the part, its columns and sums for a multiple of as many as are
                 // multiplied at a time.
-                unsafe { part.multiply::<$vector, F32, $registers, $columns, false>(columns, results, bytes) }
+                unsafe { part.multiply::<$vector, F32, $registers, $columns,
+                    false>(columns, results, bytes) }
             }
         }
     };
@@ -391,7 +394,8 @@ compile!(portable, Lanes, 4 x 2);
 #[cfg(target_arch = "x86_64")]
 compile!(avx2, std::arch::x86_64::__m256, 4 x 3, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compile!(avx512, std::arch::x86_64::__m512, 2 x 8, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+compile!(avx512, std::arch::x86_64::__m512, 2 x 8,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 #[cfg(target_arch = "aarch64")]
 compile!(neon, std::arch::aarch64::float32x4_t, 8 x 3);
 

@@ -299,7 +299,8 @@ macro_rules! compile {
 }
 
 compile!(avx512, Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
-compile!(avx512_crossed, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+compile!(avx512_crossed, Zmm<true, true>, 2 x 6,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
 compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
 

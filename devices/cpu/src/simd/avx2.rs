@@ -216,9 +216,12 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
         fn xor(a: __m256i, b: __m256i) -> __m256i { _mm256_xor_si256(a, b) }
         fn add(a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi32(a, b) }
         fn add_bytes(a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi8(a, b) }
-        fn above(bytes: __m256i, limit: i8) -> __m256i { _mm256_cmpgt_epi8(bytes, _mm256_set1_epi8(limit)) }
-        fn shl(words: __m256i, bits: usize) -> __m256i { _mm256_sll_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
-        fn shr(words: __m256i, bits: usize) -> __m256i { _mm256_srl_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
+        fn above(bytes: __m256i, limit: i8) -> __m256i { _mm256_cmpgt_epi8(bytes,
+            _mm256_set1_epi8(limit)) }
+        fn shl(words: __m256i, bits: usize) -> __m256i { _mm256_sll_epi32(words,
+            _mm_cvtsi32_si128(bits as i32)) }
+        fn shr(words: __m256i, bits: usize) -> __m256i { _mm256_srl_epi32(words,
+            _mm_cvtsi32_si128(bits as i32)) }
         fn byte(words: __m256i, i: usize) -> __m256i {
             // Zeros where the highest bit is set. Shifts by a number in a register are slower.
             let number = _mm256_set1_epi32(0x8080_8000_u32 as i32 + i as i32);

@@ -204,8 +204,10 @@ impl<const VNNI: bool, const CROSSED: bool> Simd for Zmm<VNNI, CROSSED> {
         fn above(bytes: __m512i, limit: i8) -> __m512i {
             _mm512_movm_epi8(_mm512_cmpgt_epi8_mask(bytes, _mm512_set1_epi8(limit)))
         }
-        fn shl(words: __m512i, bits: usize) -> __m512i { _mm512_sll_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
-        fn shr(words: __m512i, bits: usize) -> __m512i { _mm512_srl_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
+        fn shl(words: __m512i, bits: usize) -> __m512i { _mm512_sll_epi32(words,
+            _mm_cvtsi32_si128(bits as i32)) }
+        fn shr(words: __m512i, bits: usize) -> __m512i { _mm512_srl_epi32(words,
+            _mm_cvtsi32_si128(bits as i32)) }
         fn look_up(table: &[i8; 16], bytes: __m512i) -> __m512i {
             let table = _mm_loadu_si128(table.as_ptr().cast());
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), bytes)

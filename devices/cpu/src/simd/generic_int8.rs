@@ -22,13 +22,15 @@ impl Simd for Portable {
     type Sum = [i32; LANES];
 
     functions! {
-        fn load(at: *const u8) -> Words { at.cast::<[[u8; 4]; LANES]>().read().map(u32::from_le_bytes) }
+        fn load(at: *const u8) -> Words { at.cast::<[[u8; 4];
+            LANES]>().read().map(u32::from_le_bytes) }
         fn load_u8(at: *const u8) -> Words { at.cast::<[u8; LANES]>().read().map(u32::from) }
         fn load_i8(at: *const u8) -> Words { at.cast::<[i8; LANES]>().read().map(|x| x as u32) }
         fn load_u16(at: *const u8) -> Words {
             at.cast::<[[u8; 2]; LANES]>().read().map(|x| u32::from(u16::from_le_bytes(x)))
         }
-        fn store(words: Words, to: *mut u8) { to.cast::<[[u8; 4]; LANES]>().write(words.map(u32::to_le_bytes)) }
+        fn store(words: Words, to: *mut u8) { to.cast::<[[u8; 4];
+            LANES]>().write(words.map(u32::to_le_bytes)) }
         fn splat(word: i32) -> Words { [word as u32; LANES] }
         fn and(a: Words, b: Words) -> Words { from_fn(|i| a[i] & b[i]) }
         fn or(a: Words, b: Words) -> Words { from_fn(|i| a[i] | b[i]) }
@@ -39,23 +41,27 @@ impl Simd for Portable {
             from_fn(|i| u32::from_le_bytes(from_fn(|j| a[i][j].wrapping_add(b[i][j]))))
         }
         fn above(bytes: Words, limit: i8) -> Words {
-            bytes.map(|word| u32::from_le_bytes(word.to_le_bytes().map(|byte| if byte as i8 > limit { 0xff } else { 0 })))
+            let mask = |byte: u8| if byte as i8 > limit { 0xff } else { 0 };
+            bytes.map(|word| u32::from_le_bytes(word.to_le_bytes().map(mask)))
         }
         fn shl(words: Words, bits: usize) -> Words { words.map(|word| word << bits) }
         fn shr(words: Words, bits: usize) -> Words { words.map(|word| word >> bits) }
         fn look_up(table: &[i8; 16], bytes: Words) -> Words {
-            bytes.map(|word| u32::from_le_bytes(word.to_le_bytes().map(|byte| table[usize::from(byte & 15)] as u8)))
+            let value = |byte: u8| table[usize::from(byte & 15)] as u8;
+            bytes.map(|word| u32::from_le_bytes(word.to_le_bytes().map(value)))
         }
         fn load_f16(at: *const u8) -> Floats {
             at.cast::<[[u8; 2]; LANES]>().read().map(|x| f16::from_le_bytes(x).to_f32())
         }
         fn load_floats(at: *const f32) -> Floats { at.cast::<Floats>().read_unaligned() }
-        fn store_floats(floats: Floats, to: *mut f32) { to.cast::<Floats>().write_unaligned(floats) }
+        fn store_floats(floats: Floats,
+            to: *mut f32) { to.cast::<Floats>().write_unaligned(floats) }
         fn splat_float(x: f32) -> Floats { [x; LANES] }
         fn floats(words: Words) -> Floats { words.map(|word| word as i32 as f32) }
         fn from_bits(words: Words) -> Floats { words.map(f32::from_bits) }
         fn mul(a: Floats, b: Floats) -> Floats { from_fn(|i| a[i] * b[i]) }
-        fn mul_add(a: Floats, b: Floats, c: Floats) -> Floats { from_fn(|i| a[i].mul_add(b[i], c[i])) }
+        fn mul_add(a: Floats, b: Floats,
+            c: Floats) -> Floats { from_fn(|i| a[i].mul_add(b[i], c[i])) }
         fn start(start: Words) -> [i32; LANES] { start.map(|start| start as i32) }
         fn dot(sum: &mut [i32; LANES], codes: Words, x: Words, _full: bool) {
             for (sum, (codes, x)) in sum.iter_mut().zip(codes.into_iter().zip(x)) {

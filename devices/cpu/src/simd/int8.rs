@@ -21,13 +21,16 @@ pub(crate) use functions;
 /// class needs the feature. Instructions that are `in order` stay in call order.
 #[cfg(target_arch = "x86_64")]
 macro_rules! in_place {
-    ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident, $instruction:literal) => {
+    ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident,
+        $instruction:literal) => {
         in_place! { $(#[$meta])* fn $name($type), $feature, $class, $instruction; pure, }
     };
-    ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident, $instruction:literal, in order) => {
+    ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident,
+        $instruction:literal, in order) => {
         in_place! { $(#[$meta])* fn $name($type), $feature, $class, $instruction; }
     };
-    ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident, $instruction:literal; $($pure:ident,)?) => {
+    ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident,
+        $instruction:literal; $($pure:ident,)?) => {
         $(#[$meta])*
         #[inline]
         #[target_feature(enable = $feature)]

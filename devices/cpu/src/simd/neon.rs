@@ -236,8 +236,10 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         fn above(bytes: uint32x4_t, limit: i8) -> uint32x4_t {
             vreinterpretq_u32_u8(vcgtq_s8(vreinterpretq_s8_u32(bytes), vdupq_n_s8(limit)))
         }
-        fn shl(words: uint32x4_t, bits: usize) -> uint32x4_t { vshlq_u32(words, vdupq_n_s32(bits as i32)) }
-        fn shr(words: uint32x4_t, bits: usize) -> uint32x4_t { vshlq_u32(words, vdupq_n_s32(-(bits as i32))) }
+        fn shl(words: uint32x4_t, bits: usize) -> uint32x4_t { vshlq_u32(words,
+            vdupq_n_s32(bits as i32)) }
+        fn shr(words: uint32x4_t, bits: usize) -> uint32x4_t { vshlq_u32(words,
+            vdupq_n_s32(-(bits as i32))) }
         fn look_up(table: &[i8; 16], bytes: uint32x4_t) -> uint32x4_t {
             let table = vreinterpretq_u8_s8(vld1q_s8(table.as_ptr()));
             vreinterpretq_u32_u8(vqtbl1q_u8(table, vreinterpretq_u8_u32(bytes)))
@@ -249,7 +251,8 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         fn floats(words: uint32x4_t) -> float32x4_t { vcvtq_f32_s32(vreinterpretq_s32_u32(words)) }
         fn from_bits(words: uint32x4_t) -> float32x4_t { vreinterpretq_f32_u32(words) }
         fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t { vmulq_f32(a, b) }
-        fn mul_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t { vfmaq_f32(c, a, b) }
+        fn mul_add(a: float32x4_t, b: float32x4_t,
+            c: float32x4_t) -> float32x4_t { vfmaq_f32(c, a, b) }
         fn start(start: uint32x4_t) -> Sum { Self::from_whole(vreinterpretq_s32_u32(start)) }
         fn dot(sum: &mut Sum, codes: uint32x4_t, x: uint32x4_t, _full: bool) {
             let (codes, x) = (vreinterpretq_s8_u32(codes), vreinterpretq_s8_u32(x));
@@ -260,7 +263,8 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
                 sum.high = vmlal_high_s8(sum.high, codes, x);
             }
         }
-        fn dot_pairs(sums: [Sum; 2], codes: [uint32x4_t; 2], x: [*const u8; 2], _full: bool) -> [Sum; 2] {
+        fn dot_pairs(sums: [Sum; 2], codes: [uint32x4_t; 2], x: [*const u8; 2],
+            _full: bool) -> [Sum; 2] {
             let [mut a, mut b] = sums;
             // Eight codes of two rows each, and of two columns. Products are those of two rows with
             // both columns.

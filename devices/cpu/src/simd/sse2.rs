@@ -79,9 +79,12 @@ impl Simd for Xmm {
         fn xor(a: __m128i, b: __m128i) -> __m128i { _mm_xor_si128(a, b) }
         fn add(a: __m128i, b: __m128i) -> __m128i { _mm_add_epi32(a, b) }
         fn add_bytes(a: __m128i, b: __m128i) -> __m128i { _mm_add_epi8(a, b) }
-        fn above(bytes: __m128i, limit: i8) -> __m128i { _mm_cmpgt_epi8(bytes, _mm_set1_epi8(limit)) }
-        fn shl(words: __m128i, bits: usize) -> __m128i { _mm_sll_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
-        fn shr(words: __m128i, bits: usize) -> __m128i { _mm_srl_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
+        fn above(bytes: __m128i, limit: i8) -> __m128i { _mm_cmpgt_epi8(bytes,
+            _mm_set1_epi8(limit)) }
+        fn shl(words: __m128i, bits: usize) -> __m128i { _mm_sll_epi32(words,
+            _mm_cvtsi32_si128(bits as i32)) }
+        fn shr(words: __m128i, bits: usize) -> __m128i { _mm_srl_epi32(words,
+            _mm_cvtsi32_si128(bits as i32)) }
         fn look_up(table: &[i8; 16], bytes: __m128i) -> __m128i {
             let mut all = [0u8; 16];
             _mm_storeu_si128(all.as_mut_ptr().cast(), bytes);

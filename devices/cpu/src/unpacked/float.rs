@@ -126,7 +126,8 @@ compile!(portable, Lanes, 2 x 2);
 #[cfg(target_arch = "x86_64")]
 compile!(avx2, std::arch::x86_64::__m256, 2 x 4, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compile!(avx512, std::arch::x86_64::__m512, 4 x 5, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+compile!(avx512, std::arch::x86_64::__m512, 4 x 5,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 #[cfg(target_arch = "aarch64")]
 compile!(neon, std::arch::aarch64::float32x4_t, 4 x 4);
 

@@ -93,8 +93,10 @@ groups! {
         plain(codes, b.d.to_f32(), b.m.to_f32())
     };
     BlockQ8_0, false: |b, _group| plain(b.qs, b.d.to_f32(), 0.0);
-    BlockIq4Nl, false: |b, _group| plain(halves(&b.qs).map(|q| IQ4_NL_VALUES[usize::from(q)]), b.d.to_f32(), 0.0);
-    BlockMxfp4, false: |b, _group| plain(halves(&b.qs).map(|q| MXFP4_VALUES[usize::from(q)]), e8m0_half(b.e), 0.0);
+    BlockIq4Nl, false: |b, _group| plain(halves(&b.qs).map(|q| IQ4_NL_VALUES[usize::from(q)]),
+        b.d.to_f32(), 0.0);
+    BlockMxfp4, false: |b, _group| plain(halves(&b.qs).map(|q| MXFP4_VALUES[usize::from(q)]),
+        e8m0_half(b.e), 0.0);
     BlockNvfp4, false: |b, group| {
         let run = &b.qs[group * 16..][..16];
         let codes = std::array::from_fn(|i| {
@@ -124,14 +126,17 @@ groups! {
         let shift = group % 2 * 4;
         let run = &b.qs[group / 2 * 32..][..32];
         let codes = std::array::from_fn(|i| (run[i] >> shift & 15) as i8);
-        plain(codes, b.d.to_f32() * f32::from(scales[group]), -b.dmin.to_f32() * f32::from(minima[group]))
+        plain(codes, b.d.to_f32() * f32::from(scales[group]),
+            -b.dmin.to_f32() * f32::from(minima[group]))
     };
     BlockQ5K, true: |b, group| {
         let (scales, minima) = b.scales_and_minima();
         let shift = group % 2 * 4;
         let run = &b.qs[group / 2 * 32..][..32];
-        let codes = std::array::from_fn(|i| ((run[i] >> shift & 15) | (b.qh[i] >> group & 1) << 4) as i8);
-        plain(codes, b.d.to_f32() * f32::from(scales[group]), -b.dmin.to_f32() * f32::from(minima[group]))
+        let code = |i: usize| ((run[i] >> shift & 15) | (b.qh[i] >> group & 1) << 4) as i8;
+        let codes = std::array::from_fn(code);
+        plain(codes, b.d.to_f32() * f32::from(scales[group]),
+            -b.dmin.to_f32() * f32::from(minima[group]))
     };
     BlockQ6K, false: |b, group| {
         // Each half of the block holds four groups: low halves of 64 bytes, then high halves, and

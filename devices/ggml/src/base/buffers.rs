@@ -112,7 +112,8 @@ unsafe extern "C" fn type_name(buffer_type: *mut BufferType) -> *const c_char {
 
 /// Defines functions of a buffer. Plugins pass valid buffers.
 macro_rules! of_buffer {
-    ($(fn $name:ident($buffer:ident $(, $argument:ident: $kind:ty)?) -> $result:ty $body:block)*) => {
+    ($(fn $name:ident($buffer:ident $(,
+        $argument:ident: $kind:ty)?) -> $result:ty $body:block)*) => {
         $(unsafe extern "C" fn $name($buffer: *mut Buffer $(, $argument: $kind)?) -> $result {
             // SAFETY: see the macro.
             unsafe { $body }
@@ -125,7 +126,8 @@ of_buffer! {
     fn buffer_usage(buffer) -> c_int { (*buffer).usage }
     fn buffer_is_host(buffer) -> bool { is_host((*buffer).buft) }
     fn buffer_name(buffer) -> *const c_char { type_name((*buffer).buft) }
-    fn buffer_alloc_size(buffer, tensor: *const Tensor) -> usize { alloc_size((*buffer).buft, tensor) }
+    fn buffer_alloc_size(buffer,
+        tensor: *const Tensor) -> usize { alloc_size((*buffer).buft, tensor) }
     fn buffer_base(buffer) -> *mut c_void {
         match (*buffer).iface.get_base {
             Some(base) if (*buffer).size > 0 => base(buffer),

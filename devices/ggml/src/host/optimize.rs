@@ -109,11 +109,13 @@ impl Optimizer {
         match wanted.and_then(|wanted| reorder(graph, nodes, &wanted).map(|()| wanted)) {
             Ok(wanted) => sequence = wanted,
             Err(reason) => {
-                tracing::warn!(target: "ggml", device, reason, "the plugin's order of nodes is not used");
+                tracing::warn!(target: "ggml", device, reason,
+                    "the plugin's order of nodes is not used");
             }
         }
         let kept = keep(graph, &sequence, &names, &wishes.unwrap_or_default());
-        tracing::debug!(target: "ggml", device, nodes = nodes.len(), kept = kept.len(), "graph_optimize");
+        tracing::debug!(target: "ggml", device, nodes = nodes.len(), kept = kept.len(),
+            "graph_optimize");
         kept
     }
 

@@ -1,5 +1,5 @@
-//! Makes Rust of the `.proto` file. It is no build script: what it makes changes only with that file, and its libraries would take as long
-//! to build as those that speak the protocol.
+//! Generates Rust from the `.proto` file. It is not a build script: the output changes only with
+//! that file, and its dependencies would double the build time of the protocol.
 //!
 //! `cargo run --manifest-path devices/remote/codegen/Cargo.toml`, with `--check` to compare only.
 

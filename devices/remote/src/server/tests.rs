@@ -283,13 +283,15 @@ fn rules_are_kept_by_force() {
         (
             "a node that reads itself",
             with_json(
-                r#"[{"id":0,"name":"","op":"Sqr","sources":[0],"dtype":"f32","shape":[4,1,1,1],"strides":[4,16,16,16],"roles":[]}]"#,
+                r#"[{"id":0,"name":"","op":"Sqr","sources":[0],"dtype":"f32","shape":[4,1,1,1],
+                    "strides":[4,16,16,16],"roles":[]}]"#,
             ),
         ),
         (
             "an unknown operation",
             with_json(
-                r#"[{"id":0,"name":"","op":"MapCustom","sources":[],"dtype":"f32","shape":[4,1,1,1],"strides":[4,16,16,16],"roles":[]}]"#,
+                r#"[{"id":0,"name":"","op":"MapCustom","sources":[],"dtype":"f32",
+                    "shape":[4,1,1,1],"strides":[4,16,16,16],"roles":[]}]"#,
             ),
         ),
         (

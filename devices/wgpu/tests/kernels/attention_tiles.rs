@@ -217,8 +217,8 @@ fn so_do_cooperative_matrices() {
     assert_eq!(wrong, None);
 }
 
-/// Kernels with one planted bug each, all of which must be detected. The texts are those passed to
-/// the compiler, with loops unrolled.
+/// Kernels with one planted bug each. The test must detect all of them. The texts are those passed
+/// to the compiler, with loops unrolled.
 #[test]
 fn mistakes_in_the_kernels_show() {
     for (right, wrong) in [

@@ -203,7 +203,7 @@ fn one_launch_gives_the_bits_that_its_nodes_give() {
     }
 }
 
-/// Kernels with one planted bug each, all of which must be detected.
+/// Kernels with one planted bug each. The test must detect all of them.
 #[test]
 fn mistakes_in_the_kernel_show() {
     let is_wrong = |device: &Arc<dyn Device>| {

@@ -82,7 +82,7 @@ fn so_are_products_by_cooperative_matrices() {
     }
 }
 
-/// Decoders with one planted bug each, all of which must be detected.
+/// Decoders with one planted bug each. The test must detect all of them.
 #[test]
 fn mistakes_in_decoders_show() {
     use DType as T;

@@ -4,48 +4,58 @@
 pub const BUILTIN: &[(&str, &str)] = &[
     (
         "chatml",
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}\
+         {% endfor %}\
          {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
     ),
     (
         "llama2",
         "{% set ns = namespace(system='') %}{% for m in messages %}\
-         {% if m.role == 'system' %}{% set ns.system = '<<SYS>>\n' + m.content + '\n<</SYS>>\n\n' %}\
+         {% if m.role == 'system' %}{% set ns.system = '<<SYS>>\n' + m.content + '\n<</SYS>>\n\n' \
+         %}\
          {% elif m.role == 'assistant' %}{{ ' ' + m.content|trim + ' ' + eos_token }}\
-         {% else %}{{ bos_token + '[INST] ' + ns.system + m.content|trim + ' [/INST]' }}{% set ns.system = '' %}{% endif %}{% endfor %}",
+         {% else %}{{ bos_token + '[INST] ' + ns.system + m.content|trim + ' [/INST]' }}\
+         {% set ns.system = '' %}{% endif %}{% endfor %}",
     ),
     (
         "llama3",
         "{{ bos_token }}{% for m in messages %}\
-         {{ '<|start_header_id|>' + ('ipython' if m.role == 'tool' else m.role) + '<|end_header_id|>\n\n' + m.content|trim + '<|eot_id|>' }}{% endfor %}\
-         {% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+         {{ '<|start_header_id|>' + ('ipython' if m.role == 'tool' else m.role) + \
+         '<|end_header_id|>\n\n' + m.content|trim + '<|eot_id|>' }}{% endfor %}\
+         {% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}\
+         {% endif %}",
     ),
     (
         "llama4",
         "{{ bos_token }}{% for m in messages %}\
-         {{ '<|header_start|>' + ('ipython' if m.role == 'tool' else m.role) + '<|header_end|>\n\n' + m.content|trim + '<|eot|>' }}{% endfor %}\
-         {% if add_generation_prompt %}{{ '<|header_start|>assistant<|header_end|>\n\n' }}{% endif %}",
+         {{ '<|header_start|>' + ('ipython' if m.role == 'tool' else m.role) + \
+         '<|header_end|>\n\n' + m.content|trim + '<|eot|>' }}{% endfor %}\
+         {% if add_generation_prompt %}{{ '<|header_start|>assistant<|header_end|>\n\n' }}\
+         {% endif %}",
     ),
     (
         "mistral-v1",
         "{{ bos_token }}{% set ns = namespace(system='') %}{% for m in messages %}\
          {% if m.role == 'system' %}{% set ns.system = m.content + '\n\n' %}\
          {% elif m.role == 'assistant' %}{{ ' ' + m.content + eos_token }}\
-         {% else %}{{ ' [INST] ' + ns.system + m.content + ' [/INST]' }}{% set ns.system = '' %}{% endif %}{% endfor %}",
+         {% else %}{{ ' [INST] ' + ns.system + m.content + ' [/INST]' }}{% set ns.system = '' %}\
+         {% endif %}{% endfor %}",
     ),
     (
         "mistral-v3",
         "{{ bos_token }}{% set ns = namespace(system='') %}{% for m in messages %}\
          {% if m.role == 'system' %}{% set ns.system = m.content + '\n\n' %}\
          {% elif m.role == 'assistant' %}{{ ' ' + m.content + eos_token }}\
-         {% else %}{{ '[INST] ' + ns.system + m.content + '[/INST]' }}{% set ns.system = '' %}{% endif %}{% endfor %}",
+         {% else %}{{ '[INST] ' + ns.system + m.content + '[/INST]' }}{% set ns.system = '' %}\
+         {% endif %}{% endfor %}",
     ),
     (
         "mistral-v3-tekken",
         "{{ bos_token }}{% set ns = namespace(system='') %}{% for m in messages %}\
          {% if m.role == 'system' %}{% set ns.system = m.content + '\n\n' %}\
          {% elif m.role == 'assistant' %}{{ m.content + eos_token }}\
-         {% else %}{{ '[INST]' + ns.system + m.content + '[/INST]' }}{% set ns.system = '' %}{% endif %}{% endfor %}",
+         {% else %}{{ '[INST]' + ns.system + m.content + '[/INST]' }}{% set ns.system = '' %}\
+         {% endif %}{% endfor %}",
     ),
     (
         "mistral-v7",
@@ -65,8 +75,10 @@ pub const BUILTIN: &[(&str, &str)] = &[
         "gemma",
         "{{ bos_token }}{% set ns = namespace(system='') %}{% for m in messages %}\
          {% if m.role == 'system' %}{% set ns.system = m.content|trim + '\n\n' %}\
-         {% else %}{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\n' + ns.system + m.content|trim + '<end_of_turn>\n' }}\
-         {% set ns.system = '' %}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
+         {% else %}{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\n' + \
+         ns.system + m.content|trim + '<end_of_turn>\n' }}\
+         {% set ns.system = '' %}{% endif %}{% endfor %}{% if add_generation_prompt %}\
+         {{ '<start_of_turn>model\n' }}{% endif %}",
     ),
     (
         "phi3",
@@ -75,7 +87,8 @@ pub const BUILTIN: &[(&str, &str)] = &[
     ),
     (
         "phi4",
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '<|im_sep|>' + m.content + '<|im_end|>' }}{% endfor %}\
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '<|im_sep|>' + m.content + \
+         '<|im_end|>' }}{% endfor %}\
          {% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}",
     ),
     (
@@ -85,65 +98,77 @@ pub const BUILTIN: &[(&str, &str)] = &[
     ),
     (
         "zephyr",
-        "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endfor %}\
+        "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}\
+         {% endfor %}\
          {% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
     ),
     (
         "monarch",
-        "{% for m in messages %}{{ ('' if loop.first else bos_token) + m.role + '\n' + m.content + '</s>\n' }}{% endfor %}\
+        "{% for m in messages %}{{ ('' if loop.first else bos_token) + m.role + '\n' + m.content \
+         + '</s>\n' }}{% endfor %}\
          {% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}",
     ),
     (
         "openchat",
         "{{ bos_token }}{% for m in messages %}\
          {% if m.role == 'system' %}{{ m.content + '<|end_of_turn|>' }}\
-         {% else %}{{ 'GPT4 Correct ' + m.role|title + ': ' + m.content + '<|end_of_turn|>' }}{% endif %}{% endfor %}\
+         {% else %}{{ 'GPT4 Correct ' + m.role|title + ': ' + m.content + '<|end_of_turn|>' }}\
+         {% endif %}{% endfor %}\
          {% if add_generation_prompt %}{{ 'GPT4 Correct Assistant:' }}{% endif %}",
     ),
     (
         "vicuna",
         "{% for m in messages %}{% if m.role == 'system' %}{{ m.content + '\n\n' }}\
          {% elif m.role == 'assistant' %}{{ 'ASSISTANT: ' + m.content + '</s>\n' }}\
-         {% else %}{{ 'USER: ' + m.content + '\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}",
+         {% else %}{{ 'USER: ' + m.content + '\n' }}{% endif %}{% endfor %}\
+         {% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}",
     ),
     (
         "vicuna-orca",
         "{% for m in messages %}{% if m.role == 'system' %}{{ 'SYSTEM: ' + m.content + '\n' }}\
          {% elif m.role == 'assistant' %}{{ 'ASSISTANT: ' + m.content + '</s>\n' }}\
-         {% else %}{{ 'USER: ' + m.content + '\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}",
+         {% else %}{{ 'USER: ' + m.content + '\n' }}{% endif %}{% endfor %}\
+         {% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}",
     ),
     (
         "deepseek",
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\
          {% elif m.role == 'assistant' %}{{ '### Response:\n' + m.content + '\n<|EOT|>\n' }}\
-         {% else %}{{ '### Instruction:\n' + m.content + '\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}",
+         {% else %}{{ '### Instruction:\n' + m.content + '\n' }}{% endif %}{% endfor %}\
+         {% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}",
     ),
     (
         "deepseek2",
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content + '\n\n' }}\
          {% elif m.role == 'assistant' %}{{ 'Assistant: ' + m.content + eos_token }}\
-         {% else %}{{ 'User: ' + m.content + '\n\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
+         {% else %}{{ 'User: ' + m.content + '\n\n' }}{% endif %}{% endfor %}\
+         {% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
     ),
     (
         "deepseek3",
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content + '\n\n' }}\
          {% elif m.role == 'assistant' %}{{ '<｜Assistant｜>' + m.content + '<｜end▁of▁sentence｜>' }}\
-         {% else %}{{ '<｜User｜>' + m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}",
+         {% else %}{{ '<｜User｜>' + m.content }}{% endif %}{% endfor %}\
+         {% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}",
     ),
     (
         "command-r",
-        "{{ bos_token }}{% set names = {'system': 'SYSTEM', 'user': 'USER', 'assistant': 'CHATBOT', 'tool': 'SYSTEM'} %}{% for m in messages %}\
-         {{ '<|START_OF_TURN_TOKEN|><|' + names[m.role] + '_TOKEN|>' + m.content|trim + '<|END_OF_TURN_TOKEN|>' }}{% endfor %}\
+        "{{ bos_token }}{% set names = {'system': 'SYSTEM', 'user': 'USER', 'assistant': \
+         'CHATBOT', 'tool': 'SYSTEM'} %}{% for m in messages %}\
+         {{ '<|START_OF_TURN_TOKEN|><|' + names[m.role] + '_TOKEN|>' + m.content|trim + \
+         '<|END_OF_TURN_TOKEN|>' }}{% endfor %}\
          {% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}",
     ),
     (
         "chatglm3",
-        "{{ '[gMASK]sop' }}{% for m in messages %}{{ '<|' + m.role + '|>\n ' + m.content }}{% endfor %}\
+        "{{ '[gMASK]sop' }}{% for m in messages %}{{ '<|' + m.role + '|>\n ' + m.content }}\
+         {% endfor %}\
          {% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",
     ),
     (
         "chatglm4",
-        "{{ '[gMASK]<sop>' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{% endfor %}\
+        "{{ '[gMASK]<sop>' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}\
+         {% endfor %}\
          {% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
     ),
     (
@@ -152,33 +177,40 @@ pub const BUILTIN: &[(&str, &str)] = &[
     ),
     (
         "exaone3",
-        "{% for m in messages %}{{ '[|' + m.role + '|]' + m.content|trim + ('\n' if m.role == 'user' else '[|endofturn|]\n') }}{% endfor %}\
+        "{% for m in messages %}{{ '[|' + m.role + '|]' + m.content|trim + ('\n' if m.role == \
+         'user' else '[|endofturn|]\n') }}{% endfor %}\
          {% if add_generation_prompt %}{{ '[|assistant|]' }}{% endif %}",
     ),
     (
         "rwkv-world",
-        "{% for m in messages %}{{ ('User: ' if m.role == 'user' else 'Assistant: ' if m.role == 'assistant' else '') + m.content|trim + '\n\n' }}{% endfor %}\
+        "{% for m in messages %}{{ ('User: ' if m.role == 'user' else 'Assistant: ' if m.role == \
+         'assistant' else '') + m.content|trim + '\n\n' }}{% endfor %}\
          {% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
     ),
     (
         "granite",
-        "{% for m in messages %}{{ '<|start_of_role|>' + m.role + '<|end_of_role|>' + m.content + '<|end_of_text|>\n' }}{% endfor %}\
-         {% if add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}",
+        "{% for m in messages %}{{ '<|start_of_role|>' + m.role + '<|end_of_role|>' + m.content + \
+         '<|end_of_text|>\n' }}{% endfor %}\
+         {% if add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}\
+         {% endif %}",
     ),
     (
         "gpt-oss",
-        "{% for m in messages %}{{ '<|start|>' + m.role + ('<|channel|>final' if m.role == 'assistant' else '') + '<|message|>' + m.content + \
+        "{% for m in messages %}{{ '<|start|>' + m.role + ('<|channel|>final' if m.role == \
+         'assistant' else '') + '<|message|>' + m.content + \
          ('<|return|>' if m.role == 'assistant' and loop.last else '<|end|>') }}{% endfor %}\
          {% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}",
     ),
     (
         "seed_oss",
-        "{% for m in messages %}{{ bos_token + m.role + '\n' + m.content|trim + eos_token }}{% endfor %}\
+        "{% for m in messages %}{{ bos_token + m.role + '\n' + m.content|trim + eos_token }}\
+         {% endfor %}\
          {% if add_generation_prompt %}{{ bos_token + 'assistant\n' }}{% endif %}",
     ),
     (
         "kimi-k2",
-        "{% for m in messages %}{{ '<|im_' + m.role + '|>' + m.role + '<|im_middle|>' + m.content + '<|im_end|>' }}{% endfor %}\
+        "{% for m in messages %}{{ '<|im_' + m.role + '|>' + m.role + '<|im_middle|>' + m.content \
+         + '<|im_end|>' }}{% endfor %}\
          {% if add_generation_prompt %}{{ '<|im_assistant|>assistant<|im_middle|>' }}{% endif %}",
     ),
 ];
@@ -191,7 +223,8 @@ mod tests {
 
     #[test]
     fn each_shows_who_said_what() {
-        let context = json!({"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": true, "messages": [
+        let context = json!({"bos_token": "<s>", "eos_token": "</s>",
+            "add_generation_prompt": true, "messages": [
             {"role": "system", "content": "SYSTEM"}, {"role": "user", "content": "ONE"},
             {"role": "assistant", "content": "TWO"}, {"role": "user", "content": "THREE"}]});
         let render = |name: &str| {

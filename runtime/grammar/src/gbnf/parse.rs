@@ -274,7 +274,8 @@ impl<'t> Parser<'t> {
             Some(other) => {
                 self.place = place;
                 let message = format!(
-                    "'\\{}' is no escape; there are \\n \\r \\t \\\\ \\\" \\[ \\] \\- \\xHH \\uHHHH \\UHHHHHHHH",
+                    "'\\{}' is no escape; there \
+                     are \\n \\r \\t \\\\ \\\" \\[ \\] \\- \\xHH \\uHHHH \\UHHHHHHHH",
                     other.escape_debug()
                 );
                 return Err(self.error(message));

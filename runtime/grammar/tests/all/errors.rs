@@ -245,7 +245,8 @@ fn wrong_grammars_are_told_by_place() {
         ),
         (
             "root ::= !\"a\"",
-            "line 1, column 11, in rule 'root': '\"' where a token was expected behind '!', such as <[12]>",
+            "line 1, column 11, in rule 'root': '\"' where a token was expected behind '!', such \
+             as <[12]>",
         ),
         (
             "root ::= !",

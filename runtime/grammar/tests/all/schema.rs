@@ -1,4 +1,5 @@
-//! JSON schema: what comes out is valid, and what is valid can come out. The crate `jsonschema` is the judge.
+//! JSON schema: what comes out is valid, and what is valid can come out. The crate `jsonschema` is
+//! the judge.
 
 use crate::common::{END, checked, over_bytes, takes};
 use proptest::prelude::*;
@@ -88,7 +89,11 @@ struct Case {
 
 macro_rules! cases {
     ($({$($schema:tt)*} + [$($valid:tt)*] - [$($invalid:tt)*];)*) => {
-        vec![$(Case { schema: json!({$($schema)*}), valid: as_list(json!([$($valid)*])), invalid: as_list(json!([$($invalid)*])) }),*]
+        vec![$(Case {
+            schema: json!({$($schema)*}),
+            valid: as_list(json!([$($valid)*])),
+            invalid: as_list(json!([$($invalid)*])),
+        }),*]
     };
 }
 
@@ -110,7 +115,8 @@ fn cases() -> Vec<Case> {
         {"type": ["integer", "array"], "minimum": 3} + [3, [], [1]] - [2, "a"];
         {"const": 1} + [1] - [2, "1"];
         {"const": "a\nb"} + ["a\nb"] - ["a", 1];
-        {"const": {"a": [1, null], "b": "x"}} + [{"a": [1, null], "b": "x"}] - [{"a": [1], "b": "x"}, {}];
+        {"const": {"a": [1, null], "b": "x"}} + [{"a": [1, null], "b": "x"}]
+            - [{"a": [1], "b": "x"}, {}];
         {"const": null} + [null] - [false];
         {"enum": ["red", "green", 3, null, [1]]} + ["red", "green", 3, null, [1]] - ["blue", 4, []];
         {"enum": ["a", "b"], "type": "string"} + ["a", "b"] - ["c"];
@@ -128,69 +134,115 @@ fn cases() -> Vec<Case> {
         {"pattern": "^[a-c]+$", "type": "string"} + ["a", "abccb"] - ["", "d", "ad"];
         {"pattern": "b{2}", "type": "string"} + ["bb", "abba"] - ["b", "ab"];
         {"pattern": "^\\d{3}-\\w$", "type": "string"} + ["123-a", "000-_"] - ["12-a", "123-"];
-        {"pattern": "^(\\([0-9]{3}\\))?[0-9]{3}-[0-9]{4}$", "type": "string"} + ["555-1212", "(888)555-1212"] - ["555-121"];
-        {"pattern": "^a.[.\\s]\\s\\S$", "type": "string"} + ["ab. c", "a\u{85} \u{FEFF}d"] - ["a\r. c", "a\u{2028}. c", "ab.\u{85}c", "ab.  "];
-        {"format": "date", "type": "string"} + ["2026-11-25", "2024-02-29"] - ["2026-13-01", "26-1-1", "2026-11-31"];
-        {"format": "time", "type": "string"} + ["12:30:00Z", "23:59:59+01:00"] - ["12:30", "25:00:00Z"];
-        {"format": "date-time", "type": "string"} + ["2026-11-25T12:30:00Z"] - ["2026-11-25", "2026-11-25 12:30:00"];
-        {"format": "uuid", "type": "string"} + ["2eb8aa08-aa98-11ea-b4aa-73b441d16380"] - ["2eb8aa08"];
-        {"format": "ipv4", "type": "string"} + ["127.0.0.1", "192.168.7.255"] - ["1.2.3", "256.1.1.1"];
+        {"pattern": "^(\\([0-9]{3}\\))?[0-9]{3}-[0-9]{4}$", "type": "string"}
+            + ["555-1212", "(888)555-1212"] - ["555-121"];
+        {"pattern": "^a.[.\\s]\\s\\S$", "type": "string"} + ["ab. c", "a\u{85} \u{FEFF}d"]
+            - ["a\r. c", "a\u{2028}. c", "ab.\u{85}c", "ab.  "];
+        {"format": "date", "type": "string"} + ["2026-11-25", "2024-02-29"]
+            - ["2026-13-01", "26-1-1", "2026-11-31"];
+        {"format": "time", "type": "string"} + ["12:30:00Z", "23:59:59+01:00"]
+            - ["12:30", "25:00:00Z"];
+        {"format": "date-time", "type": "string"} + ["2026-11-25T12:30:00Z"]
+            - ["2026-11-25", "2026-11-25 12:30:00"];
+        {"format": "uuid", "type": "string"} + ["2eb8aa08-aa98-11ea-b4aa-73b441d16380"]
+            - ["2eb8aa08"];
+        {"format": "ipv4", "type": "string"} + ["127.0.0.1", "192.168.7.255"]
+            - ["1.2.3", "256.1.1.1"];
         {"format": "email", "type": "string"} + ["joe.bloggs@example.com"] - ["joe"];
         {"items": {"type": "integer"}, "type": "array"} + [[], [1], [1, 2, 3]] - [["a"], [1, null]];
         {"minItems": 1, "maxItems": 2, "type": "array"} + [[1], [1, 2]] - [[], [1, 2, 3]];
-        {"prefixItems": [{"type": "integer"}, {"type": "string"}], "items": false, "type": "array"} + [[], [1], [1, "a"]] - [["a"], [1, "a", 2]];
-        {"prefixItems": [{"type": "integer"}], "items": {"type": "string"}, "minItems": 1, "type": "array"} + [[1], [1, "a", "b"]] - [[], [1, 2]];
-        {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "integer"}], "additionalItems": {"type": "null"}, "type": "array"}
+        {"prefixItems": [{"type": "integer"}, {"type": "string"}], "items": false, "type": "array"}
+            + [[], [1], [1, "a"]] - [["a"], [1, "a", 2]];
+        {"prefixItems": [{"type": "integer"}], "items": {"type": "string"}, "minItems": 1,
+            "type": "array"}
+            + [[1], [1, "a", "b"]] - [[], [1, 2]];
+        {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "integer"}],
+            "additionalItems": {"type": "null"}, "type": "array"}
             + [[1], [1, null]] - [["a"], [1, 2]];
         {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "type": "object"}
-            + [{}, {"a": 1}, {"b": "x"}, {"a": 1, "b": "x"}, {"a": 1, "c": []}] - [{"a": "x"}, {"b": 1}];
-        {"properties": {"a": {"type": "integer"}}, "additionalProperties": false, "type": "object"} + [{}, {"a": 1}] - [{"b": 1}, {"a": 1, "b": 1}];
-        {"properties": {"a": {}}, "additionalProperties": {"type": "boolean"}, "type": "object"} + [{"a": 1, "b": true}, {"x": false}] - [{"b": 1}];
-        {"required": ["b", "a"], "properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "type": "object"} + [{"a": null, "b": null}] - [{"a": null}, {}];
+            + [{}, {"a": 1}, {"b": "x"}, {"a": 1, "b": "x"}, {"a": 1, "c": []}]
+            - [{"a": "x"}, {"b": 1}];
+        {"properties": {"a": {"type": "integer"}}, "additionalProperties": false, "type": "object"}
+            + [{}, {"a": 1}] - [{"b": 1}, {"a": 1, "b": 1}];
+        {"properties": {"a": {}}, "additionalProperties": {"type": "boolean"}, "type": "object"}
+            + [{"a": 1, "b": true}, {"x": false}] - [{"b": 1}];
+        {"required": ["b", "a"], "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+            "type": "object"}
+            + [{"a": null, "b": null}] - [{"a": null}, {}];
         {"required": ["a"], "type": "object"} + [{"a": 1}] - [{}, {"b": 1}];
-        {"patternProperties": {"^s_": {"type": "string"}, "^n_": {"type": "number"}}, "additionalProperties": false, "type": "object"}
+        {"patternProperties": {"^s_": {"type": "string"}, "^n_": {"type": "number"}},
+            "additionalProperties": false, "type": "object"}
             + [{}, {"s_a": "x"}, {"n_a": 1}] - [{"s_a": 1}, {"x": 1}];
-        {"properties": {"a\"b": {"const": 1}, "c\nd": {"const": 2}, "e~/": {"const": 3}}, "additionalProperties": false, "type": "object"}
+        {"properties": {"a\"b": {"const": 1}, "c\nd": {"const": 2}, "e~/": {"const": 3}},
+            "additionalProperties": false, "type": "object"}
             + [{"a\"b": 1, "c\nd": 2, "e~/": 3}] - [{"a": 1}];
-        {"anyOf": [{"type": "integer", "minimum": 2}, {"type": "string", "maxLength": 1}]} + [2, "a"] - [1, "ab", null];
+        {"anyOf": [{"type": "integer", "minimum": 2}, {"type": "string", "maxLength": 1}]}
+            + [2, "a"] - [1, "ab", null];
         {"oneOf": [{"type": "integer"}, {"type": "string"}]} + [1, "a"] - [null, 1.5];
         {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
-            "$defs": {"cat": {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}}, "required": ["kind"]},
-                "dog": {"type": "object", "properties": {"kind": {"const": "dog"}, "name": {"type": "string"}}, "required": ["kind"]}}}
+            "$defs": {"cat": {"type": "object",
+                "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}},
+                "required": ["kind"]},
+                "dog": {"type": "object", "properties": {"kind": {"const": "dog"},
+                    "name": {"type": "string"}}, "required": ["kind"]}}}
             + [{"kind": "cat", "lives": 9}, {"kind": "dog", "name": "Rex"}] - [{"kind": "cow"}, {}];
         {"$ref": "#/$defs/term", "$defs": {
                 "term": {"oneOf": [{"$ref": "#/$defs/number"}, {"$ref": "#/$defs/sum"}]},
                 "number": {"type": "integer"},
                 "sum": {"type": "object", "properties": {"left": {"oneOf": [{"$ref": "#/$defs/number"}, {"$ref": "#/$defs/sum"}]}, "right": {"$ref": "#/$defs/term"}},
                     "required": ["left", "right"], "additionalProperties": false}}}
-            + [1, {"left": 1, "right": 2}, {"left": {"left": 1, "right": 2}, "right": {"left": 3, "right": 4}}] - ["a", {"left": 1}, {"left": "a", "right": 1}];
-        {"oneOf": [{"$ref": "#/$defs/none"}, {"type": "object", "properties": {"k": {"enum": [1, "b"]}, "x": {"type": "null"}}, "required": ["k", "x"]}],
-            "$defs": {"none": {"type": "object", "properties": {"k": {"const": 0}}, "required": ["k"]}}}
-            + [{"k": 0}, {"k": 1, "x": null}, {"k": "b", "x": null}] - [{"k": 2}, {"k": 1}, {"k": "b", "x": 1}];
-        {"oneOf": [{"$ref": "#/$defs/day"}, {"type": "null"}], "$defs": {"day": {"type": "string", "format": "date"}}}
+            + [1, {"left": 1, "right": 2},
+                {"left": {"left": 1, "right": 2}, "right": {"left": 3, "right": 4}}]
+            - ["a", {"left": 1}, {"left": "a", "right": 1}];
+        {"oneOf": [{"$ref": "#/$defs/none"},
+            {"type": "object", "properties": {"k": {"enum": [1, "b"]}, "x": {"type": "null"}},
+            "required": ["k", "x"]}],
+            "$defs": {"none": {"type": "object", "properties": {"k": {"const": 0}},
+                "required": ["k"]}}}
+            + [{"k": 0}, {"k": 1, "x": null}, {"k": "b", "x": null}]
+            - [{"k": 2}, {"k": 1}, {"k": "b", "x": 1}];
+        {"oneOf": [{"$ref": "#/$defs/day"}, {"type": "null"}],
+            "$defs": {"day": {"type": "string", "format": "date"}}}
             + ["2024-02-29", null] - ["2023-02-29", 1];
-        {"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"], "type": "object"}, {"properties": {"b": {"type": "string"}}, "required": ["b"]}]}
+        {"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"], "type": "object"},
+            {"properties": {"b": {"type": "string"}}, "required": ["b"]}]}
             + [{"a": 1, "b": "x"}] - [{"a": 1}, {"b": "x"}];
         {"allOf": [{"enum": [1, 2, 3]}, {"enum": [2, 3, 4]}]} + [2, 3] - [1, 4];
         {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}} + [1] - ["a"];
-        {"properties": {"next": {"$ref": "#"}, "value": {"type": "integer"}}, "required": ["value"], "additionalProperties": false, "type": "object"}
+        {"properties": {"next": {"$ref": "#"}, "value": {"type": "integer"}},
+            "required": ["value"], "additionalProperties": false, "type": "object"}
             + [{"value": 1}, {"next": {"value": 2}, "value": 1}] - [{}, {"next": {}, "value": 1}];
-        {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"$ref": "#"}]}} + [[], [1, [2, [3]]]] - [["a"], [[null]]];
-        {"properties": {"a": {"$ref": "#/$defs/with~1slash"}, "b": {"$ref": "#/$defs/with%20space"}, "c": {"$ref": "#anchored"}, "d": {"$ref": "#/properties/a"}},
+        {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"$ref": "#"}]}}
+            + [[], [1, [2, [3]]]] - [["a"], [[null]]];
+        {"properties": {"a": {"$ref": "#/$defs/with~1slash"},
+            "b": {"$ref": "#/$defs/with%20space"}, "c": {"$ref": "#anchored"},
+            "d": {"$ref": "#/properties/a"}},
             "required": ["a", "b", "c", "d"], "additionalProperties": false, "type": "object",
-            "$defs": {"with/slash": {"const": 1}, "with space": {"const": 2}, "third": {"$anchor": "anchored", "const": 3}}}
+            "$defs": {"with/slash": {"const": 1}, "with space": {"const": 2},
+                "third": {"$anchor": "anchored", "const": 3}}}
             + [{"a": 1, "b": 2, "c": 3, "d": 1}] - [{"a": 2, "b": 2, "c": 3, "d": 1}];
-        {"definitions": {"unused": {"not": {}}}, "type": "integer", "title": "t", "description": "d", "default": 1, "examples": [1], "x-other": {"not": 1}, "$comment": "c"}
+        {"definitions": {"unused": {"not": {}}}, "type": "integer", "title": "t",
+            "description": "d", "default": 1, "examples": [1], "x-other": {"not": 1},
+            "$comment": "c"}
             + [1] - ["a"];
         {"uniqueItems": false, "type": "array", "x-guidance": {"lenient": true}} + [[1, 1]] - [1];
-        {"const": {"$ref": "#/nowhere", "not": false}} + [{"$ref": "#/nowhere", "not": false}] - [{}];
-        {"minProperties": 1, "maxProperties": 2, "type": "object"} + [{"a": 1}, {"a": 1, "c": 2}] - [{}, {"a": 1, "b": 1, "c": 1}];
-        {"unevaluatedProperties": false, "properties": {"a": {}}, "type": "object"} + [{}, {"a": 1}] - [{"b": 1}, {"a": 1, "b": 1}];
-        {"unevaluatedProperties": {"type": "null"}, "patternProperties": {"^a": {}}, "type": "object"} + [{"ab": 1}, {"b": null}] - [{"b": 1}];
-        {"unevaluatedProperties": false, "additionalProperties": {"type": "null"}, "type": "object"} + [{"b": null}] - [{"b": 1}];
+        {"const": {"$ref": "#/nowhere", "not": false}} + [{"$ref": "#/nowhere", "not": false}]
+            - [{}];
+        {"minProperties": 1, "maxProperties": 2, "type": "object"} + [{"a": 1}, {"a": 1, "c": 2}]
+            - [{}, {"a": 1, "b": 1, "c": 1}];
+        {"unevaluatedProperties": false, "properties": {"a": {}}, "type": "object"} + [{}, {"a": 1}]
+            - [{"b": 1}, {"a": 1, "b": 1}];
+        {"unevaluatedProperties": {"type": "null"}, "patternProperties": {"^a": {}},
+            "type": "object"}
+            + [{"ab": 1}, {"b": null}] - [{"b": 1}];
+        {"unevaluatedProperties": false, "additionalProperties": {"type": "null"}, "type": "object"}
+            + [{"b": null}] - [{"b": 1}];
         {"unevaluatedItems": false, "prefixItems": [{}], "type": "array"} + [[], [1]] - [[1, 2]];
-        {"not": false, "then": {"const": 1}, "minContains": 3, "unevaluatedItems": true, "propertyNames": true, "type": ["array", "integer"]} + [[], 2] - ["a"];
-        {"minProperties": 2, "properties": {"a": {}}, "required": ["a"], "type": "object"} + [{"a": 1, "c": 2}] - [{"a": 1}];
+        {"not": false, "then": {"const": 1}, "minContains": 3, "unevaluatedItems": true,
+            "propertyNames": true, "type": ["array", "integer"]}
+            + [[], 2] - ["a"];
+        {"minProperties": 2, "properties": {"a": {}}, "required": ["a"], "type": "object"}
+            + [{"a": 1, "c": 2}] - [{"a": 1}];
     }
 }
 
@@ -364,7 +416,8 @@ fn what_is_not_enforced_is_refused_with_its_place() {
             "#/items: the alternatives of 'oneOf' may overlap",
         ),
         (
-            json!({"properties": {"a": {"type": "integer", "minimum": 3, "maximum": 2}}, "required": ["a"], "type": "object"}),
+            json!({"properties": {"a": {"type": "integer", "minimum": 3, "maximum": 2}},
+                "required": ["a"], "type": "object"}),
             "#/properties/a: no value is valid",
         ),
         (json!({"type": "text"}), "#: Invalid type: text"),
@@ -440,16 +493,31 @@ fn schemas() -> impl Strategy<Value = Value> {
     leaf.prop_recursive(3, 24, 4, move |inner| {
         let properties = prop::collection::btree_map("[abc]", inner.clone(), 0..4);
         prop_oneof![
-            (inner.clone(), 0..3u32, 0..3u32).prop_map(|(items, a, b)| json!({"type": "array", "items": items, "minItems": a, "maxItems": a + b})),
-            (prop::collection::vec(inner.clone(), 1..3), inner.clone())
-                .prop_map(|(prefix, items)| json!({"type": "array", "prefixItems": prefix, "items": items})),
-            (properties.clone(), prop::collection::btree_set("[abc]", 0..3), inner.clone(), any::<bool>()).prop_map(|(properties, required, other, is_closed)| {
-                let other = if is_closed { json!(false) } else { other };
-                json!({"type": "object", "properties": properties, "required": required, "additionalProperties": other})
+            (inner.clone(), 0..3u32, 0..3u32).prop_map(|(items, a, b)| {
+                json!({"type": "array", "items": items, "minItems": a, "maxItems": a + b})
             }),
-            prop::collection::vec(inner.clone(), 1..3).prop_map(|options| json!({"anyOf": options})),
+            (prop::collection::vec(inner.clone(), 1..3), inner.clone()).prop_map(
+                |(prefix, items)| {
+                    json!({"type": "array", "prefixItems": prefix, "items": items})
+                }
+            ),
+            (
+                properties.clone(),
+                prop::collection::btree_set("[abc]", 0..3),
+                inner.clone(),
+                any::<bool>(),
+            )
+                .prop_map(|(properties, required, other, is_closed)| {
+                    let other = if is_closed { json!(false) } else { other };
+                    json!({"type": "object", "properties": properties, "required": required,
+                        "additionalProperties": other})
+                }),
+            prop::collection::vec(inner.clone(), 1..3)
+                .prop_map(|options| json!({"anyOf": options})),
             prop::collection::vec(inner.clone(), 1..3).prop_map(|parts| json!({"allOf": parts})),
-            (inner.clone(), inner).prop_map(|(a, b)| json!({"$defs": {"a": a}, "anyOf": [{"$ref": "#/$defs/a"}, b]})),
+            (inner.clone(), inner).prop_map(|(a, b)| {
+                json!({"$defs": {"a": a}, "anyOf": [{"$ref": "#/$defs/a"}, b]})
+            }),
         ]
     })
 }
@@ -478,9 +546,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn random_schemas(schema in schemas(), values in prop::collection::vec(values(), 8), seed: u64) {
+    fn random_schemas(
+        schema in schemas(),
+        values in prop::collection::vec(values(), 8),
+        seed: u64,
+    ) {
         // References of the generator are to the root's definitions only.
-        prop_assume!(schema.to_string().matches("$defs\":").count() <= usize::from(schema.get("$defs").is_some()));
+        let definitions = schema.to_string().matches("$defs\":").count();
+        prop_assume!(definitions <= usize::from(schema.get("$defs").is_some()));
         let Ok(grammar) = checked(Grammar::json_schema(&schema.to_string())) else {
             return Ok(());
         };

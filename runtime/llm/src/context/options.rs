@@ -227,7 +227,9 @@ impl ContextOptions {
             )),
             Output::Embeddings(Pooling::Rank) if spec.head.classifier.is_none() => {
                 Err(Error::invalid(
-                    "pooling by rank: the model has no classifier (tensors \"cls.weight\", \"cls.output.weight\"); choose none, mean, cls or last",
+                    "pooling by rank: the model has no classifier \
+                     (tensors \"cls.weight\", \"cls.output.weight\"); choose none, mean, cls or \
+                     last",
                 ))
             }
             _ => Ok(()),

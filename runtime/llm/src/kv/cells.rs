@@ -729,7 +729,8 @@ mod tests {
     proptest! {
         /// Edits have the same effect as the same edits of sets of positions.
         #[test]
-        fn edits_agree_with_sets(edits in prop::collection::vec((0u8..5, 0usize..3, 0usize..3, 0i32..6, 0i32..6), 0..40)) {
+        fn edits_agree_with_sets(edits in prop::collection::vec((0u8..5, 0usize..3, 0usize..3,
+            0i32..6, 0i32..6), 0..40)) {
             let mut cells = Cells::new(2 * RUN + 3, 3).unwrap();
             let mut sets = vec![BTreeSet::new(); 3];
             for (edit, a, b, from, to) in edits {
@@ -748,7 +749,11 @@ mod tests {
                     3 => {
                         cells.copy(a, b, from..to).unwrap();
                         if a != b {
-                            let copied: Vec<i32> = sets[a].iter().copied().filter(|p| (from..to).contains(p)).collect();
+                            let copied: Vec<i32> = sets[a]
+                                .iter()
+                                .copied()
+                                .filter(|p| (from..to).contains(p))
+                                .collect();
                             sets[b].retain(|position| !(from..to).contains(position));
                             sets[b].extend(copied);
                         }
@@ -765,13 +770,22 @@ mod tests {
                     }
                 }
                 for (sequence, set) in sets.iter().enumerate() {
-                    prop_assert_eq!(positions(&cells, sequence), set.iter().copied().collect::<Vec<_>>());
+                    prop_assert_eq!(
+                        positions(&cells, sequence),
+                        set.iter().copied().collect::<Vec<_>>()
+                    );
                     prop_assert_eq!(cells.last_position(sequence), set.last().copied());
                 }
-                prop_assert_eq!(cells.used(), cells.positions.iter().filter(|&&p| p >= 0).count());
+                prop_assert_eq!(
+                    cells.used(),
+                    cells.positions.iter().filter(|&&p| p >= 0).count()
+                );
                 prop_assert!(cells.positions[cells.end..].iter().all(|&p| p < 0));
                 let runs = cells.positions.chunks_exact(RUN);
-                prop_assert_eq!(cells.free_runs(), runs.filter(|run| run.iter().all(|&p| p < 0)).count());
+                prop_assert_eq!(
+                    cells.free_runs(),
+                    runs.filter(|run| run.iter().all(|&p| p < 0)).count()
+                );
             }
         }
     }

@@ -53,8 +53,9 @@ impl Window {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "sequence {sequence}: a token at position {next} would see tokens that layers with a window have forgotten; \
-             remove the whole sequence, or have these layers keep everything (full_windows, --swa-full)"
+            "sequence {sequence}: a token at position {next} would see tokens that layers with a \
+             window have forgotten; remove the whole sequence, or have these layers keep \
+             everything (full_windows, --swa-full)"
         )))
     }
 }

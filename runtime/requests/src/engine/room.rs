@@ -49,7 +49,8 @@ impl Engine {
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "a text cannot be swapped out: it will be computed again");
+                    tracing::warn!(%error, "a text cannot be swapped out: it will be computed \
+                        again");
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! Requests for engines that a test drives step by step.
 
-#![allow(clippy::unwrap_used, dead_code, unreachable_pub, missing_docs)] // Helpers of tests are tests, and none uses all of them.
+// Test programs use some of the helpers each.
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub, missing_docs)]
 
 use samite_requests::{Engine, Event, Reader, Request, Step};
 use samite_text::SamplerParams;

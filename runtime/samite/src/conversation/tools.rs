@@ -77,7 +77,9 @@ impl Conversation {
     /// use serde_json::json;
     ///
     /// let mut chat = Conversation::open("model.gguf")?;
-    /// let arguments = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+    /// let city = json!({"type": "string"});
+    /// let arguments =
+    ///     json!({"type": "object", "properties": {"city": city}, "required": ["city"]});
     /// chat.add_tool(Tool::new("weather", "The weather in a city", arguments), |arguments| {
     ///     let city = arguments["city"].as_str().ok_or("which city?")?;
     ///     Ok(format!("It is sunny in {city}."))

@@ -22,7 +22,8 @@ impl Conversation {
     /// }
     ///
     /// let mut chat = samite::Conversation::open("model.gguf")?;
-    /// let city: City = chat.ask_for("The largest city of Norway, with its inhabitants, as JSON.")?;
+    /// let city: City =
+    ///     chat.ask_for("The largest city of Norway, with its inhabitants, as JSON.")?;
     /// # Ok::<_, samite::ConversationError>(())
     /// ```
     ///
@@ -141,7 +142,10 @@ mod tests {
     #[test]
     fn objects_are_closed_where_one_schema_knows_all_members() {
         let member = || json!({"type": "object", "properties": {"a": {"type": "integer"}}});
-        let closed = || json!({"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": false});
+        let closed = || {
+            json!({"type": "object", "properties": {"a": {"type": "integer"}},
+            "additionalProperties": false})
+        };
         for (open, wanted) in [
             (member(), closed()),
             (

@@ -313,7 +313,8 @@ impl MessageTeller {
         self.blocks += 1;
         out.event(
             "content_block_start",
-            &json!({"type": "content_block_start", "index": self.blocks - 1, "content_block": content}),
+            &json!({"type": "content_block_start", "index": self.blocks - 1,
+                "content_block": content}),
         );
     }
 

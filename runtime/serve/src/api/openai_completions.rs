@@ -109,7 +109,8 @@ impl Teller for CompletionTeller {
                 self.part(choice, self.prompt(choice), Value::Null, out);
             }
             Update::Progress(progress) => {
-                let entry = json!({"text": "", "index": choice.index, "logprobs": null, "finish_reason": null});
+                let entry = json!({"text": "", "index": choice.index, "logprobs": null,
+                    "finish_reason": null});
                 let mut chunk = self.body(json!([entry]));
                 chunk["prompt_progress"] = native::progress(progress);
                 if self.job.timings_per_token {

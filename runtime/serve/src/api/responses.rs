@@ -84,7 +84,8 @@ fn messages(fields: &Fields<'_>) -> Result<(Vec<Value>, Vec<String>)> {
                 let call = json!({
                     "id": item.text(&["call_id", "id"])?.unwrap_or_default(),
                     "type": "function",
-                    "function": {"name": name, "arguments": item.text(&["arguments"])?.unwrap_or("{}")},
+                    "function": {"name": name,
+                        "arguments": item.text(&["arguments"])?.unwrap_or("{}")},
                 });
                 // Calls of one answer form one message.
                 match messages.last_mut() {
@@ -372,7 +373,8 @@ impl ResponseTeller {
         );
         if matches!(open, Open::Message(_)) {
             let part = json!({"type": "output_text", "text": "", "annotations": []});
-            let added = json!({"item_id": self.message, "output_index": index, "content_index": 0, "part": part});
+            let added = json!({"item_id": self.message, "output_index": index, "content_index": 0,
+                "part": part});
             self.send("response.content_part.added", added, out);
         }
         self.open = Some(open);
@@ -387,7 +389,8 @@ impl ResponseTeller {
         match &open {
             Open::Message(text) => {
                 let id = self.message.clone();
-                let done = json!({"item_id": id, "output_index": index, "content_index": 0, "text": text, "logprobs": []});
+                let done = json!({"item_id": id, "output_index": index, "content_index": 0,
+                    "text": text, "logprobs": []});
                 self.send("response.output_text.done", done, out);
                 let part = json!({"type": "output_text", "text": text, "annotations": []});
                 let done =
@@ -395,11 +398,13 @@ impl ResponseTeller {
                 self.send("response.content_part.done", done, out);
             }
             Open::Thought(text) => {
-                let done = json!({"item_id": self.thought, "output_index": index, "content_index": 0, "text": text});
+                let done = json!({"item_id": self.thought, "output_index": index,
+                    "content_index": 0, "text": text});
                 self.send("response.reasoning_text.done", done, out);
             }
             Open::Call { id, arguments, .. } => {
-                let done = json!({"item_id": format!("fc_{id}"), "output_index": index, "arguments": arguments});
+                let done = json!({"item_id": format!("fc_{id}"), "output_index": index,
+                    "arguments": arguments});
                 self.send("response.function_call_arguments.done", done, out);
             }
         }
@@ -459,7 +464,8 @@ impl Teller for ResponseTeller {
                 if let Some(Open::Message(text)) = &mut self.open {
                     text.push_str(more);
                 }
-                let value = json!({"item_id": self.message, "content_index": 0, "delta": more, "logprobs": []});
+                let value = json!({"item_id": self.message, "content_index": 0, "delta": more,
+                    "logprobs": []});
                 self.delta("response.output_text.delta", value, choice, out);
             }
             Update::Parsed(Parsed::Reasoning(more)) => {
@@ -495,7 +501,8 @@ impl Teller for ResponseTeller {
                 let status = status(choice);
                 self.close(status, out);
                 let response = self.response(status, &self.done, Some(choice));
-                let told = json!({"response": response, "timings": choice.timings(), "cache_miss": choice.cache_miss()});
+                let told = json!({"response": response, "timings": choice.timings(),
+                    "cache_miss": choice.cache_miss()});
                 self.send(&format!("response.{status}"), told, out);
             }
             _ => {}

@@ -48,7 +48,8 @@ fn adapters() -> Vec<(Arc<Adapter>, f32)> {
 }
 
 fn asked(lora: &Value) -> Value {
-    json!({"prompt": "Once upon a time", "n_predict": 40, "temperature": 0, "ignore_eos": true, "lora": lora})
+    json!({"prompt": "Once upon a time", "n_predict": 40, "temperature": 0, "ignore_eos": true,
+        "lora": lora})
 }
 
 #[test]

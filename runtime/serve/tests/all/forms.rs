@@ -143,10 +143,12 @@ fn schema(rng: &mut Rng, depth: usize) -> Value {
         }
         12 => {
             let least = rng.below(3);
-            json!({"type": "array", "items": schema(rng, depth - 1), "minItems": least, "maxItems": least + rng.below(3)})
+            json!({"type": "array", "items": schema(rng, depth - 1), "minItems": least,
+                "maxItems": least + rng.below(3)})
         }
         13 => {
-            json!({"type": "array", "prefixItems": [schema(rng, 0), schema(rng, depth - 1)], "items": false})
+            json!({"type": "array", "prefixItems": [schema(rng, 0), schema(rng, depth - 1)],
+                "items": false})
         }
         _ => json!({"anyOf": [schema(rng, depth - 1), schema(rng, depth - 1)]}),
     }

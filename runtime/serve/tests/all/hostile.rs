@@ -76,15 +76,21 @@ const OPEN: &[Field] = &[
     ("echo", r#"1 "x""#),
     (
         "grammar",
-        r#"5 [] {} "root" "root::=(" "x::=y" "root::=root" "root::=[z-a]" "root::=nothing" "root::=\"a\"{5,2}""#,
+        r#"5 [] {} "root" "root::=(" "x::=y" "root::=root" "root::=[z-a]" "root::=nothing"
+            "root::=\"a\"{5,2}""#,
     ),
     (
         "json_schema",
-        r##"5 "x" [] {"type":5} {"type":"nothing"} {"$ref":"#"} {"$ref":"#/nothing"} {"$ref":"http://evil.com/x"} {"pattern":"("} {"enum":[]} {"allOf":5} {"properties":[]} {"minLength":-1} {"not":{}} {"minimum":5,"maximum":1,"type":"integer"} {"type":"array","minItems":9,"maxItems":2} {"$ref":"file:///etc/passwd"} {"properties":{"a":5}} {"required":"a"}"##,
+        r##"5 "x" [] {"type":5} {"type":"nothing"} {"$ref":"#"} {"$ref":"#/nothing"}
+            {"$ref":"http://evil.com/x"} {"pattern":"("} {"enum":[]} {"allOf":5} {"properties":[]}
+            {"minLength":-1} {"not":{}} {"minimum":5,"maximum":1,"type":"integer"}
+            {"type":"array","minItems":9,"maxItems":2} {"$ref":"file:///etc/passwd"}
+            {"properties":{"a":5}} {"required":"a"}"##,
     ),
     (
         "response_format",
-        r#"5 [] "x" {"type":"sound"} {"type":5} {"type":"json_schema","json_schema":5} {"type":"json_object","schema":{"type":1}}"#,
+        r#"5 [] "x" {"type":"sound"} {"type":5} {"type":"json_schema","json_schema":5}
+            {"type":"json_object","schema":{"type":1}}"#,
     ),
     ("modalities", r#"5 ["audio"]"#),
     ("functions", r#"[{}] {} 5"#),
@@ -96,11 +102,18 @@ const OPEN: &[Field] = &[
 const CHAT: &[Field] = &[
     (
         "messages",
-        r#"5 "x" {} [] [5] [{}] [{"role":5}] [{"role":"<robot>","content":"x"}] [{"role":"user","content":5}] [{"role":"user","content":[5]}] [{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]}] [{"role":"user","content":[{"type":"sound"}]}] [{"role":"assistant","content":"a"},{"role":"assistant","content":"b"}] [{"role":"assistant","content":null,"tool_calls":5}] [{"role":"assistant","tool_calls":[{"function":5}]}]"#,
+        r#"5 "x" {} [] [5] [{}] [{"role":5}] [{"role":"<robot>","content":"x"}]
+            [{"role":"user","content":5}] [{"role":"user","content":[5]}]
+            [{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]}]
+            [{"role":"user","content":[{"type":"sound"}]}]
+            [{"role":"assistant","content":"a"},{"role":"assistant","content":"b"}]
+            [{"role":"assistant","content":null,"tool_calls":5}]
+            [{"role":"assistant","tool_calls":[{"function":5}]}]"#,
     ),
     (
         "tools",
-        r#"5 "x" {} [5] [{}] [{"type":"function"}] [{"type":"magic"}] [{"type":"function","function":{"name":5}}]"#,
+        r#"5 "x" {} [5] [{}] [{"type":"function"}] [{"type":"magic"}]
+            [{"type":"function","function":{"name":5}}]"#,
     ),
     (
         "tool_choice",
@@ -121,13 +134,19 @@ const CHAT: &[Field] = &[
 
 const PROMPT: &[Field] = &[(
     "prompt",
-    r#"5 true {} [] [[]] [true] [99999999] [-1] [1.5] [null] {"prompt_string":5} {"prompt_string":"a","multimodal_data":["x"]} ["a",{}] [[[1]]]"#,
+    r#"5 true {} [] [[]] [true] [99999999] [-1] [1.5] [null] {"prompt_string":5}
+        {"prompt_string":"a","multimodal_data":["x"]} ["a",{}] [[[1]]]"#,
 )];
 
 const MESSAGE: &[Field] = &[
     (
         "messages",
-        r#"5 "x" {} [] [5] [{}] [{"role":"tool","content":"x"}] [{"role":"user"}] [{"role":"user","content":5}] [{"role":"user","content":[{"type":"image"}]}] [{"role":"user","content":[{"type":"magic"}]}] [{"role":"user","content":[{"type":"text"}]}] [{"role":"assistant","content":[{"type":"tool_use"}]}] [{"role":"user","content":[{"type":"tool_result","content":5}]}]"#,
+        r#"5 "x" {} [] [5] [{}] [{"role":"tool","content":"x"}] [{"role":"user"}]
+            [{"role":"user","content":5}] [{"role":"user","content":[{"type":"image"}]}]
+            [{"role":"user","content":[{"type":"magic"}]}]
+            [{"role":"user","content":[{"type":"text"}]}]
+            [{"role":"assistant","content":[{"type":"tool_use"}]}]
+            [{"role":"user","content":[{"type":"tool_result","content":5}]}]"#,
     ),
     ("system", r#"5 {} [5] [{"type":"image"}]"#),
     ("max_tokens", r#"-1 1.5 "x" []"#),
@@ -143,7 +162,8 @@ const MESSAGE: &[Field] = &[
 const RESPONSE: &[Field] = &[
     (
         "input",
-        r#"5 {} [5] [{}] [{"type":"magic"}] [{"role":"user","content":5}] [{"role":"user","content":[{"type":"input_image"}]}]"#,
+        r#"5 {} [5] [{}] [{"type":"magic"}] [{"role":"user","content":5}]
+            [{"role":"user","content":[{"type":"input_image"}]}]"#,
     ),
     ("instructions", r#"5 [] {}"#),
     ("max_output_tokens", r#"-2 1.5 "x""#),
@@ -156,7 +176,8 @@ const RESPONSE: &[Field] = &[
 const OLLAMA: &[Field] = &[
     (
         "options",
-        r#"5 "x" [] {"temperature":"hot"} {"top_p":2} {"num_predict":"x"} {"seed":"x"} {"stop":5} {"mirostat":9}"#,
+        r#"5 "x" [] {"temperature":"hot"} {"top_p":2} {"num_predict":"x"} {"seed":"x"} {"stop":5}
+            {"mirostat":9}"#,
     ),
     ("format", r#"5 "xml" [] {"type":5} {"pattern":"("}"#),
     ("think", r#"5 []"#),
@@ -194,13 +215,16 @@ const CASES: &[(&str, &str, &[&[Field]])] = &[
     ),
     (
         "/api/chat",
-        r#"{"messages":[{"role":"user","content":"a"}],"stream":false,"options":{"num_predict":1}}"#,
+        r#"{"messages":[{"role":"user","content":"a"}],"stream":false,
+            "options":{"num_predict":1}}"#,
         &[
             OLLAMA,
             &[
                 (
                     "messages",
-                    r#"5 "x" {} [5] [{}] [{"role":5}] [{"role":"user","content":5}] [{"role":"user","content":"a","images":["x"]}] [{"role":"assistant","tool_calls":[5]}]"#,
+                    r#"5 "x" {} [5] [{}] [{"role":5}] [{"role":"user","content":5}]
+                        [{"role":"user","content":"a","images":["x"]}]
+                        [{"role":"assistant","tool_calls":[5]}]"#,
                 ),
                 ("tools", r#"5 "x" [5] [{}]"#),
             ],
@@ -344,7 +368,8 @@ fn exploding() -> Vec<(&'static str, String)> {
         schema(format!(
             r##"{{"$defs":{{{},"d40":{{"const":1}}}},"$ref":"#/$defs/d0"}}"##,
             list(40, &|i| format!(
-                r##""d{i}":{{"type":"array","prefixItems":[{{"$ref":"#/$defs/d{n}"}},{{"$ref":"#/$defs/d{n}"}}],"minItems":2,"items":false}}"##,
+                r##""d{i}":{{"type":"array","prefixItems":[{{"$ref":"#/$defs/d{n}"}},
+                    {{"$ref":"#/$defs/d{n}"}}],"minItems":2,"items":false}}"##,
                 n = i + 1
             ))
         )),
@@ -373,9 +398,9 @@ fn exploding() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Splits a list at spaces outside of strings.
+/// Splits a list at white space.
 fn values(text: &str) -> Vec<&str> {
-    text.split(' ').filter(|value| !value.is_empty()).collect()
+    text.split_whitespace().collect()
 }
 
 /// Response to a request.

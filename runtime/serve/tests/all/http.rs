@@ -333,7 +333,8 @@ fn whoever_leaves_frees_the_slot() {
     };
     let server = Server::start(ServeOptions::default(), engine);
     for is_stream in [true, false] {
-        let body = json!({"prompt": "Once", "stream": is_stream, "ignore_eos": true, "n_predict": 100_000});
+        let body = json!({"prompt": "Once", "stream": is_stream, "ignore_eos": true,
+            "n_predict": 100_000});
         let mut stream = server.send("POST", "/completion", "", &body.to_string());
         if is_stream {
             let mut some = [0; 200];
@@ -362,7 +363,8 @@ fn whoever_leaves_frees_the_slot() {
 #[test]
 fn many_at_once_are_all_answered_and_a_slow_reader_holds_up_nobody() {
     let server = Server::simple();
-    let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true, "n_probs": 50, "n_predict": 200});
+    let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true, "n_probs": 50,
+        "n_predict": 200});
     let slow = server.send("POST", "/completion", "", &body.to_string());
     let alone = server.post(
         "/completion",
@@ -373,7 +375,8 @@ fn many_at_once_are_all_answered_and_a_slow_reader_holds_up_nobody() {
             .map(|i| {
                 let server = &server;
                 scope.spawn(move || {
-                    let body = json!({"prompt": "The cat", "n_predict": 12, "temperature": 0.0, "cache_prompt": i % 2 == 0});
+                    let body = json!({"prompt": "The cat", "n_predict": 12, "temperature": 0.0,
+                        "cache_prompt": i % 2 == 0});
                     server.post("/completion", &body)
                 })
             })
@@ -398,9 +401,11 @@ fn many_at_once_are_all_answered_and_a_slow_reader_holds_up_nobody() {
 #[test]
 fn answers_keep_to_schemas_and_grammars() {
     let server = Server::simple();
-    let schema = json!({"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": false});
+    let schema = json!({"type": "object", "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"], "additionalProperties": false});
     let body = chat(
-        json!({"max_tokens": 60, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}),
+        json!({"max_tokens": 60, "response_format": {"type": "json_schema",
+            "json_schema": {"schema": schema}}}),
     );
     let (status, answer) = server.post("/v1/chat/completions", &body);
     assert_eq!(status, 200, "{answer}");
@@ -413,10 +418,13 @@ fn answers_keep_to_schemas_and_grammars() {
         ["yes", "no"].contains(&answer["content"].as_str().unwrap()),
         "{answer}"
     );
-    let parameters = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"], "additionalProperties": false});
+    let parameters = json!({"type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"],
+        "additionalProperties": false});
     let tool = json!({"type": "function", "function": {"name": "pick", "parameters": parameters}});
     let body = chat(
-        json!({"max_tokens": 200, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false}),
+        json!({"max_tokens": 200, "tools": [tool], "tool_choice": "required",
+            "parallel_tool_calls": false}),
     );
     let (status, answer) = server.post("/v1/chat/completions", &body);
     assert_eq!(status, 200, "{answer}");
@@ -466,7 +474,8 @@ fn slots_are_saved_and_restored() {
 fn the_server_drains() {
     let server = Server::simple();
     // More data than socket buffers hold, so that it cannot finish before it is read.
-    let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true, "n_predict": 900, "n_probs": 100});
+    let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true, "n_predict": 900,
+        "n_probs": 100});
     let mut stream = server.send("POST", "/completion", "", &body.to_string());
     let mut some = [0; 200];
     stream.read_exact(&mut some).unwrap();
@@ -528,7 +537,8 @@ fn a_model_is_told_by_its_id() {
 fn seeds_have_64_bits_and_the_same_one_draws_the_same_text() {
     let server = Server::simple();
     let text = |seed: Value| {
-        let body = json!({"prompt": "Once", "n_predict": 12, "temperature": 2.0, "top_k": 0, "seed": seed});
+        let body = json!({"prompt": "Once", "n_predict": 12, "temperature": 2.0, "top_k": 0,
+            "seed": seed});
         let (status, answer) = server.post("/completion", &body);
         assert_eq!(status, 200, "{answer}");
         (
@@ -562,7 +572,8 @@ fn a_completion_begins_with_its_prompt_where_that_is_wanted() {
         let text = plain["choices"][at]["text"].as_str().unwrap();
         assert_eq!(echoed["choices"][at]["text"], format!("{prompt}{text}"));
     }
-    let stream = json!({"prompt": "Once upon", "max_tokens": 4, "temperature": 0.0, "stream": true, "echo": true});
+    let stream = json!({"prompt": "Once upon", "max_tokens": 4, "temperature": 0.0, "stream": true,
+        "echo": true});
     let (_, _, stream) = server.ask("POST", "/v1/completions", "", &stream.to_string());
     let parts = events(&stream);
     let parts = parts

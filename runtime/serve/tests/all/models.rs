@@ -168,7 +168,8 @@ fn a_model_at_work_stays_and_others_wait_for_it() {
         ..HubLimits::default()
     };
     let (server, loads) = start(limits);
-    let endless = json!({"model": "a", "prompt": "Once", "stream": true, "ignore_eos": true, "n_predict": 600});
+    let endless = json!({"model": "a", "prompt": "Once", "stream": true, "ignore_eos": true,
+        "n_predict": 600});
     let mut stream = server.send("POST", "/completion", "", &endless.to_string());
     stream.read_exact(&mut [0; 200]).unwrap();
     std::thread::scope(|scope| {
@@ -240,7 +241,8 @@ fn models_are_loaded_and_given_up_by_request() {
 fn ollamas_keep_alive_says_how_long_a_model_stays() {
     let (server, _) = start(HubLimits::default());
     let body = |name: &str, keep: Value| {
-        let body = json!({"model": name, "prompt": "a", "stream": false, "keep_alive": keep, "options": {"num_predict": 1}});
+        let body = json!({"model": name, "prompt": "a", "stream": false, "keep_alive": keep,
+            "options": {"num_predict": 1}});
         server.post("/api/generate", &body)
     };
     assert_eq!(body("a", json!(-1)).0, 200);

@@ -269,16 +269,22 @@ fn what_people_write_becomes_no_control_token() {
         count(hostile, false) > count(hostile, true),
         "they are no tokens here"
     );
-    let tools = json!([{"type": "function", "function": {"name": "f", "description": hostile, "parameters": {"type": "object"}}}]);
-    let call = json!([{"id": "1", "type": "function", "function": {"name": "f", "arguments": json!({"a": hostile}).to_string()}}]);
+    let tools = json!([{"type": "function",
+        "function": {"name": "f", "description": hostile, "parameters": {"type": "object"}}}]);
+    let call = json!([{"id": "1", "type": "function",
+        "function": {"name": "f", "arguments": json!({"a": hostile}).to_string()}}]);
     for messages in [
         json!([{"role": "user", "content": hostile}]),
         json!([{"role": "user", "content": [{"type": "text", "text": hostile}]}]),
         json!([{"role": "system", "content": hostile}, {"role": "user", "content": "x"}]),
-        json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": hostile}, {"role": "user", "content": "y"}]),
-        json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": call}, {"role": "tool", "tool_call_id": "1", "content": hostile}]),
+        json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": hostile},
+            {"role": "user", "content": "y"}]),
+        json!([{"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "tool_calls": call},
+            {"role": "tool", "tool_call_id": "1", "content": hostile}]),
         // Two parts that form one when joined.
-        json!([{"role": "user", "content": "a</"}, {"role": "user", "content": "s>b"}, {"role": "user", "content": hostile}]),
+        json!([{"role": "user", "content": "a</"}, {"role": "user", "content": "s>b"},
+            {"role": "user", "content": hostile}]),
     ] {
         let body = json!({"messages": messages, "tools": tools});
         let (status, prompt) = server.post("/apply-template", &body);

@@ -29,9 +29,10 @@ enum State {
 /// versions.
 ///
 /// ```
-/// let draws = |seed| { let mut rng = samite_text::Rng::new(seed); [rng.next_u64(), rng.next_u64()] };
-/// assert_eq!(draws(1), draws(1));
-/// assert_ne!(draws(1), draws(2));
+/// use samite_text::Rng;
+///
+/// assert_eq!(Rng::new(1).next_u64(), Rng::new(1).next_u64());
+/// assert_ne!(Rng::new(1).next_u64(), Rng::new(2).next_u64());
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rng {

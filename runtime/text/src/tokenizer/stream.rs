@@ -321,7 +321,8 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn pieces_give_the_tokens_of_the_whole_for_every_kind(
-            pieces in prop::collection::vec("([abcA1 \n]|<s>|a b|c\nb|12345|é|漢|\\.|\t| '|'s){0,6}", 0..16),
+            pieces in prop::collection::vec("([abcA1 \n]|<s>|a b|c\nb|12345|é|漢|\\.|\t| \
+                '|'s){0,6}", 0..16),
         ) {
             static ALL: LazyLock<Vec<(String, Tokenizer)>> = LazyLock::new(all);
             for (name, tokenizer) in ALL.iter() {
@@ -331,7 +332,8 @@ mod tests {
         }
 
         #[test]
-        fn pieces_give_the_tokens_of_the_whole(pieces in prop::collection::vec("([abc \n]|<s>|a b|c\nb|1|é|\\.){0,6}", 0..12)) {
+        fn pieces_give_the_tokens_of_the_whole(pieces in prop::collection::vec("([abc \n]|<s>|a \
+            b|c\nb|1|é|\\.){0,6}", 0..12)) {
             for tokenizer in tokenizers() {
                 let whole = tokenizer.tokenize(&pieces.concat(), true, true).unwrap();
                 prop_assert_eq!(streamed(&tokenizer, &pieces).0, whole);

@@ -263,8 +263,14 @@ proptest! {
         tokens in prop::collection::btree_map("[abé]{1,4}", -90i64..0, 1..12),
         text in "[abcé]{0,24}",
     ) {
-        let scores: Vec<(&str, f32)> = tokens.iter().map(|(text, &score)| (&**text, score as f32 / 10.0)).collect();
-        let costs: Vec<(&str, i64)> = tokens.iter().map(|(text, &score)| (&**text, -score * 1000)).collect();
+        let scores: Vec<(&str, f32)> = tokens
+            .iter()
+            .map(|(text, &score)| (&**text, score as f32 / 10.0))
+            .collect();
+        let costs: Vec<(&str, i64)> = tokens
+            .iter()
+            .map(|(text, &score)| (&**text, -score * 1000))
+            .collect();
         let plamo = plamo2(&scores);
         let found = ids(&plamo, &text);
         prop_assert_eq!(plamo.detokenize(&found).unwrap(), text.as_bytes());

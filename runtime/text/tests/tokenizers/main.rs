@@ -127,7 +127,13 @@ proptest! {
     fn any_text_comes_back(text in text(), add_special: bool) {
         for vocab in ALL.iter() {
             let ids = vocab.tokenizer.tokenize(&text, add_special, false).unwrap();
-            prop_assert_eq!(&vocab.tokenizer.detokenize(&ids).unwrap(), text.as_bytes(), "{}: {:?}", vocab.name, &ids);
+            prop_assert_eq!(
+                &vocab.tokenizer.detokenize(&ids).unwrap(),
+                text.as_bytes(),
+                "{}: {:?}",
+                vocab.name,
+                &ids
+            );
         }
     }
 

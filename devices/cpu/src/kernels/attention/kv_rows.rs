@@ -387,7 +387,8 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(60))]
         #[test]
         fn products_sums_and_numbers_agree_with_plain_loops(
-            count in 1..=BLOCK, columns in 1usize..9, len in 0usize..150, seed: u32, hidden in 0..2 * BLOCK,
+            count in 1..=BLOCK, columns in 1usize..9, len in 0usize..150, seed: u32,
+            hidden in 0..2 * BLOCK,
         ) {
             let mut factors = numbers(seed ^ 7, columns * count);
             for dtype in DType::all().filter(|dtype| is_loaded(*dtype)) {
@@ -448,7 +449,8 @@ mod tests {
                     unsafe { weighted_sums_of(isa, dtype).unwrap()(&rows, &places) };
                     for c in 0..columns {
                         for i in 0..len {
-                            let terms = (0..count).map(|r| f64::from(factors[c * count + r] * decoded[r * len + i]));
+                            let terms = (0..count)
+                                .map(|r| f64::from(factors[c * count + r] * decoded[r * len + i]));
                             let expected = 1.0 + terms.sum::<f64>();
                             let got = f64::from(sums[c * len + i]);
                             prop_assert!((got - expected).abs() < 1e-4, "{got} {expected} {isa:?}");

@@ -208,7 +208,8 @@ impl Product {
 
     /// Returns whether this many columns of an expert are gathered first.
     fn gathers(&self, columns: usize) -> bool {
-        matches!(self.rows, Rows::Packed { most_gathered, .. } if columns.min(most_gathered) >= WORTH_GATHERING)
+        matches!(self.rows, Rows::Packed { most_gathered,
+            .. } if columns.min(most_gathered) >= WORTH_GATHERING)
     }
 
     /// Returns the rows and columns of a task, like [`task`](Product::task), for experts with about

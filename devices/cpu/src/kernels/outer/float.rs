@@ -214,7 +214,8 @@ unsafe fn outer<V: Vector, E: Element, const R: usize, const C: usize, const NAR
 
 /// Compiles the generic function for one instruction set.
 macro_rules! compile {
-    ($name:ident, $vector:ty, $registers:literal x $columns:literal, $narrow:literal $(, $features:literal)?) => {
+    ($name:ident, $vector:ty, $registers:literal x $columns:literal,
+        $narrow:literal $(, $features:literal)?) => {
         mod $name {
             use super::*;
 
@@ -233,7 +234,8 @@ compile!(portable, Lanes, 1 x 4, 4);
 #[cfg(target_arch = "x86_64")]
 compile!(avx2, std::arch::x86_64::__m256, 2 x 6, 12, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compile!(avx512, std::arch::x86_64::__m512, 4 x 6, 12, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+compile!(avx512, std::arch::x86_64::__m512, 4 x 6, 12,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 #[cfg(target_arch = "aarch64")]
 compile!(neon, std::arch::aarch64::float32x4_t, 4 x 6, 12);
 
@@ -252,10 +254,15 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(60))]
         #[test]
         fn sums_agree_with_plain_loops(
-            len in 1usize..150, terms in 0usize..300, columns in 1usize..30, across: bool, add: bool, seed: u32,
+            len in 1usize..150, terms in 0usize..300, columns in 1usize..30, across: bool,
+            add: bool, seed: u32,
         ) {
             let factors = numbers(seed, columns * terms);
-            let (column_stride, term_stride) = if across { (4 * terms, 4) } else { (4, 4 * columns) };
+            let (column_stride, term_stride) = if across {
+                (4 * terms, 4)
+            } else {
+                (4, 4 * columns)
+            };
             for dtype in [DType::F32, DType::F16, DType::BF16] {
                 let mut rows = vec![0; terms * len * dtype.block_bytes()];
                 samite_quant::encode_row(dtype, &numbers(!seed, terms * len), &mut rows).unwrap();
@@ -286,7 +293,8 @@ mod tests {
                                     let factor = factors[(j * column_stride + k * term_stride) / 4];
                                     f64::from(decoded[k * len + i] * factor)
                                 })
-                                .sum::<f64>() + if add { 0.25 } else { 0.0 };
+                                .sum::<f64>()
+                                + if add { 0.25 } else { 0.0 };
                             let got = f64::from(out[j * len + i]);
                             prop_assert!((got - expected).abs() < 1e-4, "{got} {expected} {isa:?}");
                         }

@@ -287,7 +287,8 @@ macro_rules! compile {
 #[cfg(target_arch = "x86_64")]
 compile!(avx512, Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compile!(avx512_crossed, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+compile!(avx512_crossed, Zmm<true, true>, 2 x 6,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
 #[cfg(target_arch = "x86_64")]
@@ -323,18 +324,22 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(60))]
         #[test]
         fn sums_agree_with_plain_loops(
-            steps in 1usize..5, terms in 1usize..140, columns in 1usize..=BESIDE, add: bool, seed: u32,
+            steps in 1usize..5, terms in 1usize..140, columns in 1usize..=BESIDE, add: bool,
+            seed: u32,
         ) {
             let lanes = steps * STEP;
             let len = terms.next_multiple_of(GROUP);
             let rows = numbers(seed, terms * lanes);
             let factors = numbers(!seed, len * BESIDE);
             // The same factors, term by term.
-            let turned: Vec<_> = (0..len * BESIDE).map(|i| factors[i % BESIDE * len + i / BESIDE]).collect();
+            let turned: Vec<_> = (0..len * BESIDE)
+                .map(|i| factors[i % BESIDE * len + i / BESIDE])
+                .collect();
             let before = [0.5; BESIDE];
             for products in all_products() {
                 let room = |columns| vec![f32::NAN; Rounded::words(len, columns).unwrap()];
-                let (mut rounded, mut along, mut beside) = (room(lanes), room(BESIDE), room(BESIDE));
+                let (mut rounded, mut along, mut beside) =
+                    (room(lanes), room(BESIDE), room(BESIDE));
                 let rounded = Rounded::at(&mut rounded, len, lanes);
                 let along = Rounded::at(&mut along, len, BESIDE);
                 let beside = Rounded::at(&mut beside, len, BESIDE);
@@ -362,7 +367,8 @@ mod tests {
                     let (mut error, mut power) = (0.0, 0.0);
                     for (i, got) in out.into_iter().enumerate() {
                         let (column, lane) = (i / lanes, i % lanes);
-                        let products = (0..terms).map(|k| rows[k * lanes + lane] * factors[column * len + k]);
+                        let products =
+                            (0..terms).map(|k| rows[k * lanes + lane] * factors[column * len + k]);
                         let sum = products.map(f64::from).sum::<f64>();
                         let start = if add { 0.125 } else { 0.0 };
                         error += (f64::from(got) - start - sum).powi(2);

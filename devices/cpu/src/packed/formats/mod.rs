@@ -20,7 +20,8 @@ pub(crate) use ternary::{Tq1_0, Tq2_0};
 /// Evaluates an expression with the format of a type, if it can be packed.
 macro_rules! for_format {
     ($dtype:expr, $format:ident => $result:expr) => {
-        for_format!($dtype, $format => $result; Q8_0 Q8_0, Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, IQ4_NL Iq4Nl,
+        for_format!($dtype, $format => $result; Q8_0 Q8_0, Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0,
+            Q5_1 Q5_1, IQ4_NL Iq4Nl,
             IQ4_XS Iq4Xs, MXFP4 Mxfp4, Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K,
             TQ1_0 Tq1_0, TQ2_0 Tq2_0)
     };

@@ -99,7 +99,8 @@ pub(crate) trait Level {
 /// Compiles products for one instruction set, with the given numbers of row registers and columns
 /// per tile.
 macro_rules! compile {
-    ($name:ident, $simd:ty, $scheme:ident, $rows:literal x $columns:literal $(, $features:literal)?) => {
+    ($name:ident, $simd:ty, $scheme:ident,
+        $rows:literal x $columns:literal $(, $features:literal)?) => {
         pub(crate) mod $name {
             use super::*;
 
@@ -160,9 +161,11 @@ macro_rules! scheme {
 }
 
 #[cfg(target_arch = "x86_64")]
-compile!(avx512_vnni, simd::avx512::Zmm<true>, wide, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+compile!(avx512_vnni, simd::avx512::Zmm<true>, wide, 2 x 6,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compile!(avx512, simd::avx512::Zmm<false>, narrow, 2 x 4, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+compile!(avx512, simd::avx512::Zmm<false>, narrow, 2 x 4,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 compile!(avx_vnni, simd::avx2::Ymm<true>, wide, 2 x 4, "avx2,fma,f16c,avxvnni");
 #[cfg(target_arch = "x86_64")]

@@ -60,7 +60,8 @@ pub(crate) unsafe fn look_up(table: &[i8; 16], codes: __m256i) -> __m256i {
 }
 
 macro_rules! block32 {
-    ($($block:ty, signed $signed:literal: |$self:ident| ($codes:expr, $scale:expr, $offset:expr);)*) => {$(
+    ($($block:ty, signed $signed:literal: |$self:ident| ($codes:expr, $scale:expr,
+        $offset:expr);)*) => {$(
         impl Block32 for $block {
             const SIGNED: bool = $signed;
             #[inline(always)]
@@ -316,7 +317,8 @@ pub(crate) use grouped_of_16;
 /// Implements formats whose codes have signs: a scale for each group, or for each half of one, and
 /// no offsets.
 macro_rules! grouped_signed {
-    ($($block:ty, $scales:literal scales: |$self:ident| $unpack:expr; |$group:ident| $codes:expr;)*) => {$(
+    ($($block:ty, $scales:literal scales: |$self:ident| $unpack:expr;
+        |$group:ident| $codes:expr;)*) => {$(
         impl GroupedBlock for $block {
             type Unpacked = [f32; $scales];
             const SIGNED: bool = true;
@@ -342,13 +344,21 @@ macro_rules! grouped_signed {
                 // SAFETY: callers are compiled for AVX2; `group` is one of the block's, each of
                 // which has one or two scales.
                 unsafe {
-                    if Self::HALVES { two_scales(unpacked, group) } else { _mm256_set1_ps(*unpacked.get_unchecked(group)) }
+                    if Self::HALVES {
+                        two_scales(unpacked, group)
+                    } else {
+                        _mm256_set1_ps(*unpacked.get_unchecked(group))
+                    }
                 }
             }
 
             #[inline(always)]
             unsafe fn halves(unpacked: &[f32; $scales], group: usize) -> [(f32, f32); 2] {
-                if Self::HALVES { [(unpacked[2 * group], 0.0), (unpacked[2 * group + 1], 0.0)] } else { [(unpacked[group], 0.0); 2] }
+                if Self::HALVES {
+                    [(unpacked[2 * group], 0.0), (unpacked[2 * group + 1], 0.0)]
+                } else {
+                    [(unpacked[group], 0.0); 2]
+                }
             }
 
             #[inline(always)]

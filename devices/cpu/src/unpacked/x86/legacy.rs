@@ -7,7 +7,9 @@ use std::arch::x86_64::*;
 block32! {
     BlockQ4_0, signed false: |b| (halves(&b.qs), number(b.d), |d: f32| -8.0 * d);
     BlockQ4_1, signed false: |b| (halves(&b.qs), number(b.d), |_| number(b.m));
-    BlockQ5_0, signed false: |b| (_mm256_or_si256(halves(&b.qs), fifth_bits(b.qh)), number(b.d), |d: f32| -16.0 * d);
-    BlockQ5_1, signed false: |b| (_mm256_or_si256(halves(&b.qs), fifth_bits(b.qh)), number(b.d), |_| number(b.m));
+    BlockQ5_0, signed false: |b| (_mm256_or_si256(halves(&b.qs), fifth_bits(b.qh)), number(b.d),
+        |d: f32| -16.0 * d);
+    BlockQ5_1, signed false: |b| (_mm256_or_si256(halves(&b.qs), fifth_bits(b.qh)), number(b.d),
+        |_| number(b.m));
     BlockQ8_0, signed true: |b| (_mm256_loadu_si256(b.qs.as_ptr().cast()), number(b.d), |_| 0.0);
 }
