@@ -1,7 +1,7 @@
 """Hostile requests and connections beside honest clients, in little memory and with few open files.
 
 Usage: hostile.py PROGRAM [--model FILE] [--requests N] [--connections N] [--clients N] [--memory MIB]
-                  [--seed N]
+                  [--seed N] [--kinds LIST]
 
 `samite serve` runs with an address space of MIB (RLIMIT_AS) and 256 open files. N honest clients
 with one key ask for short answers, first alone and then while hostile clients with another key send
@@ -15,6 +15,7 @@ import argparse
 import collections
 import json
 import multiprocessing
+import os
 import random
 import resource
 import signal
@@ -28,6 +29,7 @@ import time
 MIB = 1 << 20
 # Longer than any honest answer takes.
 PATIENCE = 120
+END = b"\r\n\r\n"
 # Hostile clients at once.
 SENDERS = 64
 HONEST = {"prompt": "Once upon a time there was", "n_predict": 8, "temperature": 0}
@@ -105,6 +107,7 @@ def as_bytes(body):
 class Load:
     def __init__(self, arguments):
         self.arguments = arguments
+        self.address = "127.0.0.1"
         self.faults = []
         self.times = []
         self.lock = threading.Lock()
@@ -148,10 +151,10 @@ class Load:
         return tuple(int(fields.get(name, "0").split()[0]) // 1024 for name in ("VmPeak", "VmHWM"))
 
     def connect(self, timeout=PATIENCE):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+        return socket.create_connection(("127.0.0.1", self.port), timeout, (self.address, 0))
 
     def send(self, path, body, key, timeout=PATIENCE):
-        """Sends a request and returns its status, 0 if the connection ended."""
+        """Sends a request and returns its status, 0 if the connection ended, and the answer."""
         head = (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Api-Key: {key}\r\n"
                 f"Content-Length: {len(body)}\r\n\r\n")
         with self.connect(timeout) as stream:
@@ -160,23 +163,24 @@ class Load:
                 stream.sendall(body)
             except OSError:
                 pass  # A server that has seen enough may close.
-            first = stream.recv(64)
-            while stream.recv(1 << 16):
-                pass
-        return int(first.split()[1]) if first.startswith(b"HTTP/1.1 ") else 0
+            answer = stream.recv(1 << 16)
+            while part := stream.recv(1 << 16):
+                answer = (answer + part)[:1 << 16]
+        return int(answer.split()[1]) if answer.startswith(b"HTTP/1.1 ") else 0, answer
 
     def honest(self, count):
         body = as_bytes(HONEST)
         for _ in range(count):
             start = time.monotonic()
+            answer = b""
             try:
-                status = self.send("/completion", body, "honest")
+                status, answer = self.send("/completion", body, "honest")
             except OSError as error:
                 status = repr(error)
             with self.lock:
                 self.times.append(time.monotonic() - start)
                 if status != 200:
-                    self.faults.append(f"an honest request: {status}")
+                    self.faults.append(f"an honest request: {status} {answer.partition(END)[2][:200]}")
 
     def honest_times(self, count):
         """Has the honest clients ask so often each, and returns the times of their answers, sorted."""
@@ -188,7 +192,13 @@ class Load:
             client.join()
         return sorted(self.times)
 
+    def be_elsewhere(self):
+        """Makes this process a client of another machine: its address, and none of the server's time."""
+        self.address = "127.0.0.2"
+        os.nice(19)
+
     def hostile(self, seed, count):
+        self.be_elsewhere()
         random_numbers = random.Random(seed)
         for _ in range(count):
             if self.stop.is_set():
@@ -197,7 +207,7 @@ class Load:
             try:
                 # Some leave before they have an answer.
                 patience = 0.5 if random_numbers.random() < 0.3 else PATIENCE
-                status = self.send(path, body, "hostile", patience)
+                status, _ = self.send(path, body, "hostile", patience)
             except OSError as error:
                 status = type(error).__name__
             self.reports.put(status)
@@ -230,6 +240,7 @@ class Load:
         return connection
 
     def connections(self, seed, count):
+        self.be_elsewhere()
         random_numbers = random.Random(seed)
         held = collections.deque()
         for _ in range(count):
@@ -258,6 +269,8 @@ class Load:
         print(f"quiet: median {quiet[len(quiet) // 2]:.2f} s, longest {quiet[-1]:.2f} s, "
               f"address space and memory {self.memory()} MiB", flush=True)
         self.kinds = [(path, as_bytes(body)) for path, body in kinds()]
+        if arguments.kinds:
+            self.kinds = [self.kinds[int(number)] for number in arguments.kinds.split(",")]
         senders = [multiprocessing.Process(target=self.hostile,
                                            args=(arguments.seed + i, arguments.requests // SENDERS))
                    for i in range(SENDERS)]
@@ -268,10 +281,11 @@ class Load:
             process.start()
         loud = []
         while any(process.is_alive() for process in senders) and self.server.poll() is None:
-            loud += self.honest_times(1)
+            times = self.honest_times(1)
+            loud += times
             self.read_reports()
             done = sum(count for status, count in self.statuses.items() if "connection" not in str(status))
-            print(f"\r{done} hostile requests, {len(loud)} honest ones, longest {max(loud):.2f} s ",
+            print(f"\r{done} hostile requests, {len(loud)} honest ones, longest of the last {times[-1]:.2f} s ",
                   end="", file=sys.stderr, flush=True)
         self.stop.set()
         for process in senders + holders:
@@ -310,6 +324,7 @@ def main():
     parser.add_argument("--memory", type=int, default=1024)
     parser.add_argument("--request-memory", type=int)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", help="only these kinds of requests, as numbers from 0: 3,5,8")
     Load(parser.parse_args()).run()
 
 

@@ -236,7 +236,8 @@ struct HttpArgs {
     )]
     write_timeout: u32,
     /// MiB of memory for all requests together, excluding the context; one request may use half of
-    /// it [default: a quarter of the free memory, at most 4096]
+    /// it, and one of several keys three quarters [default: a quarter of the free memory, at most
+    /// 4096]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
     request_memory: Option<u32>,
     /// Seconds between keep-alive comments in an idle stream; -1 for none

@@ -1,4 +1,5 @@
-//! Memory accounting: each request has an account, and all accounts share one limit.
+//! Memory accounting: each request has an account, and all accounts share one limit. If there are
+//! several owners, none gets all of it.
 //!
 //! The server charges what it derives from a body (tokens, settings, buffered answers) at the point
 //! where it multiplies, before it allocates. Sizes are upper estimates.
@@ -6,7 +7,8 @@
 use crate::app::lock;
 use crate::error::{ApiError, Result};
 use samite_core::{Charge, Ledger};
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
@@ -16,6 +18,8 @@ pub struct Accounts {
     /// Bytes that all requests together may hold. One request may hold half of it.
     limit: usize,
     ledger: Arc<Ledger>,
+    /// Shares of the owners that have a request.
+    owners: Mutex<BTreeMap<u64, Weak<Ledger>>>,
     /// Wakes requests that wait for memory.
     released: Notify,
 }
@@ -24,6 +28,7 @@ pub struct Accounts {
 #[derive(Debug)]
 pub struct Account {
     accounts: Arc<Accounts>,
+    owner: u64,
     own: Arc<Ledger>,
     charge: Mutex<Option<Charge>>,
 }
@@ -34,18 +39,41 @@ impl Accounts {
         Accounts {
             limit,
             ledger: Ledger::new(Some(limit)),
+            owners: Mutex::default(),
             released: Notify::new(),
         }
+    }
+
+    /// Returns the bytes that one owner may hold: three quarters if there are several owners.
+    fn share(&self, owner: u64) -> usize {
+        if owner == 0 {
+            self.limit
+        } else {
+            self.limit - self.limit / 4
+        }
+    }
+
+    /// Returns the ledger of an owner, which all its requests share.
+    fn ledger(&self, owner: u64) -> Arc<Ledger> {
+        let mut owners = lock(&self.owners);
+        if let Some(ledger) = owners.get(&owner).and_then(Weak::upgrade) {
+            return ledger;
+        }
+        owners.retain(|_, ledger| ledger.strong_count() > 0);
+        let ledger = self.ledger.part(Some(self.share(owner)));
+        owners.insert(owner, Arc::downgrade(&ledger));
+        ledger
     }
 }
 
 impl Account {
-    /// Opens an account.
-    pub fn new(accounts: &Arc<Accounts>) -> Self {
-        let own = accounts.ledger.part(Some(accounts.limit / 2));
+    /// Opens an account for a request of `owner`; 0 if there is one owner.
+    pub fn new(accounts: &Arc<Accounts>, owner: u64) -> Self {
+        let own = accounts.ledger(owner).part(Some(accounts.limit / 2));
         Account {
             charge: Mutex::new(own.take(0)),
             accounts: Arc::clone(accounts),
+            owner,
             own,
         }
     }
@@ -58,8 +86,8 @@ impl Account {
     /// Charges `bytes` for a field.
     ///
     /// # Errors
-    /// Returns status 413 if the request would exceed its share of the limit, and 503 if all
-    /// requests together would exceed the limit.
+    /// Returns status 413 if the request would exceed its share of the limit, and 503 if the
+    /// requests of its owner or all requests together would exceed theirs.
     pub fn charge(&self, field: &str, bytes: usize) -> Result<()> {
         let mut charge = lock(&self.charge);
         if charge.as_mut().is_some_and(|charge| charge.grow(bytes)) {
@@ -92,7 +120,7 @@ impl Account {
         }
         let message = format!(
             "requests hold the {} MiB of memory that they may (--request-memory): try again later",
-            mebibytes(limit)
+            mebibytes(self.accounts.share(self.owner))
         );
         ApiError::new(503, message)
     }
@@ -117,7 +145,7 @@ mod tests {
     #[test]
     fn accounts_have_a_limit_each_and_one_together() {
         let accounts = Arc::new(Accounts::new(100));
-        let [a, b, c] = [(); 3].map(|()| Account::new(&accounts));
+        let [a, b, c] = [(); 3].map(|()| Account::new(&accounts, 0));
         a.charge("x", 50).unwrap();
         let error = a.charge("prompt", 1).unwrap_err();
         assert_eq!((error.status, error.is_about("prompt")), (413, true));
@@ -132,5 +160,21 @@ mod tests {
         assert_eq!(accounts.ledger.taken(), 80);
         // A size from a request must not overflow.
         assert_eq!(b.charge("x", usize::MAX).unwrap_err().status, 413);
+    }
+
+    #[test]
+    fn an_owner_leaves_memory_for_others() {
+        let accounts = Arc::new(Accounts::new(100));
+        let [a, b, other] = [1, 1, 2].map(|owner| Account::new(&accounts, owner));
+        a.charge("x", 50).unwrap();
+        assert_eq!(b.charge("x", 26).unwrap_err().status, 503);
+        b.charge("x", 25).unwrap();
+        other.charge("x", 25).unwrap();
+        drop((a, b));
+        other.charge("x", 25).unwrap();
+        assert_eq!(lock(&accounts.owners).len(), 2);
+        drop(other);
+        let _third = Account::new(&accounts, 3);
+        assert_eq!(lock(&accounts.owners).len(), 1);
     }
 }

@@ -96,7 +96,7 @@ impl Bodies {
         if length.is_some_and(|length| length > self.limit as u64) {
             return Err(self.too_large());
         }
-        let coming = Account::new(&self.coming);
+        let coming = Account::new(&self.coming, owner);
         let bytes = tokio::time::timeout(TIME, self.bytes(body, &coming, peer))
             .await
             .map_err(|_| ApiError::new(408, "the body did not come in time"))??;
@@ -151,7 +151,7 @@ mod tests {
     fn many_small_things_are_refused_before_they_are_read() {
         let many =
             |part: &str, count: usize| format!("[{}{part}]", format!("{part},").repeat(count - 1));
-        let account = Account::new(&Arc::new(Accounts::new(1 << 30)));
+        let account = Account::new(&Arc::new(Accounts::new(1 << 30)), 0);
         let status = |text: String| {
             parse(text.as_bytes(), &account)
                 .map(|_| 200)

@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Reads the bytes of a body as JSON and then as a request of the API with this index. Returns the
 /// error message if it is rejected. Computes nothing.
 pub fn read_body(app: &Arc<App>, interface: usize, bytes: &[u8]) -> Option<String> {
-    let account = Arc::new(Account::new(&Arc::new(Accounts::new(1 << 30))));
+    let account = Arc::new(Account::new(&Arc::new(Accounts::new(1 << 30)), 0));
     let caller = Caller {
         owner: 0,
         is_admin: true,

@@ -114,12 +114,13 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
     let is_public = methods.is_some_and(|methods| {
         matches!(methods.get, Some(Get::Health | Get::Ready | Get::File)) && methods.post.is_none()
     });
-    let account = Arc::new(Account::new(&hub.accounts));
     let stranger = Caller {
         owner: 0,
         is_admin: false,
     };
     let caller = access::caller(options, &parts.headers).or(is_public.then_some(stranger));
+    let owner = caller.map_or(0, |caller| caller.owner);
+    let account = Arc::new(Account::new(&hub.accounts, owner));
     let result = match caller {
         None => Err(ApiError::new(
             401,
