@@ -7,7 +7,6 @@ use clap::Args;
 use samite::hub::{Cache, Error, Hub, HubOptions, Listing, Progress, Reference, RemoteFile};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::Duration;
 
 /// Flags for a model that is named rather than given as a file.
 #[derive(Clone, Debug, Args)]
@@ -59,11 +58,7 @@ impl AccessArgs {
 
     /// Returns the hub with a short timeout and without retries, for an optional answer.
     fn impatient_hub(&self) -> Hub {
-        Hub::new(HubOptions {
-            patience: Duration::from_secs(3),
-            attempts: 0,
-            ..self.options()
-        })
+        Hub::new(self.options().impatient())
     }
 
     fn options(&self) -> HubOptions {
@@ -137,9 +132,7 @@ impl HubArgs {
 
 /// Returns the user's cache.
 pub fn cache() -> Outcome<Cache> {
-    Cache::of_user().ok_or_else(|| {
-        Failure::error("nothing says where downloads go: set HF_HUB_CACHE to a folder, or HOME")
-    })
+    Ok(Cache::of_user().ok_or(Error::NoCache)?)
 }
 
 fn found(cache: &Cache, reference: &Reference) -> Outcome<PathBuf> {

@@ -478,8 +478,8 @@ fn threads_that_share_a_context_are_served_in_turn() {
                             sequence => i32, token => i32) -> i32);
                         call!(llama_batch_ext_set_pos(batch => *mut Opaque, index => i32,
                             &raw const position => *const i32) -> bool);
-                        call!(llama_batch_ext_set_output_logits(batch => *mut Opaque, index => i32,
-                            true => bool) -> bool);
+                        call!(llama_batch_ext_set_output_logits(batch => *mut Opaque,
+                            index => i32, true => bool) -> bool);
                     }
                     assert_eq!(
                         call!(llama_process(context => *mut Opaque, 1 => c_int,
@@ -693,8 +693,8 @@ fn conversations_become_prompts_by_a_template() {
     ];
     let apply = |template: *const c_char, buffer: &mut [u8]| {
         call!(llama_chat_apply_template(
-            template => *const c_char, chat.as_ptr() => *const ChatMessage, 2 => usize,
-                true => bool, buffer.as_mut_ptr().cast() => *mut c_char,
+            template => *const c_char, chat.as_ptr() => *const ChatMessage,
+            2 => usize, true => bool, buffer.as_mut_ptr().cast() => *mut c_char,
             buffer.len() as i32 => i32
         ) -> i32)
     };

@@ -32,6 +32,12 @@ pub enum RegistryError {
     Empty(String),
 }
 
+impl From<RegistryError> for Error {
+    fn from(error: RegistryError) -> Self {
+        Error::invalid(error.to_string())
+    }
+}
+
 impl From<Error> for RegistryError {
     fn from(error: Error) -> Self {
         RegistryError::Parameters(error.to_string())

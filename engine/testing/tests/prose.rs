@@ -36,7 +36,7 @@ const RULES: [Rule; 7] = [
     },
     Rule {
         name: "comments and text over 100 columns",
-        ceiling: 338,
+        ceiling: 43,
         breaks: is_wide,
     },
     Rule {

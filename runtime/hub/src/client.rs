@@ -68,6 +68,17 @@ impl HubOptions {
             ..defaults
         }
     }
+
+    /// Returns these options with a short timeout and without retries, for a response that is not
+    /// needed.
+    #[must_use]
+    pub fn impatient(self) -> Self {
+        HubOptions {
+            patience: self.patience.min(Duration::from_secs(3)),
+            attempts: 0,
+            ..self
+        }
+    }
 }
 
 /// A model hub.

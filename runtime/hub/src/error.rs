@@ -67,6 +67,10 @@ pub enum Error {
         error: std::io::Error,
     },
 
+    /// No folder for downloads is known.
+    #[error("no folder for downloads is known: set HF_HUB_CACHE to one, or HOME")]
+    NoCache,
+
     /// The download was cancelled.
     #[error("cancelled")]
     Cancelled,

@@ -4,6 +4,7 @@
 //! A [`Reference`] names a repository and optionally a quantization: `owner/name:Q8_0`.
 //! [`Hub::list`] lists its files, [`Listing::choose`] selects those of one model, and
 //! [`Hub::fetch`] downloads them. [`Cache`] finds downloaded models without network access.
+//! [`download`] does all of it in one call.
 //!
 //! # Contract
 //! - A file appears in the cache under its name only after its size and SHA-256 match the hub's. An
@@ -16,6 +17,7 @@
 
 mod cache;
 mod client;
+mod download;
 mod error;
 mod fetch;
 mod listing;
@@ -23,6 +25,7 @@ mod reference;
 
 pub use cache::{Cache, Cached};
 pub use client::{Hub, HubOptions};
+pub use download::download;
 pub use error::{Error, Result};
 pub use fetch::Progress;
 pub use listing::{Listing, RemoteFile};

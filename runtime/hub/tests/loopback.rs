@@ -288,6 +288,32 @@ fn a_model_comes_whole_and_only_once() {
 }
 
 #[test]
+fn a_name_becomes_a_file_with_and_without_a_connection() {
+    let bytes = content(1000);
+    let file = bytes.clone();
+    let server = one_model(&bytes, move |request, stream, _| {
+        send_file(request, stream, &file, usize::MAX)
+    });
+    let place = place();
+    let path = server.hub().download(&place.cache, &reference()).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+
+    let free_port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", free_port.local_addr().unwrap());
+    drop(free_port);
+    let unreachable = Hub::new(HubOptions {
+        endpoint,
+        attempts: 0,
+        ..HubOptions::default()
+    });
+    let cached = unreachable.download(&place.cache, &reference()).unwrap();
+    assert_eq!(cached, path);
+    let unknown = "owner/other".parse().unwrap();
+    let error = unreachable.download(&place.cache, &unknown).unwrap_err();
+    assert!(error.is_connection(), "{error}");
+}
+
+#[test]
 fn a_small_file_is_compared_with_gits_hash() {
     // Output of `echo hello | git hash-object --stdin`.
     const HASH: &str = "ce013625030ba8dba906f756967f9e9ca394464a";

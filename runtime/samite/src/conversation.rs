@@ -15,15 +15,12 @@ use crate::chat::{
     Answer, AnswerOptions, AnswerParser, ChatTemplate, Content, DateTime, Event, Guard, Message,
     Prompt, PromptOptions, ReasoningFormat,
 };
-use crate::llm::{
-    Context, ContextOptions, Finish, GenerateOptions, Generation, Model, ModelOptions, Session,
-    sampler_params,
-};
-use crate::registry::Registry;
+use crate::llm::{Context, Finish, GenerateOptions, Generation, Session, sampler_params};
 use crate::text::{Sampler, SamplerParams};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::ControlFlow;
 use std::path::Path;
 use tools::Tools;
@@ -45,6 +42,7 @@ pub enum ToolChoice {
 #[derive(Clone, Debug)]
 pub struct ConversationOptions {
     /// Sampling parameters. Each answer of a conversation uses its own seed, derived from this one.
+    /// [`Conversation::new`] draws a seed; set one to get the same answers again.
     pub sampling: SamplerParams,
     /// Maximum number of tokens in an answer; `None` for as many as fit.
     pub max_tokens: Option<usize>,
@@ -157,9 +155,7 @@ impl Conversation {
     /// # Errors
     /// If the model cannot be loaded, or its chat template cannot be used.
     pub fn open(model: impl AsRef<Path>) -> Result<Self> {
-        let devices = Registry::built_in(Default::default()).automatic();
-        let model = Model::load(model, &ModelOptions::new(devices))?;
-        Self::new(Context::new(model, ContextOptions::default())?)
+        Self::new(crate::open(model)?)
     }
 
     /// Creates a conversation in a context, with its model's template. Clears the context.
@@ -176,7 +172,8 @@ impl Conversation {
     /// # Errors
     /// If the model has no vocabulary.
     pub fn with_template(context: Context, template: ChatTemplate) -> Result<Self> {
-        let sampling = sampler_params(context.model().metadata())?;
+        let mut sampling = sampler_params(context.model().metadata())?;
+        sampling.seed = RandomState::new().hash_one(());
         Ok(Self {
             options: ConversationOptions::new(sampling),
             messages: Vec::new(),

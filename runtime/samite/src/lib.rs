@@ -7,7 +7,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | the root | [`Conversation`] with a language model; tensors, graphs, the device contract |
+//! | the root | [`Conversation`], [`TextEmbedder`]; tensors, graphs, the device contract |
 //! | [`registry`] | the available devices |
 //! | [`sched`] | running a graph on several devices, with explanations |
 //! | `forecast` | the predicted speed of a plan on described machines |
@@ -16,7 +16,9 @@
 //! | [`text`] | tokenizers, samplers, UTF-8 streams |
 //! | `grammar` | generation constrained by a JSON schema, a regular expression or a grammar |
 //! | [`llm`] | models, contexts, generation |
-//! | `requests`, `serve`, `kv_events` | concurrent requests in one context; an HTTP server; KV cache events for routers |
+//! | `requests`, `serve` | concurrent requests in one context; an HTTP server |
+//! | `kv_events` | KV cache events for routers |
+//! | `hub` | models by name, downloaded to the user's cache |
 //! | [`train`] | gradients, optimizers, training |
 //!
 //! Each device is a feature. `blas`, `cpu`, `ggml`, `meta`, `ranks`, `reference` and `rpc` are on
@@ -47,12 +49,16 @@
 #![forbid(unsafe_code)]
 
 mod conversation;
+mod embedder;
+mod open;
 
 #[cfg(feature = "grammar")]
 pub use conversation::ToolChoice;
 #[cfg(feature = "async")]
 pub use conversation::{AnswerUpdate, Answering, AsyncConversation};
 pub use conversation::{Conversation, ConversationError, ConversationOptions, Reply, now};
+pub use embedder::TextEmbedder;
+pub use open::open;
 pub use samite_chat as chat;
 pub use samite_core::{
     Access, Backend, Buffer, BufferType, CancelToken, Capabilities, DIMS, DType, Device,

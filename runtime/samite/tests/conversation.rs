@@ -83,6 +83,16 @@ fn go_on(_: &Event) -> ControlFlow<()> {
 }
 
 #[test]
+fn each_conversation_draws_a_seed() {
+    let seed = |model: &Arc<Model>| {
+        let context = Context::new(Arc::clone(model), ContextOptions::default()).unwrap();
+        Conversation::new(context).unwrap().options.sampling.seed
+    };
+    let model = model(&[], TEMPLATE);
+    assert_ne!(seed(&model), seed(&model));
+}
+
+#[test]
 fn an_answer_is_what_the_model_writes_behind_the_templates_text() {
     let mut chat = conversation(&[], TEMPLATE);
     let model = Arc::clone(chat.context().model());

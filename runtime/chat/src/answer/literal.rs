@@ -395,15 +395,13 @@ mod tests {
             (
                 Style::Gemma,
                 "city:<|\"|>a \"b\"\n<|\"|>,n:-1.5,t:true,o:{x:[1,<|\"|>y<|\"|>],z:None},w:word}",
-                r#"{"city": "a \"b\"\n", "n": -1.5, "t": true, "o": {"x": [1, "y"], "z": null},
-                    "w": "word"}"#,
+                r#"{"city": "a \"b\"\n", "n": -1.5, "t": true, "o": {"x": [1, "y"], "z": null}, "w": "word"}"#,
             ),
             (Style::Python, ")", "{}"),
             (
                 Style::Python,
                 "a='x', b=\"y'\", c=[1, 2.5,], d={'k': True, \"l\": None}, e=(1, False))",
-                r#"{"a": "x", "b": "y'", "c": [1, 2.5], "d": {"k": true, "l": null}, "e": [1,
-                    false]}"#,
+                r#"{"a": "x", "b": "y'", "c": [1, 2.5], "d": {"k": true, "l": null}, "e": [1, false]}"#,
             ),
             (
                 Style::Python,

@@ -1,0 +1,31 @@
+//! Models in one call.
+
+use crate::llm::{self, Context, ContextOptions, Model, ModelOptions};
+use crate::registry::Registry;
+use std::path::Path;
+
+/// Opens the model in a file on the best devices of this machine, in a context with default
+/// options.
+///
+/// ```no_run
+/// use samite::llm::{GenerateOptions, Session};
+/// use samite::text::{Sampler, SamplerParams};
+/// use std::ops::ControlFlow;
+///
+/// let mut session = Session::new(samite::open("model.gguf")?)?;
+/// let tokens = session.tokenizer().tokenize("Once upon a time", true, false)?;
+/// let mut sampler = Sampler::new(SamplerParams::default())?;
+/// session.generate(&tokens, &mut sampler, &GenerateOptions::default(), |piece| {
+///     print!("{piece}");
+///     ControlFlow::Continue(())
+/// })?;
+/// # Ok::<_, samite::llm::Error>(())
+/// ```
+///
+/// # Errors
+/// If the model cannot be loaded, or memory is short.
+pub fn open(model: impl AsRef<Path>) -> llm::Result<Context> {
+    let devices = Registry::built_in(Default::default()).automatic();
+    let model = Model::load(model, &ModelOptions::new(devices))?;
+    Context::new(model, ContextOptions::default())
+}
